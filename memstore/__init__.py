@@ -1,0 +1,36 @@
+"""memstore: a retrieval-memory database for transformers.
+
+A model reads a document once; its own keys and values, cut into blocks and indexed by landmark keys, stay on disk, and any later
+process attends to them directly.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from memstore.errors import MemstoreError as MemstoreError
+    from memstore.model.landmark_model import Answer as Answer
+    from memstore.model.landmark_model import LandmarkModel as LandmarkModel
+    from memstore.model.landmark_model import Source as Source
+    from memstore.model.landmark_model import load_model as load_model
+    from memstore.store import MemoryStore as MemoryStore
+
+_HOME = {
+    "MemstoreError": "memstore.errors",
+    "MemoryStore": "memstore.store",
+    "Answer": "memstore.model.landmark_model",
+    "LandmarkModel": "memstore.model.landmark_model",
+    "Source": "memstore.model.landmark_model",
+    "load_model": "memstore.model.landmark_model",
+}
+
+__all__ = ["Answer", "LandmarkModel", "MemoryStore", "MemstoreError", "Source", "__version__", "load_model"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names where they are first used: `import memstore` alone loads neither torch nor lmdb."""
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'memstore' has no attribute {name!r}")

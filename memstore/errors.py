@@ -1,0 +1,73 @@
+"""What can go wrong, by name: every error a user can meet is a MemstoreError and says in one line what to do."""
+
+
+class MemstoreError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InvalidInput(MemstoreError):
+    """A file or an argument that cannot be used as given."""
+
+
+class InvalidConfig(MemstoreError):
+    """A model or training configuration that contradicts itself."""
+
+
+class InvalidWeights(MemstoreError):
+    """Weights that are truncated, unreadable or of another architecture."""
+
+
+class MemoryNotFound(MemstoreError):
+    """The directory holds no memory."""
+
+
+class MemoryExists(MemstoreError):
+    """The directory already holds a memory."""
+
+
+class MemoryClosed(MemstoreError):
+    """The memory was closed, or was opened by the parent of this forked process."""
+
+
+class MemoryLocked(MemstoreError):
+    """Another process holds what this operation needs for itself."""
+
+
+class ReadOnlyMemory(MemstoreError):
+    """The memory, its directory or its file system does not allow writing."""
+
+
+class WrongModel(MemstoreError):
+    """The memory was written by a model with another signature."""
+
+
+class NewerFormat(MemstoreError):
+    """The memory was written by a newer version of this package."""
+
+
+class DocumentNotFound(MemstoreError):
+    """No document of this name or id, or it was forgotten in the meantime."""
+
+
+class DocumentExists(MemstoreError):
+    """The document's name is in use for other content."""
+
+
+class CorruptMemory(MemstoreError):
+    """A part of the memory does not read back as it was written."""
+
+
+class CorruptBlock(CorruptMemory):
+    """A record is missing, truncated, altered, or another block's; the message names its key."""
+
+
+class StorageFull(MemstoreError):
+    """The disk, the map or the memory's quota has no room for what was to be written."""
+
+
+class BudgetExceeded(MemstoreError):
+    """A tier's byte budget is too small for what one step needs at once; `fits` is how many units would have fitted."""
+
+    def __init__(self, message: str, fits: int = 0) -> None:
+        super().__init__(message)
+        self.fits = fits

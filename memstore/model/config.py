@@ -1,0 +1,124 @@
+"""The model's configuration and the named presets."""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from memstore.errors import InvalidConfig
+
+Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
+OldBlockPosition = Literal["fixed", "stingy"]
+GRANULARITIES = get_args(Granularity)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and conventions of a landmark-attention decoder. Every field is part of a memory's signature."""
+
+    vocab_size: int = 2048  # text tokens, then the landmark and the CMT as the last two ids
+    num_layers: int = 4
+    hidden_size: int = 128
+    num_heads: int = 4
+    num_kv_heads: int = 4  # fewer than num_heads = grouped-query attention
+    head_dim: int = 32
+    mlp_size: int = 352  # SwiGLU's inner width
+    block_size: int = 32  # content tokens in a block; its landmark is one more position
+    rope_base: float = 10_000.0
+    rope_interleaved: bool = False  # pairing of dimensions: (0,1),(2,3).. or (0,d/2),(1,d/2+1)..
+    qk_norm: bool = True  # RMSNorm of every query and key head
+    cmt: bool = True  # context miss token and its gate
+    memory_layers: tuple[int, ...] | None = None  # layers with memory; None = all but layer 0
+    top_k: int = 4  # blocks retrieved per lookup, and recent blocks of a session
+    granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
+    old_block_position: OldBlockPosition = "fixed"  # where old blocks are seen: one constant distance, or the paper's slots
+    old_block_distance: int = 0  # the constant distance in positions; 0 = 5 * (block_size + 1)
+    chunk_blocks: int = 8  # blocks read at once
+    cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
+    kv_dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"  # of stored keys and values
+    norm_eps: float = 1e-5
+
+    landmark_id: int = field(init=False)
+    cmt_id: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "landmark_id", self.vocab_size - 2)
+        object.__setattr__(self, "cmt_id", self.vocab_size - 1)
+        if self.old_block_distance == 0:
+            object.__setattr__(self, "old_block_distance", 5 * (self.block_size + 1))
+        layers = range(1, self.num_layers) if self.memory_layers is None else sorted(set(self.memory_layers))
+        object.__setattr__(self, "memory_layers", tuple(layers))
+        problem = self._problem()
+        if problem:
+            raise InvalidConfig(f"model configuration: {problem}")
+
+    def _problem(self) -> str | None:
+        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "mlp_size", "block_size",
+                     "top_k", "chunk_blocks"):  # fmt: skip
+            if getattr(self, name) < 1:
+                return f"{name} must be at least 1, not {getattr(self, name)}"
+        if self.vocab_size < 3:
+            return f"vocab_size must be at least 3, not {self.vocab_size}"
+        if self.num_heads % self.num_kv_heads:
+            return f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})"
+        if self.head_dim % 2:
+            return f"head_dim must be even for RoPE, not {self.head_dim}"
+        if self.memory_layers and not 0 <= self.memory_layers[0] <= self.memory_layers[-1] < self.num_layers:
+            return f"memory_layers {self.memory_layers} must lie in 0..{self.num_layers - 1}"
+        if self.granularity not in GRANULARITIES:
+            return f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
+        if self.old_block_position not in get_args(OldBlockPosition):
+            return f"old_block_position must be fixed or stingy, not {self.old_block_position!r}"
+        if self.kv_dtype not in ("float16", "bfloat16", "float32", "float64"):
+            return f"kv_dtype must be float16, bfloat16, float32 or float64, not {self.kv_dtype!r}"
+        if not 0 <= self.cmt_cutoff <= 1:
+            return f"cmt_cutoff must lie in 0..1, not {self.cmt_cutoff}"
+        return None
+
+    @property
+    def stride(self) -> int:
+        """Positions of a block with its landmark: block_size + 1."""
+        return self.block_size + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values of the fields a configuration file holds."""
+        values = {name: value for name, value in asdict(self).items() if name not in ("landmark_id", "cmt_id")}
+        return values | {"memory_layers": list(self.memory_layers or ())}
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
+        """The configuration of a file's values; InvalidConfig names an unknown field."""
+        known = {f.name for f in fields(cls) if f.init}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise InvalidConfig(f"model configuration: unknown field {unknown[0]!r}; written by a newer memstore?")
+        layers = values.get("memory_layers")
+        return cls(**values | {"memory_layers": None if layers is None else tuple(layers)})
+
+    @classmethod
+    def from_json(cls, text: str) -> "ModelConfig":
+        """`from_dict` of a JSON object."""
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise InvalidConfig(f"model configuration is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise InvalidConfig("model configuration is not a JSON object")
+        return cls.from_dict(values)
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "test": ModelConfig(),  # 1.07M parameters: the one that ships
+    "small": ModelConfig(vocab_size=4096, num_layers=6, hidden_size=256, num_heads=8, num_kv_heads=8, mlp_size=704),
+    "medium": ModelConfig(
+        vocab_size=8192, num_layers=8, hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64, mlp_size=1408, block_size=63
+    ),
+    "paper": ModelConfig(
+        vocab_size=32_002, num_layers=12, hidden_size=1024, num_heads=8, num_kv_heads=8, head_dim=128, mlp_size=2816,
+        block_size=50, top_k=4, chunk_blocks=5, old_block_position="stingy", qk_norm=False,
+    ),
+}  # fmt: skip
+"""Named shapes: `test` (1M parameters) to `paper` (12 layers of 8 heads x 128, block 50, as in arXiv 2305.16300)."""

@@ -1,0 +1,113 @@
+"""The decoder: RMSNorm, RoPE attention, SwiGLU, tied embeddings. What attends to what is the caller's, through one seam.
+
+`Transformer.hidden(ids, attention)` calls `attention(layer_idx, q, k, v)` once a layer with position-free queries, keys and values
+[B, H, T, D] and goes on with what it returns; training and sessions pass different functions and share every weight.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memstore.model.config import ModelConfig
+from memstore.model.rotary import Rope
+
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class Block(nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        hidden, mlp = config.hidden_size, config.mlp_size
+        self.attention_norm = RMSNorm(hidden, config.norm_eps)
+        self.mlp_norm = RMSNorm(hidden, config.norm_eps)
+        self.q_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, hidden, bias=False)
+        self.gate_proj = nn.Linear(hidden, mlp, bias=False)
+        self.up_proj = nn.Linear(hidden, mlp, bias=False)
+        self.down_proj = nn.Linear(mlp, hidden, bias=False)
+        self.q_norm = RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states [B, T, hidden] -> position-free q [B, H, T, D] and k, v [B, Hkv, T, D]."""
+        x = self.attention_norm(x)
+        q = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)))
+        k = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)))
+        v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """x plus its SwiGLU."""
+        normed = self.mlp_norm(x)
+        return x + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
+
+    def forward(self, x: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        attended = attend(*self.project(x)).transpose(1, 2).flatten(2)
+        return self.mlp(x + self.o_proj(attended))
+
+
+class Transformer(nn.Module):
+    """The decoder of a ModelConfig, with RoPE as `self.rope`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.rope = Rope(config.head_dim, config.rope_base, config.rope_interleaved)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """Normal weights of deviation 0.02, the projections back into the residual stream smaller by sqrt(2 * layers)."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
+                std = 0.02 / math.sqrt(2 * self.config.num_layers) if into_stream else 0.02
+                nn.init.normal_(parameter, std=std, generator=generator)
+
+    def hidden(self, ids: Tensor, attention: Attention) -> Tensor:
+        """ids [B, T] -> normalised last hidden states [B, T, hidden]; `attention` as in the module's docstring."""
+        x = self.embedding(ids)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, lambda q, k, v, layer=layer: attention(layer, q, k, v))
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [..., hidden] -> next-token logits [..., vocab_size] through the tied embedding."""
+        return F.linear(hidden, self.embedding.weight)
+
+    def cmt_keys(self) -> list[Tensor] | None:
+        """The context miss token's key of every layer, [Hkv, D], rotated to position -1; None for a model without one.
+
+        The CMT passes through the layers with zero attention output, so the keys depend on weights alone (docs/method.md section 3).
+        """
+        if not self.config.cmt:
+            return None
+        x = self.embedding.weight[self.config.cmt_id][None, None]
+        position = torch.tensor([-1], device=x.device)
+        keys = []
+        for block in self.blocks:
+            _, k, _ = block.project(x)
+            keys.append(self.rope(k, position)[0, :, 0])
+            x = block.mlp(x)
+        return keys
