@@ -77,7 +77,11 @@ def test_grouped_softmax_gradients_are_right() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    size=st.integers(1, 5), positions=st.integers(1, 30), rows=st.integers(1, 30), group=st.integers(1, 3), seed=st.integers(0, 999)
+    size=st.integers(1, 5),
+    positions=st.integers(1, 30),
+    rows=st.integers(1, 30),
+    group=st.integers(1, 3),
+    seed=st.integers(0, 999),
 )
 def test_weights_are_a_distribution_and_rows_do_not_depend_on_how_many_are_asked(
     size: int, positions: int, rows: int, group: int, seed: int
@@ -90,7 +94,10 @@ def test_weights_are_a_distribution_and_rows_do_not_depend_on_how_many_are_asked
     ones = torch.ones_like(v)
     whole = api.local_attention(q, k, ones, size, k_cmt=k_cmt)
     torch.testing.assert_close(whole.output[..., 0], 1 - whole.gate)
-    full, part = api.local_attention(q, k, v, size, k_cmt=k_cmt), api.local_attention(q[:, :, -rows:], k, v, size, k_cmt=k_cmt)
+    full, part = (
+        api.local_attention(q, k, v, size, k_cmt=k_cmt),
+        api.local_attention(q[:, :, -rows:], k, v, size, k_cmt=k_cmt),
+    )
     torch.testing.assert_close(part.output, full.output[:, :, -rows:])
     torch.testing.assert_close(part.lse, full.lse[:, :, -rows:])
 
@@ -102,7 +109,7 @@ def test_a_padded_last_block_equals_a_shorter_one() -> None:
     # blocks of 4 + 1: position 9 is the landmark of a block with content 5..8, of which only 5, 6 are real
     landmark = api.local_attention(q, k, v, 4, last_length=2)
     content = torch.cat([k[:, :, :7], k[:, :, :1]], 2), torch.cat([v[:, :, :7], v[:, :, :1]], 2)
-    # the same row as a content row at position 7 that sees 5, 6 and itself; its own key is made invisible by a huge penalty
+    # the same row as a content row at position 7 that sees 5, 6 and itself; its own key is hidden by a huge penalty
     hidden = content[0].clone()
     hidden[:, :, 7] = -q[:, :, 0] * 1e6
     torch.testing.assert_close(landmark.output, api.local_attention(q, hidden, content[1], 4).output)
@@ -157,7 +164,11 @@ def test_memory_attention_by_rows_and_shared_is_the_same_softmax() -> None:
         torch.testing.assert_close(shared, by_rows, rtol=1e-10, atol=1e-12)
         for h in range(heads):
             for t in range(rows):
-                units = [(s, r, i) for i, (s, r) in enumerate(zip(chosen[0, h, 0].tolist(), rotations[0, h, 0].tolist())) if s >= 0]
+                units = [
+                    (s, r, i)
+                    for i, (s, r) in enumerate(zip(chosen[0, h, 0].tolist(), rotations[0, h, 0].tolist()))
+                    if s >= 0
+                ]
                 reads, weight = torch.zeros(dim, dtype=torch.float64), []
                 for s, r, i in units:
                     inner = (keys[s, : lengths[s]] @ q[r, 0, h, t]).softmax(0)
@@ -171,5 +182,7 @@ def test_memory_attention_by_rows_and_shared_is_the_same_softmax() -> None:
                     expected = local.output[0, h, t] + sum((s * read for s, (_, read) in zip(share, weight)), reads)
                 else:
                     total = torch.cat([logits, local.lse[0, h, t][None]]).softmax(0)
-                    expected = local.output[0, h, t] * total[-1] + sum((s * r for s, (_, r) in zip(total, weight)), reads)
+                    expected = local.output[0, h, t] * total[-1] + sum(
+                        (s * r for s, (_, r) in zip(total, weight)), reads
+                    )
                 torch.testing.assert_close(shared[0, h, t], expected, rtol=1e-10, atol=1e-12)

@@ -1,7 +1,7 @@
-"""docs/method.md written out as loops in float64, one query row at a time: slow, literal, and independent of the package.
+"""docs/method.md written out as loops in float64, a query row at a time: slow, literal, independent of the package.
 
-Keys are rotated to absolute positions here (the package rotates queries instead), softmaxes are sums of exponentials, and every group
-is formed by hand.
+Keys are rotated to absolute positions here (the package rotates queries instead), softmaxes are sums of exponentials,
+and every group is formed by hand.
 """
 
 import math
@@ -24,7 +24,7 @@ def rotate(x: np.ndarray, position: int, interleaved: bool, base: float = 10_000
 
 @dataclass
 class Block:
-    """Position-free keys [l + 1, D] (the landmark last) and values [l, D] of one KV head, with n valid content tokens."""
+    """Position-free keys [l + 1, D] (the landmark last) and values [l, D] of one KV head; n tokens are valid."""
 
     k: np.ndarray
     v: np.ndarray
@@ -84,7 +84,7 @@ class Head:
         return self.score(q, at, block.k[-1], slot * self.b + self.block_size)
 
     def candidate_scores(self, q: np.ndarray, index: int) -> list[float]:
-        """What the search sees, for every block of the memory: old ones in slot 0 or at the distance, recent ones at their own slot."""
+        """What the search sees of every block: old ones in slot 0 or at the distance, recent ones at their own slot."""
         at = self.prefix * self.b + index
         old = len(self.memory) - self.recent
         return [
@@ -104,7 +104,10 @@ class Head:
                 logits["token", j] = self.score(q, at, self.open_k[j], self.prefix * b + j)
         inner: dict[int, dict[int, float]] = {}
         for block in range(mine):
-            content = {j: self.score(q, at, self.open_k[j], self.prefix * b + j) for j in range(block * b, block * b + self.block_size)}
+            content = {
+                j: self.score(q, at, self.open_k[j], self.prefix * b + j)
+                for j in range(block * b, block * b + self.block_size)
+            }
             total = sum(math.exp(s) for s in content.values())
             inner[block] = {j: math.exp(s) / total for j, s in content.items()}
             landmark = block * b + self.block_size
@@ -143,7 +146,9 @@ class Head:
                 slot = None if self.fixed else rank
             landmarks.append(self.landmark_score(q, at, block, slot))
             scores = [
-                self.score(q, self.distance if slot is None else at, block.k[j], j + (0 if slot is None else slot * self.b))
+                self.score(
+                    q, self.distance if slot is None else at, block.k[j], j + (0 if slot is None else slot * self.b)
+                )
                 for j in range(block.n)
             ]
             total = sum(math.exp(s) for s in scores)
@@ -156,8 +161,10 @@ class Head:
         return out * (math.exp(log_total) / total) + sum((m / total * r for m, r in zip(mass, reads)), np.zeros_like(q))
 
 
-def choose(scores: np.ndarray, granularity: str, top_k: int, open_rows: np.ndarray, group: int) -> list[list[list[int]]]:
-    """Blocks of every [head][row] from candidate scores [H, T, N], docs/method.md section 5; of equals the newer wins."""
+def choose(
+    scores: np.ndarray, granularity: str, top_k: int, open_rows: np.ndarray, group: int
+) -> list[list[list[int]]]:
+    """Blocks of every [head][row] from candidate scores [H, T, N], by section 5; of equals the newer wins."""
     heads, rows, n = scores.shape
 
     def best(values: np.ndarray) -> list[int]:

@@ -34,9 +34,7 @@ def local_attention(
     controlled: [B, S // (block_size + 1)] bool, blocks that share the gate's mass (training); None = all free (inference).
     last_length: content tokens of the last block that are real, the rest being padding (a document's closed last block).
     """
-    return reference.local_attention(
-        q, k, v, block_size, k_cmt=k_cmt, controlled=controlled, last_length=last_length
-    )
+    return reference.local_attention(q, k, v, block_size, k_cmt=k_cmt, controlled=controlled, last_length=last_length)
 
 
 def landmark_topk(

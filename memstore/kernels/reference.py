@@ -4,6 +4,7 @@ Softmaxes and logsumexps run in float32 at least, whatever the input dtype; floa
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +36,12 @@ def weighted(weights: Tensor, v: Tensor) -> Tensor:
     return (per_kv_head(weights, v.shape[1]).to(v.dtype) @ v).view(batch, heads, rows, v.shape[3])
 
 
+@lru_cache(maxsize=64)
 def _visibility(rows: int, positions: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For the last `rows` of `positions`: earlier[T, nb] complete blocks before the row's own; visible[T, nb, l] content."""
+    """For the last `rows` of `positions`: earlier[T, nb] complete blocks before the row's own; visible[T, nb, l] content.
+
+    Cached, because every layer of a step asks for the same: do not write to it.
+    """
     b = block_size + 1
     num_blocks = -(-positions // b)
     query = torch.arange(positions - rows, positions, device=device)
@@ -64,6 +69,7 @@ def adjusted_logits(
     num_blocks = -(-positions // b)
     earlier, visible = _visibility(rows, positions, block_size, q.device)
     if last_length is not None:
+        visible = visible.clone()
         visible[:, -1, last_length:] = False
     raw = accumulate(scores(q, k))
     if num_blocks * b != positions:

@@ -30,7 +30,9 @@ class ModelConfig:
     memory_layers: tuple[int, ...] | None = None  # layers with memory; None = all but layer 0
     top_k: int = 4  # blocks retrieved per lookup, and recent blocks of a session
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
-    old_block_position: OldBlockPosition = "fixed"  # where old blocks are seen: one constant distance, or the paper's slots
+    old_block_position: OldBlockPosition = (
+        "fixed"  # where old blocks are seen: one constant distance, or the paper's slots
+    )
     old_block_distance: int = 0  # the constant distance in positions; 0 = 5 * (block_size + 1)
     chunk_blocks: int = 8  # blocks read at once
     cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped

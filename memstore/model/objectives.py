@@ -164,7 +164,8 @@ def negatives_of(memory: list[WindowMemory], token: int) -> list[Negatives]:
     """Every block's landmark key with the value of its content token `token`, in the order window, block."""
     return [
         Negatives(
-            layer.keys[:, :, :, -1].transpose(0, 1).flatten(1, 2), layer.values[:, :, :, token].transpose(0, 1).flatten(1, 2)
+            layer.keys[:, :, :, -1].transpose(0, 1).flatten(1, 2),
+            layer.values[:, :, :, token].transpose(0, 1).flatten(1, 2),
         )
         for layer in memory
     ]
@@ -172,12 +173,17 @@ def negatives_of(memory: list[WindowMemory], token: int) -> list[Negatives]:
 
 @dataclass(frozen=True)
 class Loss:
-    """total: weighted sum of cross entropies; weight: sum of the weights; correct, answers: answer tokens right, and in all."""
+    """total: weighted sum of cross entropies; weight: sum of the weights; correct, answers: answer tokens right, and in all.
+
+    lookups_correct, lookups: the same of the tokens that weigh more than 1, the first of each answer.
+    """
 
     total: Tensor
     weight: Tensor
     correct: Tensor
     answers: int
+    lookups_correct: Tensor
+    lookups: int
 
 
 def next_token_loss(model: Transformer, hidden: Tensor, ids: Tensor, weights: Tensor) -> Loss:
@@ -196,5 +202,8 @@ def next_token_loss(model: Transformer, hidden: Tensor, ids: Tensor, weights: Te
     targets, target_weights = targets[rows], target_weights[rows]
     entropy = F.cross_entropy(logits, targets, reduction="none")
     answers = target_weights >= 1
-    correct = (logits.detach().argmax(-1) == targets)[answers].sum()
-    return Loss((entropy * target_weights).sum(), target_weights.sum(), correct, int(answers.sum()))
+    right, first = logits.detach().argmax(-1) == targets, target_weights > 1
+    return Loss(
+        (entropy * target_weights).sum(), target_weights.sum(), right[answers].sum(), int(answers.sum()),
+        right[first].sum(), int(first.sum()),
+    )  # fmt: skip

@@ -19,24 +19,28 @@ class Rope:
         self.frequencies = (base ** (-torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)).double()
         self._tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor, int]] = {}
 
-    def cos_sin(self, positions: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """cos and sin [..., D/2] of the angles at integer positions [...]."""
-        key = (dtype, positions.device)
-        reach = int(positions.abs().max()) + 1 if positions.numel() else 1
+    def _table(self, reach: int, x: Tensor) -> tuple[Tensor, Tensor, int]:
+        """cos and sin [2 * zero + 1, D/2] of positions -zero .. zero, zero >= reach, for rotating x; and zero."""
+        key = (torch.float64 if x.dtype == torch.float64 else torch.float32, x.device)
         table = self._tables.get(key)
         if table is None or table[2] < reach:
-            reach = max(1024, 1 << (reach - 1).bit_length())
-            grid = torch.arange(-reach, reach + 1, dtype=torch.float64, device="cpu")
+            zero = max(1024, 1 << reach.bit_length())
+            grid = torch.arange(-zero, zero + 1, dtype=torch.float64, device="cpu")
             angles = grid[:, None] * self.frequencies
-            table = (angles.cos().to(*key[::-1]), angles.sin().to(*key[::-1]), reach)
-            self._tables[key] = table
-        cos, sin, reach = table
-        return cos[positions + reach], sin[positions + reach]
+            table = self._tables[key] = (angles.cos().to(*key[::-1]), angles.sin().to(*key[::-1]), zero)
+        return table
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [..., T, D] rotated to positions [T] (or any shape that broadcasts against x's axes but the last)."""
-        cos, sin = self.cos_sin(positions, torch.float64 if x.dtype == torch.float64 else torch.float32)
-        return rotate(x, cos, sin, self.interleaved)
+        reach = int(positions.abs().max()) if positions.numel() else 0
+        cos, sin, zero = self._table(reach, x)
+        return rotate(x, cos[positions + zero], sin[positions + zero], self.interleaved)
+
+    def run(self, x: Tensor, start: int) -> Tensor:
+        """x [..., T, D] rotated to the consecutive positions start, start + 1, ..; the same as a call, without an index."""
+        end = start + x.shape[-2]
+        cos, sin, zero = self._table(max(abs(start), abs(end)), x)
+        return rotate(x, cos[start + zero : end + zero], sin[start + zero : end + zero], self.interleaved)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

@@ -23,7 +23,9 @@ class Selection:
     scores: Tensor | None
 
 
-def merge(scores: Tensor, candidates: Tensor, recent_scores: Tensor, first_recent: int, top_k: int) -> tuple[Tensor, Tensor]:
+def merge(
+    scores: Tensor, candidates: Tensor, recent_scores: Tensor, first_recent: int, top_k: int
+) -> tuple[Tensor, Tensor]:
     """The top_k of old hits [H, T, k] and all recent blocks [H, T, R], best first; of equals the newer wins."""
     if recent_scores.shape[-1] == 0:
         return scores, candidates

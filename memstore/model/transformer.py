@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -85,6 +85,11 @@ class Transformer(nn.Module):
                 std = 0.02 / math.sqrt(2 * self.config.num_layers) if into_stream else 0.02
                 nn.init.normal_(parameter, std=std, generator=generator)
 
+    def _layers(self) -> Iterator[Block]:
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield block
+
     def hidden(self, ids: Tensor, attention: Attention) -> Tensor:
         """ids [B, T] -> normalised last hidden states [B, T, hidden]; `attention` as in the module's docstring."""
         x = self.embedding(ids)
@@ -106,7 +111,7 @@ class Transformer(nn.Module):
         x = self.embedding.weight[self.config.cmt_id][None, None]
         position = torch.tensor([-1], device=x.device)
         keys = []
-        for block in self.blocks:
+        for block in self._layers():
             _, k, _ = block.project(x)
             keys.append(self.rope(k, position)[0, :, 0])
             x = block.mlp(x)

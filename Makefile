@@ -1,0 +1,37 @@
+# Everything here sets itself up in .venv, from nothing but python3 (3.11 or newer) and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# The models of the tests are too small to gain from more threads.
+TEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
+
+.PHONY: demo test soak lint setup clean
+
+demo: setup
+	$(BIN)/memstore demo $(ARGS)
+
+test: lint
+	$(TEST) -m "not soak" $(ARGS)
+
+soak: setup
+	$(TEST) -m soak --timeout 3600 $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: $(READY)
+
+# torch first and by itself: constraints.txt says which, and nothing that follows may bring another.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: memstore needs Python 3.11 or newer; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,5 @@
+"""`python -m memstore` is the command line."""
+
+from memstore.cli import main
+
+main()

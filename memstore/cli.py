@@ -1,0 +1,281 @@
+"""The command line: one command a verb of the library, each with --json; what needs torch is imported by its command.
+
+Exit status: 0, 1 (failed, with one line on stderr), 2 (wrong usage), 130 (interrupted).
+"""
+
+import errno
+import io
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from memstore import __version__, cli_ingest, cli_memory, console
+from memstore.cli_options import (
+    ASK_BUDGET,
+    Cutoff,
+    Documents,
+    Granularity,
+    HostBudget,
+    Json,
+    MaxNewTokens,
+    Model,
+    Seed,
+    Store,
+    Temperature,
+    TopK,
+    abandon_stdout,
+    command,
+)
+from memstore.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from memstore.model.landmark_model import LandmarkModel
+    from memstore.store import MemoryStore
+
+# click's UsageError, of whichever click this typer is built on
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.mro()[1])
+
+
+def main() -> None:
+    """Entry point of `memstore`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        status = app(sys.argv[1:] or ["--help"], prog_name="memstore", standalone_mode=False)
+        sys.stdout.flush()
+    except UsageError as error:
+        console.note(f"error: {console.one_line(error.format_message())} (see memstore --help)")
+        status = 2
+    except typer.Abort:
+        status = 130
+    except OSError as error:
+        status = 1
+        if error.errno != errno.EPIPE:
+            console.note(f"error: stdout: {error.strerror}")
+        abandon_stdout()
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+# Asking
+
+
+@command(
+    "ask",
+    'memstore ask "What is the pass key? The pass key is" --store mem',
+    "memstore ask - --store mem --json < questions.txt",
+)
+def ask(
+    question: Annotated[str, typer.Argument(help="Taken as typed, and continued; - reads one a line from stdin.")],
+    store: Store,
+    document: Documents = None,
+    max_new_tokens: MaxNewTokens = 24,
+    top_k: TopK = None,
+    cmt_cutoff: Cutoff = None,
+    granularity: Granularity = None,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    model: Model = None,
+    host_budget: HostBudget = None,
+    as_json: Json = False,
+) -> None:
+    """Answer a question from a memory, and show what was read.
+
+    With "-" every line of stdin is a question with a session of its own; --json then prints {"answers": [...]}.
+    """
+    questions = [line for line in console.read_lines() if line] if question == "-" else [question]
+    if not questions:
+        raise InvalidInput("standard input holds no question")
+    began = time.monotonic()
+    answers = []
+    with _opened(store, model, host_budget) as (reader, memory):
+        opened = round(time.monotonic() - began, 3)
+        for text in questions:
+            with console.stream(not as_json) as on_token:
+                answer = reader.ask(
+                    text, memory, documents=document, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed,
+                    on_token=on_token, top_k=top_k, cmt_cutoff=cmt_cutoff, granularity=granularity,
+                )  # fmt: skip
+            answers.append({"question": text, **answer.to_dict()})
+            if not as_json:
+                console.print_answer(answers[-1], streamed=on_token is not None)
+    if as_json:
+        console.emit(({"answers": answers} if question == "-" else answers[0]) | {"open_seconds": opened})
+
+
+@command("chat", "memstore chat --store mem")
+def chat(
+    store: Store,
+    document: Documents = None,
+    max_new_tokens: MaxNewTokens = 24,
+    top_k: TopK = None,
+    cmt_cutoff: Cutoff = None,
+    granularity: Granularity = None,
+    temperature: Temperature = 0.0,
+    seed: Seed = None,
+    model: Model = None,
+    host_budget: HostBudget = None,
+    as_json: Json = False,
+) -> None:
+    """Ask one question a line in one session; Ctrl-D ends.
+
+    With --json the whole conversation is printed at its end, as {"answers": [...]}.
+    """
+    answers = []
+    with (
+        _opened(store, model, host_budget) as (reader, memory),
+        reader.chat(memory, document, top_k=top_k, cmt_cutoff=cmt_cutoff, granularity=granularity) as conversation,
+    ):
+        for text in console.read_lines(prompt="> "):
+            if not text:
+                continue
+            with console.stream(not as_json) as on_token:
+                answer = conversation.ask(
+                    text, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, on_token=on_token
+                )
+            answers.append({"question": text, **answer.to_dict()})
+            if not as_json:
+                console.print_answer(answers[-1], streamed=on_token is not None)
+    if as_json:
+        console.emit({"answers": answers})
+
+
+@command("search", 'memstore search "the silver lighthouse" --store mem')
+def search(
+    phrase: Annotated[str, typer.Argument(help="What to look for.")],
+    store: Store,
+    document: Documents = None,
+    results: Annotated[int, typer.Option("--results", metavar="N", help="How many places to show.")] = 5,
+    model: Model = None,
+    host_budget: HostBudget = None,
+    as_json: Json = False,
+) -> None:
+    """Show the places of a memory that a phrase attends to most."""
+    with _opened(store, model, host_budget) as (reader, memory):
+        sources = [asdict(source) for source in reader.search(phrase, memory, documents=document, top_k=results)]
+    if as_json:
+        console.emit({"sources": sources})
+    else:
+        console.print_sources(sources)
+
+
+class _opened:
+    """The model, and a memory of its own that is only read."""
+
+    def __init__(self, path: Path, model: str | None, host_budget: int | None) -> None:
+        from memstore.model.landmark_model import load_model
+        from memstore.store import MemoryStore
+
+        self._reader = load_model(model)
+        budget = ASK_BUDGET if host_budget is None else host_budget
+        self._memory = MemoryStore.open(path, self._reader.signature, read_only=True, host_budget=budget)
+
+    def __enter__(self) -> tuple["LandmarkModel", "MemoryStore"]:
+        return self._reader, self._memory
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.close()
+
+
+# Training and showing
+
+
+@command(
+    "train",
+    "memstore train books.jsonl.zst --out run1 --minutes 60",
+    "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
+    interrupted="interrupted; a checkpoint was saved, and --resume goes on from it",
+)
+def train(
+    texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Files of text: .txt or .jsonl.zst.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory of the checkpoint and its metrics.")],
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help="Shape: test, small, medium or paper.")
+    ] = "test",
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", metavar="M", help="Wall clock; default: the whole plan.")
+    ] = None,
+    seed: Seed = 0,
+    init: Annotated[
+        Path | None, typer.Option("--init", metavar="DIR", help="Start from these weights of the same shape.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run in DIR.")] = False,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="CPU cores to use.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Train a model on text; the directory can be given to --model."""
+    from memstore.model.config import PRESETS
+    from memstore.model.train import TrainConfig
+    from memstore.model.train import train as run_training
+
+    if preset not in PRESETS:
+        raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")
+    if minutes is not None and not minutes > 0:
+        raise typer.BadParameter(f"--minutes must be above 0, is {minutes}")
+    lines: list[dict[str, Any]] = []
+
+    def report(line: dict[str, Any]) -> None:
+        lines.append(line)
+        console.note(", ".join(f"{name} {value}" for name, value in line.items()))
+
+    config = TrainConfig(out=out, model=PRESETS[preset], minutes=minutes, seed=seed or 0, threads=threads, init=init)
+    run_training(config, texts, resume=resume, report=report)
+    if as_json:
+        console.emit({"out": str(out), "metrics": lines[-1] if lines else None})
+    else:
+        print(f"trained; ask with --model {out}")
+
+
+@command("demo", "memstore demo", "memstore demo --text book.txt --seed 7")
+def demo(
+    text: Annotated[
+        Path | None, typer.Option("--text", metavar="FILE", help="A long text; default: Python's own.")
+    ] = None,
+    seed: Seed = None,
+    questions: Annotated[int, typer.Option("--questions", metavar="N", min=1, max=25, help="Facts to hide.")] = 20,
+    store: Annotated[
+        Path | None, typer.Option("--store", metavar="DIR", help="Keep the memory here; default: none.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", metavar="N", min=1, help="Length of the text to read.")
+    ] = None,
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Hide facts in a long text, read it once, ask a new process.
+
+    The answers, their sources and costs are shown, and at last how many facts were right.
+    """
+    from memstore.demo import print_demo, run_demo
+
+    result = run_demo(text=text, seed=seed, questions=questions, store=store, tokens=tokens, model=model)
+    if as_json:
+        console.emit(result)
+    else:
+        print_demo(result)
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"memstore {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def memstore(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A memory for a transformer: it reads documents once, and any later process asks about them."""
+
+
+for _command in (cli_ingest.ingest, ask, chat, search, *cli_memory.COMMANDS, train, demo):
+    app.command(_command.name, epilog=_command.epilog)(_command.run)

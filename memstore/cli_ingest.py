@@ -1,0 +1,169 @@
+"""The command that reads documents into a memory."""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memstore import console
+from memstore.cli_options import ASK_BUDGET, HostBudget, Json, Model, Store, TopK, command, parse_size
+from memstore.errors import InvalidInput, MemoryNotFound
+
+if TYPE_CHECKING:
+    from memstore.model.ingest import IngestProgress, Mode, Text
+    from memstore.model.landmark_model import LandmarkModel
+    from memstore.store import MemoryStore
+
+INGEST_BUDGET = 128 << 20  # an ingest reads back only its latest blocks; with --retrieve it gets what asking gets
+
+
+@command(
+    "ingest",
+    "memstore ingest book.txt --store mem",
+    "memstore ingest notes.txt --store mem --name diary --append",
+    interrupted="interrupted; what was read is kept, and the same command goes on from there",
+)
+def ingest(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="UTF-8 text files, one document each.")],
+    store: Store,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="N", help="Name of the document; default: the file's.")
+    ] = None,
+    model: Model = None,
+    append: Annotated[
+        bool, typer.Option("--append", help="Continue the document of that name with this text.")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Put this text in the place of the document of that name.")
+    ] = False,
+    retrieve: Annotated[
+        bool, typer.Option("--retrieve", help="Attend to retrieved blocks while reading (slower).")
+    ] = False,
+    top_k: TopK = None,
+    chunk_blocks: Annotated[
+        int | None, typer.Option("--chunk-blocks", metavar="N", help="Blocks read at once.")
+    ] = None,
+    quota: Annotated[
+        int | None,
+        typer.Option("--quota", metavar="SIZE", parser=parse_size, help="Most that the memory's file may take."),
+    ] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option("--codec", metavar="NAME", help="Of a new memory: zstd (default) or raw, both lossless."),
+    ] = None,
+    host_budget: HostBudget = None,
+    as_json: Json = False,
+) -> None:
+    """Read documents into a memory, and make it if need be.
+
+    The same text again is a no-op, and an interrupted ingest is resumed.
+    """
+    if append and replace:
+        raise typer.BadParameter("--append and --replace exclude each other")
+    if name is not None and len(paths) > 1:
+        raise typer.BadParameter("--name is for one PATH; several are named after their files")
+    from memstore.model.ingest import Text
+    from memstore.model.landmark_model import load_model
+
+    texts = [Text.of(_file(path), name or _printable(path.stem)) for path in paths]
+    for text in texts:
+        text.check()  # a file that cannot be read is refused before anything is written
+    reader = load_model(model)
+    lookup = {"top_k": top_k, "chunk_blocks": chunk_blocks}
+    mode: Mode = "append" if append else "replace" if replace else "new"
+    budget = host_budget if host_budget is not None else ASK_BUDGET if retrieve else INGEST_BUDGET
+    results = []
+    with _open_or_create(store, reader, codec, quota, budget) as memory:
+        for text in texts:
+            results.append(_ingest_one(reader, memory, text, mode, retrieve, lookup))
+            if not as_json:
+                print(_told(results[-1]), flush=True)
+    if as_json:
+        console.emit({"store": str(store), "documents": results})
+
+
+def _file(path: Path) -> Path:
+    if path.exists() and not path.is_dir() and not path.is_file():
+        raise InvalidInput(f"{path} is no regular file; save its text in one")
+    return path
+
+
+def _printable(name: str) -> str:
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def _open_or_create(
+    path: Path, reader: "LandmarkModel", codec: str | None, quota: int | None, host_budget: int
+) -> "MemoryStore":
+    from memstore.store import MemoryStore
+
+    try:
+        memory = MemoryStore.open(path, reader.signature, host_budget=host_budget)
+    except MemoryNotFound:
+        return MemoryStore.create(path, reader.signature, codec=codec or "zstd", quota=quota, host_budget=host_budget)
+    try:
+        if codec is not None:
+            console.note(f"note: {path} exists and keeps its codec")
+        if quota is not None and quota != memory.quota:
+            memory.set_quota(quota)
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+def _ingest_one(
+    reader: "LandmarkModel",
+    memory: "MemoryStore",
+    text: "Text",
+    mode: "Mode",
+    retrieve: bool,
+    lookup: dict[str, int | None],
+) -> dict[str, Any]:
+    """Read one text and say what came of it."""
+    known = any(document.name == text.name for document in memory.documents())
+    began = time.monotonic()
+    seen: list[IngestProgress] = []  # the latest only
+    with console.reading(text.name) as show:
+
+        def progress(state: "IngestProgress") -> None:
+            if not seen and state.characters < state.total_characters:
+                console.note(_expected(reader, text, state.total_characters))
+            seen[:] = [state]
+            show(state.characters, state.total_characters, state.tokens)
+
+        document = reader.ingest(
+            Path(text.source), memory, name=text.name, mode=mode, retrieve=retrieve, progress=progress, **lookup
+        )
+    resumed_at = seen[0].resumed_tokens if seen else 0
+    if not seen:
+        status = "already read"
+    elif mode == "append":
+        status = "appended"
+    elif resumed_at:
+        status = "resumed"
+    else:
+        status = "replaced" if known else "read"
+    figures = {"blocks": document.blocks, "tokens": document.tokens, "bytes": document.bytes}
+    seconds = round(time.monotonic() - began, 3)
+    return {"name": document.name, "status": status, "resumed_at": resumed_at, **figures, "seconds": seconds}
+
+
+def _expected(reader: "LandmarkModel", text: "Text", characters: int) -> str:
+    """How large a document will be, from its beginning; lossless codecs take up to a third off."""
+    sample = next(text.pieces())[: 1 << 16]
+    tokens = len(reader.tokenizer.encode(sample)) * characters // len(sample)
+    signature = reader.signature
+    per_head = 2 * signature.head_dim * (2 if signature.kv_dtype != "float32" else 4)
+    stored = tokens * per_head * signature.num_kv_heads * len(signature.memory_layers)
+    return f"{text.name}: about {tokens:,} tokens, up to {console.size(stored)} on disk"
+
+
+def _told(result: dict[str, Any]) -> str:
+    status = result["status"]
+    if status in ("resumed", "appended"):
+        status += f" at token {result['resumed_at']:,}"
+    figures = f"{result['blocks']:,} blocks, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
+    return f"{result['name']}: {status}; {figures}, {result['seconds']:.1f} s"

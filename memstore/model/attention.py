@@ -1,0 +1,394 @@
+"""Landmark attention over a chunk and a memory: the seam between a model and its store, in position-free q, k, v.
+
+One `MemoryAttention` serves one session. For every layer it keeps the open chunk's keys and values, and a layer step goes: local
+scores and the gate; a search for the rows whose gate is open; a lease on the distinct units found; one attention over chunk and slots.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.errors import BudgetExceeded
+from memstore.kernels import api
+from memstore.kernels.api import NEG, LocalAttention
+from memstore.model.config import ModelConfig
+from memstore.model.rotary import Prefix, Rope
+from memstore.model.selection import Selection, merge, select
+from memstore.store import MemoryStore
+from memstore.tiers.base import Lease
+
+Blocks = dict[int, tuple[Tensor, Tensor, Tensor]]
+"""Finished blocks of each layer in stored form: k and v [n, Hkv, block_size, D], landmark keys [n, Hkv, D]."""
+
+
+@dataclass
+class Lookups:
+    """Lookups of (token, head, layer): done, and skipped because the gate was below the cutoff."""
+
+    done: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Read:
+    """One unit read by the last row of a step: its attention mass, and whether the host tier had it."""
+
+    layer: int
+    head: int
+    document: int
+    block: int
+    mass: float
+    tier: str
+
+
+@dataclass
+class Memory:
+    """What a session remembers, oldest first: attached documents, then its own blocks (an id under which the store has them)."""
+
+    documents: list[tuple[int, int]] = field(default_factory=list)  # (document id, blocks)
+    own_document: int | None = None
+    own_first: int = 0  # own blocks before this one were let go
+    own_end: int = 0
+
+    @property
+    def own(self) -> int:
+        """How many blocks of its own the session has."""
+        return self.own_end - self.own_first
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are in all."""
+        return sum(blocks for _, blocks in self.documents) + self.own
+
+    def scope(self, end: int) -> list[tuple[int, int, int]]:
+        """Candidates 0..end as (document, first, end) runs."""
+        runs = [(document, 0, blocks) for document, blocks in self.documents if blocks]
+        if self.own_document is not None and self.own:
+            runs.append((self.own_document, self.own_first, self.own_end))
+        kept, left = [], end
+        for document, first, last in runs:
+            take = min(left, last - first)
+            if take > 0:
+                kept.append((document, first, first + take))
+            left -= take
+        return kept
+
+
+@dataclass
+class _Layer:
+    """The open chunk of one layer: S positions of keys without position and rotated, and values, [1, Hkv, capacity, D]."""
+
+    k: Tensor
+    rotated: Tensor
+    v: Tensor
+    recent_landmarks: Tensor  # (R, Hkv, D), of the session's latest own blocks
+
+
+class MemoryAttention:
+    """Attention of one session over its open chunk and its memory."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rope: Rope,
+        cmt_keys: Sequence[Tensor] | None,
+        store: MemoryStore,
+        memory: Memory,
+        *,
+        retrieve: bool = True,
+        on_read: Callable[[list[Read]], None] | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """retrieve=False: only the recent blocks are read, and nothing is searched (the default way to ingest).
+
+        dtype: of the queries, keys and values to come; stored blocks have the config's kv_dtype.
+        """
+        self.config, self.rope, self.cmt_keys, self.store, self.memory = config, rope, cmt_keys, store, memory
+        self.retrieve, self.on_read = retrieve, on_read
+        self.lookups = Lookups()
+        self.read_all_rows = False  # report what every row reads, not only a step's last
+        self.length = 0  # positions of the open chunk, landmarks included
+        self.tail: int | None = None  # content tokens of the last block once a document's end closes it early
+        self._fixed = config.old_block_position == "fixed"
+        self._distance = torch.tensor([config.old_block_distance])
+        self._layers = [self._empty(dtype) for _ in range(config.num_layers)]
+        self.start_chunk()
+
+    def _empty(self, dtype: torch.dtype) -> _Layer:
+        shape = (1, self.config.num_kv_heads, (self.config.chunk_blocks + 1) * self.config.stride, self.config.head_dim)
+        landmarks = torch.zeros(0, self.config.num_kv_heads, self.config.head_dim, dtype=dtype)
+        return _Layer(
+            torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype), landmarks
+        )
+
+    def start_chunk(self) -> None:
+        """Place the open chunk behind the memory as it is now."""
+        self._prefix = Prefix.of(self.memory.blocks, self.memory.own, self.config.top_k, self._fixed)
+        self._base = self._prefix.size * self.config.stride
+        self._old_scope = self.memory.scope(self._prefix.old)
+        self._scope = self.memory.scope(self._prefix.blocks)
+        if self.length:
+            for layer in self._layers:
+                layer.rotated[:, :, : self.length] = self.rope.run(layer.k[:, :, : self.length], self._base)
+
+    # One layer step
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Append k, v [1, Hkv, T, D] to the layer's chunk and attend with q [1, H, T, D], all position-free -> [1, H, T, D].
+
+        The caller advances `length` by T when every layer has attended (`Session` does).
+        """
+        config, layer = self.config, self._layers[layer_idx]
+        first, end = self.length, self.length + q.shape[2]
+        self._reserve(layer, end)
+        start = self._base + first
+        layer.k[:, :, first:end], layer.v[:, :, first:end] = k, v
+        layer.rotated[:, :, first:end] = self.rope.run(k, start)
+        q = q * config.head_dim**-0.5
+        local = api.local_attention(
+            self.rope.run(q, start), layer.rotated[:, :, :end], layer.v[:, :, :end], config.block_size,
+            k_cmt=None if self.cmt_keys is None else self.cmt_keys[layer_idx], last_length=self.tail,
+        )  # fmt: skip
+        searched = layer_idx in (config.memory_layers or ())
+        candidates = self._prefix.blocks if searched and self.retrieve else self._prefix.recent
+        if candidates == 0:
+            return local.output
+        local, open_rows = self._gate(local)
+        if not open_rows.any():
+            return local.output
+        positions = torch.arange(start, start + q.shape[2])
+        return self._attend_memory(layer_idx, q, positions, local, open_rows, searched and self.retrieve)
+
+    def _reserve(self, layer: _Layer, end: int) -> None:
+        missing = end - layer.k.shape[2]
+        if missing > 0:
+            grow = (0, 0, 0, max(missing, layer.k.shape[2]))
+            layer.k, layer.rotated, layer.v = (
+                torch.nn.functional.pad(x, grow) for x in (layer.k, layer.rotated, layer.v)
+            )
+
+    def _gate(self, local: LocalAttention) -> tuple[LocalAttention, Tensor]:
+        """Close the rows below the cutoff, count, and return the open ones [H, T]."""
+        rows = local.gate[0].numel()
+        if self.cmt_keys is None:
+            self.lookups.done += rows
+            return local, torch.ones_like(local.gate[0], dtype=torch.bool)
+        open_rows = local.gate >= self.config.cmt_cutoff
+        done = int(open_rows.sum())
+        self.lookups.done += done
+        self.lookups.skipped += rows - done
+        return replace(local, gate=local.gate * open_rows), open_rows[0]
+
+    def _attend_memory(
+        self, layer_idx: int, q: Tensor, positions: Tensor, local: LocalAttention, open_rows: Tensor, search: bool
+    ) -> Tensor:
+        """Read memory for the tokens with an open head; the rest keep their local output."""
+        tokens = open_rows.any(0).nonzero().flatten()
+        if len(tokens) == q.shape[2]:
+            return self._read(layer_idx, q, positions, local, open_rows, search)
+        part = LocalAttention(local.output[:, :, tokens], local.gate[:, :, tokens], local.lse[:, :, tokens])
+        output = local.output.clone()
+        output[:, :, tokens] = self._read(
+            layer_idx, q[:, :, tokens], positions[tokens], part, open_rows[:, tokens], search,
+            is_last=bool(tokens[-1] == q.shape[2] - 1),
+        )  # fmt: skip
+        return output
+
+    def _read(
+        self, layer_idx: int, q: Tensor, positions: Tensor, local: LocalAttention, open_rows: Tensor, search: bool,
+        is_last: bool = True,
+    ) -> Tensor:  # fmt: skip
+        rotated = self._rotations(q, positions)
+        near = self._recent_scores(layer_idx, rotated) if self._prefix.recent else None
+        if search:
+            chosen = self._search(layer_idx, q, positions, rotated, near, open_rows)
+            first = 0
+        else:
+            recent = torch.arange(self._prefix.recent).expand(q.shape[1], 1, -1)
+            chosen, first = Selection(recent, None), self._prefix.old
+        slot_of, scores = self._place(layer_idx, chosen, first, rotated, near)
+        return self._attend_units(layer_idx, rotated, local, chosen.candidates + first, slot_of, scores, is_last)
+
+    def _rotations(self, q: Tensor, positions: Tensor) -> Tensor:
+        """Scaled queries [R, 1, H, T, D] under every rotation in use.
+
+        Rotation r < size scores a block in slot r; with a fixed distance, rotation `size` (the last) scores every old block.
+        """
+        slots = [self.rope(q, positions - slot * self.config.stride) for slot in range(self._prefix.size)]
+        if self._fixed:
+            slots.append(self.rope(q, self._distance))
+        return torch.stack(slots)
+
+    def _recent_scores(self, layer_idx: int, rotated: Tensor) -> Tensor:
+        """Landmark scores [P, H, T, R] of every recent block in every slot."""
+        keys = self._layers[layer_idx].recent_landmarks.to(rotated.dtype)  # (R, Hkv, D)
+        keys = keys.permute(1, 2, 0).repeat_interleave(
+            self.config.num_heads // self.config.num_kv_heads, 0
+        )  # (H, D, R)
+        return rotated[: self._prefix.size, 0] @ keys
+
+    def _search(
+        self, layer_idx: int, q: Tensor, positions: Tensor, rotated: Tensor, near: Tensor | None, open_rows: Tensor
+    ) -> Selection:
+        config, prefix = self.config, self._prefix
+        shared = config.granularity != "per_token_per_head"
+        query = rotated[prefix.size if self._fixed else 0, 0]  # every old block is scored in one place
+        hits = self.store.search(layer_idx, query, self._old_scope, config.top_k, return_lse=shared)
+        scores, candidates, lse = hits.scores.to(query.dtype), hits.candidates, hits.lse
+        if near is not None:
+            own_slots = torch.arange(prefix.size - prefix.recent, prefix.size)
+            recent = near[own_slots].diagonal(dim1=0, dim2=3)  # (H, T, R): each at its own slot
+            scores, candidates = merge(scores, candidates, recent, prefix.old, config.top_k)
+            if lse is not None:
+                lse = torch.logaddexp(lse.to(query.dtype), recent.logsumexp(-1))
+        return select(config.granularity, scores, candidates, lse, open_rows, config.num_kv_heads)
+
+    def _place(
+        self, layer_idx: int, chosen: Selection, first: int, rotated: Tensor, near: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The rotation of every chosen unit [H, T or 1, K], and its landmark score there for every row [H, T, K]."""
+        prefix, rows = self._prefix, rotated.shape[3]
+        candidates = chosen.candidates + first
+        present = chosen.candidates >= 0
+        is_recent = present & (candidates >= prefix.old)
+        rank = torch.arange(candidates.shape[-1])
+        later = is_recent.flip(-1).cumsum(-1).flip(-1)  # recent ones from here on, this one included
+        slots = torch.where(is_recent, prefix.size - later, prefix.size if self._fixed else rank)
+        slots = slots.clamp(0, rotated.shape[0] - 1)
+        wide = candidates.expand(-1, rows, -1)
+        if self._fixed and chosen.scores is not None:
+            scores = chosen.scores
+        elif prefix.old and (present & ~is_recent).any():
+            keys = self.store.landmark_keys(layer_idx, self._old_scope, wide.where(wide < prefix.old, -1)).to(
+                rotated.dtype
+            )
+            h, t = torch.arange(wide.shape[0])[:, None, None], torch.arange(rows)[None, :, None]
+            queries = rotated[slots.expand(-1, rows, -1), 0, h, t]  # (H, T, K, D)
+            scores = (queries * keys).sum(-1)
+        else:
+            scores = rotated.new_full(wide.shape, NEG)
+        if near is not None and is_recent.any():
+            h, t = torch.arange(wide.shape[0])[:, None, None], torch.arange(rows)[None, :, None]
+            at_slot = near[
+                slots.clamp(max=prefix.size - 1).expand(-1, rows, -1), h, t, (wide - prefix.old).clamp(min=0)
+            ]
+            scores = torch.where(is_recent.expand_as(wide), at_slot, scores)
+        return slots, scores
+
+    # Units
+
+    def _attend_units(
+        self, layer_idx: int, rotated: Tensor, local: LocalAttention, candidates: Tensor, rotations: Tensor, scores: Tensor,
+        is_last: bool,
+    ) -> Tensor:  # fmt: skip
+        """Lease the distinct units and attend; if they exceed the budget, in halves of the rows: slower and right."""
+        try:
+            lease, slots = self._lease(layer_idx, candidates)
+        except BudgetExceeded:
+            rows = candidates.shape[1]
+            if rows == 1:
+                raise
+            halves = []
+            for part in (slice(0, rows // 2), slice(rows // 2, rows)):
+                piece = LocalAttention(local.output[:, :, part], local.gate[:, :, part], local.lse[:, :, part])
+                halves.append(
+                    self._attend_units(
+                        layer_idx,
+                        rotated[:, :, :, part],
+                        piece,
+                        candidates[:, part],
+                        rotations[:, part],
+                        scores[:, part],
+                        is_last and part.stop == rows,
+                    )  # fmt: skip
+                )
+            return torch.cat(halves, 2)
+        with lease:
+            recording = self.on_read is not None and (is_last or self.read_all_rows)
+            output, mass = api.memory_attention(
+                rotated, lease.k, lease.v, self.store.slot_lengths, slots[None], rotations[None], scores[None], local,
+                gated=self.cmt_keys is not None, return_mass=recording,
+            )  # fmt: skip
+            if recording and mass is not None:
+                for row in range(0 if self.read_all_rows else mass.shape[2] - 1, mass.shape[2]):
+                    own = min(row, candidates.shape[1] - 1)
+                    self._record(layer_idx, candidates[:, own], mass[0, :, row], slots[:, own], lease)
+        return output
+
+    def _lease(self, layer_idx: int, candidates: Tensor) -> tuple[Lease, Tensor]:
+        """A lease on the distinct units of candidates [H, T or 1, K], and their slots in the same shape (-1 = none)."""
+        heads, kv_heads = candidates.shape[0], self.config.num_kv_heads
+        kv_head = torch.arange(heads)[:, None, None] // (heads // kv_heads)
+        present = candidates >= 0
+        units, inverse = torch.where(present, candidates * kv_heads + kv_head, -1).unique(return_inverse=True)
+        absent = int(len(units) > 0 and units[0] < 0)
+        keys = [
+            BlockKey(document, layer_idx, block, unit % kv_heads)
+            for unit in units[absent:].tolist()
+            for document, block in [self._locate(unit // kv_heads)]
+        ]
+        lease = self.store.lease(keys)
+        slots = torch.cat([torch.full((absent,), -1), lease.slots])
+        return lease, slots[inverse]
+
+    def _locate(self, candidate: int) -> tuple[int, int]:
+        """(document, block) of a candidate."""
+        for document, first, end in self._scope:
+            if candidate < end - first:
+                return document, first + candidate
+            candidate -= end - first
+        raise IndexError(candidate)
+
+    def _record(self, layer_idx: int, candidates: Tensor, mass: Tensor, slots: Tensor, lease: Lease) -> None:
+        missed = set(lease.slots[lease.missed].tolist())
+        reads = [
+            Read(layer_idx, head, *self._locate(candidate), weight, "disk" if slot in missed else "host")
+            for head, row in enumerate(zip(candidates.tolist(), mass.tolist(), slots.tolist()))
+            for candidate, weight, slot in zip(*row)
+            if candidate >= 0 and weight > 0
+        ]
+        if reads and self.on_read is not None:
+            self.on_read(reads)
+
+    # The chunk's end
+
+    def pad(self, positions: int) -> None:
+        """Leave `positions` of the open chunk empty: the missing content of a document's last block."""
+        for layer in self._layers:
+            self._reserve(layer, self.length + positions + 1)
+            for x in (layer.k, layer.rotated, layer.v):
+                x[:, :, self.length : self.length + positions] = 0
+        self.length += positions
+
+    def finished(self, kv_dtype: torch.dtype) -> Blocks:
+        """The complete blocks of the open chunk in stored form: keys rotated by their offset inside the block only."""
+        b, size = self.config.stride, self.config.block_size
+        n = self.length // b
+        offsets = torch.arange(b).repeat(n)
+        blocks: Blocks = {}
+        for index, layer in enumerate(self._layers):
+            k = self.rope(layer.k[0, :, : n * b], offsets).to(kv_dtype).unflatten(1, (n, b)).transpose(0, 1)
+            v = layer.v[0, :, : n * b].to(kv_dtype).unflatten(1, (n, b)).transpose(0, 1)
+            blocks[index] = (k[:, :, :size].contiguous(), v[:, :, :size].contiguous(), k[:, :, size].contiguous())
+        return blocks
+
+    def drop_finished(self, blocks: Blocks) -> None:
+        """Let the finished blocks go from the open chunk (the memory has them now) and start the next chunk behind them."""
+        b = self.config.stride
+        moved = self.length // b * b
+        rest = self.length - moved
+        for index, layer in enumerate(self._layers):
+            for x in (layer.k, layer.v):
+                x[:, :, :rest] = x[:, :, moved : self.length].clone()
+            self.remember(index, blocks[index][2])
+        self.length = rest
+        self.start_chunk()
+
+    def remember(self, layer_idx: int, landmarks: Tensor) -> None:
+        """Note the landmark keys [n, Hkv, D] of the session's newest own blocks; only the latest top_k are kept."""
+        layer = self._layers[layer_idx]
+        kept = torch.cat([layer.recent_landmarks.to(landmarks.dtype), landmarks])
+        layer.recent_landmarks = kept[max(0, len(kept) - self.config.top_k) :]

@@ -1,0 +1,97 @@
+"""A model on disk: config.json, model.safetensors and tokenizer.json in one directory; the weights that ship are one too."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from memstore.catalog import Signature
+from memstore.errors import InvalidWeights
+from memstore.model.config import ModelConfig
+from memstore.model.tokenizer import Tokenizer
+from memstore.model.transformer import Transformer
+
+SHIPPED = Path(__file__).parent / "weights"
+"""The directory of the weights that ship with the package."""
+SHIPPED_NAME = "books-1m"
+
+
+def save_checkpoint(
+    model: Transformer, tokenizer: Tokenizer, directory: Path, dtype: torch.dtype = torch.float32
+) -> None:
+    """Write config, weights (as `dtype`) and tokenizer; each file is replaced whole, so an interrupted save leaves the old one."""
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().to(dtype).contiguous() for name, tensor in model.state_dict().items()}
+    temporary = directory / "model.safetensors.partial"
+    save_file(weights, temporary)
+    temporary.chmod(0o644)  # safetensors makes it private, and a wheel keeps the mode
+    temporary.replace(directory / "model.safetensors")
+    temporary = directory / "config.json.partial"
+    temporary.write_text(model.config.to_json() + "\n", encoding="utf-8")
+    temporary.replace(directory / "config.json")
+    tokenizer.save(directory / "tokenizer.json")
+
+
+def load_checkpoint(directory: Path) -> tuple[Transformer, Tokenizer]:
+    """The model, in float32 and evaluation mode, and the tokenizer of a directory; InvalidWeights names what is wrong."""
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        if not (directory / name).is_file():
+            raise InvalidWeights(f"{directory} is not a model: {name} is missing")
+    config = ModelConfig.from_json((directory / "config.json").read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.load(directory / "tokenizer.json")
+    if tokenizer.vocab_size != config.vocab_size:
+        raise InvalidWeights(
+            f"{directory}: tokenizer.json has {tokenizer.vocab_size} ids but config.json says vocab_size {config.vocab_size}"
+        )
+    path = directory / "model.safetensors"
+    try:
+        weights = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InvalidWeights(f"{path} is truncated or not a safetensors file: {error}") from None
+    with torch.device("meta"):
+        model = Transformer(config)
+    _check_shapes(path, {name: p.shape for name, p in model.state_dict().items()}, weights)
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
+    return model.requires_grad_(False).eval(), tokenizer
+
+
+def _check_shapes(path: Path, expected: dict[str, torch.Size], weights: dict[str, Tensor]) -> None:
+    for name, shape in expected.items():
+        if name not in weights:
+            raise InvalidWeights(f"{path} is of another architecture than its config.json: {name} is missing")
+        if weights[name].shape != shape:
+            raise InvalidWeights(
+                f"{path} is of another architecture than its config.json: {name} is {tuple(weights[name].shape)}, "
+                f"expected {tuple(shape)}"
+            )
+    unknown = sorted(set(weights) - set(expected))
+    if unknown:
+        raise InvalidWeights(f"{path} is of another architecture than its config.json: {unknown[0]} is not part of it")
+
+
+def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
+    """What ties a memory to this model: hashes of weights and tokenizer, the architecture and the geometry of what is stored.
+
+    Settings of a lookup (top_k, granularity, cmt_cutoff) do not change what is stored, so they are no part of it.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    config = model.config
+    lookup = ("top_k", "granularity", "cmt_cutoff", "chunk_blocks")
+    architecture = {name: value for name, value in config.to_dict().items() if name not in lookup}
+    return Signature(
+        weights=digest.hexdigest(),
+        tokenizer=tokenizer.fingerprint,
+        architecture=architecture,
+        kv_dtype=config.kv_dtype,
+        num_layers=config.num_layers,
+        memory_layers=tuple(config.memory_layers or ()),
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=config.block_size,
+    )

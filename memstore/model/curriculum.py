@@ -1,0 +1,54 @@
+"""The stages of training: what each mixes, how long it lasts and how fast it learns (docs/training.md has the evidence)."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from memstore.model.recall_data import RecallConfig
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of training with its own learning rates; each warms up and decays linearly."""
+
+    name: str
+    kind: Literal["windows", "memory"]  # whole windows, or fresh chunks that read windows as memory
+    steps: int
+    lr: float  # AdamW: embeddings and gains
+    muon_lr: float  # Muon: matrices of the layers
+    data: RecallConfig = RecallConfig()
+    cmt: bool = False  # the context miss token takes part, landmarks under it with probability 0.5
+    batch: int = 16  # windows of a step (kind windows), chunks of a step (kind memory)
+    blocks: int = 8  # blocks of a window (kind windows)
+    gap: tuple[float, float] = (6.0, 25.0)  # filler tokens between fact and question, first to last step (kind windows)
+    memory_windows: int = 12
+    memory_blocks: int = 12
+    chunk_blocks: int = 4
+    long_chunks: float = 0.3  # share of steps with half as many chunks of twice the length
+    negatives: float = 0.8  # share of steps with negative landmarks
+    negative_ramp: float = 0.0  # share of the stage over which their log-mass rises from negative_start to 0
+    negative_start: float = -8.0
+    queue: int = 1008  # landmarks of earlier windows kept as negatives
+    max_jump: int = 1  # position jumps after each landmark, uniform in 1..max_jump (kind windows)
+    warmup: int = 20
+    min_lr: float = 0.03  # of lr, at the stage's end
+
+
+def default_curriculum() -> tuple[Stage, ...]:
+    """Learn to retrieve inside a window, then train as inference runs; about an hour of one core for a million parameters.
+
+    First plain sentences and numbers whose digits say nothing about each other: with varied sentences and repeated digits from the start
+    the model learns those, and its lookup stays at the plateau.
+    """
+    data = RecallConfig()
+    plain = replace(data, simple=1.0, repeats=0.0, hard=0.0, updates=0.0, near=0.05)
+    windows = Stage("windows", "windows", steps=1200, lr=3e-3, muon_lr=0.02, warmup=50, data=plain)
+    varied = replace(windows, name="varied", steps=1000, data=replace(plain, simple=0.7))
+    memory = Stage(
+        "memory", "memory", steps=500, lr=2e-3, muon_lr=0.01, negative_ramp=0.8,
+        data=replace(data, simple=0.5, repeats=0.1, pass_key=0.5, plain=0.0, continuations=0.0, updates=0.03),
+    )  # fmt: skip
+    text = replace(
+        memory, name="text", steps=1200, cmt=True, negative_ramp=0.0, long_chunks=0.4,
+        data=replace(data, simple=0.2, repeats=0.2, plain=0.2, continuations=0.15),
+    )  # fmt: skip
+    return windows, varied, memory, text

@@ -1,0 +1,164 @@
+"""Byte-level BPE over the `tokenizers` library, with two ids that no text can produce: landmark and context miss token.
+
+Every digit is a token of its own, so that a number is copied digit by digit and never met as an unseen merge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from memstore.errors import InvalidInput, InvalidWeights
+
+SPECIAL_IDS = 2  # landmark and context miss token, the two highest ids
+SEGMENT_CHARACTERS = 1 << 16  # text is tokenised in segments of at most this many characters
+_NOT_UNICODE = "the text holds a lone surrogate and is not valid Unicode; read it again as UTF-8"
+
+
+class Tokenizer:
+    """Text to token ids and back; ids 0..vocab_size-3 are text, then the landmark id, then the CMT id."""
+
+    def __init__(self, backend: Backend) -> None:
+        # Set here, not taken from a file: with them fixed, tokens and merges alone decide every id.
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+        backend.decoder = decoders.ByteLevel()
+        self._backend = backend
+        self.vocab_size: int = backend.get_vocab_size() + SPECIAL_IDS
+        self.landmark_id: int = self.vocab_size - 2
+        self.cmt_id: int = self.vocab_size - 1
+        self.fingerprint: str = _fingerprint(backend)
+        self.character_counts: np.ndarray = _character_counts(backend, self.vocab_size)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+        """Learn merges from `texts`; `vocab_size` counts all ids, the two special ones included.
+
+        Raises InvalidInput when `vocab_size` cannot hold the 256 bytes and the special ids.
+        """
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        if vocab_size < len(alphabet) + SPECIAL_IDS:
+            raise InvalidInput(f"vocab_size is {vocab_size}; a byte-level tokenizer needs at least {256 + SPECIAL_IDS}")
+        tokenizer = cls(Backend(models.BPE()))
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - SPECIAL_IDS, initial_alphabet=alphabet, special_tokens=[], show_progress=False
+        )
+        tokenizer._backend.train_from_iterator(texts, trainer)
+        return cls(tokenizer._backend)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Read a tokenizer saved by `save`. Raises InvalidWeights when the file is missing or is no tokenizer."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidWeights(f"cannot read tokenizer {path}: {error}") from error
+        try:
+            kind = json.loads(text)["model"]["type"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidWeights(f"{path} is not a tokenizer file; it is written by Tokenizer.save") from error
+        if kind != "BPE":
+            raise InvalidWeights(f"{path} holds a {kind} tokenizer; a byte-level BPE one is expected")
+        return cls(Backend.from_str(text))
+
+    def save(self, path: str | Path) -> None:
+        """Write the tokenizer as one JSON file."""
+        Path(path).write_text(self._backend.to_str(), encoding="utf-8")
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; the same ids, in one list, as `encode_stream` gives in segments.
+
+        Raises InvalidInput when the text holds half of a surrogate pair (it is not Unicode text).
+        """
+        if len(text) <= SEGMENT_CHARACTERS:
+            return self._encode_segment(text)
+        return [token for ids in self.encode_stream([text]) for token in ids]
+
+    def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
+        """Token ids of a text that arrives in pieces, one list for each segment (see `segments`)."""
+        for segment in self.segments(pieces):
+            yield self._encode_segment(segment)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of several texts of at most 65,536 characters each, on RAYON_NUM_THREADS threads."""
+        try:
+            return [encoding.ids for encoding in self._backend.encode_batch(list(texts))]
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidInput(_NOT_UNICODE) from error
+
+    @staticmethod
+    def segments(pieces: Iterable[str]) -> Iterator[str]:
+        """Cut a text that arrives in pieces into the segments that are tokenised one by one.
+
+        They depend on the text alone, never on the size of the pieces: each ends after the last newline of its
+        first 65,536 characters, else before the last white space, else there. Holds one segment in memory (and the
+        piece it came from).
+        """
+        buffer = ""
+        for piece in pieces:
+            buffer += piece
+            start = 0
+            while len(buffer) - start > SEGMENT_CHARACTERS:
+                end = start + _segment_end(buffer[start : start + SEGMENT_CHARACTERS])
+                yield buffer[start:end]
+                start = end
+            buffer = buffer[start:]
+        if buffer:
+            yield buffer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, landmark and CMT ids left out. Bytes that are no UTF-8 (a cut character) become U+FFFD."""
+        return self._backend.decode([int(token) for token in ids if token < self.landmark_id])
+
+    def _encode_segment(self, text: str) -> list[int]:
+        try:
+            return self._backend.encode(text).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidInput(_NOT_UNICODE) from error
+
+
+def _segment_end(window: str) -> int:
+    """Length of the segment that opens `window`, at least 1."""
+    newline = window.rfind("\n")
+    if newline >= 0:
+        return newline + 1
+    # Before the space, not after it: a word and the space before it are one token.
+    for position in range(len(window) - 1, 0, -1):
+        if window[position].isspace():
+            return position
+    return len(window)
+
+
+def _fingerprint(backend: Backend) -> str:
+    """Hex digest of the tokens and merges: the same in every version of the library, whose file format changes."""
+    model = json.loads(backend.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+    return hashlib.blake2b(json.dumps([tokens, merges]).encode(), digest_size=16).hexdigest()
+
+
+def _character_counts(backend: Backend, vocab_size: int) -> np.ndarray:
+    """[vocab_size] int64: characters that begin in each token, i.e. its bytes that are not UTF-8 continuation bytes.
+
+    Summed over a prefix of a document's ids they count its characters exactly, even where a token splits one.
+    """
+    byte_of = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for token, index in backend.get_vocab().items():
+        counts[index] = sum((byte_of[symbol] & 0xC0) != 0x80 for symbol in token)
+    return counts
+
+
+def _byte_symbols() -> list[str]:
+    """The printable character that stands for each of the 256 bytes in a byte-level vocabulary (GPT-2's table)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    hidden = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(hidden)) for byte in range(256)]

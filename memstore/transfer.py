@@ -1,0 +1,226 @@
+"""One document in one file: export from a memory, import into another memory of the same model.
+
+The file is a stream of msgpack frames [kind, payload, XXH3-64 over frame number, kind and payload]: "head" (format,
+signature, the document's row), "tokens", "landmarks" and "record" as they lie in the memory, and "end" with the number
+of frames. Import reads the whole file once before it writes anything.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from memstore.block import check_record, from_raw, raw_view, rename_record
+from memstore.catalog import Catalog, Document, Signature
+from memstore.database import Transaction
+from memstore.errors import CorruptBlock, InvalidConfig, InvalidInput, NewerFormat, StorageFull, WrongModel
+from memstore.tiers.disk import DiskTier
+
+FORMAT = 1
+MAGIC = "memstore document"
+IMPORTING = "\0import"  # the name of a document that is being imported; no user's name begins with a zero
+BATCH_BYTES = 16 << 20
+_LARGEST_FRAME = 1 << 30
+
+
+class _Frame(NamedTuple):
+    kind: str
+    payload: Any
+
+
+def export_document(catalog: Catalog, disk: DiskTier, document: Document, file: Path) -> int:
+    """Write a ready document to a new file; return its bytes. All or nothing: a file that exists is replaced at the
+    end.
+
+    Raises InvalidInput (the file cannot be written), StorageFull, CorruptBlock.
+    """
+    if document.state != "ready":
+        raise InvalidInput(f"document {document.name!r} is only partly read; finish ingesting it before exporting it")
+    part = file.with_name(file.name + ".part")
+    try:
+        with open(part, "wb") as out:
+            number = 0
+            for number, frame in enumerate(_document_frames(catalog, disk, document)):
+                out.write(_pack(number, frame))
+            out.write(_pack(number + 1, _Frame("end", number + 2)))
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, file)
+    except OSError as error:
+        if error.errno in (28, 122):  # no space, over the user's quota
+            raise StorageFull(f"{file} could not be written ({error.strerror}); make room and try again") from error
+        raise InvalidInput(f"{file} could not be written ({error.strerror}); name another file") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    return file.stat().st_size
+
+
+def _document_frames(catalog: Catalog, disk: DiskTier, document: Document) -> Iterator[_Frame]:
+    head = {"magic": MAGIC, "format": FORMAT, "signature": catalog.signature.to_dict(), "document": asdict(document)}
+    yield _Frame("head", head)
+    with catalog.database.read() as txn:  # one snapshot, so that the file is one state of the document
+        for part in catalog.token_parts(txn, document.id):
+            yield _Frame("tokens", [part.first, part.char_start, part.ids.astype("<u4").tobytes()])
+        for run in catalog.landmarks(txn, document.id):
+            yield _Frame("landmarks", [run.layer, run.first_block, raw_view(run.keys).tobytes()])
+        for record in disk.records(txn, document.id):
+            check_record(record.data, document.id, record.block, record.layer, shape=disk.shape, dtype=disk.kv_dtype)
+            yield _Frame("record", [record.block, record.layer, bytes(record.data)])
+
+
+def read_head(file: Path) -> tuple[Signature, Document]:
+    """The signature and the document's row in an exported file. Raises InvalidInput, NewerFormat."""
+    for frame in _frames(file):
+        return _read_head(frame, file)
+    raise _damaged(file, "it is empty")
+
+
+def import_document(catalog: Catalog, disk: DiskTier, file: Path, name: str) -> Document:
+    """Read an exported document into a memory under `name`, which must be free; the caller holds the writer lock.
+
+    Raises InvalidInput (no exported document, damaged, truncated), WrongModel, NewerFormat, StorageFull; the memory is
+    as it was.
+    """
+    database = catalog.database
+    original = _check(catalog, disk, file)
+
+    def begin(txn: Transaction) -> Document:
+        row = replace(
+            original, id=catalog.new_document_id(txn), name=IMPORTING, state="ingesting", tokens=0, blocks=0, bytes=0
+        )
+        catalog.put_document(txn, row)
+        return row
+
+    number = database.write(begin).id
+    done = False
+    try:
+        batch: list[_Frame] = []
+        size = 0
+        for frame in _frames(file):
+            if frame.kind in ("tokens", "landmarks", "record"):
+                batch.append(frame)
+                size += len(frame.payload[2])
+            if size >= BATCH_BYTES:
+                database.write(lambda txn: _store(txn, catalog, disk, original.id, number, batch))  # noqa: B023 (runs now)
+                batch, size = [], 0
+
+        def end(txn: Transaction) -> Document:
+            _store(txn, catalog, disk, original.id, number, batch)
+            row = replace(
+                original, id=number, name=name, state="ready", bytes=sum(len(r.data) for r in disk.records(txn, number))
+            )
+            catalog.put_document(txn, row)
+            return row
+
+        row = database.write(end)
+        done = True
+        return row
+    finally:
+        if not done:
+            database.write(lambda txn: catalog.delete_document(txn, number), beyond_limit=True)
+
+
+def _store(txn: Transaction, catalog: Catalog, disk: DiskTier, original: int, number: int, batch: list[_Frame]) -> None:
+    geometry = (-1, catalog.signature.num_kv_heads, catalog.signature.head_dim)
+    for kind, (first, second, data) in batch:
+        if kind == "tokens":
+            catalog.put_tokens(txn, number, first, second, np.frombuffer(data, dtype="<u4"))
+        elif kind == "landmarks":
+            catalog.put_landmarks(txn, number, first, second, from_raw(data, geometry, catalog.signature.kv_dtype))
+        else:
+            record = rename_record(data, original, first, second, number, shape=disk.shape, dtype=disk.kv_dtype)
+            disk.write_record(txn, number, first, second, record)
+
+
+def _check(catalog: Catalog, disk: DiskTier, file: Path) -> Document:
+    """Read the whole file; return the document's row if it is whole and of this model."""
+    signature, document = read_head(file)
+    differences = catalog.signature.difference(signature)
+    if differences:
+        raise WrongModel(f"{file} was written by another model than {catalog.database.path}: {'; '.join(differences)}")
+    tokens = 0
+    blocks = dict.fromkeys(signature.memory_layers, 0)
+    landmarks = dict.fromkeys(signature.memory_layers, 0)
+    row_bytes = signature.num_kv_heads * signature.head_dim * raw_view(from_raw(b"", (0,), signature.kv_dtype)).itemsize
+    try:
+        for frame in _frames(file):
+            if frame.kind == "tokens":
+                tokens += len(frame.payload[2]) // 4
+            elif frame.kind == "landmarks" and frame.payload[0] in landmarks:
+                landmarks[frame.payload[0]] += len(frame.payload[2]) // row_bytes
+            elif frame.kind == "record":
+                block, layer, data = frame.payload
+                check_record(data, document.id, block, layer, shape=disk.shape, dtype=disk.kv_dtype)
+                if layer in blocks:
+                    blocks[layer] += 1
+    except CorruptBlock as error:
+        raise _damaged(file, str(error)) from error
+    if tokens != document.tokens or {*blocks.values(), *landmarks.values()} - {document.blocks}:
+        raise _damaged(file, "it does not hold all of its document")
+    return document
+
+
+def _read_head(frame: _Frame, file: Path) -> tuple[Signature, Document]:
+    head = frame.payload
+    if frame.kind != "head" or not isinstance(head, dict) or head.get("magic") != MAGIC:
+        raise _damaged(file, "it does not begin like one")
+    if head["format"] > FORMAT:
+        raise NewerFormat(
+            f"{file} is in export format {head['format']}, this version reads up to {FORMAT}; update memstore"
+        )
+    try:
+        return Signature.from_dict(head["signature"]), Document(**head["document"])
+    except (TypeError, KeyError, InvalidConfig) as error:
+        raise _damaged(file, f"its head is not understood: {error}") from error
+
+
+def _pack(number: int, frame: _Frame) -> bytes:
+    payload = msgpack.packb(frame.payload)
+    packed: bytes = msgpack.packb([frame.kind, payload, _digest(number, frame.kind, payload)])
+    return packed
+
+
+def _frames(file: Path) -> Iterator[_Frame]:
+    """Every frame before the end, checked. Raises InvalidInput for anything but a whole, undamaged file."""
+    try:
+        with open(file, "rb") as source:
+            unpacker = msgpack.Unpacker(source, max_buffer_size=_LARGEST_FRAME)
+            ended = False
+            for number, frame in enumerate(unpacker):
+                if ended:
+                    raise ValueError("something follows its end")
+                if not (isinstance(frame, list) and [type(part) for part in frame] == [str, bytes, int]):
+                    raise ValueError("a frame has another form")
+                kind, payload, digest = frame
+                if digest != _digest(number, kind, payload):
+                    raise ValueError(f"the checksum of frame {number} does not match")
+                content = msgpack.unpackb(payload)
+                if kind == "end":
+                    ended = True
+                    continue
+                yield _Frame(kind, content)
+            if not ended:
+                raise ValueError("it is truncated")
+            if unpacker.tell() != os.fstat(source.fileno()).st_size:
+                raise ValueError("something follows its end")
+    except OSError as error:
+        raise InvalidInput(
+            f"{file} cannot be read ({error.strerror}); name a file that `memstore export` wrote"
+        ) from error
+    except (ValueError, msgpack.UnpackException) as error:
+        raise _damaged(file, str(error) or type(error).__name__) from error
+
+
+def _digest(number: int, kind: str, payload: bytes) -> int:
+    return xxh3_64_intdigest(payload, xxh3_64_intdigest(kind.encode(), number))
+
+
+def _damaged(file: Path, what: str) -> InvalidInput:
+    return InvalidInput(f"{file} is no whole exported document ({what}); export it again, nothing was imported")

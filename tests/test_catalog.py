@@ -1,0 +1,289 @@
+"""The tables beside the blocks: signature, documents and their states, tokens, landmark keys."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstore import catalog as catalog_module
+from memstore.catalog import Catalog, Document, Signature
+from memstore.database import Transaction, landmarks_key, tokens_key
+from memstore.errors import (
+    CorruptMemory,
+    DocumentNotFound,
+    InvalidConfig,
+    MemoryExists,
+    MemoryNotFound,
+    NewerFormat,
+    StorageFull,
+)
+from memstore.tiers.disk import DiskTier
+
+SIGNATURE = Signature(
+    weights="a1" * 32,
+    tokenizer="b2" * 32,
+    architecture={"rope_theta": 10000.0, "block_size": 4},
+    kv_dtype="bfloat16",
+    num_layers=3,
+    memory_layers=(1, 2),
+    num_kv_heads=2,
+    head_dim=6,
+    block_size=4,
+)
+
+
+def landmark_keys(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, 2, 6, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+
+
+def make_document(catalog: Catalog, name: str, *, blocks: int = 10) -> Document:
+    """A ready document with records, landmark runs of 4 blocks and token parts of 16 tokens."""
+    disk = DiskTier(
+        catalog.database, num_kv_heads=2, block_size=4, head_dim=6, kv_dtype="bfloat16", codec=catalog.codec
+    )
+
+    def work(txn: Transaction) -> Document:
+        number = catalog.new_document_id(txn)
+        k = torch.full((2, 4, 6), float(number), dtype=torch.bfloat16)
+        size = sum(disk.write(txn, number, block, layer, k, -k, 4) for block in range(blocks) for layer in range(3))
+        for first in range(0, blocks, 4):
+            count = min(4, blocks - first)
+            catalog.put_tokens(txn, number, 4 * first, 10 * first, range(4 * first, 4 * (first + count)))
+            for layer in (1, 2):
+                catalog.put_landmarks(txn, number, layer, first, landmark_keys(count, seed=first + layer))
+        document = Document(number, name, "ready", tokens=4 * blocks, blocks=blocks, bytes=size, created=1.5)
+        catalog.put_document(txn, document)
+        return document
+
+    return catalog.database.write(work)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def catalog(path: Path) -> Iterator[Catalog]:
+    catalog = Catalog.create(path, SIGNATURE)
+    yield catalog
+    catalog.close()
+
+
+# The memory itself
+
+
+def test_a_memory_remembers_its_model_codec_and_quota(path):
+    Catalog.create(path, SIGNATURE, codec="raw", quota=5_000_000).close()
+    catalog = Catalog.open(path, read_only=True)
+    assert (catalog.signature, catalog.codec, catalog.quota) == (SIGNATURE, "raw", 5_000_000)
+    assert catalog.created > 1.6e9
+    catalog.close()
+    with pytest.raises(MemoryExists):
+        Catalog.create(path, SIGNATURE)
+
+
+def test_an_unknown_codec_makes_no_memory(path):
+    with pytest.raises(InvalidConfig, match="'lz9'"):
+        Catalog.create(path, SIGNATURE, codec="lz9")
+    with pytest.raises(MemoryNotFound):
+        Catalog.open(path)
+
+
+def test_a_quota_is_changed_for_good(path, catalog):
+    catalog.set_quota(1_000_000)
+    with pytest.raises(StorageFull, match="quota"):
+        make_document(catalog, "large", blocks=3000)
+    catalog.close()
+    reopened = Catalog.open(path)
+    assert reopened.quota == 1_000_000
+    with pytest.raises(StorageFull, match="quota"):
+        make_document(reopened, "large", blocks=3000)
+    reopened.set_quota(None)
+    make_document(reopened, "large", blocks=3000)
+    reopened.close()
+
+
+def test_a_newer_format_is_refused(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog_module, "FORMAT", catalog_module.FORMAT + 1)
+        Catalog.create(path, SIGNATURE).close()
+    with pytest.raises(NewerFormat, match="update memstore"):
+        Catalog.open(path)
+
+
+def test_a_signature_survives_and_says_what_differs():
+    assert Signature.from_dict(SIGNATURE.to_dict()) == SIGNATURE
+    assert SIGNATURE.difference(SIGNATURE) == []
+    other = replace(SIGNATURE, weights="ff" * 32, head_dim=8, architecture={"rope_theta": 5e5, "cmt": True})
+    words = "; ".join(SIGNATURE.difference(other))
+    for part in (
+        "weights a1a1a1a1a1a1 instead of ffffffffffff",
+        "head_dim 6 instead of 8",
+        "rope_theta 10000.0 instead of 500000.0",
+        "cmt None instead of True",
+        "block_size 4 instead of None",
+    ):
+        assert part in words
+    assert "tokenizer" not in words and "memory_layers" not in words
+
+
+def test_an_impossible_signature_is_refused():
+    with pytest.raises(InvalidConfig, match="int3"):
+        replace(SIGNATURE, kv_dtype="int3")
+    with pytest.raises(InvalidConfig, match="head_dim"):
+        replace(SIGNATURE, head_dim=0)
+
+
+# Documents
+
+
+def test_documents_are_found_by_name_and_id(catalog):
+    one = make_document(catalog, "one")
+    two = replace(make_document(catalog, "two"), metadata={"author": "x"}, settings={"top_k": 4}, state="ingesting")
+    catalog.database.write(lambda txn: catalog.put_document(txn, two))
+    with catalog.database.read() as txn:
+        assert catalog.documents(txn) == [one, two]
+        assert catalog.document(txn, "two") == catalog.document(txn, two.id) == two
+        for wrong in ("three", 3, 0, -1):
+            with pytest.raises(DocumentNotFound, match=f"{wrong!r}.*'one', 'two'"):
+                catalog.document(txn, wrong)
+
+
+def test_a_memory_without_documents_says_so(catalog):
+    with catalog.database.read() as txn:
+        assert catalog.documents(txn) == []
+        with pytest.raises(DocumentNotFound, match="holds no documents"):
+            catalog.document(txn, "one")
+
+
+def test_ids_are_never_given_out_twice(path, catalog):
+    assert [make_document(catalog, name).id for name in "abc"] == [1, 2, 3]
+    catalog.database.write(lambda txn: catalog.delete_document(txn, 3))
+    catalog.close()
+    reopened = Catalog.open(path)
+    assert make_document(reopened, "d").id == 4
+    reopened.close()
+
+
+def test_a_deleted_document_is_gone_from_every_table_and_no_other_is_touched(catalog):
+    documents = [make_document(catalog, name) for name in "abc"]
+
+    def contents(number: int) -> dict[str, list[tuple[bytes, bytes]]]:
+        prefix = number.to_bytes(8, "big")
+        with catalog.database.read() as txn:
+            return {
+                table: [(key, bytes(view)) for key, view in txn.scan(table) if key.startswith(prefix)]
+                for table in ("documents", "tokens", "landmarks", "blocks")
+            }
+
+    before = contents(1), contents(3)
+    assert all(contents(2).values())
+    freed = catalog.database.write(lambda txn: catalog.delete_document(txn, 2), beyond_limit=True)
+    assert freed == documents[1].bytes
+    assert not any(contents(2).values())
+    assert (contents(1), contents(3)) == before
+
+
+@pytest.mark.parametrize("blocks", [0, 3, 4, 8, 9, 10])
+def test_a_document_is_cut_back_to_whole_blocks(catalog, blocks):
+    document = make_document(catalog, "a")
+    other = make_document(catalog, "b")
+
+    def landmarks(number: int) -> dict[int, torch.Tensor]:
+        with catalog.database.read() as txn:
+            runs = list(catalog.landmarks(txn, number))
+        return {
+            layer: torch.cat([run.keys for run in runs if run.layer == layer] or [landmark_keys(0)]) for layer in (1, 2)
+        }
+
+    whole = landmarks(document.id)
+    freed = catalog.database.write(
+        lambda txn: catalog.truncate_document(txn, document.id, blocks=blocks, tokens=4 * blocks)
+    )
+    assert freed == document.bytes // 10 * (10 - blocks) or abs(freed - document.bytes * (10 - blocks) / 10) < 100
+    with catalog.database.read() as txn:
+        assert catalog.tokens(txn, document.id).tolist() == list(range(4 * blocks))
+        kept = [key for key, _ in txn.scan("blocks") if key.startswith(document.id.to_bytes(8, "big"))]
+        assert len(kept) == 3 * blocks
+        assert catalog.tokens(txn, other.id).tolist() == list(range(40))
+    cut = landmarks(document.id)
+    assert all(torch.equal(cut[layer], whole[layer][:blocks]) for layer in (1, 2))
+    assert all(torch.equal(landmarks(other.id)[layer], whole[layer]) for layer in (1, 2))
+
+
+# Tokens
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=st.lists(st.integers(1, 20), max_size=8), data=st.data())
+def test_any_span_of_tokens_reads_back(tmp_path_factory, sizes, data):
+    catalog = Catalog.create(tmp_path_factory.mktemp("tokens") / "memory", SIGNATURE)
+    ids = np.random.default_rng(0).integers(0, 2**32, sum(sizes))
+    starts = [sum(sizes[:part]) for part in range(len(sizes))]
+
+    def work(txn: Transaction) -> None:
+        for document in (1, 2, 3):
+            for first, size in zip(starts, sizes, strict=True):
+                catalog.put_tokens(txn, document, first, 5 * first, ids[first : first + size] ^ document)
+
+    catalog.database.write(work)
+    first = data.draw(st.integers(0, len(ids) + 2))
+    end = data.draw(st.none() | st.integers(first, len(ids) + 5))
+    with catalog.database.read() as txn:
+        assert catalog.tokens(txn, 2, first, end).tolist() == (ids[first:end] ^ 2).tolist()
+        parts = list(catalog.token_parts(txn, 2, first, end))
+        assert [part.first for part in parts] == [
+            start
+            for start, size in zip(starts, sizes, strict=True)
+            if start + size > first and (end is None or start < end)
+        ]
+        assert all(part.char_start == 5 * part.first for part in parts)
+    catalog.close()
+
+
+# Landmark keys
+
+
+def test_landmark_keys_come_back_in_order_bit_for_bit(catalog):
+    numbers = [make_document(catalog, name).id for name in "ab"]
+    with catalog.database.read() as txn:
+        runs = list(catalog.landmarks(txn))
+        second = list(catalog.landmarks(txn, numbers[1]))
+    assert [run[:3] for run in runs] == [(n, layer, first) for n in numbers for layer in (1, 2) for first in (0, 4, 8)]
+    assert [run[:3] for run in second] == [run[:3] for run in runs if run.document == numbers[1]]
+    for run in runs:  # after the transaction: copies
+        expected = landmark_keys(2 if run.first_block == 8 else 4, seed=run.first_block + run.layer)
+        assert run.keys.dtype == torch.bfloat16 and torch.equal(run.keys, expected)
+
+
+def test_damaged_rows_are_refused_by_name(catalog):
+    make_document(catalog, "a")
+
+    def damage(table: str, key: bytes):
+        def work(txn: Transaction) -> None:
+            value = bytearray(txn.get(table, key) or b"")
+            value[len(value) // 2] ^= 1
+            txn.put(table, key, bytes(value))
+
+        return work
+
+    catalog.database.write(damage("landmarks", landmarks_key(1, 2, 4)))
+    catalog.database.write(damage("tokens", tokens_key(1, 16)))
+    with catalog.database.read() as txn:
+        with pytest.raises(CorruptMemory, match="landmarks entry"):
+            list(catalog.landmarks(txn))
+        with pytest.raises(CorruptMemory, match="tokens entry"):
+            catalog.tokens(txn, 1)
+        assert catalog.tokens(txn, 1, 0, 16).tolist() == list(range(16))
+    catalog.database.write(lambda txn: txn.put_checked("landmarks", landmarks_key(1, 2, 4), b"short"))
+    with catalog.database.read() as txn, pytest.raises(CorruptMemory, match="impossible length"):
+        list(catalog.landmarks(txn))
+    catalog.database.write(damage("meta", b"memory"))
+    with pytest.raises(CorruptMemory, match="meta entry"):
+        Catalog.open(catalog.database.path)

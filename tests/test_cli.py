@@ -1,0 +1,617 @@
+"""The command line as its users meet it: every command, its --json, and one line for everything that can be wrong."""
+
+import contextlib
+import io
+import json
+import os
+import pty
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+import pytest
+import torch
+
+from memstore import cli, console
+from memstore.cli import main
+from memstore.database import Database
+from memstore.demo import print_demo
+from memstore.model.checkpoint import SHIPPED, save_checkpoint
+from memstore.model.config import ModelConfig
+from memstore.model.tokenizer import Tokenizer
+from memstore.model.transformer import Transformer
+from memstore.verify import walk
+
+ROOT = Path(__file__).parent.parent
+COMMANDS = ["ingest", "ask", "chat", "search", "docs", "stats", "forget", "verify", "export", "import", "compact",
+            "train", "demo"]  # fmt: skip
+STORY = "The red fox lives in the old mill. The code of the red fox is 4711. Nobody else knows it.\n" * 40
+OTHER = "A quite different text about boats and the harbour where they lie at night.\n" * 30
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """stdout, which must be one JSON object on one line."""
+        assert self.out.count("\n") == 1 and self.out.endswith("\n")
+        return json.loads(self.out)
+
+
+def run(*arguments: object, stdin: str | bytes = b"") -> Result:
+    """The command in this process, as `memstore ARGUMENTS` would run."""
+    out, err = io.StringIO(), io.StringIO()
+    kept = sys.argv, sys.stdin
+    sys.argv = ["memstore", *map(str, arguments)]
+    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin), encoding="utf-8")
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        sys.argv, sys.stdin = kept
+    return Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def start(*arguments: object, **options: Any) -> "subprocess.Popen[str]":
+    """The command in a process of its own, where SIGINT is what it is on a terminal, however the tests were started."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "memstore", *map(str, arguments)],
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **options,
+    )
+
+
+def run_apart(*arguments: object) -> Result:
+    """The command in a process of its own, to its end."""
+    process = start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=120)
+    return Result(process.returncode, out, err)
+
+
+def run_forked(prepare: Callable[[], object], directory: Path, *arguments: object) -> Result:
+    """The command in a forked child, after `prepare` has taken something from the child alone."""
+    out, err = directory / "forked.out", directory / "forked.err"
+    out.touch(0o666)
+    err.touch(0o666)
+    child = os.fork()
+    if not child:
+        status = 99
+        try:
+            with out.open("w") as own_out, err.open("w") as own_err:
+                sys.argv, sys.stdout, sys.stderr = ["memstore", *map(str, arguments)], own_out, own_err
+                prepare()
+                main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    return Result(os.waitstatus_to_exitcode(status), out.read_text(), err.read_text())
+
+
+def become_nobody() -> None:
+    """Root may write anywhere; nobody may not."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+
+
+def refused(result: Result, *words: str, status: int = 1) -> None:
+    """One line on stderr that says these words, nothing on stdout."""
+    assert (result.status, result.out) == (status, "")
+    assert result.err.startswith("error: ") and result.err.count("\n") == 1
+    for word in words:
+        assert word in result.err
+
+
+def intact(store: Path, *names: str) -> None:
+    """The memory holds these documents, ready and undamaged."""
+    documents = run("docs", "--store", store, "--json").json["documents"]
+    assert {document["name"]: document["state"] for document in documents} == dict.fromkeys(names, "ready")
+    assert whole(store)
+
+
+def whole(store: Path) -> bool:
+    """Is everything in the memory as it was written?"""
+    return not any(event["event"] == "problem" for event in walk(store, set()))
+
+
+def write_model(directory: Path, seed: int = 0, **shape: Any) -> Path:
+    config = ModelConfig(
+        vocab_size=2048, num_layers=2, hidden_size=32, num_heads=2, num_kv_heads=2, head_dim=16, mlp_size=64, **shape
+    )
+    model = Transformer(config)
+    model.initialise(torch.Generator().manual_seed(seed))
+    save_checkpoint(model, Tokenizer.load(SHIPPED / "tokenizer.json"), directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(autouse=True)
+def the_model(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSTORE_MODEL", str(model_path))
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Path:
+    path = tmp_path / "story.txt"
+    path.write_text(STORY)
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path, story: Path) -> Path:
+    """A memory that holds `story`."""
+    assert run("ingest", story, "--store", tmp_path / "mem").status == 0
+    return tmp_path / "mem"
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that every user of the machine can reach."""
+    directory = Path(tempfile.mkdtemp(prefix="memstore-test-", dir="/tmp"))
+    directory.chmod(0o755)
+    yield directory
+    for path in [path for path in directory.rglob("*") if path.is_dir()]:
+        path.chmod(0o755)
+    shutil.rmtree(directory)
+
+
+# Help
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_an_example(name: str) -> None:
+    result = run(name, "--help")
+    assert result.status == 0
+    assert "Example:" in result.out and f"memstore {name}" in result.out.split("Example:")[1]
+    assert "--json" in result.out
+
+
+def test_every_command_is_documented() -> None:
+    listed = [command.name for command in cli.app.registered_commands]
+    assert listed == COMMANDS
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"memstore {name}" not in readme] == []
+
+
+def test_help_does_not_load_torch() -> None:
+    program = (
+        "import sys; sys.argv[1:] = ['ask', '--help']\n"
+        "from memstore.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print([name for name in ('torch', 'numpy', 'lmdb') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(story: Path, tmp_path: Path) -> None:
+    assert "Commands:" in run().out and run().status == 0
+    assert run("--version").out.startswith("memstore ")
+    refused(run("remember"), "remember", status=2)
+    refused(run("ask", "Who?"), "--store", status=2)
+    refused(run("ingest", story, "--store", tmp_path / "m", "--append", "--replace"), "exclude", status=2)
+    refused(run("ingest", story, story, "--store", tmp_path / "m", "--name", "x"), "--name", status=2)
+    refused(run("ingest", story, "--store", tmp_path / "m", "--quota", "much"), "64MB", status=2)
+    refused(run("train", story, "--out", tmp_path / "run", "--preset", "huge"), "paper", status=2)
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("64MB", 64_000_000), ("1.5gb", 1_500_000_000), ("512MiB", 1 << 29), ("2 K", 2000), ("10b", 10)],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert console.parse_size(text) == size
+
+
+# The commands
+
+
+def test_ingest_reports_and_is_idempotent(tmp_path: Path, story: Path) -> None:
+    first = run("ingest", story, "--store", tmp_path / "mem", "--json").json["documents"]
+    again = run("ingest", story, "--store", tmp_path / "mem", "--json").json["documents"]
+    assert [first[0]["status"], again[0]["status"]] == ["read", "already read"]
+    assert first[0]["name"] == "story" and first[0]["tokens"] > 500 and first[0]["blocks"] > 16
+    assert {key: first[0][key] for key in ("tokens", "blocks", "bytes")} == {
+        key: again[0][key] for key in ("tokens", "blocks", "bytes")
+    }
+    assert "already read" in run("ingest", story, "--store", tmp_path / "mem").out
+    intact(tmp_path / "mem", "story")
+
+
+def test_ingest_reads_several_files_each_as_a_document(tmp_path: Path, story: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(OTHER)
+    assert run("ingest", story, other, "--store", tmp_path / "mem", "--codec", "raw").out.count(": read;") == 2
+    intact(tmp_path / "mem", "story", "other")
+
+
+def test_append_continues_and_replace_swaps_a_document(store: Path, tmp_path: Path) -> None:
+    before = run("docs", "--store", store, "--json").json["documents"][0]
+    more = tmp_path / "more.txt"
+    more.write_text(OTHER)
+    appended = run("ingest", more, "--store", store, "--name", "story", "--append", "--json").json["documents"][0]
+    assert appended["status"] == "appended" and appended["tokens"] > before["tokens"]
+    intact(store, "story")
+    replaced = run("ingest", more, "--store", store, "--name", "story", "--replace", "--json").json["documents"][0]
+    assert replaced["status"] == "replaced"
+    assert replaced["tokens"] == len(Tokenizer.load(SHIPPED / "tokenizer.json").encode(OTHER))
+    intact(store, "story")
+
+
+def test_another_process_answers_with_sources_and_cost(store: Path) -> None:
+    result = run_apart("ask", "What is the code of the red fox? The code of the red fox is", "--store", store, "--json")
+    answer = result.json
+    assert result.status == 0 and result.err == ""
+    assert {"text", "sources", "lookups", "tiers", "seconds"} <= answer.keys()
+    assert set(answer["lookups"]) == {"done", "skipped"}
+    assert all({"hits", "misses", "bytes"} <= counts.keys() for counts in answer["tiers"].values())
+    assert answer["tiers"]["disk"]["hits"] > 0
+    for source in answer["sources"]:
+        first, end = source["span"]
+        assert source["document"] == "story" and source["text"] == STORY[first:end]
+
+
+def test_ask_prints_answer_sources_and_one_line_of_cost(store: Path) -> None:
+    lines = run("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0").out.splitlines()
+    assert "story[" in lines[1] and lines[-1].lstrip().startswith("lookups")
+
+
+def test_questions_on_standard_input_are_answered_each_in_a_session_of_its_own(store: Path) -> None:
+    questions = ["The code of the red fox is", "Who lives there?", "The code of the red fox is"]
+    answers = run("ask", "-", "--store", store, "--json", stdin="\n".join(questions)).json["answers"]
+    assert [answer["question"] for answer in answers] == questions
+    assert answers[0]["text"] == answers[2]["text"]
+    assert answers[0]["tokens"] == run("ask", questions[0], "--store", store, "--json").json["tokens"]
+    refused(run("ask", "-", "--store", store, stdin=" \n"), "no question")
+    refused(run("ask", "-", "--store", store, stdin=b"caf\xe9?\n"), "UTF-8")
+
+
+def test_sampling_repeats_under_a_seed(store: Path) -> None:
+    ask = ("ask", "Who?", "--store", store, "--temperature", "2", "--json", "--max-new-tokens", "8")
+    texts = [run(*ask, "--seed", seed).json["tokens"] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_long_question_is_read_in_chunks(store: Path) -> None:
+    question = OTHER * 4 + "The code of the red fox is"
+    answer = run("ask", "-", "--store", store, "--json", stdin=question.replace("\n", " ")).json["answers"][0]
+    assert answer["text"] is not None
+    # More of its own blocks than the host tier may keep: the oldest are let go.
+    small = run("ask", question, "--store", store, "--json", "--host-budget", "128kB")
+    assert small.status == 0
+
+
+def test_chat_answers_line_by_line(store: Path) -> None:
+    conversation = run("chat", "--store", store, "--json", stdin="Who lives there?\n\nAnd where?\n").json["answers"]
+    assert [answer["question"] for answer in conversation] == ["Who lives there?", "And where?"]
+    shown = run("chat", "--store", store, stdin="Who lives there?\n")
+    assert shown.status == 0 and "lookups" in shown.out
+
+
+def test_search_shows_places(store: Path) -> None:
+    sources = run("search", "the old mill", "--store", store, "--results", "3", "--json").json["sources"]
+    assert len(sources) == 3
+    assert sorted(sources, key=lambda source: -source["weight"]) == sources
+    first, end = sources[0]["span"]
+    assert sources[0]["text"] == STORY[first:end]
+    assert run("search", "the old mill", "--store", store, "--results", "3").out.count("story[") == 3
+
+
+def test_a_memory_can_be_looked_after_without_a_model(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTORE_MODEL", str(tmp_path / "gone"))
+    assert run("docs", "--store", store).out.splitlines()[1].startswith("story")
+    stats = run("stats", "--store", store, "--json").json
+    assert stats["documents"] == 1 and stats["tokens"] > 0 and {"host", "disk"} <= stats["tiers"].keys()
+    assert "1 documents" in run("stats", "--store", store).out
+    file = tmp_path / "story.memstore"
+    assert run("export", "story", file, "--store", store, "--json").json["bytes"] == file.stat().st_size
+    imported = run("import", file, "--store", tmp_path / "copy", "--name", "tale", "--json").json["imported"]
+    assert imported["name"] == "tale" and imported["state"] == "ready"
+    intact(tmp_path / "copy", "tale")
+    assert run("forget", "story", "--store", store, "--json").json["forgotten"]["name"] == "story"
+    sizes = run("compact", "--store", store, "--json").json
+    assert sizes["bytes_after"] < sizes["bytes_before"]
+    assert run("docs", "--store", store).out == "no documents\n"
+    intact(store)
+
+
+def test_verify_finds_damage_and_repair_drops_it(store: Path, tmp_path: Path) -> None:
+    assert run("verify", "--store", store).out.endswith("clean\n")
+    other = tmp_path / "other.txt"
+    other.write_text(OTHER)
+    assert run("ingest", other, "--store", store).status == 0
+    with Database.open(store) as database:
+        key, value = database.write(lambda txn: [(k, bytes(v)) for k, v in txn.scan("blocks")][5])
+        database.write(lambda txn: txn.put("blocks", key, value[:-1] + bytes([value[-1] ^ 1])))
+    found = run("verify", "--store", store, "--json")
+    assert found.status == 1 and found.json["problems"][0]["name"] == "story"
+    assert run("verify", "--store", store, "--repair", "--json").json["dropped"] == ["story"]
+    intact(store, "other")
+
+
+def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> None:
+    from pydoc_data.topics import topics
+
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(topics.values()))
+    trained = run("train", text, "--out", tmp_path / "run", "--minutes", "0.002", "--json")
+    assert trained.status == 0 and trained.json["out"] == str(tmp_path / "run")
+    refused(run("train", text, "--out", tmp_path / "run"), "--resume")
+    assert run("train", text, "--out", tmp_path / "run", "--minutes", "0.002", "--resume").status == 0
+    ingest = run("ingest", story, "--store", tmp_path / "m", "--model", tmp_path / "run")
+    assert ingest.status == 0
+    asked = run(
+        "ask", "Who?", "--store", tmp_path / "m", "--model", tmp_path / "run", "--json", "--max-new-tokens", "3"
+    )
+    assert asked.status == 0 and len(asked.json["tokens"]) <= 3
+    refused(run("train", tmp_path / "no.txt", "--out", tmp_path / "run2"), "no.txt")
+    refused(run("train", text, "--out", tmp_path / "run3", "--resume"), "no training run")
+
+
+def test_demo_asks_a_new_process_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = tmp_path / "plain.txt"
+    plain.write_text(OTHER * 4)
+    result = run("demo", "--text", plain, "--seed", "1", "--questions", "3", "--store", tmp_path / "mem", "--json").json
+    assert result["of"] == 3 == len(result["questions"]) and 0 <= result["right"] <= 3
+    assert result["questions"][0]["question"] == "What is the pass key? The pass key is"
+    print_demo(result)
+    assert capsys.readouterr().out.splitlines()[-1] == f"facts right: {result['right']} of 3"
+    intact(tmp_path / "mem", "demo")
+    refused(run("demo", "--text", plain, "--tokens", "5"), "longer")
+
+
+# What bad input gets
+
+
+def test_ingest_refuses_what_is_no_text(tmp_path: Path, store: Path, story: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text(" \n\n")
+    (tmp_path / "binary.txt").write_bytes(b"abc\0def")
+    (tmp_path / "latin.txt").write_bytes("Caf\xe9 au lait".encode("latin-1"))
+    os.mkfifo(tmp_path / "pipe")
+    for name, word in [
+        ("none.txt", "does not exist"), ("empty.txt", "empty"), ("blank.txt", "empty"), (".", "directory"),
+        ("binary.txt", "binary"), ("latin.txt", "UTF-8"), ("pipe", "regular"),
+    ]:  # fmt: skip
+        refused(run("ingest", tmp_path / name, "--store", store), word)
+        refused(run("ingest", tmp_path / name, "--store", tmp_path / "new"), word)
+        # Nothing is read of the good ones either.
+        refused(run("ingest", story, tmp_path / name, "--store", tmp_path / "new"), word)
+    assert not (tmp_path / "new").exists()
+    intact(store, "story")
+
+
+def test_a_name_in_use_for_other_content_is_refused(store: Path, tmp_path: Path, story: Path) -> None:
+    story.write_text(OTHER)
+    refused(run("ingest", story, "--store", store), "story", "append", "replace")
+    refused(run("ingest", story, "--store", store, "--name", "nobody", "--append"), "nobody", "'story'")
+    intact(store, "story")
+
+
+def test_only_ingest_and_import_make_a_memory(tmp_path: Path, story: Path) -> None:
+    none = tmp_path / "none"
+    for arguments in [
+        ("ask", "Who?"), ("chat",), ("search", "x"), ("docs",), ("stats",), ("forget", "x"), ("verify",),
+        ("export", "x", tmp_path / "f"), ("compact",),
+    ]:  # fmt: skip
+        refused(run(*arguments, "--store", none), str(none))
+        refused(run(*arguments, "--store", tmp_path), str(tmp_path))
+        refused(run(*arguments, "--store", story), str(story))
+    assert not none.exists()
+    refused(run("ingest", story, "--store", story), "directory")
+    refused(run("ingest", story, "--store", tmp_path), "not empty")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["story.txt"]
+
+
+def test_a_memory_of_another_model_or_a_newer_format_is_refused(store: Path, tmp_path: Path, story: Path) -> None:
+    other = write_model(tmp_path / "other", seed=1)
+    refused(run("ask", "Who?", "--store", store, "--model", other), "weights")
+    refused(run("ingest", story, "--store", store, "--model", other), "weights")
+    longer = write_model(tmp_path / "longer", block_size=16)
+    refused(run("ask", "Who?", "--store", store, "--model", longer), "block_size")
+    intact(store, "story")
+    with Database.open(store) as database:
+
+        def newer(txn: Any) -> None:
+            row = msgpack.unpackb(txn.get_checked("meta", b"memory"))
+            txn.put_checked("meta", b"memory", msgpack.packb({**row, "format": 99}))
+
+        database.write(newer)
+    refused(run("ask", "Who?", "--store", store), "99", "update")
+
+
+def test_weights_that_are_truncated_or_of_another_architecture_are_refused(store: Path, tmp_path: Path) -> None:
+    broken = write_model(tmp_path / "broken")
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[:-100])
+    refused(run("ask", "Who?", "--store", store, "--model", broken), "truncated")
+    other = write_model(tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"mlp_size": 128}))
+    refused(run("ask", "Who?", "--store", store, "--model", other), "architecture")
+    (other / "config.json").write_text(json.dumps(config | {"num_kv_heads": 3}))
+    refused(run("ask", "Who?", "--store", store, "--model", other), "num_kv_heads")
+    refused(run("ask", "Who?", "--store", store, "--model", tmp_path), "config.json")
+    refused(run("ask", "Who?", "--store", store, "--model", tmp_path / "none"), "none")
+
+
+def test_unknown_documents_and_empty_memories_are_named(store: Path, tmp_path: Path) -> None:
+    for arguments in [("ask", "Who?", "--document", "tale"), ("forget", "tale"), ("export", "tale", tmp_path / "f"),
+                      ("search", "mill", "--document", "tale"), ("chat", "--document", "tale")]:  # fmt: skip
+        refused(run(*arguments, "--store", store), "'tale'", "'story'")
+    refused(run("ask", "  ", "--store", store), "empty")
+    assert run("forget", "story", "--store", store).status == 0
+    refused(run("ask", "Who?", "--store", store), "no finished document")
+
+
+def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    for arguments, word in [
+        (("ask", "Who?", "--store", store, "--top-k", "0"), "top_k"),
+        (("ask", "Who?", "--store", store, "--top-k", "100000"), "top_k"),
+        (("ask", "Who?", "--store", store, "--cmt-cutoff", "1.5"), "cmt_cutoff"),
+        (("ask", "Who?", "--store", store, "--granularity", "per_word"), "granularity"),
+        (("ask", "Who?", "--store", store, "--max-new-tokens", "0"), "max_new_tokens"),
+        (("ask", "Who?", "--store", store, "--temperature", "-1"), "temperature"),
+        (("ask", "Who?", "--store", store, "--host-budget", "1kB"), "budget"),
+        (("search", "mill", "--store", store, "--results", "0"), "1"),
+        (("ingest", story, "--store", new, "--chunk-blocks", "0"), "chunk_blocks"),
+        (("ingest", story, "--store", new, "--top-k", "-1"), "top_k"),
+        (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),
+        (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "codec"),
+    ]:
+        refused(run(*arguments), word)
+    intact(store, "story")
+
+
+def test_a_quota_is_kept(store: Path, tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text(OTHER * 40)
+    full = run("ingest", long, "--store", store, "--quota", "3MB")
+    assert full.status == 1 and "quota" in full.err.splitlines()[-1] and "Traceback" not in full.err
+    assert (store / "data.mdb").stat().st_size <= 3_000_000
+    states = {d["name"]: d["state"] for d in run("docs", "--store", store, "--json").json["documents"]}
+    assert states["story"] == "ready" and whole(store)
+    assert run("ingest", long, "--store", store, "--quota", "1GB").status == 0
+    intact(store, "story", "long")
+
+
+def test_a_full_disk_is_named_and_leaves_the_memory_as_it_was(store: Path, tmp_path: Path) -> None:
+    long = tmp_path / "long.txt"
+    long.write_text(OTHER * 40)
+    most = (store / "data.mdb").stat().st_size + (1 << 20)
+
+    def leave_little_room() -> None:
+        torch.set_num_threads(1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    full = run_forked(leave_little_room, tmp_path, "ingest", long, "--store", store)
+    assert full.status == 1 and full.err.splitlines()[-1].startswith("error: ") and "Traceback" not in full.err
+    assert "full" in full.err or "make room" in full.err
+    assert whole(store)
+    assert run("ingest", long, "--store", store).status == 0
+    intact(store, "story", "long")
+
+
+def test_a_read_only_memory_is_asked_but_not_written(open_directory: Path, model_path: Path, story: Path) -> None:
+    store, model = open_directory / "mem", open_directory / "model"
+    shutil.copytree(model_path, model)
+    shutil.copy(story, open_directory / "other.txt")
+    assert run("ingest", story, "--store", store).status == 0
+    for path in [store, *store.rglob("*"), model, *model.iterdir(), open_directory / "other.txt"]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def prepare() -> None:
+        torch.set_num_threads(1)
+        become_nobody()
+
+    scratch = Path(tempfile.mkdtemp(dir=open_directory))
+    scratch.chmod(0o777)
+    asked = run_forked(prepare, scratch, "ask", "The code is", "--store", store, "--model", model, "--json")
+    assert (asked.status, asked.err) == (0, "") and asked.json["sources"]
+    refused(
+        run_forked(prepare, scratch, "ingest", open_directory / "other.txt", "--store", store, "--model", model),
+        str(store), "reading only",
+    )  # fmt: skip
+    refused(run_forked(prepare, scratch, "forget", "story", "--store", store), str(store))
+    intact(store, "story")
+
+
+def test_an_import_of_no_export_is_refused(store: Path, tmp_path: Path, story: Path) -> None:
+    refused(run("import", story, "--store", tmp_path / "new"), "story.txt")
+    refused(run("import", tmp_path / "none", "--store", tmp_path / "new"), "none")
+    assert not (tmp_path / "new").exists()
+    file = tmp_path / "story.memstore"
+    assert run("export", "story", file, "--store", store).status == 0
+    file.write_bytes(file.read_bytes()[:-50])
+    refused(run("import", file, "--store", store, "--name", "again"), "story.memstore")
+    refused(run("export", "story", tmp_path / "no" / "where", "--store", store), "where")
+    intact(store, "story")
+
+
+def test_json_names_the_error_too(tmp_path: Path) -> None:
+    result = run("docs", "--store", tmp_path / "none", "--json")
+    assert result.status == 1 and result.err.startswith("error: ")
+    assert result.json["error"]["name"] == "MemoryNotFound"
+
+
+# Interrupts, pipes, terminals
+
+
+def test_ctrl_c_leaves_an_ingest_that_the_same_command_finishes(tmp_path: Path, story: Path) -> None:
+    from pydoc_data.topics import topics
+
+    book, store = tmp_path / "book.txt", tmp_path / "mem"
+    book.write_text("\n".join(topics.values())[:200_000])
+    with start("ingest", book, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert "tokens, up to" in first
+        refused(run("ingest", story, "--store", store), str(process.pid))  # while another process writes
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "same command" in err.splitlines()[-1] and "Traceback" not in err
+    refused(run("ask", "Who?", "--store", store), "no finished document")
+    refused(run("ask", "Who?", "--store", store, "--document", "book"), "ingest again")
+    assert whole(store)
+    resumed = run("ingest", book, "--store", store, "--json").json["documents"][0]
+    assert resumed["status"] == "resumed" and 0 < resumed["resumed_at"] < resumed["tokens"]
+    intact(store, "book")
+
+
+def test_a_reader_that_stops_reading_is_no_error(store: Path) -> None:
+    for command in (["docs"], ["ask", "Who?"]):
+        process = start(*command, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        process.stderr.close()
+        assert process.wait() in (0, 1)
+
+
+def test_output_that_does_not_fit_is_one_line(store: Path) -> None:
+    with open("/dev/full", "w") as full:
+        process = start("docs", "--store", store, stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate()
+    assert process.returncode == 1 and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_a_terminal_gets_a_bar_and_the_answer_as_it_comes(tmp_path: Path, story: Path) -> None:
+    store = tmp_path / "mem"
+    shown = []
+    for command in (["ingest", story], ["ask", "The code of the red fox is"]):
+        ours, theirs = pty.openpty()
+        process = start(*command, "--store", store, stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        text = b""
+        with contextlib.suppress(OSError):  # the end of a terminal that nobody holds any more
+            while piece := os.read(ours, 4096):
+                text += piece
+        os.close(ours)
+        assert process.wait() == 0
+        shown.append(text.decode())
+    assert "story: read;" in shown[0] and "Traceback" not in shown[0]
+    assert "lookups" in shown[1] and "story[" in shown[1]

@@ -1,0 +1,385 @@
+"""Training data: corpora read from files, and recall batches whose every answer can be found where it says."""
+
+import dataclasses
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+
+from memstore.errors import InvalidConfig, InvalidInput
+from memstore.model import facts as language
+from memstore.model.data import TokenCorpus, is_held_out, read_documents
+from memstore.model.facts import Pools, draw_fact, draw_value
+from memstore.model.recall_data import RecallConfig, RecallData
+from memstore.model.recall_pages import Source
+from memstore.model.tokenizer import Tokenizer
+
+BLOCK = 16
+
+
+def book(seed, words=6000):
+    rng = random.Random(seed)
+    names = ["".join(rng.choices("abcdefghilmnoprstu", k=rng.randint(3, 9))) for _ in range(900)]
+    sentences = []
+    while words > 0:
+        n = rng.randint(4, 14)
+        sentences.append(" ".join(rng.choices(names, k=n)).capitalize() + rng.choice((".", ".", "!", ".\n")))
+        words -= n
+    return " ".join(sentences)
+
+
+def write_json_lines(path, texts):
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    path.write_bytes(zstandard.ZstdCompressor().compress(lines.encode()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "one.txt").write_text(book(1))
+    return [folder / "one.txt", write_json_lines(folder / "more.jsonl.zst", [book(2), book(3)])]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(files):
+    forms = " ".join(form for group in language.QUESTIONS.values() for form in group)
+    return Tokenizer.train([*read_documents(files), forms], 600)
+
+
+@pytest.fixture(scope="module")
+def corpus(files, tokenizer, tmp_path_factory):
+    return TokenCorpus.build(files, tokenizer, tmp_path_factory.mktemp("cache"))
+
+
+def recall(tokenizer, corpus, seed=0, **settings):
+    return RecallData(tokenizer, corpus, RecallConfig(block_size=BLOCK, **settings), seed)
+
+
+# --- documents and corpora
+
+
+def test_documents_of_both_kinds_are_read_in_order(files):
+    assert list(read_documents(files)) == [book(1), book(2), book(3)]
+
+
+def test_unusable_files_are_named(tmp_path):
+    def refused(name, content, match):
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InvalidInput, match=match) as caught:
+            list(read_documents([path]))
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    compress = zstandard.ZstdCompressor().compress
+    refused("absent.txt", None, "no such file")
+    refused("empty.txt", b"", "is empty")
+    refused("blank.txt", b" \n\n ", "holds no text")
+    refused("latin.txt", "caf\xe9".encode("latin-1"), "not UTF-8")
+    refused("binary.txt", b"ab\0cd", "binary")
+    refused("page.html", b"<p>", "neither")
+    refused("broken.jsonl.zst", b"no zstandard frame", "zstandard")
+    refused("binary.jsonl.zst", compress(b"\xff\xfe\xff"), "zstandard-compressed UTF-8")
+    refused("list.jsonl.zst", compress(b"[1]\n"), "line 1 is not a JSON object")
+    refused("other.jsonl.zst", compress(b'{"text": "a"}\n{"body": "b"}\n'), "line 2 is not a JSON object")
+    refused("number.jsonl.zst", compress(b'{"text": 3}\n'), "is no string")
+    refused("none.jsonl.zst", compress(b"\n"), "holds no documents")
+
+
+def test_a_corpus_is_its_documents_one_after_the_other(corpus, files, tokenizer):
+    assert corpus.tokens.dtype == np.uint16
+    assert corpus.tokens.tolist() == [token for text in read_documents(files) for token in tokenizer.encode(text)]
+    offset = corpus.offset(random.Random(1), 50)
+    assert corpus.continuation(offset, 50).tolist() == corpus.tokens[offset : offset + 50].tolist()
+    assert len(corpus.sample(random.Random(2), len(corpus))) == len(corpus)
+    with pytest.raises(InvalidInput, match="fewer than"):
+        corpus.sample(random.Random(2), len(corpus) + 1)
+
+
+def test_a_corpus_is_tokenised_once_for_the_same_files_and_tokenizer(files, tokenizer, tmp_path):
+    built = TokenCorpus.build(files, tokenizer, tmp_path)
+    made = sorted(path.name for path in tmp_path.iterdir())
+    stamps = [(tmp_path / name).stat().st_mtime_ns for name in made]
+    again = TokenCorpus.build(files, tokenizer, tmp_path)
+    assert [(tmp_path / name).stat().st_mtime_ns for name in made] == stamps
+    assert np.array_equal(built.tokens, again.tokens) and built.words == again.words
+    TokenCorpus.build(files[:1], tokenizer, tmp_path)
+    TokenCorpus.build(files, Tokenizer.train([book(1)], 300), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3 * len(made)
+
+
+def test_a_build_that_stopped_halfway_is_done_again(files, tokenizer, tmp_path):
+    broken = write_json_lines(tmp_path / "broken.jsonl.zst", [book(5)])
+    broken.write_bytes(broken.read_bytes()[:-40])
+    with pytest.raises(InvalidInput):
+        TokenCorpus.build([*files, broken], tokenizer, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+    write_json_lines(tmp_path / "broken.jsonl.zst", [book(5)])
+    assert len(TokenCorpus.build([*files, broken], tokenizer, tmp_path / "cache")) > 0
+
+
+def test_entity_words_are_held_out_by_the_word_alone(corpus):
+    assert corpus.words and corpus.held_out_words
+    assert not set(corpus.words) & set(corpus.held_out_words)
+    assert not any(map(is_held_out, corpus.words)) and all(map(is_held_out, corpus.held_out_words))
+    assert all(word.isalpha() and word.islower() and 4 <= len(word) <= 10 for word in corpus.words)
+
+
+# --- the language of facts
+
+
+def test_training_never_draws_what_is_held_out():
+    for name in ("STATEMENTS", "UPDATES", "QUESTIONS", "PASS_KEY_STATEMENTS", "PASS_KEY_QUESTIONS"):
+        forms = getattr(language, name)
+        assert len(forms["held_out"]) == 2 and not set(forms["train"]) & set(forms["held_out"])
+    assert len(language.STATEMENTS["train"]) >= 8 and len(language.QUESTIONS["train"]) >= 8
+    assert "format" not in language.VALUE_SHARES["train"]
+    rng = random.Random(0)
+    train, held_out = ([draw_fact(rng, split) for _ in range(3000)] for split in language.SPLITS)
+    assert not {fact.attribute for fact in train} & {fact.attribute for fact in held_out}
+    assert not {fact.entity for fact in train} & {fact.entity for fact in held_out}
+
+
+def test_values_have_the_format_of_their_kind():
+    rng = random.Random(0)
+    pools = Pools.of("train")
+    values = [draw_value(rng, pools, "repeats") for _ in range(500)]
+    assert all(value.isdigit() and len(set(value)) <= 3 for value in values)
+    assert {len(draw_value(rng, pools, "digits")) for _ in range(2000)} == set(range(1, 8))
+    for value in (draw_value(rng, pools, "format") for _ in range(50)):
+        assert [len(part) for part in value.split("-")] in ([2, 2, 2], [3, 4])
+
+
+def test_sentences_hold_their_fact_and_questions_end_before_the_answer():
+    fact = language.Fact("red fox", "code", "48213")
+    assert language.statement(fact).text == "The code of the red fox is 48213."
+    assert language.statement(language.Fact("Dorvel", "code", "7")).text == "The code of Dorvel is 7."
+    for split in language.SPLITS:
+        for name, make in (("STATEMENTS", language.statement), ("UPDATES", language.update)):
+            for form in range(len(getattr(language, name)[split])):
+                sentence = make(fact, form, split)
+                assert all(word in sentence.text for word in ("red fox", "code", "48213"))
+                assert [text.strip() for text, is_value in sentence.parts if is_value] == ["48213"]
+        for form in range(len(language.QUESTIONS[split])):
+            asked = language.question(fact, form, split)
+            assert (asked.answer, asked.prompt + asked.answer + ".") == (" 48213", asked.text)
+            assert "48213" not in asked.prompt
+    stated = language.pass_key_statement("9054")
+    assert stated.text == "The pass key is 9054. Remember it. 9054 is the pass key."
+    assert language.pass_key_question("9054").prompt == language.PASS_KEY_QUESTION
+
+
+def test_encoding_by_pieces_gives_the_ids_of_the_whole_sentence(tokenizer, corpus):
+    rng = random.Random(3)
+    source = Source(tokenizer, corpus, rng)
+    for split in language.SPLITS:
+        pools = Pools.of(split, corpus.words)
+        for _ in range(300):
+            fact = draw_fact(rng, split, pools=pools)
+            sentences = (
+                language.statement(fact, rng.randrange(len(language.STATEMENTS[split])), split),
+                language.update(fact, rng.randrange(len(language.UPDATES[split])), split),
+                language.question(fact, rng.randrange(len(language.QUESTIONS[split])), split),
+                language.pass_key_statement(fact.value),
+            )
+            for sentence in sentences:
+                text = rng.choice(("", " ", "\n")) + sentence.text
+                assert source.encode(text) == tokenizer.encode(text)
+                pieces = [source.encode(part) for part, _ in sentence.parts]
+                assert [token for ids in pieces for token in ids] == tokenizer.encode(sentence.text)
+
+
+# --- batches
+
+
+def content(batch_ids, tokenizer):
+    """Content ids [B, blocks * l] of ids with a landmark after every block, which is checked."""
+    blocks = batch_ids.view(len(batch_ids), -1, BLOCK + 1)
+    assert (blocks[:, :, BLOCK] == tokenizer.landmark_id).all()
+    assert (blocks[:, :, :BLOCK] < tokenizer.landmark_id).all()
+    return blocks[:, :, :BLOCK].flatten(1)
+
+
+def answers(ids, weights, tokenizer):
+    """(prompt before it, answer, whether it is whole) for each run of weight 1 or more in a row of content."""
+    found, start = [], None
+    for place, weight in enumerate([*weights.tolist(), 0.0]):
+        if weight >= 1 and start is None:
+            start = place
+        elif weight < 1 and start is not None:
+            prompt = tokenizer.decode(ids[:start].tolist())
+            found.append((prompt, tokenizer.decode(ids[start:place].tolist()), place < len(ids)))
+            start = None
+    return found
+
+
+def test_batches_have_landmarks_in_place_and_no_weight_on_them(tokenizer, corpus):
+    data = recall(tokenizer, corpus)
+    memory = data.memory(5, 7)
+    for batch, shape in (
+        (data.windows(4, 6, gap=8), (4, 6)),
+        (memory, (5, 7)),
+        (data.questions(memory, 9, 3), (9, 3)),
+    ):
+        assert batch.ids.shape == batch.weights.shape == (shape[0], shape[1] * (BLOCK + 1))
+        assert (batch.ids.dtype, batch.weights.dtype) == (torch.int64, torch.float32)
+        content(batch.ids, tokenizer)
+        assert (batch.weights[batch.ids == tokenizer.landmark_id] == 0).all()
+        assert ((batch.weights >= 0) & (batch.weights <= RecallConfig().first_weight)).all()
+
+
+def test_answers_in_windows_are_stated_before_them(tokenizer, corpus):
+    data = recall(tokenizer, corpus, plain_share=0, copy_share=0, updates=0.2)
+    asked = 0
+    for _ in range(8):
+        batch = data.windows(8, 20, gap=5)
+        weights = batch.weights.view(8, -1, BLOCK + 1)[:, :, :BLOCK].flatten(1)
+        for ids, weight in zip(content(batch.ids, tokenizer), weights):
+            for prompt, answer, _ in answers(ids, weight, tokenizer):
+                assert answer.strip() in prompt, (prompt, answer)
+                asked += 1
+    assert asked > 100
+
+
+def test_random_values_have_no_weight_where_they_are_stated(tokenizer, corpus):
+    memory = recall(tokenizer, corpus, own_questions=0, copies=0).memory(8, 20)
+    ids = content(memory.ids, tokenizer)
+    weights = memory.weights.view(8, -1, BLOCK + 1)[:, :, :BLOCK].flatten(1)
+    stated = [stated for facts in memory.facts for stated in facts]
+    assert len(stated) > 10
+    for one in stated:
+        place = slice(one.start, one.start + one.length)
+        assert tokenizer.decode(ids[one.window][place].tolist()).strip() == one.fact.value
+        assert (weights[one.window][place] == 0).all()
+
+
+def test_every_answer_of_a_chunk_is_stated_in_a_window_it_may_read(tokenizer, corpus):
+    data = recall(tokenizer, corpus, updates=0.3, gaps=(4, 12), continuations=0, spans=0)
+    asked = 0
+    for _ in range(10):
+        memory = data.memory(6, 16)
+        chunks = data.questions(memory, 10, 6)
+        weights = chunks.weights.view(10, -1, BLOCK + 1)[:, :, :BLOCK].flatten(1)
+        for ids, weight, visible in zip(content(chunks.ids, tokenizer), weights, chunks.visible.tolist()):
+            assert len(set(visible)) == 2
+            readable = [stated.fact for window in visible for stated in memory.facts[window] if stated.current]
+            outdated = [stated.fact for facts in memory.facts for stated in facts if not stated.current]
+            for prompt, answer, whole in answers(ids, weight, tokenizer):
+                if whole:
+                    matching = [fact for fact in readable if fact.value == answer.strip()]
+                    matching = [fact for fact in matching if fact.is_pass_key or fact.entity in prompt]
+                    assert matching and not set(matching) & set(outdated), (prompt, answer)
+                    asked += 1
+    assert asked > 100
+
+
+def test_an_updated_fact_is_asked_with_both_windows_in_view(tokenizer, corpus):
+    data = recall(
+        tokenizer, corpus, updates=0.4, updates_asked=1.0, pass_key=0.0, continuations=0, unrelated=0, spans=0
+    )
+    data.config = dataclasses.replace(data.config, plain=0.0, copies=0.0, own_questions=0.0)
+    followed = 0
+    for _ in range(10):
+        memory = data.memory(6, 16, gap=4)
+        moved = {
+            (stated.replaces, stated.window): stated.fact
+            for facts in memory.facts
+            for stated in facts
+            if stated.current and stated.replaces not in (None, stated.window)
+        }
+        if not moved:
+            continue
+        chunks = data.questions(memory, 6, 4)
+        for visible, continues in zip(chunks.visible.tolist(), chunks.continues.tolist()):
+            assert (min(visible), max(visible)) in moved
+            assert visible == sorted(visible, reverse=continues)  # a chunk follows the newer one
+            followed += 1
+    assert followed > 20
+
+
+def test_a_memory_never_contradicts_itself(tokenizer, corpus):
+    data = recall(tokenizer, corpus, hard=1.0, updates=0.2)
+    for _ in range(10):
+        memory = data.memory(8, 16)
+        stated = [one for facts in memory.facts for one in facts]
+        current = [(one.fact.entity, one.fact.attribute) for one in stated if one.current]
+        assert len(current) == len(set(current))
+        assert sum(one.fact.is_pass_key for one in stated) <= 1
+        assert all(one.window == memory.pass_key_window for one in stated if one.fact.is_pass_key)
+
+
+def test_text_chunks_continue_the_text_of_their_window(tokenizer, corpus):
+    data = recall(tokenizer, corpus, plain=0.7, continuations=1.0, text_follows=1.0)
+    memory = data.memory(6, 8)
+    chunks = data.questions(memory, 5, 4)
+    assert chunks.continues.all()
+    for ids, visible in zip(content(chunks.ids, tokenizer), chunks.visible.tolist()):
+        after = memory.text_windows[visible[0]]
+        text = corpus.continuation(after - 8 * BLOCK, 12 * BLOCK).tolist()
+        assert memory.contents[visible[0]] + ids.tolist() == text
+
+
+def test_chunks_follow_windows_in_the_configured_share(tokenizer, corpus):
+    data = recall(tokenizer, corpus)
+    shares = []
+    for _ in range(30):
+        memory = data.memory(6, 8)
+        shares += data.questions(memory, 16, 4).continues.tolist()
+    assert 0.2 < sum(shares) / len(shares) < 0.45
+
+
+def test_restoring_the_state_gives_the_same_next_batch(tokenizer, corpus):
+    data = recall(tokenizer, corpus)
+    data.windows(2, 6, gap=4)
+    state = json.loads(json.dumps(data.state()))
+    first = data.windows(4, 8, gap=6)
+    memory = data.memory(6, 8)
+    chunks = data.questions(memory, 8, 4)
+    other = recall(tokenizer, corpus, seed=99)
+    other.restore(state)
+    again = other.windows(4, 8, gap=6)
+    memory_again = other.memory(6, 8)
+    chunks_again = other.questions(memory_again, 8, 4)
+    for one, two in ((first, again), (memory, memory_again), (chunks, chunks_again)):
+        assert torch.equal(one.ids, two.ids) and torch.equal(one.weights, two.weights)
+    assert torch.equal(chunks.visible, chunks_again.visible)
+    assert not torch.equal(first.ids, data.windows(4, 8, gap=6).ids)
+
+
+def test_the_held_out_split_asks_in_its_own_forms(tokenizer, corpus):
+    data = recall(tokenizer, corpus, split="held_out", own_questions=0, continuations=0)
+    memory = data.memory(5, 16)
+    stated = [one.fact for facts in memory.facts for one in facts if not one.fact.is_pass_key]
+    assert stated and {fact.attribute for fact in stated} <= set(Pools.of("held_out").attributes)
+    text = " ".join(tokenizer.decode(ids.tolist()) for ids in content(data.questions(memory, 8, 6).ids, tokenizer))
+    assert "Can you say what the" in text and "What is the" not in text
+
+
+def test_values_often_fall_across_the_end_of_a_block(tokenizer, corpus):
+    def share(across):
+        data = recall(tokenizer, corpus, across_blocks=across, gaps=(12,))
+        stated = [one for _ in range(12) for facts in data.memory(8, 16).facts for one in facts if one.length > 2]
+        split = [one for one in stated if one.start // BLOCK != (one.start + one.length - 1) // BLOCK]
+        return len(split) / len(stated)
+
+    assert share(1.0) > 0.9 > share(0.2) > share(0.0)
+
+
+def test_tiny_windows_and_memories_are_filled(tokenizer, corpus):
+    data = recall(tokenizer, corpus, pass_key=1.0)
+    for _ in range(10):
+        memory = data.memory(1, 1)
+        assert data.questions(memory, 2, 1).visible.tolist() == [[0], [0]]
+        assert data.windows(1, 1, gap=0).ids.shape == (1, BLOCK + 1)
+
+
+def test_a_config_that_contradicts_itself_is_refused():
+    with pytest.raises(InvalidConfig, match="block_size"):
+        RecallConfig(block_size=1)
+    with pytest.raises(InvalidConfig, match="held_out"):
+        RecallConfig(split="test")

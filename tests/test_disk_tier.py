@@ -1,0 +1,321 @@
+"""The disk tier: what is written is read into any slots, and a damaged, missing or forgotten record is named."""
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from memstore.block import CODECS, DTYPES, BlockKey, check_record, raw_view
+from memstore.catalog import Catalog, Document, Signature
+from memstore.database import Transaction, block_key
+from memstore.errors import CorruptBlock, DocumentNotFound, InvalidConfig
+from memstore.tiers.base import Lease, TierCounter, TierStats, UnitSource
+from memstore.tiers.disk import DiskTier
+
+HEADS, ROWS, DIM, LAYERS, BLOCKS = 3, 4, 8, 2, 12
+
+
+def keys_and_values(document: int, layer: int, block: int, dtype: str = "float16") -> tuple[torch.Tensor, torch.Tensor]:
+    """What block `block` holds, computed anew: [HEADS, ROWS, DIM] each."""
+    generator = torch.Generator().manual_seed(document * 10007 + layer * 101 + block)
+    k, v = torch.randn(2, HEADS, ROWS, DIM, generator=generator).to(DTYPES[dtype])
+    return k, v
+
+
+def make(path: Path, codec: str = "zstd", dtype: str = "float16", documents: int = 2) -> tuple[Catalog, DiskTier]:
+    """A memory of `documents` ready documents; the last block of each is closed at one token."""
+    signature = Signature("aa", "bb", {}, dtype, LAYERS, (1,), HEADS, DIM, ROWS)
+    catalog = Catalog.create(path, signature, codec=codec)
+    disk = DiskTier(
+        catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype=dtype, codec=catalog.codec
+    )
+
+    def work(txn: Transaction) -> None:
+        for document in range(1, documents + 1):
+            size = 0
+            for block in range(BLOCKS):
+                length = 1 if block == BLOCKS - 1 else ROWS
+                for layer in range(LAYERS):
+                    k, v = keys_and_values(document, layer, block, dtype)
+                    size += disk.write(txn, document, block, layer, k, v, length)
+            catalog.put_document(txn, Document(document, str(document), "ready", blocks=BLOCKS, bytes=size))
+
+    catalog.database.write(work)
+    return catalog, disk
+
+
+def slabs(slots: int, dtype: str = "float16") -> tuple[torch.Tensor, torch.Tensor]:
+    k = torch.full((slots, ROWS, DIM), 9.0, dtype=DTYPES[dtype])
+    return k, k.clone()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[tuple[Catalog, DiskTier]]:
+    catalog, disk = make(tmp_path / "memory")
+    yield catalog, disk
+    catalog.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codec", CODECS)
+def test_units_in_any_order_land_in_their_slots_bit_for_bit(tmp_path, codec, dtype):
+    catalog, disk = make(tmp_path / "memory", codec, dtype)
+    source: UnitSource = disk
+    rng = random.Random(3)
+    every = [
+        BlockKey(document, layer, block, head)
+        for document in (1, 2)
+        for layer in range(LAYERS)
+        for block in range(BLOCKS)
+        for head in range(HEADS)
+    ]
+    for count in (0, 1, 5, len(every)):
+        units = rng.sample(every, count)
+        slots = rng.sample(range(len(every) + 3), count)
+        k, v = slabs(len(every) + 3, dtype)
+        lengths = source.read(units, k, v, slots)
+        for unit, slot, length in zip(units, slots, lengths, strict=True):
+            want_k, want_v = keys_and_values(unit.document, unit.layer, unit.block, dtype)
+            assert length == (1 if unit.block == BLOCKS - 1 else ROWS)
+            assert torch.equal(k[slot, :length], want_k[unit.head, :length])
+            assert torch.equal(v[slot, :length], want_v[unit.head, :length])
+            assert not raw_view(k[slot, length:]).any() and not raw_view(v[slot, length:]).any()
+        untouched = sorted(set(range(len(every) + 3)) - set(slots))
+        assert bool((k[untouched] == 9).all()) and bool((v[untouched] == 9).all())
+    catalog.close()
+
+
+def test_one_unit_may_be_read_into_two_slots(memory):
+    _, disk = memory
+    k, v = slabs(2)
+    unit = BlockKey(1, 1, 3, 2)
+    assert disk.read([unit, unit], k, v, [0, 1]) == [ROWS, ROWS]
+    assert torch.equal(k[0], k[1]) and torch.equal(v[0], keys_and_values(1, 1, 3)[1][2])
+
+
+def test_cold_records_are_read_by_several_threads_to_the_same_bits(tmp_path, monkeypatch):
+    catalog, disk = make(tmp_path / "memory")
+    monkeypatch.setattr("memstore.tiers.disk._COLD_SECONDS", 0.0)  # every record counts as cold
+    units = [BlockKey(1, layer, block, 1) for layer in range(LAYERS) for block in range(BLOCKS - 1)]
+    k, v = slabs(len(units))
+    disk.read(units, k, v, range(len(units)))
+    with catalog.database.read():  # inside a transaction nothing is handed to threads
+        again_k, again_v = slabs(len(units))
+        disk.read(units, again_k, again_v, range(len(units)))
+    for slot, unit in enumerate(units):
+        want_k, want_v = keys_and_values(1, unit.layer, unit.block)
+        assert torch.equal(k[slot], want_k[1]) and torch.equal(v[slot], want_v[1])
+    assert torch.equal(k, again_k) and torch.equal(v, again_v)
+    with pytest.raises(DocumentNotFound):
+        disk.read([*units, BlockKey(-1, 0, 0, 0)], *slabs(len(units) + 1), range(len(units) + 1))
+    catalog.close()
+
+
+def test_what_was_read_outlives_the_transaction_and_later_writes(memory):
+    catalog, disk = memory
+    k, v = slabs(1)
+    disk.read([BlockKey(1, 1, 3, 2)], k, v, [0])
+    catalog.database.write(lambda txn: catalog.delete_document(txn, 1))
+    noise = torch.zeros(HEADS, ROWS, DIM, dtype=torch.float16)
+    for block in range(50):
+        catalog.database.write(lambda txn, block=block: disk.write(txn, 2, 100 + block, 0, noise, noise, ROWS))
+    assert torch.equal(k[0], keys_and_values(1, 1, 3)[0][2]) and torch.equal(v[0], keys_and_values(1, 1, 3)[1][2])
+
+
+def test_a_block_is_read_whole(memory):
+    catalog, disk = memory
+    with catalog.database.read() as txn:
+        k, v, length = disk.read_block(txn, 2, 5, 1)
+    want_k, want_v = keys_and_values(2, 1, 5)
+    assert length == ROWS and torch.equal(k, want_k) and torch.equal(v, want_v)
+
+
+def test_a_forgotten_or_unknown_document_is_not_found(memory):
+    catalog, disk = memory
+    k, v = slabs(2)
+    catalog.database.write(lambda txn: catalog.delete_document(txn, 1))
+    for document in (1, 77, -1, -5):
+        with pytest.raises(DocumentNotFound, match=f"document {document} "):
+            disk.read([BlockKey(2, 0, 0, 0), BlockKey(document, 0, 0, 0)], k, v, [0, 1])
+
+
+def test_a_missing_record_of_a_document_is_damage(memory):
+    catalog, disk = memory
+    catalog.database.write(lambda txn: txn.delete("blocks", block_key(1, 4, 1)))
+    k, v = slabs(1)
+    with pytest.raises(CorruptBlock, match="document 1, block 4, layer 1"):
+        disk.read([BlockKey(1, 1, 4, 0)], k, v, [0])
+    with catalog.database.read() as txn, pytest.raises(CorruptBlock):
+        disk.read_block(txn, 1, 99, 0)
+
+
+def test_a_record_moved_to_another_key_is_refused(memory):
+    catalog, disk = memory
+
+    def swap(txn: Transaction) -> None:
+        record = txn.get("blocks", block_key(1, 4, 1))
+        assert record is not None
+        disk.write_record(txn, 1, 5, 1, record)
+
+    catalog.database.write(swap)
+    k, v = slabs(1)
+    with pytest.raises(CorruptBlock, match=r"block 5, layer 1 is damaged .*the record of document 1, block 4, layer 1"):
+        disk.read([BlockKey(1, 1, 5, 0)], k, v, [0])
+
+
+def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
+    """Bytes of the records, that is: a damaged tree may end the process, and is tried where that is expected."""
+    catalog, disk = make(tmp_path / "memory", codec="raw")
+    path = tmp_path / "memory" / "data.mdb"
+    with catalog.database.read() as txn:
+        records = [bytes(record.data) for record in disk.records(txn, 1)]
+    catalog.close()
+    whole = path.read_bytes()
+    rng = random.Random(5)
+    refused = 0
+    for _ in range(60):
+        record = rng.choice(records)
+        place = whole.index(record) + rng.randrange(len(record))
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        catalog = Catalog.open(tmp_path / "memory")
+        again = DiskTier(
+            catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype="float16", codec="raw"
+        )
+        failed = 0
+        for block in range(BLOCKS):
+            for layer in range(LAYERS):
+                for head in range(HEADS):
+                    k, v = slabs(1)
+                    try:
+                        (length,) = again.read([BlockKey(1, layer, block, head)], k, v, [0])
+                    except CorruptBlock as error:
+                        assert f"document 1, block {block}, layer {layer}" in str(error)
+                        failed += 1
+                        continue
+                    want_k, want_v = keys_and_values(1, layer, block)
+                    assert torch.equal(k[0, :length], want_k[head, :length])
+                    assert torch.equal(v[0, :length], want_v[head, :length])
+        assert failed in (1, HEADS)
+        refused += 1
+        catalog.close()
+    assert refused == 60
+
+
+def test_records_are_walked_and_checked_in_order(memory):
+    catalog, disk = memory
+    with catalog.database.read() as txn:
+        walked = [(record.block, record.layer) for record in disk.records(txn, 2, first=10)]
+        for record in disk.records(txn, 2):
+            check_record(record.data, 2, record.block, record.layer, shape=disk.shape, dtype="float16")
+        sizes = sum(len(record.data) for record in disk.records(txn, 2))
+        assert sizes == catalog.document(txn, 2).bytes
+    assert walked == [(10, 0), (10, 1), (11, 0), (11, 1)]
+
+
+def test_blocks_and_layers_are_deleted_and_their_bytes_counted(memory):
+    catalog, disk = memory
+    database = catalog.database
+
+    def there() -> tuple[set[tuple[int, int]], int]:
+        with database.read() as txn:
+            records = list(disk.records(txn, 1))
+            return {(record.block, record.layer) for record in records}, sum(len(record.data) for record in records)
+
+    all_keys, before = there()
+    freed = database.write(lambda txn: disk.delete_layers(txn, 1, {0}, 0, 8))
+    keys, left = there()
+    assert keys == all_keys - {(block, 0) for block in range(8)} and left == before - freed
+    assert database.write(lambda txn: disk.delete_layers(txn, 1, [0], 0, 8)) == 0
+    freed = database.write(lambda txn: disk.delete_blocks(txn, 1, 10))
+    assert there() == ({key for key in keys if key[0] < 10}, left - freed)
+    database.write(lambda txn: disk.delete_document(txn, 1))
+    assert there() == (set(), 0)
+    k, v = slabs(1)
+    disk.read([BlockKey(2, 1, 11, 0)], k, v, [0])
+
+
+def test_a_memory_may_hold_records_of_several_codecs(memory):
+    catalog, disk = memory
+    other = DiskTier(
+        catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype="float16", codec="raw"
+    )
+    want_k, want_v = keys_and_values(9, 9, 9)
+    catalog.database.write(lambda txn: other.write(txn, 2, 50, 0, want_k, want_v, ROWS))
+    k, v = slabs(2)
+    disk.read([BlockKey(2, 0, 50, 1), BlockKey(2, 0, 1, 1)], k, v, [0, 1])
+    assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(2, 0, 1)[1][1])
+    with pytest.raises(InvalidConfig, match="lz9"):
+        DiskTier(catalog.database, num_kv_heads=1, block_size=1, head_dim=1, kv_dtype="float16", codec="lz9")
+
+
+def test_threads_read_while_a_document_is_written(memory):
+    catalog, disk = memory
+    errors: list[BaseException] = []
+
+    def reader(seed: int) -> None:
+        rng = random.Random(seed)
+        try:
+            for _ in range(60):
+                units = [
+                    BlockKey(1, rng.randrange(2), rng.randrange(BLOCKS - 1), rng.randrange(HEADS)) for _ in range(8)
+                ]
+                k, v = slabs(8)
+                disk.read(units, k, v, range(8))
+                for slot, unit in enumerate(units):
+                    want_k, want_v = keys_and_values(1, unit.layer, unit.block)
+                    assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(v[slot], want_v[unit.head])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=reader, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for block in range(20):
+        k, v = keys_and_values(2, 0, block)
+        catalog.database.write(lambda txn, block=block, k=k, v=v: disk.write(txn, 2, 200 + block, 0, k, v, ROWS))
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_reads_are_counted_by_layer(memory):
+    _, disk = memory
+    k, v = slabs(3)
+    disk.read([BlockKey(1, 0, 0, 0), BlockKey(1, 1, 0, 0), BlockKey(1, 1, 0, 1)], k, v, [0, 1, 2])
+    before = disk.stats.snapshot()
+    assert (before.hits, before.misses, before.evictions) == (3, 0, 0)
+    assert before.bytes == 3 * 2 * ROWS * DIM * 2 and before.seconds > 0
+    assert {layer: stats.hits for layer, stats in disk.stats.layers().items()} == {0: 1, 1: 2}
+    disk.read([BlockKey(1, 1, 5, 0)], k, v, [0])
+    assert disk.stats.snapshot().difference(before).hits == 1
+    assert disk.stats.snapshot().difference(before).bytes == 2 * ROWS * DIM * 2
+
+
+def test_counts_add_up_over_layers_and_threads():
+    counter = TierCounter()
+    assert counter.snapshot() == TierStats()
+    threads = [
+        threading.Thread(target=lambda n=n: [counter.count(n % 2, hits=1, evictions=2) for _ in range(200)])
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counter.layers() == {0: TierStats(hits=400, evictions=800), 1: TierStats(hits=400, evictions=800)}
+    assert counter.snapshot().to_dict() == {"hits": 800, "misses": 0, "bytes": 0, "seconds": 0.0, "evictions": 1600}
+
+
+def test_a_lease_is_given_back_once():
+    given_back = []
+    k, v = slabs(1)
+    slots, lengths, missed = torch.tensor([0]), torch.tensor([ROWS]), torch.tensor([True])
+    with Lease(slots, lengths, missed, k, v, lambda: given_back.append("slot 0")) as lease:
+        assert not given_back
+    lease.release()
+    assert given_back == ["slot 0"]

@@ -1,0 +1,199 @@
+"""What survives: SIGKILL at random instants of writing, flipped bytes and truncated files. Never a wrong block.
+
+MEMSTORE_KILLS (20) and MEMSTORE_FLIPS (200) set how often; `make soak` runs 100 and 1,000. MEMSTORE_SEED makes other
+instants.
+"""
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deterministic import CHUNK, SIGNATURE, check_content, ingest, stored
+from durability_jobs import BUDGET, NAMED_ERROR, RIGHT, TOKENS, ForkServer, changes_job, ingest_job
+
+from memstore.errors import CorruptMemory, MemoryNotFound
+from memstore.store import MemoryStore
+from memstore.verify import verify_memory
+
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "20"))
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "200"))
+SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
+
+pytestmark = pytest.mark.timeout(3600 if KILLS > 20 or FLIPS > 200 else 600)
+
+
+@pytest.fixture(scope="module")
+def children() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+def new_memory(path: Path) -> Path:
+    MemoryStore.create(path, SIGNATURE, host_budget=BUDGET).close()
+    return path
+
+
+def check_memory(children: ForkServer, path: Path) -> None:
+    """Verify is clean, and every visible document holds a prefix of its text, bit for bit."""
+    assert children.run("verify_job", path) == RIGHT
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        for document in store.documents():
+            check_content(store, document, text=int(document.source_hash.split(":")[0]))
+            assert document.state == "ready" or document.tokens % CHUNK == 0
+
+
+def seconds_of(children: ForkServer, job: str, path: Path, *arguments: object) -> float:
+    """How long a job takes; it is done in `path`."""
+    began = time.perf_counter()
+    assert children.run(job, path, *arguments) == RIGHT
+    return time.perf_counter() - began
+
+
+def killed(children: ForkServer, seconds: float, job: str, *arguments: object) -> bool:
+    """Begin a job and SIGKILL it after some time; False if it was done before."""
+    pid = children.start(job, *arguments)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    code = children.end()
+    assert code in (RIGHT, -signal.SIGKILL)
+    return code != RIGHT
+
+
+def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed_one(
+    children: ForkServer, tmp_path: Path
+) -> None:
+    chance = random.Random(SEED)
+    undisturbed = new_memory(tmp_path / "undisturbed")
+    seconds = min(
+        seconds_of(children, "ingest_job", new_memory(tmp_path / "first")),
+        seconds_of(children, "ingest_job", undisturbed),
+    )
+    expected = stored(undisturbed)
+    memory, memories, kills = new_memory(tmp_path / "0"), 1, 0
+    reached: Counter[int] = Counter()
+    while kills < KILLS:
+        if not killed(children, chance.uniform(0, seconds), "ingest_job", memory):
+            assert stored(memory) == expected
+            memory, memories = new_memory(tmp_path / str(memories)), memories + 1
+            continue
+        kills += 1
+        check_memory(children, memory)
+        with MemoryStore.open(memory, read_only=True) as store:
+            reached[sum(document.tokens for document in store.documents()) * 10 // TOKENS] += 1
+        resumed = shutil.copytree(memory, tmp_path / "resumed")
+        ingest_job(str(resumed))
+        assert stored(resumed) == expected, f"kill {kills} of seed {SEED}"
+        with MemoryStore.open(resumed, host_budget=BUDGET) as store:
+            check_content(store, store.document("book"), text=1)
+        shutil.rmtree(resumed)
+    assert len(reached) > 1, "every kill came before the first commit or after the last"
+    assert verify_memory(memory).clean
+
+
+def test_other_changes_killed_at_random_instants_leave_old_or_new(children: ForkServer, tmp_path: Path) -> None:
+    chance = random.Random(SEED + 1)
+    origin = new_memory(tmp_path / "origin")
+    export = tmp_path / "export"
+    with MemoryStore.open(origin, host_budget=BUDGET) as store:
+        ingest(store, "comes", 20 * CHUNK + 5, text=5)
+        store.export_document("comes", export)
+        store.forget("comes")
+        ingest(store, "grows", 20 * CHUNK + 3, text=2)
+        ingest(store, "changes", 20 * CHUNK, text=1)
+        ingest(store, "goes", 20 * CHUNK, text=4)
+    seconds = seconds_of(children, "changes_job", shutil.copytree(origin, tmp_path / "undisturbed"), export)
+    for kill in range(max(1, KILLS // 2)):
+        memory = shutil.copytree(origin, tmp_path / str(kill))
+        killed(children, chance.uniform(0, seconds), "changes_job", memory, export)
+        check_memory(children, memory)
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            names = {document.name for document in store.documents()}
+            assert {"grows", "changes"} <= names <= {"grows", "changes", "goes", "comes"}
+            assert store.document("changes").state == "ready"
+        changes_job(str(memory), str(export))
+        check_memory(children, memory)
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            done = {document.name: (document.state, document.source_hash) for document in store.documents()}
+        assert done == {
+            "grows": ("ready", f"2:{60 * CHUNK + 9}"),
+            "changes": ("ready", f"3:{40 * CHUNK + 3}"),
+            "comes": ("ready", f"5:{20 * CHUNK + 5}"),
+        }
+        shutil.rmtree(memory)
+
+
+# Damaged files
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory with zstd records, free pages, and a document that was appended to."""
+    path = new_memory(tmp_path_factory.mktemp("sound") / "memory")
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        ingest(store, "forgotten", 6 * CHUNK, text=3)
+        ingest(store, "one", 12 * CHUNK + 5, text=1)
+        store.forget("forgotten")
+        ingest(store, "two", 3 * CHUNK + 2, text=2)
+        ingest(store, "two", 8 * CHUNK + 1, text=2, mode="append")
+    return path
+
+
+def damaged_copy(path: Path, data: bytes) -> Path:
+    path.mkdir()
+    (path / "data.mdb").write_bytes(data)
+    return path
+
+
+def is_death(outcome: int) -> bool:
+    return -outcome in (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE)
+
+
+def test_flipped_bytes_never_yield_a_wrong_block(children: ForkServer, sound: Path, tmp_path: Path) -> None:
+    chance = random.Random(SEED + 2)
+    whole = (sound / "data.mdb").read_bytes()
+    assert children.run("read_all_job", damaged_copy(tmp_path / "whole", whole)) == RIGHT
+    assert children.run("verify_job", tmp_path / "whole") == RIGHT
+    outcomes: Counter[str] = Counter()
+    for trial in range(FLIPS):
+        data = bytearray(whole)
+        where = [chance.randrange(len(data)) for _ in range(chance.choice([1, 1, 1, 4]))]
+        for at in where:
+            data[at] ^= chance.choice([1 << chance.randrange(8), chance.randrange(1, 256)])
+        path = damaged_copy(tmp_path / str(trial), bytes(data))
+        read = children.run("read_all_job", path)
+        assert read in (RIGHT, NAMED_ERROR) or is_death(read), f"outcome {read} of flips at {where} (seed {SEED})"
+        if read != RIGHT:
+            verified = children.run("verify_job", path)
+            assert verified == NAMED_ERROR or is_death(verified) or verified == -signal.SIGALRM, (
+                f"{where}: verify missed it"
+            )
+        outcomes[{RIGHT: "right", NAMED_ERROR: "named error"}.get(read, "death")] += 1
+        shutil.rmtree(path)
+    assert outcomes["named error"] > FLIPS // 10, outcomes
+
+
+def test_truncated_file_is_refused_or_right(children: ForkServer, sound: Path, tmp_path: Path) -> None:
+    chance = random.Random(SEED + 3)
+    whole = (sound / "data.mdb").read_bytes()
+    lengths = [0, 1, 4095, 4096, 8192, len(whole) - 1, len(whole) - 4096]
+    lengths += [chance.randrange(len(whole)) for _ in range(FLIPS // 5)]
+    outcomes: Counter[int] = Counter()
+    for trial, length in enumerate(lengths):
+        path = damaged_copy(tmp_path / str(trial), whole[:length])
+        outcome = children.run("read_all_job", path)
+        assert outcome in (RIGHT, NAMED_ERROR), f"outcome {outcome} of a file cut to {length} bytes"
+        if outcome == RIGHT:  # nothing but free pages was cut off
+            assert children.run("verify_job", path) == RIGHT
+        else:
+            with pytest.raises((CorruptMemory, MemoryNotFound)):
+                MemoryStore.open(path).close()
+        outcomes[outcome] += 1
+        shutil.rmtree(path)
+    assert outcomes[NAMED_ERROR] > len(lengths) // 2

@@ -1,0 +1,246 @@
+"""The host tier: an exact byte budget, least recently used first, leases and pins that hold, many threads at once."""
+
+import random
+import threading
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstore.block import BlockKey
+from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
+from memstore.tiers.host import HostTier, NoSource
+
+BLOCK, DIM = 4, 8
+UNIT_BYTES = 2 * BLOCK * DIM * 4
+
+
+def unit(number: int, layer: int = 0) -> BlockKey:
+    return BlockKey(1, layer, number // 2, number % 2)
+
+
+def content(key: BlockKey) -> tuple[torch.Tensor, torch.Tensor]:
+    """The K and V that a unit has everywhere in these tests."""
+    seed = ((key.document + 100) * 31 + key.layer) * 100_003 + key.block * 7 + key.head
+    both = torch.randn(2, BLOCK, DIM, generator=torch.Generator().manual_seed(seed))
+    return both[0], both[1]
+
+
+class Below:
+    """A source with every block of every document above 0 but 666, that counts what is read and can refuse."""
+
+    def __init__(self) -> None:
+        self.reads: list[list[BlockKey]] = []
+        self.refuse = False
+
+    def read(
+        self, units: Sequence[BlockKey], out_k: torch.Tensor, out_v: torch.Tensor, slots: Sequence[int]
+    ) -> list[int]:
+        self.reads.append(list(units))
+        if self.refuse:
+            raise CorruptBlock("document 1, block 0, layer 0 is damaged")
+        assert len(set(slots)) == len(slots)
+        for key, slot in zip(units, slots):
+            if key.document == 666:
+                raise DocumentNotFound("document 666 was forgotten")
+            out_k[slot], out_v[slot] = content(key)
+        return [BLOCK - key.block % 2 for key in units]
+
+
+@pytest.fixture
+def below() -> Below:
+    return Below()
+
+
+def make_tier(below: Below, units: int = 8) -> HostTier:
+    return HostTier(below, units * UNIT_BYTES + UNIT_BYTES // 2, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
+
+
+def check_lease(tier: HostTier, units: list[BlockKey]) -> None:
+    with tier.lease(units) as lease:
+        for place, key in enumerate(units):
+            k, v = content(key)
+            slot = lease.slots[place]
+            assert torch.equal(lease.k[slot], k) and torch.equal(lease.v[slot], v), key
+            assert lease.lengths[place] == BLOCK - key.block % 2 == tier.lengths[slot]
+
+
+def test_hits_are_not_read_again_and_are_counted(below: Below) -> None:
+    tier = make_tier(below)
+    check_lease(tier, [unit(0), unit(1), unit(5)])
+    check_lease(tier, [unit(5), unit(0)])
+    check_lease(tier, [unit(5), unit(2), unit(5)])
+    assert below.reads == [[unit(0), unit(1), unit(5)], [unit(2)]]
+    stats = tier.stats()
+    assert (stats.hits, stats.misses, stats.evictions) == (4, 4, 0)
+    assert stats.bytes == 8 * UNIT_BYTES and stats.seconds > 0
+    check_lease(tier, [unit(0, layer=3)])
+    assert tier.layers()[3].misses == 1 and tier.layers()[0].misses == 4
+    assert tier.bytes == 5 * UNIT_BYTES
+
+
+def test_empty_lease_is_no_read(below: Below) -> None:
+    tier = make_tier(below)
+    with tier.lease([]) as lease:
+        assert lease.slots.shape == (0,) and lease.lengths.shape == (0,)
+    assert below.reads == [] and tier.stats().misses == 0
+
+
+def test_least_recently_used_goes_first(below: Below) -> None:
+    tier = make_tier(below, units=3)
+    for number in (0, 1, 2, 0, 3):
+        check_lease(tier, [unit(number)])
+    assert [tier.holds(unit(n)) for n in range(4)] == [True, False, True, True]
+    assert tier.stats().evictions == 1
+
+
+def test_leased_units_stay_until_release(below: Below) -> None:
+    tier = make_tier(below, units=3)
+    first = tier.lease([unit(0), unit(1)])
+    for number in range(2, 8):
+        check_lease(tier, [unit(number)])
+    assert tier.holds(unit(0)) and tier.holds(unit(1))
+    assert torch.equal(first.k[first.slots[1]], content(unit(1))[0])
+    with pytest.raises(BudgetExceeded) as refused:
+        tier.lease([unit(8), unit(9)])
+    assert refused.value.fits == 1
+    first.release()
+    first.release()
+    check_lease(tier, [unit(8), unit(9), unit(10)])
+
+
+def test_too_many_units_say_how_many_would_fit_and_change_nothing(below: Below) -> None:
+    tier = make_tier(below, units=4)
+    check_lease(tier, [unit(n) for n in range(4)])
+    tier.pin(-1, 0, 0, torch.zeros(1, 1, BLOCK, DIM), torch.zeros(1, 1, BLOCK, DIM))
+    with pytest.raises(BudgetExceeded, match="raise the host budget") as refused:
+        tier.lease([unit(n) for n in range(6)])
+    assert refused.value.fits == 3
+    assert sum(tier.holds(unit(n)) for n in range(4)) == 3
+    check_lease(tier, [unit(4), unit(5), unit(5), unit(4), unit(2)])
+    with pytest.raises(BudgetExceeded) as refused:
+        tier.lease([BlockKey(-1, 0, 0, 0), *(unit(n) for n in range(4))])
+    assert refused.value.fits == 4
+
+
+def test_budget_below_one_unit_is_refused(below: Below) -> None:
+    with pytest.raises(BudgetExceeded, match="raise the budget"):
+        HostTier(below, UNIT_BYTES - 1, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
+
+
+def test_failed_read_leaves_nothing_behind(below: Below) -> None:
+    tier = make_tier(below, units=4)
+    check_lease(tier, [unit(0)])
+    below.refuse = True
+    for _ in range(5):
+        with pytest.raises(CorruptBlock):
+            tier.lease([unit(0), unit(1), unit(2)])
+    below.refuse = False
+    assert tier.bytes == UNIT_BYTES
+    check_lease(tier, [unit(n) for n in range(4)])
+    with pytest.raises(DocumentNotFound):
+        tier.lease([BlockKey(666, 0, 0, 0)])
+    check_lease(tier, [unit(n) for n in range(4, 8)])
+
+
+def test_pinned_units_outlive_any_pressure_and_are_cached_after_unpin(below: Below) -> None:
+    tier = make_tier(below, units=6)
+    own = torch.randn(2, 2, 2, BLOCK, DIM)
+    pinned = tier.pin(1, 0, 10, own[0], own[1], last_length=3)
+    assert pinned == [BlockKey(1, 0, block, head) for block in (10, 11) for head in (0, 1)]
+    for number in range(10):
+        check_lease(tier, [unit(number)])
+    with tier.lease(pinned) as lease:
+        assert lease.lengths.tolist() == [BLOCK, BLOCK, 3, 3]
+        assert torch.equal(lease.k[lease.slots].view(2, 2, BLOCK, DIM), own[0])
+        assert torch.equal(lease.v[lease.slots].view(2, 2, BLOCK, DIM), own[1])
+    assert tier.stats().evictions == 8
+    with pytest.raises(BudgetExceeded):
+        tier.pin(1, 0, 20, torch.zeros(2, 2, BLOCK, DIM), torch.zeros(2, 2, BLOCK, DIM))
+    assert not tier.holds(BlockKey(1, 0, 20, 0))
+    tier.unpin(pinned)
+    for number in range(10):
+        check_lease(tier, [unit(number)])
+    assert not any(tier.holds(key) for key in pinned)
+
+
+def test_dropped_unit_keeps_its_slot_while_leased(below: Below) -> None:
+    tier = make_tier(below, units=3)
+    lease = tier.lease([unit(0), unit(1)])
+    tier.drop_document(1)
+    assert not tier.holds(unit(0)) and tier.bytes == 2 * UNIT_BYTES
+    for number in range(4, 8):
+        check_lease(tier, [unit(number)])
+    assert torch.equal(lease.k[lease.slots[0]], content(unit(0))[0])
+    lease.release()
+    assert tier.bytes == UNIT_BYTES
+    check_lease(tier, [unit(0), unit(1), unit(2)])
+    tier.drop_document(1, first_block=1)
+    assert [tier.holds(unit(n)) for n in range(3)] == [True, True, False]
+    tier.drop([unit(1), unit(99)])
+    assert not tier.holds(unit(1))
+
+
+def test_no_source_says_what_is_missing() -> None:
+    tier = HostTier(NoSource(), 10 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
+    with pytest.raises(DocumentNotFound, match="document 1"):
+        tier.lease([unit(0)])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from("lrpud"), st.integers(0, 23)), max_size=60), st.integers(1, 9))
+def test_any_order_of_calls_keeps_budget_and_content(steps: list[tuple[str, int]], capacity: int) -> None:
+    tier = make_tier(Below(), units=capacity)
+    leases = []
+    pinned: list[BlockKey] = []
+    for what, number in steps:
+        try:
+            if what == "l":
+                wanted = [unit((number + i * 5) % 24) for i in range(1 + number % 4)]
+                lease = tier.lease(wanted)
+                leases.append((lease, wanted))
+            elif what == "r" and leases:
+                leases.pop(number % len(leases))[0].release()
+            elif what == "p" and not tier.holds(key := BlockKey(-1, 0, number, 0)):
+                k, v = content(key)
+                pinned += tier.pin(-1, 0, number, k.view(1, 1, BLOCK, DIM), v.view(1, 1, BLOCK, DIM))
+            elif what == "u" and pinned:
+                tier.unpin([pinned.pop(number % len(pinned))])
+            elif what == "d":
+                tier.drop([unit(number)])
+        except BudgetExceeded as refused:
+            assert refused.fits < max(len(set(wanted)), 1) if what == "l" else what == "p"
+        assert tier.bytes <= capacity * UNIT_BYTES
+        for lease, wanted in leases:
+            for slot, key in zip(lease.slots, wanted):
+                assert torch.equal(lease.k[slot], content(key)[0])
+    assert all(tier.holds(key) for key in pinned)
+
+
+def test_threads_share_the_tier_and_join_each_others_reads(below: Below) -> None:
+    tier = make_tier(below, units=40)
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(150):
+            wanted = rng.sample([unit(n) for n in range(60)], 8)
+            with tier.lease(wanted) as lease:
+                for place, key in enumerate(wanted):
+                    if not torch.equal(lease.v[lease.slots[place]], content(key)[1]):
+                        failures.append(f"{key}")
+            if rng.random() < 0.05:
+                tier.drop_document(1, first_block=25)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures and not any(thread.is_alive() for thread in threads)
+    assert tier.bytes <= 40 * UNIT_BYTES
+    stats = tier.stats()
+    assert stats.hits + stats.misses == 4 * 150 * 8
+    assert stats.misses == sum(map(len, below.reads))

@@ -1,0 +1,211 @@
+"""One conformance suite over every landmark index: exact search in scopes, growth, removal, ties in the packed one."""
+
+import pytest
+import torch
+
+from memstore.errors import DocumentNotFound, InvalidInput
+from memstore.index import FaissFlatIndex, LandmarkIndex, PackedIndex, make_index
+from memstore.kernels.api import NEG
+
+KV_HEADS, DIM = 2, 16
+
+
+@pytest.fixture(params=["packed", "faiss-flat"])
+def index(request: pytest.FixtureRequest) -> LandmarkIndex:
+    return make_index(request.param, KV_HEADS, DIM)
+
+
+def keys(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, KV_HEADS, DIM, generator=torch.Generator().manual_seed(seed))
+
+
+def queries(rows: int = 5, heads: int = 4, seed: int = 99) -> torch.Tensor:
+    return torch.randn(heads, rows, DIM, generator=torch.Generator().manual_seed(seed))
+
+
+def direct(q: torch.Tensor, candidates: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores, candidates and log-sum-exp by the plain product; candidates [N, Hkv, D]."""
+    each = candidates.transpose(0, 1).repeat_interleave(q.shape[0] // KV_HEADS, 0)  # (H, N, D)
+    scores = (q.double() @ each.double().transpose(1, 2)).float()
+    best = scores.topk(min(top_k, scores.shape[-1]), -1)
+    return best.values, best.indices, scores.logsumexp(-1)
+
+
+def test_search_equals_the_direct_product_for_every_head_of_a_group(index: LandmarkIndex) -> None:
+    stored, q = keys(200), queries()
+    index.add(1, 3, 0, stored)
+    hits = index.search(3, q, [(1, 0, 200)], 8, return_lse=True)
+    scores, candidates, lse = direct(q, stored, 8)
+    torch.testing.assert_close(hits.scores, scores, atol=1e-5, rtol=1e-5)
+    assert torch.equal(hits.candidates, candidates)
+    assert hits.lse is not None
+    torch.testing.assert_close(hits.lse, lse, atol=1e-5, rtol=1e-5)
+    assert index.search(3, q, [(1, 0, 200)], 8).lse is None
+
+
+def test_packed_equals_faiss_on_random_memories() -> None:
+    packed, flat = PackedIndex(KV_HEADS, DIM), FaissFlatIndex(KV_HEADS, DIM)
+    for seed in range(8):
+        for document in (3, 1, 7):
+            chunk = keys(9 + seed, seed * 10 + document)
+            first = packed.span(document, 0)[1]
+            packed.add(document, 0, first, chunk)
+            flat.add(document, 0, first, chunk)
+        if seed == 4:
+            packed.remove(1)
+            flat.remove(1)
+        if seed == 5:
+            packed.truncate(7, 20)
+            flat.truncate(7, 20)
+        if seed == 6:
+            packed.trim(3, 11)
+            flat.trim(3, 11)
+        assert packed.documents() == flat.documents()
+        scope = [(document, *packed.span(document, 0)) for document in (7, 3, 1)]
+        assert scope == [(document, *flat.span(document, 0)) for document in (7, 3, 1)]
+        mine, theirs = (which.search(0, queries(seed=seed), scope, 5, return_lse=True) for which in (packed, flat))
+        torch.testing.assert_close(mine.scores, theirs.scores, atol=1e-5, rtol=1e-5)
+        assert torch.equal(mine.candidates, theirs.candidates)
+        assert mine.lse is not None and theirs.lse is not None
+        torch.testing.assert_close(mine.lse, theirs.lse, atol=1e-5, rtol=1e-5)
+        assert torch.equal(packed.keys(0, scope), flat.keys(0, scope))
+
+
+def test_documents_that_grow_in_turns_stay_whole(index: LandmarkIndex) -> None:
+    whole: dict[int, list[torch.Tensor]] = {1: [], 2: [], -1: []}
+    for step in range(30):
+        for document in whole:
+            n = 1 + (step * 7 + document) % 5
+            chunk = keys(n, seed=1000 * document + step)
+            index.add(document, 0, sum(map(len, whole[document])), chunk)
+            whole[document].append(chunk)
+    for document, chunks in whole.items():
+        stored = torch.cat(chunks)
+        assert index.span(document, 0) == (0, len(stored))
+        assert torch.equal(index.keys(0, [(document, 0, len(stored))]), stored.transpose(0, 1))
+
+
+def test_scope_chooses_documents_and_runs_and_numbers_candidates_by_age(index: LandmarkIndex) -> None:
+    one, two, q = keys(40, 1), keys(30, 2), queries()
+    index.add(1, 0, 0, one)
+    index.add(2, 0, 0, two)
+    scope = [(2, 10, 25), (1, 5, 40), (2, 28, 30)]
+    candidates = torch.cat([two[10:25], one[5:40], two[28:30]])
+    scores, expected, lse = direct(q, candidates, 6)
+    hits = index.search(0, q, scope, 6, return_lse=True)
+    torch.testing.assert_close(hits.scores, scores, atol=1e-5, rtol=1e-5)
+    assert torch.equal(hits.candidates, expected)
+    assert hits.lse is not None
+    torch.testing.assert_close(hits.lse, lse, atol=1e-5, rtol=1e-5)
+    gathered = index.gather(0, scope, hits.candidates)  # (H, T, k, D)
+    for head in range(4):
+        assert torch.equal(gathered[head], candidates[hits.candidates[head], head // 2])
+    assert torch.equal(index.keys(0, scope), candidates.transpose(0, 1))
+
+
+def test_layers_do_not_mix(index: LandmarkIndex) -> None:
+    index.add(1, 0, 0, keys(10, 1))
+    index.add(1, 2, 0, keys(10, 2))
+    q = queries()
+    for layer in (0, 2):
+        _, expected, _ = direct(q, keys(10, layer // 2 + 1), 3)
+        assert torch.equal(index.search(layer, q, [(1, 0, 10)], 3).candidates, expected)
+
+
+def test_fewer_candidates_than_top_k_are_padded(index: LandmarkIndex) -> None:
+    index.add(1, 0, 0, keys(3))
+    hits = index.search(0, queries(), [(1, 0, 3)], 5)
+    assert (hits.candidates[..., :3] >= 0).all() and (hits.candidates[..., 3:] == -1).all()
+    assert (hits.scores[..., 3:] == NEG).all()
+
+
+@pytest.mark.parametrize("scope", [[], [(1, 0, 0)], [(1, 4, 4), (9, 0, 0)]])
+def test_empty_scope_finds_nothing(index: LandmarkIndex, scope: list[tuple[int, int, int]]) -> None:
+    index.add(1, 0, 0, keys(5))
+    for layer in (0, 1):
+        hits = index.search(layer, queries(), scope, 4, return_lse=True)
+        assert hits.candidates.shape == (4, 5, 4) and (hits.candidates == -1).all() and (hits.scores == NEG).all()
+        assert hits.lse is not None and (hits.lse <= NEG / 2).all()
+        assert index.keys(layer, scope).shape == (KV_HEADS, 0, DIM)
+        assert index.gather(layer, scope, hits.candidates).shape == (4, 5, 4, DIM)
+
+
+def test_removed_document_is_not_found_and_others_keep_their_keys(index: LandmarkIndex) -> None:
+    for document in (1, 2, 3):
+        index.add(document, 0, 0, keys(20, document))
+    index.remove(2)
+    index.remove(77)
+    with pytest.raises(DocumentNotFound, match="document 2"):
+        index.search(0, queries(), [(1, 0, 20), (2, 0, 20)], 2)
+    with pytest.raises(DocumentNotFound):
+        index.keys(0, [(2, 3, 4)])
+    for document in (1, 3):
+        assert torch.equal(index.keys(0, [(document, 0, 20)]), keys(20, document).transpose(0, 1))
+    index.add(2, 0, 0, keys(4, 5))
+    assert torch.equal(index.keys(0, [(2, 0, 4)]), keys(4, 5).transpose(0, 1))
+
+
+def test_truncate_and_trim_cut_both_ends(index: LandmarkIndex) -> None:
+    index.add(1, 0, 0, keys(20, 1))
+    index.add(2, 0, 0, keys(20, 2))
+    index.truncate(1, 15)
+    index.trim(1, 4)
+    assert index.span(1, 0) == (4, 15)
+    assert torch.equal(index.keys(0, [(1, 4, 15)]), keys(20, 1)[4:15].transpose(0, 1))
+    assert torch.equal(index.keys(0, [(2, 0, 20)]), keys(20, 2).transpose(0, 1))
+    for first, end in ((3, 10), (10, 16)):
+        with pytest.raises(DocumentNotFound):
+            index.keys(0, [(1, first, end)])
+    index.add(1, 0, 15, keys(3, 6))
+    assert torch.equal(index.keys(0, [(1, 14, 18)]), torch.cat([keys(20, 1)[14:15], keys(3, 6)]).transpose(0, 1))
+    index.trim(1, 99)
+    assert index.span(1, 0) == (0, 0) and index.documents() == {2}
+
+
+def test_keys_must_be_added_in_order(index: LandmarkIndex) -> None:
+    index.add(1, 0, 0, keys(5))
+    with pytest.raises(InvalidInput, match="after 5 blocks"):
+        index.add(1, 0, 6, keys(5))
+
+
+def test_searches_and_rows_are_counted(index: LandmarkIndex) -> None:
+    index.add(1, 0, 0, keys(5))
+    index.search(0, queries(rows=3), [(1, 0, 5)], 2)
+    index.search(0, queries(rows=1), [(1, 0, 5)], 2)
+    assert (index.searches, index.rows) == (2, 4 * 3 + 4)
+    assert index.bytes > 0
+
+
+def test_packed_prefers_the_newer_of_equal_blocks() -> None:
+    index = PackedIndex(KV_HEADS, DIM)
+    same = (
+        keys(1).round().expand(6, -1, -1)
+    )  # whole numbers: equal products are equal bit for bit, wherever they are computed
+    index.add(5, 0, 0, same)
+    index.add(4, 0, 0, same)
+    hits = index.search(0, queries().round(), [(4, 0, 6), (5, 0, 6)], 3)
+    assert (hits.candidates == torch.tensor([11, 10, 9])).all()
+
+
+def test_packed_keeps_memory_within_a_small_factor_when_documents_come_and_go() -> None:
+    index = PackedIndex(KV_HEADS, DIM)
+    for document in range(200):
+        index.add(document, 0, 0, keys(50, document))
+        if document >= 4:
+            index.remove(document - 4)
+    assert index.bytes < 6 * 4 * 50 * KV_HEADS * DIM * 4
+    assert torch.equal(index.keys(0, [(198, 0, 50)]), keys(50, 198).transpose(0, 1))
+
+
+def test_half_precision_keys_are_searched_exactly(index: LandmarkIndex) -> None:
+    stored = keys(64).to(torch.bfloat16)
+    index.add(1, 0, 0, stored)
+    scores, candidates, _ = direct(queries(), stored.float(), 4)
+    hits = index.search(0, queries(), [(1, 0, 64)], 4)
+    torch.testing.assert_close(hits.scores, scores, atol=1e-5, rtol=1e-5)
+    assert torch.equal(hits.candidates, candidates)
+
+
+def test_unknown_kind_is_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match="faiss-flat"):
+        make_index("hnsw", KV_HEADS, DIM)

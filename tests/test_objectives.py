@@ -1,0 +1,182 @@
+"""Training computes what inference computes: windows as chunks, questions as fresh sessions."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstore.catalog import Signature
+from memstore.kernels.reference import landmark_topk
+from memstore.model.attention import Memory, MemoryAttention
+from memstore.model.config import ModelConfig
+from memstore.model.objectives import Negatives, encode_windows, negatives_of, next_token_loss, read_memory
+from memstore.model.optimizer import make_optimizers, orthogonalise
+from memstore.model.transformer import Transformer
+from memstore.store import MemoryStore
+
+SIZE, TOP_K = 4, 3
+
+
+def model(*, cmt: bool, top_k: int = TOP_K) -> Transformer:
+    config = ModelConfig(
+        vocab_size=50,
+        num_layers=3,
+        hidden_size=32,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        mlp_size=48,
+        block_size=SIZE,
+        top_k=top_k,
+        cmt=cmt,
+        kv_dtype="float64",
+        cmt_cutoff=0.0,
+        chunk_blocks=64,
+    )
+    built = Transformer(config)
+    generator = torch.Generator().manual_seed(0)
+    built.initialise(generator)
+    for parameter in built.parameters():
+        if parameter.dim() == 2:  # larger than at the start of training, so that attention is far from uniform
+            parameter.data *= 12
+    return built.double().requires_grad_(False)
+
+
+def window(blocks: int, seed: int) -> Tensor:
+    ids = torch.randint(0, 48, (blocks, SIZE + 1), generator=torch.Generator().manual_seed(seed))
+    ids[:, SIZE] = 48
+    return ids.flatten()
+
+
+def attach(store: MemoryStore, built: Transformer, memory: list, windows: list[int]) -> list[tuple[int, int]]:
+    """Encoded windows as documents of a store."""
+    documents = []
+    for w in windows:
+        scratch = store.scratch()
+        for layer, blocks in enumerate(memory):
+            keys = blocks.keys[w].transpose(0, 1)
+            scratch.add(
+                layer,
+                keys[:, :, :SIZE].contiguous(),
+                blocks.values[w].transpose(0, 1).contiguous(),
+                keys[:, :, SIZE].contiguous(),
+            )
+        documents.append((scratch.document, len(memory[0].keys[w][0])))
+    return documents
+
+
+def session(built: Transformer, store: MemoryStore, memory: Memory) -> MemoryAttention:
+    return MemoryAttention(built.config, built.rope, built.cmt_keys(), store, memory, dtype=torch.float64)
+
+
+def store_for(config: ModelConfig) -> MemoryStore:
+    signature = Signature(
+        weights="none",
+        tokenizer="none",
+        architecture={},
+        kv_dtype="float64",
+        num_layers=config.num_layers,
+        memory_layers=tuple(config.memory_layers or ()),
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=SIZE,
+    )
+    return MemoryStore.in_memory(signature, host_budget=1 << 24)
+
+
+@pytest.mark.parametrize("cmt", [True, False])
+def test_a_window_equals_one_long_chunk(cmt: bool) -> None:
+    built = model(cmt=cmt)
+    ids = window(9, 1)
+    hidden, _ = encode_windows(built, ids[None], cmt=cmt)
+    attention = session(built, store_for(built.config), Memory())
+    pieces = []
+    for piece in (ids[:7], ids[7:8], ids[8:30], ids[30:]):  # fed in any pieces, the open chunk is the same
+        pieces.append(built.hidden(piece[None], attention.attend)[0])
+        attention.length += len(piece)
+    torch.testing.assert_close(torch.cat(pieces), hidden[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cmt", [True, False])
+def test_a_question_that_reads_every_block_equals_the_training_forward(cmt: bool) -> None:
+    """Every block of the visible windows is retrieved (top_k is their number), as training attends to all of them."""
+    built = model(cmt=cmt, top_k=6)
+    windows = torch.stack([window(3, seed) for seed in (1, 2, 3)])
+    question = torch.stack([window(2, 9)])
+    _, memory = encode_windows(built, windows, cmt=cmt)
+    trained = read_memory(built, question, memory, torch.tensor([[0, 2]]), torch.tensor([False]), recent=TOP_K, cmt=cmt)
+    store = store_for(built.config)
+    attention = session(built, store, Memory(attach(store, built, memory, [0, 2])))
+    torch.testing.assert_close(built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cmt", [True, False])
+def test_a_chunk_that_continues_a_window_sees_its_last_blocks_where_they_stand(cmt: bool) -> None:
+    """The window was read by the session itself: its blocks are the session's own, all of them recent here."""
+    built = model(cmt=cmt, top_k=6)
+    windows = torch.stack([window(6, seed) for seed in (1, 2)])
+    question = torch.stack([window(2, 9)])
+    _, memory = encode_windows(built, windows, cmt=cmt)
+    trained = read_memory(built, question, memory, torch.tensor([[1]]), torch.tensor([True]), cmt=cmt)
+    store = store_for(built.config)
+    [(own, blocks)] = attach(store, built, memory, [1])
+    attention = session(built, store, Memory(own_document=own, own_end=blocks))
+    for layer, encoded in enumerate(memory):
+        attention.remember(layer, encoded.keys[1, :, :, SIZE].transpose(0, 1))
+    attention.start_chunk()
+    torch.testing.assert_close(built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9)
+
+
+def test_negatives_take_mass_and_only_from_windows_a_chunk_does_not_see() -> None:
+    built = model(cmt=True)
+    windows = torch.stack([window(3, seed) for seed in (1, 2, 3)])
+    question = torch.stack([window(2, 9)])
+    _, memory = encode_windows(built, windows)
+    arguments = (built, question, memory, torch.tensor([[0, 2]]), torch.tensor([False]))
+    plain = read_memory(*arguments)
+    negatives = negatives_of(memory, 1)
+    assert not torch.allclose(read_memory(*arguments, negatives), plain)
+    # with a huge penalty they vanish; an unseen window's landmarks may be as unlikely as can be without harm
+    torch.testing.assert_close(read_memory(*arguments, negatives, -1e9), plain)
+    without = [
+        Negatives(torch.where(torch.arange(9)[None, :, None] // 3 == 1, -1e4 * n.keys.sign(), n.keys), n.values)
+        for n in negatives
+    ]
+    assert torch.isfinite(read_memory(*arguments, without)).all()
+
+
+def test_loss_skips_landmarks_and_predicts_across_them() -> None:
+    built = model(cmt=True)
+    ids = window(2, 4)[None]
+    weights = torch.where(ids == 48, 0.0, 1.0)
+    hidden, _ = encode_windows(built, ids)
+    loss = next_token_loss(built, hidden, ids, weights)
+    logits = built.logits(hidden[0]).log_softmax(-1).float()
+    # rows 0..2 and 5..7 predict the next token, 3 (before the landmark) and 4 (the landmark) both predict token 5
+    pairs = [(0, 1), (1, 2), (2, 3), (3, 5), (4, 5), (5, 6), (6, 7), (7, 8)]
+    expected = -sum(logits[row, ids[0, target]] for row, target in pairs)
+    torch.testing.assert_close(loss.total, expected, rtol=1e-5, atol=1e-5)
+    assert loss.weight == len(pairs) and loss.answers == len(pairs)
+
+
+def test_position_jumps_move_later_blocks_only() -> None:
+    built = model(cmt=False)
+    ids = window(3, 5)[None]
+    jumps = torch.tensor([[0, 0, 7]])
+    far, near = encode_windows(built, ids, jumps=jumps)[0], encode_windows(built, ids)[0]
+    torch.testing.assert_close(far[:, :10], near[:, :10])
+    assert not torch.allclose(far[:, 10:], near[:, 10:])
+
+
+def test_muon_orthogonalises_and_every_parameter_has_one_optimiser() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(24, 8, generator=generator)))
+    assert values.min() > 0.6 and values.max() < 1.3
+    built = model(cmt=True)
+    held = [id(p) for o in make_optimizers(built, 1e-3, 1e-2) for g in o.param_groups for p in g["params"]]
+    assert sorted(held) == sorted(id(p) for p in built.parameters())
+
+
+def test_topk_candidates_are_those_of_a_full_product() -> None:
+    q, keys = torch.randn(2, 3, 8), torch.randn(2, 40, 8)
+    found = landmark_topk(q, keys, [(0, 40)], 4)
+    torch.testing.assert_close(found.scores, (q @ keys.transpose(-1, -2)).topk(4).values)

@@ -1,0 +1,134 @@
+"""The tokenizer: text survives it whole, digits stay single, and how a text arrives changes nothing."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import memstore.model.tokenizer as module
+from memstore.errors import InvalidInput, InvalidWeights
+from memstore.model.tokenizer import SEGMENT_CHARACTERS, Tokenizer
+
+TEXT = "The red fox sat by the river, and the river ran to the sea. It was 1847; nobody “knew” why.\n" * 40
+unicode_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train([TEXT], 320)
+
+
+@given(text=unicode_text)
+def test_any_text_comes_back_whole(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(text=unicode_text)
+def test_character_counts_add_up_to_the_characters_of_the_text(tokenizer, text):
+    assert tokenizer.character_counts[np.array(tokenizer.encode(text), dtype=int)].sum() == len(text)
+
+
+def test_character_counts_place_every_token_where_it_begins(tokenizer):
+    text = "naïve “fox” 東京 🦊 river 12"
+    ids = tokenizer.encode(text)
+    ends = tokenizer.character_counts[ids].cumsum()
+    for n, end in enumerate(ends, 1):
+        decoded = tokenizer.decode(ids[:n])
+        # A token that ends inside a character counts it as begun; decoding then shows U+FFFD in its place.
+        assert text.startswith(decoded.rstrip("�"))
+        assert len(decoded.rstrip("�")) <= end <= len(decoded)
+
+
+def test_every_digit_is_a_token_of_its_own(tokenizer):
+    for number in ("1847", "8806", "00", "3.75"):
+        ids = tokenizer.encode(f"It was {number}")
+        pieces = [tokenizer.decode([token]) for token in ids]
+        assert [piece for piece in pieces if any(c.isdigit() for c in piece)] == [c for c in number if c.isdigit()]
+
+
+def test_text_never_encodes_to_landmark_or_cmt(tokenizer):
+    assert (tokenizer.landmark_id, tokenizer.cmt_id) == (tokenizer.vocab_size - 2, tokenizer.vocab_size - 1)
+    ids = tokenizer.encode(TEXT + "<landmark> <cmt> <|endoftext|> [LMK]")
+    assert max(ids) < tokenizer.landmark_id
+    assert tokenizer.decode([ids[0], tokenizer.landmark_id, tokenizer.cmt_id, *ids[1:5]]) == tokenizer.decode(ids[:5])
+    assert len(tokenizer.character_counts) == tokenizer.vocab_size
+
+
+LONG_TEXTS = {
+    "lines": TEXT * 40,
+    "no newline": (TEXT * 40).replace("\n", " "),
+    "no white space": "x1y" * 50_000,
+    "exactly one segment": "ab c\n" * (SEGMENT_CHARACTERS // 5) + "z" * (SEGMENT_CHARACTERS % 5),
+    "spaces only": " " * 140_000,
+}
+
+
+@pytest.mark.parametrize("kind", LONG_TEXTS)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 1 << 30), largest=st.sampled_from([700, 65_536, 65_537, 400_000]))
+def test_a_stream_gives_the_same_segments_however_the_text_is_cut_into_pieces(tokenizer, kind, seed, largest):
+    text, rng = LONG_TEXTS[kind], random.Random(seed)
+    pieces, start = [], 0
+    while start < len(text):
+        end = start + rng.randint(0, largest)
+        pieces.append(text[start:end])
+        start = end
+    segments = list(tokenizer.encode_stream(pieces))
+    assert segments == list(tokenizer.encode_stream([text]))
+    joined = [token for ids in segments for token in ids]
+    assert joined == tokenizer.encode(text)
+    assert tokenizer.decode(joined) == text
+
+
+def test_segments_end_after_a_newline_and_else_before_a_space():
+    lines = list(Tokenizer.segments([LONG_TEXTS["lines"]]))
+    assert all(segment.endswith("\n") and len(segment) <= SEGMENT_CHARACTERS for segment in lines)
+    words = list(Tokenizer.segments([LONG_TEXTS["no newline"]]))
+    assert all(segment.startswith(" ") for segment in words[1:])
+    assert [len(s) for s in Tokenizer.segments(["x" * 140_000])] == [65_536, 65_536, 140_000 - 2 * 65_536]
+    assert list(Tokenizer.segments([])) == list(Tokenizer.segments([""])) == []
+
+
+def test_saving_and_loading_keeps_ids_and_fingerprint(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
+    assert Tokenizer.train([TEXT], 300).fingerprint != tokenizer.fingerprint
+
+
+def test_encode_batch_gives_what_encode_gives(tokenizer):
+    texts = ["The red fox", " 48213.", "", "river\n"]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+def test_what_is_no_unicode_text_is_refused(tokenizer):
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_batch([text])):
+        with pytest.raises(InvalidInput, match="surrogate"):
+            encode("half \ud83d of a pair")
+
+
+def test_what_is_no_tokenizer_file_is_refused(tmp_path):
+    with pytest.raises(InvalidWeights, match="cannot read"):
+        Tokenizer.load(tmp_path / "absent.json")
+    for content in (b"not json", b"[]", b"{}", b"\xff\xfe", json.dumps({"model": {"type": "Unigram"}}).encode()):
+        file = tmp_path / "tokenizer.json"
+        file.write_bytes(content)
+        with pytest.raises(InvalidWeights, match=r"tokenizer\.json"):
+            Tokenizer.load(file)
+
+
+def test_a_vocabulary_without_room_for_the_bytes_is_refused():
+    with pytest.raises(InvalidInput, match="at least 258"):
+        Tokenizer.train([TEXT], 257)
+
+
+def test_the_shipped_tokenizer_has_2048_ids_and_loses_nothing():
+    shipped = Tokenizer.load(Path(module.__file__).parent / "weights" / "tokenizer.json")
+    assert shipped.vocab_size == 2048
+    assert shipped.decode(shipped.encode(TEXT)) == TEXT
+    assert len(shipped.encode(TEXT)) < len(TEXT) / 2
