@@ -167,10 +167,10 @@ class _opened:
     """The model, and a memory of its own that is only read."""
 
     def __init__(self, path: Path, model: str | None, host_budget: int | None) -> None:
-        from memstore.model.landmark_model import load_model
+        from memstore.model.landmark_model import load_model_for_command
         from memstore.store import MemoryStore
 
-        self._reader = load_model(model)
+        self._reader = load_model_for_command(model)
         budget = ASK_BUDGET if host_budget is None else host_budget
         self._memory = MemoryStore.open(path, self._reader.signature, read_only=True, host_budget=budget)
 

@@ -65,12 +65,12 @@ def ingest(
     if name is not None and len(paths) > 1:
         raise typer.BadParameter("--name is for one PATH; several are named after their files")
     from memstore.model.ingest import Text
-    from memstore.model.landmark_model import load_model
+    from memstore.model.landmark_model import load_model_for_command
 
     texts = [Text.of(_file(path), name or _printable(path.stem)) for path in paths]
     for text in texts:
         text.check()  # a file that cannot be read is refused before anything is written
-    reader = load_model(model)
+    reader = load_model_for_command(model)
     lookup = {"top_k": top_k, "chunk_blocks": chunk_blocks}
     mode: Mode = "append" if append else "replace" if replace else "new"
     budget = host_budget if host_budget is not None else ASK_BUDGET if retrieve else INGEST_BUDGET

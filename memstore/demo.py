@@ -26,7 +26,7 @@ from memstore.model.facts import (
     statement,
 )
 from memstore.model.ingest import Text
-from memstore.model.landmark_model import LandmarkModel, load_model
+from memstore.model.landmark_model import LandmarkModel, load_model_for_command
 from memstore.store import MemoryStore
 
 TOKENS = 1 << 17  # read by default
@@ -67,7 +67,7 @@ def run_demo(
     Raises what ingesting and asking raise.
     """
     seed = SystemRandom().randrange(10**6) if seed is None else seed
-    reader = load_model(model)
+    reader = load_model_for_command(model)
     plain = _cut(reader, _read(text), tokens or (TOKENS if text is None else None))
     facts = draw_facts(Random(seed), questions)
     written, hidden = hide(Random(seed + 1), plain, facts)

@@ -223,8 +223,7 @@ class MemoryStore:
         """
         catalog = self._on_disk()
         with catalog.database.read() as txn:
-            number = catalog.document(txn, document).id
-            return read_tokens(catalog, txn, number, first, end)
+            return read_tokens(catalog, txn, catalog.document(txn, document), first, end)
 
     def forget(self, name: str) -> Document:
         """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return what it was.
@@ -557,11 +556,14 @@ class MemoryStore:
         catalog = self._on_disk()
         memory_layers = set(self.signature.memory_layers)
         self._index.remove(document.id)
+        ends = dict.fromkeys(memory_layers, 0)
         for run in catalog.landmarks(txn, document.id):
-            if run.layer in memory_layers:
+            if run.layer in memory_layers and run.first_block == ends[run.layer]:
                 self._index.add(document.id, run.layer, run.first_block, run.keys)
-        for layer in memory_layers:
-            if self._index.span(document.id, layer) != (0, document.blocks):
+                ends[run.layer] += len(run.keys)
+        for layer, end in ends.items():
+            if end != document.blocks:
+                self._index.remove(document.id)
                 raise CorruptMemory(
                     f"{self.path}: landmark keys of document {document.name!r}, layer {layer} are missing; run verify"
                 )

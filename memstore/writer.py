@@ -21,7 +21,7 @@ from torch import Tensor
 from memstore.block import DTYPES, BlockKey, encode_record
 from memstore.catalog import Catalog, Document
 from memstore.database import Transaction, landmarks_key
-from memstore.errors import BudgetExceeded, InvalidInput
+from memstore.errors import BudgetExceeded, CorruptMemory, InvalidInput
 from memstore.index import LandmarkIndex
 from memstore.tiers.disk import DiskTier
 from memstore.tiers.host import HostTier
@@ -45,18 +45,29 @@ class TokenSpan(NamedTuple):
     char_start: int
 
 
-def read_tokens(catalog: Catalog, txn: Transaction, document: int, first: int, end: int | None = None) -> TokenSpan:
+def read_tokens(
+    catalog: Catalog, txn: Transaction, document: Document, first: int, end: int | None = None
+) -> TokenSpan:
     """Content tokens `first` to `end` (exclusive; None: all) of a document, fewer at its end. Raises CorruptMemory."""
-    parts = list(catalog.token_parts(txn, document, max(0, first - 1), end))  # also where `first` is the document's end
-    if not parts:
-        return TokenSpan(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
+    end = document.tokens if end is None else min(end, document.tokens)
+    parts = list(
+        catalog.token_parts(txn, document.id, max(0, first - 1), end)
+    )  # also where `first` is the document's end
     if len(parts) > 1 and parts[1].first <= first:
         del parts[0]
+    # Each part is under a checksum; that none is missing or twice there must be seen here.
+    after = 0 if not parts else parts[0].first
+    whole = after <= first
+    for part in parts:
+        whole = whole and part.first == after
+        after = part.first + len(part.ids)
+    if not whole or after < end:
+        raise CorruptMemory(f"tokens of document {document.name!r} in {catalog.database.path} are missing; run verify")
+    if not parts:
+        return TokenSpan(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), 0)
     start = parts[0].first
     ids = np.concatenate([part.ids for part in parts])
-    return TokenSpan(
-        ids[first - start : None if end is None else max(0, end - start)], ids[: first - start], parts[0].char_start
-    )
+    return TokenSpan(ids[first - start : max(0, end - start)], ids[: first - start], parts[0].char_start)
 
 
 class RecentBlocks(NamedTuple):
@@ -177,7 +188,7 @@ class DocumentWriter:
         characters begin is told even so.
         """
         with self._catalog.database.read() as txn:
-            return read_tokens(self._catalog, txn, self._committed.id, self._tokens)
+            return read_tokens(self._catalog, txn, self._committed, self._tokens)
 
     # Staging
 
@@ -490,6 +501,12 @@ class DocumentWriter:
                 keys = run.keys[: self._blocks - run.first_block]
                 if run.first_block + len(keys) > first and len(keys):
                     self._landmarks[run.layer].append((run.first_block, keys))
+        for layer in self._layers:
+            oldest = first if layer in self._memory_layers else self._keep
+            if len(self._landmark_rows(layer, oldest, self._blocks)) != self._blocks - oldest:
+                raise CorruptMemory(
+                    f"landmark keys of document {self._committed.name!r}, layer {layer} are missing; run verify"
+                )
 
     def _remember_landmarks(self, chunk: _Chunk) -> None:
         done = self.document.blocks

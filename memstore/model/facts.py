@@ -109,23 +109,22 @@ PASS_KEY_HEADS = (
 )
 
 ValueKind = Literal["digits", "repeats", "words", "colour_noun", "name", "code", "figure", "format"]
-# How often each kind of value is drawn: digits, where a mistake shows, make two thirds; the formats only in evaluation.
+# How often each kind of value is drawn: digits, where a mistake shows, make the most; the formats only in evaluation.
 VALUE_SHARES: dict[Split, dict[ValueKind, float]] = {
     "train": {
-        "digits": 0.46,
-        "repeats": 0.2,
+        "digits": 0.42,
+        "repeats": 0.18,
         "words": 0.12,
-        "colour_noun": 0.05,
-        "name": 0.04,
-        "code": 0.1,
-        "figure": 0.03,
+        "colour_noun": 0.04,
+        "name": 0.07,
+        "code": 0.15,
+        "figure": 0.02,
     },
     "held_out": {"digits": 0.3, "repeats": 0.1, "words": 0.15, "name": 0.1, "format": 0.35},
 }
 # A: a capital, a: a small letter, d: a digit, anything else itself.
-_CODES = ("AdAd", "aa-ddd", "AAdd", "A-dd", "dddA", "aadddd", "AAAd", "dA-dA", "A-ddd-A", "aaa-dd")
 _FORMATS = ("dd-dd-dd", "AAA-dddd")
-_LENGTHS, _LENGTH_SHARES = (1, 2, 3, 4, 5, 6, 7), (3, 5, 10, 22, 38, 15, 7)
+_LENGTHS, _LENGTH_SHARES = (1, 2, 3, 4, 5, 6, 7), (4, 8, 14, 22, 26, 16, 10)
 EntityKind = Literal["colour_noun", "words", "name", "numbered"]
 _ENTITY_SHARES: dict[EntityKind, float] = {"colour_noun": 0.38, "words": 0.32, "name": 0.22, "numbered": 0.08}
 
@@ -300,7 +299,7 @@ def draw_value(rng: Random, pools: Pools, kind: ValueKind | None = None) -> str:
     if kind == "name":
         return _name(rng, pools.split)
     if kind == "code":
-        return _pattern(rng, rng.choice(_CODES))
+        return _pattern(rng, _code(rng))
     if kind == "format":
         return _pattern(rng, rng.choice(_FORMATS))
     return rng.choice(
@@ -369,6 +368,15 @@ def _repeats(rng: Random) -> str:
     """A number of one to three different digits: copying one digit too often, or once too few, is the usual mistake."""
     digits = "".join(rng.sample("0123456789", rng.choice((1, 2, 2, 3))))
     return "".join(rng.choices(digits, k=rng.choice((3, 4, 5, 5, 5, 6)))).lstrip("0") or "7"
+
+
+def _code(rng: Random) -> str:
+    """The pattern of a code: two or three groups of like symbols, joined or apart, but no format that is held out."""
+    while True:
+        groups = [rng.choice("AAadd") * rng.randint(1, 4) for _ in range(rng.choice((2, 2, 3)))]
+        pattern = rng.choice(("", "", "-", "-", ".", "/")).join(groups)
+        if 3 <= len(pattern) <= 9 and pattern not in _FORMATS:
+            return pattern
 
 
 def _pattern(rng: Random, pattern: str) -> str:

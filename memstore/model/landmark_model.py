@@ -1,5 +1,6 @@
 """The model as its users hold it: ingest documents into a store, ask about them, search them, and see what was read."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
 from memstore.store import MemoryStore
+
+_SMALL = 20_000_000  # parameters
 
 
 @dataclass(frozen=True)
@@ -328,3 +331,15 @@ def load_model(name_or_path: str | Path | None = None, *, seed: int = 0) -> Land
             f"{directory} is no directory; name one written by `memstore train`, or leave the model out"
         )
     return LandmarkModel(*load_checkpoint(directory))
+
+
+def load_model_for_command(name_or_path: str | Path | None = None) -> LandmarkModel:
+    """`load_model` for a process of its own: a small model then runs on one thread.
+
+    Its products are too short to share, and with several threads every one of them ends at a barrier: on a machine that is busy
+    otherwise reading was 50 times slower. OMP_NUM_THREADS, where it is set, is obeyed.
+    """
+    model = load_model(name_or_path)
+    if "OMP_NUM_THREADS" not in os.environ and sum(p.numel() for p in model.transformer.parameters()) < _SMALL:
+        torch.set_num_threads(1)
+    return model

@@ -35,7 +35,7 @@ class RecallConfig:
     copy_weight: float = 0.5  # spans repeated from earlier in the window
     span_weight: float = 0.3  # spans repeated from a visible window of the memory
     repeat_weight: float = 0.3  # second statement of a pass key
-    stop_weight: float = 0.5  # the full stop that ends an answer
+    stop_weight: float = 0.9  # the full stop that ends an answer
     # windows
     copy_share: float = 0.25  # windows of copied spans
     pass_key_share: float = 0.15  # windows with a pass key
