@@ -28,6 +28,7 @@ TASKS = {
     "passkey": "pass key, the paper's words",
     "fact": "one fact, a number",
     "fact_unrelated": "one fact, a number, 200 unrelated tokens before the question",
+    "fact_forms": "one fact, a number, in any of training's sentence forms",
     "fact_any": "one fact, any value (words, names, unseen formats)",
     "rephrased": "one fact, a number, sentence and question in unseen forms",
     "of_20": "one of 20 facts of the same form",
@@ -38,7 +39,18 @@ TASKS = {
     "streamed": "pass key, streamed (the paper's prompt, book text)",
     "streamed_grass": "pass key, streamed (the paper's prompt and filler)",
 }
-STORED = ("passkey", "fact", "fact_unrelated", "fact_any", "rephrased", "of_20", "of_100", "updated", "split")
+STORED = (
+    "passkey",
+    "fact",
+    "fact_unrelated",
+    "fact_forms",
+    "fact_any",
+    "rephrased",
+    "of_20",
+    "of_100",
+    "updated",
+    "split",
+)
 STREAMED = ("streamed", "streamed_grass")
 PAPER_KEYS = 50_000  # the paper draws its pass keys from 1 .. 50,000
 UNRELATED = 200  # tokens of text between memory and question
@@ -163,13 +175,13 @@ class Writer:
         """A fact of the split whose value is a number of random digits, unless `choice` says otherwise."""
         return language.draw_fact(self.rng, self.split, pools=self.pools, **{"kind": "digits"} | choice)
 
-    def state(self, fact: Fact, forms: Split = "train") -> str:
-        """The sentence that states it."""
-        return language.statement(fact, self.rng.choice(language.STATEMENTS[forms])).text
+    def state(self, fact: Fact, forms: Split | None = None) -> str:
+        """The sentence that states it: the plain form, or any of a split's."""
+        return language.statement(fact, self.rng.choice(language.STATEMENTS[forms]) if forms else 0).text
 
-    def ask(self, fact: Fact, forms: Split = "train") -> Sentence:
-        """The question for it."""
-        return language.question(fact, self.rng.choice(language.QUESTIONS[forms]))
+    def ask(self, fact: Fact, forms: Split | None = None) -> Sentence:
+        """The question for it, likewise."""
+        return language.question(fact, self.rng.choice(language.QUESTIONS[forms]) if forms else 0)
 
     # One task each: (passages, questions)
 
@@ -187,6 +199,13 @@ class Writer:
             Question("fact_unrelated", asked.prompt, asked.answer, [], before=self.text(UNRELATED)),
         ]
 
+    def fact_forms(self) -> tuple[list[str], list[Question]]:
+        fact = self.fact()
+        asked = self.ask(fact, "train")
+        return [self.passage([self.state(fact, "train")], self.size)], [
+            Question("fact_forms", asked.prompt, asked.answer, [])
+        ]
+
     def fact_any(self) -> tuple[list[str], list[Question]]:
         fact = self.fact(kind=None)
         asked = self.ask(fact)
@@ -200,9 +219,8 @@ class Writer:
         ]
 
     def many(self, task: str, count: int, passages: int, asked: int) -> tuple[list[str], list[Question]]:
-        """`count` numbers that share attribute, sentence form and kind of name, spread over some passages."""
+        """`count` numbers that share attribute and kind of name, spread over some passages."""
         rng = self.rng
-        form = rng.choice(language.STATEMENTS["train"])
         kind = rng.choice(("words", "name") if count > 40 else ("colour_noun", "words", "name"))
         attribute = rng.choice(self.pools.attributes)
         facts: dict[str, Fact] = {}
@@ -213,10 +231,7 @@ class Writer:
                 facts[fact.entity] = Fact(fact.entity, attribute, fact.value)
                 values.add(fact.value)
         every = list(facts.values())
-        texts = [
-            self.passage([language.statement(f, form).text for f in every[at::passages]], 2 * self.size)
-            for at in range(passages)
-        ]
+        texts = [self.passage([self.state(f) for f in every[at::passages]], 2 * self.size) for at in range(passages)]
         questions = [self.ask(fact) for fact in rng.sample(every, asked)]
         return texts, [Question(task, question.prompt, question.answer, []) for question in questions]
 
@@ -229,7 +244,7 @@ class Writer:
                 pass
             values.append(value)
             fact = Fact(fact.entity, fact.attribute, value)
-            sentences.append(language.update(fact, rng.choice(language.UPDATES["train"])).text)
+            sentences.append(language.update(fact, 0).text)
         asked = self.ask(fact)
         return [self.passage(sentences, 2 * self.size)], [
             Question("updated", asked.prompt, asked.answer, [], old=" " + values[-2])
@@ -312,6 +327,7 @@ def _needles(writer: Writer, settings: dict[str, Any], block_size: int) -> Itera
     one_by_one: dict[str, Callable[[], tuple[list[str], list[Question]]]] = {
         "passkey": writer.passkey,
         "fact": writer.one_fact,
+        "fact_forms": writer.fact_forms,
         "fact_any": writer.fact_any,
         "rephrased": writer.rephrased,
         "of_20": lambda: writer.many("of_20", 20, 1, 1),

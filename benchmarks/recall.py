@@ -9,12 +9,14 @@ really decoded token by token. Values are numbers (fact_any: words, names and tw
 are ones that training never used (--split train: the
 training's), text is what --text names; the pass key is the paper's, in its words.
 
-Tasks: passkey; fact; fact_unrelated (200 tokens of other text between memory and question); rephrased (a fact
-stated and asked for in sentence forms that training never used); of_20 and of_100 (facts that share attribute, form
-and kind of name; four questions for each set of a hundred); updated (one or two new values later in the passage);
-split (the value stands in two blocks); in_place (the needle inside one long document instead of a passage among
-fillers: a check); streamed (the paper's protocol: its whole prompt through one session that retrieves from its own
-blocks; streamed_grass: with the paper's filler too).
+Tasks: passkey; fact, a number in the plain forms ("The A of the E is V.", asked by "What is the A of the E? The A of
+the E is"; the other tasks too use these unless they say otherwise); fact_unrelated (200 tokens of other text between
+memory and question); fact_forms (any of training's forms); fact_any (any value); rephrased (a fact stated and asked
+for in forms that training never used); of_20 and of_100 (facts that share attribute and kind of name; four questions
+for each set of a hundred); updated (one or two new values later in the passage); split (the value stands in two
+blocks); in_place (the needle inside one long document instead of a passage among fillers: a check); streamed (the
+paper's protocol: its whole prompt through one session that retrieves from its own blocks; streamed_grass: with the
+paper's filler too).
 
 Intervals are Wilson's, 95%.
 

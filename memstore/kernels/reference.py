@@ -152,10 +152,13 @@ def landmark_topk(
     all_scores = accumulate(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
     k = min(top_k, total)
     best, position = _topk_newest(all_scores, k)
-    starts = torch.tensor([start for start, _ in spans], device=q.device)
-    firsts = torch.tensor([0, *(end - start for start, end in spans)], device=q.device).cumsum(0)
-    span = torch.searchsorted(firsts, position, right=True) - 1
-    rows = position - firsts[span] + starts[span]
+    if len(spans) == 1:
+        rows = position + spans[0][0]
+    else:
+        starts = torch.tensor([start for start, _ in spans], device=q.device)
+        firsts = torch.tensor([0, *(end - start for start, end in spans)], device=q.device).cumsum(0)
+        span = torch.searchsorted(firsts, position, right=True) - 1
+        rows = position - firsts[span] + starts[span]
     if k < top_k:
         best, rows = F.pad(best, (0, top_k - k), value=NEG), F.pad(rows, (0, top_k - k), value=-1)
     lse = all_scores.logsumexp(-1).view(heads, num_rows) if return_lse else None
@@ -164,10 +167,9 @@ def landmark_topk(
 
 def _topk_newest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of the last axis, best first; of equals the later one wins (torch.topk promises no order among equals)."""
-    best, position = x.topk(k, -1)
-    crowded = (x >= best[..., -1:]).sum(-1) > k
-    tied = (best[..., 1:] == best[..., :-1]).any(-1) if k > 1 else torch.zeros_like(crowded)
-    doubtful = crowded | tied
+    best, position = x.topk(min(k + 1, x.shape[-1]), -1)
+    doubtful = (best[..., 1:] == best[..., :-1]).any(-1)  # one more than wanted shows whether others equal the last
+    best, position = best[..., :k], position[..., :k].contiguous()
     if doubtful.any():
         rows = x[doubtful].flip(-1)
         order = rows.sort(dim=-1, descending=True, stable=True).indices[..., :k]
@@ -193,18 +195,29 @@ def memory_attention(
     """See `memstore.kernels.api.memory_attention`."""
     missing = slots < 0
     logits = accumulate(landmark_scores).masked_fill(missing, NEG)
-    y = logits.logsumexp(-1)
     if gated:
         gate, keep = accumulate(local.gate), None
     else:
-        gate = (y - accumulate(local.lse)).sigmoid()
+        gate = (logits.logsumexp(-1) - accumulate(local.lse)).sigmoid()
         keep = 1 - gate
-    share = (logits - y[..., None]).exp() * gate[..., None]  # (B, H, T, K)
-    share = share.masked_fill(missing, 0.0)
-    attend = _attend_shared if slots.shape[2] == 1 and q.shape[3] > 1 else _attend_rows
+    share = (logits.softmax(-1) * gate[..., None]).masked_fill(missing, 0.0)  # (B, H, T, K)
+    attend = _attend_rows if slots.shape[2] > 1 else _attend_one if q.shape[:2] == (1, 1) else _attend_shared
     memory = attend(q, keys, values, lengths, slots.clamp(min=0), rotations, share)
     output = local.output if keep is None else local.output * keep[..., None].to(local.output.dtype)
     return output + memory.to(output.dtype), share if return_mass else None
+
+
+def _attend_one(
+    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, slots: Tensor, rotations: Tensor, share: Tensor
+) -> Tensor:
+    """As `_attend_shared` for one sequence and one rotation, which is a decoding step: as few calls as will do."""
+    index = slots[0, :, 0]  # (H, K)
+    heads, k = index.shape
+    unit_k, unit_v = keys[index].to(q.dtype).flatten(1, 2), values[index].to(q.dtype).flatten(1, 2)  # (H, K * l, D)
+    s = accumulate(q[0, 0] @ unit_k.transpose(1, 2)).unflatten(-1, (k, -1))  # (H, T, K, l)
+    s = _mask_lengths(s, lengths[index][:, None], keys.shape[1])
+    weights = s.softmax(-1) * share[0, ..., None]  # (H, T, K, l)
+    return (weights.flatten(2).to(q.dtype) @ unit_v)[None]
 
 
 def _attend_shared(

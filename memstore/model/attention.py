@@ -5,7 +5,7 @@ scores and the gate; a search for the rows whose gate is open; a lease on the di
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from memstore.tiers.base import Lease
 
 Blocks = dict[int, tuple[Tensor, Tensor, Tensor]]
 """Finished blocks of each layer in stored form: k and v [n, Hkv, block_size, D], landmark keys [n, Hkv, D]."""
+
+_FEW = 256  # units of a step that are looked up without tensors
 
 
 @dataclass
@@ -113,7 +115,6 @@ class MemoryAttention:
         self.length = 0  # positions of the open chunk, landmarks included
         self.tail: int | None = None  # content tokens of the last block once a document's end closes it early
         self._fixed = config.old_block_position == "fixed"
-        self._distance = torch.tensor([config.old_block_distance])
         self._layers = [self._empty(dtype) for _ in range(config.num_layers)]
         self.start_chunk()
 
@@ -180,12 +181,14 @@ class MemoryAttention:
         done = int(open_rows.sum())
         self.lookups.done += done
         self.lookups.skipped += rows - done
-        return replace(local, gate=local.gate * open_rows), open_rows[0]
+        return LocalAttention(local.output, local.gate * open_rows, local.lse), open_rows[0]
 
     def _attend_memory(
         self, layer_idx: int, q: Tensor, positions: Tensor, local: LocalAttention, open_rows: Tensor, search: bool
     ) -> Tensor:
         """Read memory for the tokens with an open head; the rest keep their local output."""
+        if q.shape[2] == 1:
+            return self._read(layer_idx, q, positions, local, open_rows, search)
         tokens = open_rows.any(0).nonzero().flatten()
         if len(tokens) == q.shape[2]:
             return self._read(layer_idx, q, positions, local, open_rows, search)
@@ -219,7 +222,7 @@ class MemoryAttention:
         """
         slots = [self.rope(q, positions - slot * self.config.stride) for slot in range(self._prefix.size)]
         if self._fixed:
-            slots.append(self.rope(q, self._distance))
+            slots.append(self.rope.at(q, self.config.old_block_distance))
         return torch.stack(slots)
 
     def _recent_scores(self, layer_idx: int, rotated: Tensor) -> Tensor:
@@ -244,6 +247,8 @@ class MemoryAttention:
             scores, candidates = merge(scores, candidates, recent, prefix.old, config.top_k)
             if lse is not None:
                 lse = torch.logaddexp(lse.to(query.dtype), recent.logsumexp(-1))
+        if self._fixed and near is None and not shared:  # where no slot depends on it, the order among units is free
+            return Selection(candidates.masked_fill(~open_rows[..., None], -1), scores)
         return select(config.granularity, scores, candidates, lse, open_rows, config.num_kv_heads)
 
     def _place(
@@ -252,6 +257,8 @@ class MemoryAttention:
         """The rotation of every chosen unit [H, T or 1, K], and its landmark score there for every row [H, T, K]."""
         prefix, rows = self._prefix, rotated.shape[3]
         candidates = chosen.candidates + first
+        if self._fixed and near is None and chosen.scores is not None:
+            return torch.full_like(candidates, prefix.size), chosen.scores
         present = chosen.candidates >= 0
         is_recent = present & (candidates >= prefix.old)
         rank = torch.arange(candidates.shape[-1])
@@ -321,6 +328,8 @@ class MemoryAttention:
     def _lease(self, layer_idx: int, candidates: Tensor) -> tuple[Lease, Tensor]:
         """A lease on the distinct units of candidates [H, T or 1, K], and their slots in the same shape (-1 = none)."""
         heads, kv_heads = candidates.shape[0], self.config.num_kv_heads
+        if candidates.numel() <= _FEW:
+            return self._lease_few(layer_idx, candidates)
         kv_head = torch.arange(heads)[:, None, None] // (heads // kv_heads)
         present = candidates >= 0
         units, inverse = torch.where(present, candidates * kv_heads + kv_head, -1).unique(return_inverse=True)
@@ -333,6 +342,25 @@ class MemoryAttention:
         lease = self.store.lease(keys)
         slots = torch.cat([torch.full((absent,), -1), lease.slots])
         return lease, slots[inverse]
+
+    def _lease_few(self, layer_idx: int, candidates: Tensor) -> tuple[Lease, Tensor]:
+        """The same without tensors: a decoding step has few units, and every call costs more than the units do."""
+        config = self.config
+        row = candidates[0].numel() * (config.num_heads // config.num_kv_heads)
+        wanted = [
+            (candidate, at // row) if candidate >= 0 else None for at, candidate in enumerate(candidates.flatten().tolist())
+        ]
+        units: dict[tuple[int, int] | None, int] = dict.fromkeys(wanted, -1)
+        distinct = [unit for unit in units if unit is not None]
+        lease = self.store.lease(
+            [
+                BlockKey(document, layer_idx, block, head)
+                for candidate, head in distinct
+                for document, block in [self._locate(candidate)]
+            ]
+        )
+        units.update(zip(distinct, lease.slots.tolist()))
+        return lease, torch.tensor([units[unit] for unit in wanted]).view(candidates.shape)
 
     def _locate(self, candidate: int) -> tuple[int, int]:
         """(document, block) of a candidate."""

@@ -48,7 +48,12 @@ def default_curriculum() -> tuple[Stage, ...]:
         data=replace(data, simple=0.5, repeats=0.1, pass_key=0.5, plain=0.0, continuations=0.0, updates=0.03),
     )  # fmt: skip
     text = replace(
-        memory, name="text", steps=1200, cmt=True, negative_ramp=0.0, long_chunks=0.4,
+        memory, name="text", steps=1000, cmt=True, negative_ramp=0.0, long_chunks=0.4,
         data=replace(data, simple=0.2, repeats=0.2, plain=0.2, continuations=0.15),
     )  # fmt: skip
-    return windows, varied, memory, text
+    polish = replace(text, name="polish", steps=600, data=replace(text.data, repeats=0.3, hard=0.6, one_form=0.5))
+    finish = replace(
+        polish, name="finish", steps=600, lr=1.5e-3, muon_lr=0.008, long_chunks=0.3,
+        data=replace(polish.data, simple=0.6, stop_weight=2.0, one_form=0.6, updates=0.05, plain=0.15, continuations=0.12),
+    )  # fmt: skip
+    return windows, varied, memory, text, polish, finish

@@ -42,6 +42,12 @@ class Rope:
         cos, sin, zero = self._table(max(abs(start), abs(end)), x)
         return rotate(x, cos[start + zero : end + zero], sin[start + zero : end + zero], self.interleaved)
 
+    def at(self, x: Tensor, position: int) -> Tensor:
+        """x [..., T, D] with every row rotated to the same position; the same as a call, without an index."""
+        cos, sin, zero = self._table(abs(position), x)
+        row = slice(position + zero, position + zero + 1)
+        return rotate(x, cos[row], sin[row], self.interleaved)
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """x [..., D] rotated by angles given as cos and sin [..., D/2]; the result has x's dtype."""
