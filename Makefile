@@ -13,10 +13,11 @@ demo: setup
 	$(BIN)/memstore demo $(ARGS)
 
 test: lint
-	$(TEST) -m "not soak" $(ARGS)
+	$(TEST) $(ARGS)
 
 soak: setup
-	$(TEST) -m soak --timeout 3600 $(ARGS)
+	MEMSTORE_KILLS=$${MEMSTORE_KILLS:-100} MEMSTORE_FLIPS=$${MEMSTORE_FLIPS:-1000} \
+		$(TEST) tests/test_durability.py --timeout 3600 $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

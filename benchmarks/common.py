@@ -238,6 +238,8 @@ def write_results(options: argparse.Namespace, model: LandmarkModel, results: di
     if options.out is None:
         return
     given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    given["text"] = [Path(text).name for text in options.text]
+    given["out"] = options.out.name
     content = {"options": given, "machine": machine(), "weights": model.signature.weights, **results}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(content, indent=1))

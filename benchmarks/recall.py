@@ -225,7 +225,8 @@ def bars(axes: Any, at: list[Any], rows: list[dict[str, Any]], label: str, line:
     ends = [wilson(row["right"], row["trials"]) for row in rows]
     below = [max(0.0, rate - low) for rate, (low, _) in zip(rates, ends)]
     above = [max(0.0, high - rate) for rate, (_, high) in zip(rates, ends)]
-    axes.errorbar(at, rates, yerr=[below, above], fmt=line, markersize=4, capsize=2, label=label)
+    colour = f"C{list(TASKS).index(label)}"  # a task has one colour in every panel
+    axes.errorbar(at, rates, yerr=[below, above], fmt=line, color=colour, markersize=4, capsize=2, label=label)
 
 
 if __name__ == "__main__":

@@ -80,27 +80,34 @@ def block_key(document: int, block: int, layer: int) -> bytes:
     return _BLOCK.pack(document, block, layer)
 
 
+def _unpack_key(form: struct.Struct, key: bytes) -> tuple[Any, ...]:
+    """The parts of a key. Raises CorruptMemory: keys are under no checksum of their own."""
+    if len(key) != form.size:
+        raise CorruptMemory(f"a key of {len(key)} bytes instead of {form.size} ({key[:32].hex()}); run verify")
+    return form.unpack(key)
+
+
 def read_document_key(key: bytes) -> int:
     """The document of a row's key."""
-    number: int = _U64.unpack(key)[0]
+    number: int = _unpack_key(_U64, key)[0]
     return number
 
 
 def read_tokens_key(key: bytes) -> tuple[int, int]:
     """Document and first token of a part's key."""
-    document, first = _TOKENS.unpack(key)
+    document, first = _unpack_key(_TOKENS, key)
     return document, first
 
 
 def read_landmarks_key(key: bytes) -> tuple[int, int, int]:
     """Document, layer and first block of a key of landmarks."""
-    document, layer, first_block = _LANDMARKS.unpack(key)
+    document, layer, first_block = _unpack_key(_LANDMARKS, key)
     return document, layer, first_block
 
 
 def read_block_key(key: bytes) -> tuple[int, int, int]:
     """Document, block and layer of a record's key."""
-    document, block, layer = _BLOCK.unpack(key)
+    document, block, layer = _unpack_key(_BLOCK, key)
     return document, block, layer
 
 
@@ -178,11 +185,15 @@ class Transaction:
         with self._inner.cursor(db=self._tables[table]) as cursor:
             if not (cursor.set_range(start) if start else cursor.first()):
                 return
+            before = start
             for key, value in cursor.iternext():
                 key = bytes(key)
+                if key < before:  # a damaged tree may go round in circles
+                    raise CorruptMemory(f"{self._path}: the {table} keys are out of order; run verify")
                 if end is not None and key >= end:
                     return
                 yield key, value
+                before = key + b"\0"
 
     def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
         """The greatest key that is not after `key`, or None."""

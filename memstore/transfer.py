@@ -19,7 +19,15 @@ from xxhash import xxh3_64_intdigest
 from memstore.block import check_record, from_raw, raw_view, rename_record
 from memstore.catalog import Catalog, Document, Signature
 from memstore.database import Transaction
-from memstore.errors import CorruptBlock, InvalidConfig, InvalidInput, NewerFormat, StorageFull, WrongModel
+from memstore.errors import (
+    CorruptBlock,
+    CorruptMemory,
+    InvalidConfig,
+    InvalidInput,
+    NewerFormat,
+    StorageFull,
+    WrongModel,
+)
 from memstore.tiers.disk import DiskTier
 
 FORMAT = 1
@@ -38,7 +46,7 @@ def export_document(catalog: Catalog, disk: DiskTier, document: Document, file: 
     """Write a ready document to a new file; return its bytes. All or nothing: a file that exists is replaced at the
     end.
 
-    Raises InvalidInput (the file cannot be written), StorageFull, CorruptBlock.
+    Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
     if document.state != "ready":
         raise InvalidInput(f"document {document.name!r} is only partly read; finish ingesting it before exporting it")
@@ -46,8 +54,12 @@ def export_document(catalog: Catalog, disk: DiskTier, document: Document, file: 
     try:
         with open(part, "wb") as out:
             number = 0
+            tally = _Tally(catalog.signature)
             for number, frame in enumerate(_document_frames(catalog, disk, document)):
+                tally.count(frame)
                 out.write(_pack(number, frame))
+            if not tally.is_all_of(document):
+                raise CorruptMemory(f"a part of document {document.name!r} is missing; run verify")
             out.write(_pack(number + 1, _Frame("end", number + 2)))
             out.flush()
             os.fsync(out.fileno())
@@ -145,26 +157,48 @@ def _check(catalog: Catalog, disk: DiskTier, file: Path) -> Document:
     differences = catalog.signature.difference(signature)
     if differences:
         raise WrongModel(f"{file} was written by another model than {catalog.database.path}: {'; '.join(differences)}")
-    tokens = 0
-    blocks = dict.fromkeys(signature.memory_layers, 0)
-    landmarks = dict.fromkeys(signature.memory_layers, 0)
-    row_bytes = signature.num_kv_heads * signature.head_dim * raw_view(from_raw(b"", (0,), signature.kv_dtype)).itemsize
+    tally = _Tally(signature)
     try:
         for frame in _frames(file):
-            if frame.kind == "tokens":
-                tokens += len(frame.payload[2]) // 4
-            elif frame.kind == "landmarks" and frame.payload[0] in landmarks:
-                landmarks[frame.payload[0]] += len(frame.payload[2]) // row_bytes
-            elif frame.kind == "record":
+            tally.count(frame)
+            if frame.kind == "record":
                 block, layer, data = frame.payload
                 check_record(data, document.id, block, layer, shape=disk.shape, dtype=disk.kv_dtype)
-                if layer in blocks:
-                    blocks[layer] += 1
     except CorruptBlock as error:
         raise _damaged(file, str(error)) from error
-    if tokens != document.tokens or {*blocks.values(), *landmarks.values()} - {document.blocks}:
+    if not tally.is_all_of(document):
         raise _damaged(file, "it does not hold all of its document")
     return document
+
+
+class _Tally:
+    """Is a stream of frames all of a document? Frames come in order, so nothing is missing where the ends are right."""
+
+    def __init__(self, signature: Signature) -> None:
+        geometry = (0, signature.num_kv_heads, signature.head_dim)
+        self._key_bytes = raw_view(from_raw(b"", geometry, signature.kv_dtype)).itemsize * geometry[1] * geometry[2]
+        self._tokens = 0
+        self._landmarks = dict.fromkeys(signature.memory_layers, 0)
+        self._blocks = dict.fromkeys(signature.memory_layers, 0)
+        self._in_order = True
+
+    def count(self, frame: _Frame) -> None:
+        if frame.kind == "tokens":
+            first, _, ids = frame.payload
+            self._in_order &= first == self._tokens
+            self._tokens += len(ids) // 4
+        elif frame.kind == "landmarks" and frame.payload[0] in self._landmarks:
+            layer, first, keys = frame.payload
+            self._in_order &= first == self._landmarks[layer]
+            self._landmarks[layer] += len(keys) // self._key_bytes
+        elif frame.kind == "record" and frame.payload[1] in self._blocks:
+            block, layer, _ = frame.payload
+            self._in_order &= block == self._blocks[layer]
+            self._blocks[layer] += 1
+
+    def is_all_of(self, document: Document) -> bool:
+        ends = {*self._blocks.values(), *self._landmarks.values()}
+        return self._in_order and self._tokens == document.tokens and ends <= {document.blocks}
 
 
 def _read_head(frame: _Frame, file: Path) -> tuple[Signature, Document]:

@@ -1,8 +1,8 @@
-"""Is everything that a memory promises still there: a walk over all of it in a child process, and repair by dropping
-what is damaged.
+"""Is everything that a memory promises still there: a walk over all of it, and repair by dropping what is damaged.
 
-A damaged tree page can end the process that reads it, so the walk is done by `python -m memstore.verify`, document by
-document; the child's death is itself reported as damage of the document it was reading.
+A damaged tree page can end the process that reads it, so a child walks, document by document, and its death is itself
+reported as damage of the document it was reading. The children of one verification are forked from one server
+(`python -m memstore.verify`) that has opened nothing.
 """
 
 import fcntl
@@ -12,13 +12,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from memstore.block import check_record
 from memstore.catalog import Catalog, Document
-from memstore.database import Transaction, document_key, document_range, read_document_key
+from memstore.database import Transaction, block_key, document_key, document_range, read_document_key, tokens_key
 from memstore.errors import CorruptMemory, DocumentNotFound, MemoryLocked, MemoryNotFound, MemstoreError
 from memstore.tiers.disk import DiskTier
 from memstore.transfer import IMPORTING
@@ -64,29 +66,22 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     path = Path(path)
     if not (path / "data.mdb").is_file():
         raise MemoryNotFound(f"{path} holds no memory; `memstore ingest` makes one")
-    report, died = _walk_in_children(path)
-    if report.clean or not repair:
-        return report
-    damaged = sorted({problem.document for problem in report.problems if problem.document is not None})
-    if len(damaged) < len({problem.document for problem in report.problems}) or died:
-        _command(path, "salvage", damaged)
-    else:
-        try:
-            _command(path, "drop", damaged)
-        except _ChildDied:
-            _command(path, "salvage", damaged)
-    after, _ = _walk_in_children(path)
+    with _Children() as children:
+        report, died = _walk_in_children(children, path)
+        if report.clean or not repair:
+            return report
+        damaged = sorted({problem.document for problem in report.problems if problem.document is not None})
+        in_place = not died and all(problem.document is not None for problem in report.problems)
+        if not in_place or not _command(children, "drop", path, damaged):
+            _command(children, "salvage", path, damaged)
+        after, _ = _walk_in_children(children, path)
     if not after.clean:
         raise CorruptMemory(f"{path} is still damaged after repair ({after.problems[0].what}); restore it from a copy")
     names = {problem.document: problem.name for problem in report.problems if problem.document is not None}
     return Report(after.documents, after.records, after.bytes, report.problems, [names[number] for number in damaged])
 
 
-class _ChildDied(Exception):
-    """A child ended by a signal or without an answer."""
-
-
-def _walk_in_children(path: Path) -> tuple[Report, bool]:
+def _walk_in_children(children: "_Children", path: Path) -> tuple[Report, bool]:
     """Walk, again from the next document whenever a child dies; also whether one did."""
     documents = records = size = 0
     problems: list[Problem] = []
@@ -95,7 +90,7 @@ def _walk_in_children(path: Path) -> tuple[Report, bool]:
     while True:
         reading: dict[str, Any] | None = None
         ended = False
-        for event in _events(path, "walk", skip):
+        for event in children.run("walk", path, skip):
             if event["event"] == "reading":
                 reading = event
             elif event["event"] == "problem":
@@ -117,54 +112,96 @@ def _walk_in_children(path: Path) -> tuple[Report, bool]:
         skip.append(reading["document"])
 
 
-def _command(path: Path, what: str, documents: list[int]) -> None:
+def _command(children: "_Children", what: str, path: Path, documents: list[int]) -> bool:
+    """Have a child change the memory; False if damaged pages kept it from that. Raises what else the child met."""
     ended = False
-    for event in _events(path, what, documents):
+    for event in children.run(what, path, documents):
         if event["event"] == "error":
-            kinds = {kind.__name__: kind for kind in MemstoreError.__subclasses__()}
-            raise kinds.get(event["kind"], CorruptMemory)(event["what"])
+            kind = next((k for k in MemstoreError.__subclasses__() if k.__name__ == event["kind"]), CorruptMemory)
+            if kind is CorruptMemory and what == "drop":
+                return False
+            raise kind(event["what"])
         ended = ended or event["event"] == "end"
-    if not ended:
-        raise _ChildDied
+    if not ended and what != "drop":
+        raise CorruptMemory(f"{path} could not be repaired, reading it ended the process; restore it from a copy")
+    return ended
 
 
-def _events(path: Path, what: str, documents: list[int]) -> Iterator[dict[str, Any]]:
-    """Run a child and give what it says, line by line, until it ends in whatever way."""
-    package = str(Path(__file__).resolve().parent.parent)
-    paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    with subprocess.Popen(
-        [sys.executable, "-m", "memstore.verify", what, str(path), json.dumps(documents)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    ) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            if line.endswith("\n"):
-                yield json.loads(line)
+class _Children:
+    """Children that do one thing each and say what they do in events; a context manager."""
+
+    def __enter__(self) -> Self:
+        package = str(Path(__file__).resolve().parent.parent)
+        paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "memstore.verify"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.communicate()
+
+    def run(self, what: str, path: Path, documents: list[int]) -> Iterator[dict[str, Any]]:
+        """Do walk, drop or salvage in a new child, and give its events until it ends in whatever way.
+
+        documents: those to pass over (walk) or to drop.
+        """
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps([what, str(path), documents]) + "\n")
+        self._server.stdin.flush()
+        for line in self._server.stdout:
+            with suppress(ValueError):  # the last line of a child that was killed while writing it
+                event = json.loads(line)
+                if event["event"] == "gone":
+                    break
+                yield event
 
 
-# In the child
+# In the server and its children
 
 
-def main(arguments: list[str]) -> None:
-    """What a child does: walk | drop | salvage, PATH, JSON list of documents to pass over or to drop."""
-    what, path, documents = arguments[0], Path(arguments[1]), set(json.loads(arguments[2]))
+def serve() -> None:
+    """Fork a child for every line [what, path, documents] of standard input; its events go to standard output."""
+    for line in sys.stdin:
+        what, path, documents = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            try:
+                _do(what, Path(path), set(documents))
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        os.waitpid(pid, 0)
+        print()  # ends what the child may have left unfinished
+        _say({"event": "gone"})
+
+
+def _say(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def _do(what: str, path: Path, documents: set[int]) -> None:
     try:
         if what == "walk":
             for event in walk(path, documents):
-                print(json.dumps(event), flush=True)
+                _say(event)
         elif what == "drop":
             _drop(path, documents)
         else:
             _salvage(path, documents)
     except MemstoreError as error:
         if what == "walk":
-            print(json.dumps({"event": "problem", "document": None, "name": "", "what": str(error)}), flush=True)
+            _say({"event": "problem", "document": None, "name": "", "what": str(error)})
         else:
-            print(json.dumps({"event": "error", "kind": type(error).__name__, "what": str(error)}), flush=True)
-    print(json.dumps({"event": "end"}), flush=True)
+            _say({"event": "error", "kind": type(error).__name__, "what": str(error)})
+    _say({"event": "end"})
 
 
 def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
@@ -248,6 +285,8 @@ def _check_document(txn: Transaction, catalog: Catalog, disk: DiskTier, document
     tokens = 0
     for part in catalog.token_parts(txn, number):
         expect(part.first == tokens, f"tokens {tokens}..{part.first} are missing")
+        # Readers look up by key, which takes another way through the file than walking from one entry to the next.
+        expect(txn.view("tokens", tokens_key(number, tokens)) is not None, f"tokens from {tokens} on are not found")
         tokens += len(part.ids)
     expect(tokens == document.tokens, f"{tokens} tokens instead of {document.tokens}")
 
@@ -274,7 +313,9 @@ def _check_document(txn: Transaction, catalog: Catalog, disk: DiskTier, document
             (record.block, record.layer) == next(expected, None),
             f"a record before block {record.block} is missing or extra",
         )
-        length = check_record(record.data, number, record.block, record.layer, shape=disk.shape, dtype=disk.kv_dtype)
+        found = txn.view("blocks", block_key(number, record.block, record.layer))
+        expect(found is not None, f"block {record.block}, layer {record.layer} is not found")
+        length = check_record(found or b"", number, record.block, record.layer, shape=disk.shape, dtype=disk.kv_dtype)
         right = min(block_size, document.tokens - record.block * block_size)
         expect(length == right, f"block {record.block} has {length} tokens instead of {right}")
         records, size = records + 1, size + len(record.data)
@@ -349,4 +390,4 @@ def _copy(copy: Catalog, entries: list[tuple[str, bytes, bytes]]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serve()

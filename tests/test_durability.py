@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from children import BUDGET, NAMED_ERROR, RIGHT, TOKENS, ForkServer, changes_job, ingest_job
 from deterministic import CHUNK, SIGNATURE, check_content, ingest, stored
-from durability_jobs import BUDGET, NAMED_ERROR, RIGHT, TOKENS, ForkServer, changes_job, ingest_job
 
 from memstore.errors import CorruptMemory, MemoryNotFound
 from memstore.store import MemoryStore

@@ -1,9 +1,10 @@
-"""What the durability tests run in children, and the server that forks them.
+"""What tests run in other processes, and the server that forks them.
 
-`python durability_jobs.py` imports everything once, opens nothing, and then forks a child for each job that it is told
+`python children.py` imports everything once, opens nothing, and then forks a child for each job that it is told
 on standard input: a memory is always opened after the fork, and what kills a child kills it alone.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -11,9 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import deterministic
 import torch
 from deterministic import CHUNK, check_content, ingest
 
+from memstore import errors
 from memstore.errors import MemstoreError
 from memstore.store import MemoryStore
 from memstore.verify import walk
@@ -69,11 +72,18 @@ def verify_job(path: str) -> int:
     return NAMED_ERROR if problems else RIGHT
 
 
-JOBS = {job.__name__: job for job in (ingest_job, changes_job, read_all_job, verify_job)}
+def python_job(output: str, code: str, *arguments: str) -> int:
+    """Run code that sees `arguments`, MemoryStore, errors and the deterministic ingest; it prints to a file."""
+    with open(output, "w", encoding="utf-8") as out, contextlib.redirect_stdout(out):
+        exec(code, {**vars(deterministic), **vars(errors), "arguments": arguments})
+    return RIGHT
+
+
+JOBS = {job.__name__: job for job in (ingest_job, changes_job, read_all_job, verify_job, python_job)}
 
 
 def serve() -> None:
-    """For each line [job, arguments...]: fork, say the child's pid; when asked, its exit code (negative: a signal)."""
+    """For each line [job, arguments...]: fork, say the child's pid; when asked, its exit code."""
     torch.set_num_threads(1)
     for line in sys.stdin:
         name, *arguments = json.loads(line)
