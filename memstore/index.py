@@ -62,8 +62,19 @@ class LandmarkIndex(Protocol):
     def documents(self) -> set[int]:
         """Every document with keys in some layer."""
 
-    def search(self, layer: int, q: Tensor, scope: Scope, top_k: int, *, return_lse: bool = False) -> Hits:
+    def search(
+        self,
+        layer: int,
+        q: Tensor,
+        scope: Scope,
+        top_k: int,
+        *,
+        return_lse: bool = False,
+        kv_heads: Sequence[int] | None = None,
+    ) -> Hits:
         """The top_k blocks of the scope for each row of q [H, T, D] (rotated and scaled).
+
+        kv_heads: the KV heads that are searched (None = all); the rows of the others find nothing and are not counted.
 
         Raises DocumentNotFound if the scope names blocks that are not held.
         """
@@ -155,6 +166,12 @@ def _expect_next(run: _Run | None, document: int, layer: int, first_block: int) 
             f"document {document}, layer {layer}: landmark keys of block {first_block} added after "
             f"{run.first_block + run.size} blocks; add them in order"
         )
+
+
+def _rows_of(q: Tensor, num_kv_heads: int, kv_heads: Sequence[int] | None) -> int:
+    """Query rows of q [H, T, D] that are searched."""
+    rows = q.shape[0] * q.shape[1]
+    return rows if kv_heads is None else rows // num_kv_heads * len(kv_heads)
 
 
 def _no_hits(q: Tensor, top_k: int, return_lse: bool) -> Hits:
@@ -287,11 +304,20 @@ class PackedIndex:
         with self._lock:
             return {document for packed in self._layers.values() for document in packed.runs}
 
-    def search(self, layer: int, q: Tensor, scope: Scope, top_k: int, *, return_lse: bool = False) -> Hits:
+    def search(
+        self,
+        layer: int,
+        q: Tensor,
+        scope: Scope,
+        top_k: int,
+        *,
+        return_lse: bool = False,
+        kv_heads: Sequence[int] | None = None,
+    ) -> Hits:
         keys, ranges = self._resolve(layer, scope)
         self.searches += 1
-        self.rows += q.shape[0] * q.shape[1]
-        found = landmark_topk(q, keys, ranges, top_k, return_lse=return_lse)
+        self.rows += _rows_of(q, keys.shape[0], kv_heads)
+        found = landmark_topk(q, keys, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads)
         return Hits(found.scores, _rows_to_candidates(found.rows, ranges), found.lse)
 
     def keys(self, layer: int, scope: Scope) -> Tensor:
@@ -442,17 +468,33 @@ class FaissFlatIndex:
         with self._lock:
             return {document for flat in self._layers.values() for document in flat.runs}
 
-    def search(self, layer: int, q: Tensor, scope: Scope, top_k: int, *, return_lse: bool = False) -> Hits:
+    def search(
+        self,
+        layer: int,
+        q: Tensor,
+        scope: Scope,
+        top_k: int,
+        *,
+        return_lse: bool = False,
+        kv_heads: Sequence[int] | None = None,
+    ) -> Hits:
         with self._lock:  # FAISS forbids adding while searching
             flat = self._layers.get(layer)
             ranges = flat.ranges(layer, scope) if flat else _ranges({}, layer, scope)
             self.searches += 1
-            self.rows += q.shape[0] * q.shape[1]
+            self.rows += _rows_of(q, len(flat.heads) if flat else q.shape[0], kv_heads)
             if flat is None or not ranges or q.shape[1] == 0:
                 return _no_hits(q, top_k, return_lse)
             grouped = q.to(torch.float32).reshape(len(flat.heads), -1, q.shape[-1]).contiguous()
             options = _selector(ranges, flat.size)
-            found = [index.search(rows.numpy(), top_k, params=options) for index, rows in zip(flat.heads, grouped)]
+            nothing = (
+                np.full((grouped.shape[1], top_k), NEG, "float32"),
+                np.full((grouped.shape[1], top_k), -1, "int64"),
+            )
+            found = [
+                index.search(rows.numpy(), top_k, params=options) if kv_heads is None or head in kv_heads else nothing
+                for head, (index, rows) in enumerate(zip(flat.heads, grouped))
+            ]
             keys = flat.keys() if return_lse else None
         scores = torch.stack([torch.from_numpy(head_scores) for head_scores, _ in found]).view(*q.shape[:2], top_k)
         rows = torch.stack([torch.from_numpy(head_rows) for _, head_rows in found]).view(*q.shape[:2], top_k)

@@ -479,13 +479,22 @@ class MemoryStore:
 
     # Reading
 
-    def search(self, layer: int, q: Tensor, scope: Scope, top_k: int, *, return_lse: bool = False) -> Hits:
+    def search(
+        self,
+        layer: int,
+        q: Tensor,
+        scope: Scope,
+        top_k: int,
+        *,
+        return_lse: bool = False,
+        kv_heads: Sequence[int] | None = None,
+    ) -> Hits:
         """The top_k blocks of a scope for each row of q [H, T, D] (rotated, scaled): see memstore.index.
 
         Raises DocumentNotFound for a document that was forgotten, here or by another process.
         """
         self._refresh()
-        return self._index.search(layer, q, scope, top_k, return_lse=return_lse)
+        return self._index.search(layer, q, scope, top_k, return_lse=return_lse, kv_heads=kv_heads)
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
         """Slots in host memory that hold these units (repeats allowed) until the lease is released: see HostTier.lease.

@@ -209,3 +209,14 @@ def test_half_precision_keys_are_searched_exactly(index: LandmarkIndex) -> None:
 def test_unknown_kind_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="faiss-flat"):
         make_index("hnsw", KV_HEADS, DIM)
+
+
+def test_heads_that_are_not_wanted_find_nothing_and_are_not_counted(index: LandmarkIndex) -> None:
+    index.add(1, 0, 0, keys(40))
+    q = queries()
+    every = index.search(0, q, [(1, 0, 40)], 4)
+    before = index.rows
+    some = index.search(0, q, [(1, 0, 40)], 4, kv_heads=[1])
+    assert index.rows - before == q.shape[0] // KV_HEADS * q.shape[1]
+    assert torch.equal(some.candidates[2:], every.candidates[2:])
+    assert (some.candidates[:2] == -1).all() and (some.scores[:2] == NEG).all()

@@ -142,6 +142,22 @@ def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
                 torch.testing.assert_close(found.lse[h, t], scores.logsumexp(0))
 
 
+@pytest.mark.parametrize("wanted", [[], [2], [0, 2], [0, 1, 2]])
+def test_landmark_topk_of_some_heads_is_that_of_all_for_them_and_nothing_for_the_rest(wanted: list[int]) -> None:
+    generator = torch.Generator().manual_seed(4)
+    q, keys = torch.randn(6, 2, 8, generator=generator), torch.randn(3, 30, 8, generator=generator)
+    ranges = [(3, 10), (20, 30)]
+    every = api.landmark_topk(q, keys, ranges, 4, return_lse=True)
+    some = api.landmark_topk(q, keys, ranges, 4, return_lse=True, kv_heads=wanted)
+    for head in range(6):
+        if head // 2 in wanted:
+            torch.testing.assert_close(some.scores[head], every.scores[head])
+            torch.testing.assert_close(some.lse[head], every.lse[head])
+            assert torch.equal(some.rows[head], every.rows[head])
+        else:
+            assert (some.rows[head] == -1).all() and (some.scores[head] == NEG).all()
+
+
 def test_memory_attention_by_rows_and_shared_is_the_same_softmax() -> None:
     generator = torch.Generator().manual_seed(2)
     heads, kv_heads, rows, dim, size, slots = 4, 2, 5, 8, 3, 9

@@ -38,15 +38,22 @@ def local_attention(
 
 
 def landmark_topk(
-    q: Tensor, landmarks: Tensor, ranges: Sequence[tuple[int, int]], top_k: int, *, return_lse: bool = False
+    q: Tensor,
+    landmarks: Tensor,
+    ranges: Sequence[tuple[int, int]],
+    top_k: int,
+    *,
+    return_lse: bool = False,
+    kv_heads: Sequence[int] | None = None,
 ) -> TopK:
     """The top_k landmark keys by inner product for every query row, within ranges of rows.
 
     q: [H, T, D] rotated and scaled. landmarks: [Hkv, N, D], each query head scores its KV head's keys.
     ranges: (start, end) rows, oldest first, disjoint. Ties go to the newer row (later in `ranges`).
+    kv_heads: the KV heads whose rows are wanted (None = all): the keys of the others are not read, and their rows find nothing.
     Returns TopK with exactly top_k columns, best first, scores in float32.
     """
-    return reference.landmark_topk(q, landmarks, ranges, top_k, return_lse=return_lse)
+    return reference.landmark_topk(q, landmarks, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads)
 
 
 def memory_attention(

@@ -133,22 +133,32 @@ def _content(v: Tensor, block_size: int) -> Tensor:
 
 
 def landmark_topk(
-    q: Tensor, landmarks: Tensor, ranges: Sequence[tuple[int, int]], top_k: int, *, return_lse: bool = False
+    q: Tensor,
+    landmarks: Tensor,
+    ranges: Sequence[tuple[int, int]],
+    top_k: int,
+    *,
+    return_lse: bool = False,
+    kv_heads: Sequence[int] | None = None,
 ) -> TopK:
     """See `memstore.kernels.api.landmark_topk`."""
     heads, num_rows, dim = q.shape
     num_kv_heads = landmarks.shape[0]
+    wanted = None if kv_heads is None or len(kv_heads) == num_kv_heads else list(kv_heads)
     spans = [(start, end) for start, end in ranges if end > start]
     grouped = q.reshape(num_kv_heads, -1, dim)
     total = sum(end - start for start, end in spans)
-    if total == 0 or num_rows == 0:
+    if total == 0 or num_rows == 0 or wanted == []:
         lse = q.new_full((heads, num_rows), NEG, dtype=torch.float32) if return_lse else None
         return TopK(
             q.new_full((heads, num_rows, top_k), NEG, dtype=torch.float32),
             torch.full((heads, num_rows, top_k), -1, device=q.device),
             lse,
         )
-    parts = [grouped @ landmarks[:, start:end].to(q.dtype).transpose(-1, -2) for start, end in spans]
+    if wanted is None:
+        parts = [grouped @ landmarks[:, start:end].to(q.dtype).transpose(-1, -2) for start, end in spans]
+    else:
+        parts = [torch.stack([grouped[h] @ landmarks[h, start:end].to(q.dtype).T for h in wanted]) for start, end in spans]
     all_scores = accumulate(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
     k = min(top_k, total)
     best, position = _topk_newest(all_scores, k)
@@ -161,8 +171,19 @@ def landmark_topk(
         rows = position - firsts[span] + starts[span]
     if k < top_k:
         best, rows = F.pad(best, (0, top_k - k), value=NEG), F.pad(rows, (0, top_k - k), value=-1)
-    lse = all_scores.logsumexp(-1).view(heads, num_rows) if return_lse else None
+    lse = all_scores.logsumexp(-1) if return_lse else None
+    if wanted is not None:
+        best, rows = _of_all(best, num_kv_heads, wanted, NEG), _of_all(rows, num_kv_heads, wanted, -1)
+        lse = None if lse is None else _of_all(lse, num_kv_heads, wanted, NEG)
+    lse = None if lse is None else lse.view(heads, num_rows)
     return TopK(best.view(heads, num_rows, top_k), rows.view(heads, num_rows, top_k), lse)
+
+
+def _of_all(x: Tensor, num_kv_heads: int, wanted: list[int], nothing: float) -> Tensor:
+    """Results [len(wanted), ...] of some KV heads among those of all, the others filled with `nothing`."""
+    full = x.new_full((num_kv_heads, *x.shape[1:]), nothing)
+    full[wanted] = x
+    return full
 
 
 def _topk_newest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -239,7 +239,10 @@ class MemoryAttention:
         config, prefix = self.config, self._prefix
         shared = config.granularity != "per_token_per_head"
         query = rotated[prefix.size if self._fixed else 0, 0]  # every old block is scored in one place
-        hits = self.store.search(layer_idx, query, self._old_scope, config.top_k, return_lse=shared)
+        kv_heads = open_rows.view(config.num_kv_heads, -1).any(-1).nonzero().flatten().tolist()
+        hits = self.store.search(
+            layer_idx, query, self._old_scope, config.top_k, return_lse=shared, kv_heads=kv_heads
+        )
         scores, candidates, lse = hits.scores.to(query.dtype), hits.candidates, hits.lse
         if near is not None:
             own_slots = torch.arange(prefix.size - prefix.recent, prefix.size)
