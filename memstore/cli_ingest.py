@@ -72,6 +72,7 @@ def ingest(
         text.check()  # a file that cannot be read is refused before anything is written
     reader = load_model_for_command(model)
     lookup = {"top_k": top_k, "chunk_blocks": chunk_blocks}
+    reader.lookup_config(**lookup)  # a setting out of range is refused before a memory is created
     mode: Mode = "append" if append else "replace" if replace else "new"
     budget = host_budget if host_budget is not None else ASK_BUDGET if retrieve else INGEST_BUDGET
     results = []

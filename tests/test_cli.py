@@ -615,3 +615,8 @@ def test_a_terminal_gets_a_bar_and_the_answer_as_it_comes(tmp_path: Path, story:
         shown.append(text.decode())
     assert "story: read;" in shown[0] and "Traceback" not in shown[0]
     assert "lookups" in shown[1] and "story[" in shown[1]
+
+
+def test_a_setting_out_of_range_creates_no_memory(story: Path, tmp_path: Path) -> None:
+    refused(run("ingest", story, "--store", tmp_path / "new", "--top-k", "0"), "top_k")
+    assert not (tmp_path / "new").exists()

@@ -95,7 +95,7 @@ class LandmarkModel:
         retrieve: attend to retrieved blocks while reading instead of the latest ones (slower, for perplexity).
         """
         return ingest(
-            self.transformer, self.tokenizer, self._lookup_config(**lookup), store, Text.of(source, name),
+            self.transformer, self.tokenizer, self.lookup_config(**lookup), store, Text.of(source, name),
             cmt_keys=self.cmt_keys, mode=mode, retrieve=retrieve, progress=progress,
         )  # fmt: skip
 
@@ -119,7 +119,7 @@ class LandmarkModel:
                 raise InvalidInput(f"document {document.name!r} is not read to its end; run ingest again to finish it")
         ready = [(document.id, document.blocks) for document in attached if document.state == "ready"]
         session = ScratchSession(
-            self.transformer, self._lookup_config(**lookup), store, ready, cmt_keys=self.cmt_keys, retrieve=retrieve,
+            self.transformer, self.lookup_config(**lookup), store, ready, cmt_keys=self.cmt_keys, retrieve=retrieve,
             on_read=on_read,
         )  # fmt: skip
         session.attention.read_all_rows = read_all_rows
@@ -234,7 +234,8 @@ class LandmarkModel:
         logits = session.logits(states).log_softmax(-1)
         return logits.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].double().numpy()
 
-    def _lookup_config(self, **lookup: Any) -> ModelConfig:
+    def lookup_config(self, **lookup: Any) -> ModelConfig:
+        """The model's configuration with other lookup settings (None = the model's); InvalidInput names one out of range."""
         given = {name: value for name, value in lookup.items() if value is not None}
         unknown = set(given) - {"top_k", "cmt_cutoff", "granularity", "chunk_blocks"}
         if unknown:
