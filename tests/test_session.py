@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import save_tiny_model, text, tiny_model
 
-from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput
+from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
 from memstore.kernels.reference import accumulate
 from memstore.model.ingest import IngestProgress
 from memstore.model.landmark_model import LandmarkModel, load_model
@@ -279,3 +279,13 @@ def test_scores_of_a_text_do_not_depend_on_how_it_is_fed(tmp_path: Path) -> None
             scores.append(accumulate(session.logits(states)).log_softmax(-1)[:, 7].numpy())
     np.testing.assert_allclose(scores[1], scores[0], atol=1e-4)
     np.testing.assert_allclose(scores[2], scores[0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"[]", b"{", b'{"num_layers": "4"}', b'{"memory_layers": 3}', b'{"colour": 1}']
+)
+def test_a_damaged_configuration_is_a_named_error(tmp_path: Path, content: bytes) -> None:
+    directory = save_tiny_model(tmp_path / "model")
+    (directory / "config.json").write_bytes(content)
+    with pytest.raises(MemstoreError):
+        load_model(directory)

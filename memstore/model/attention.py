@@ -240,9 +240,7 @@ class MemoryAttention:
         shared = config.granularity != "per_token_per_head"
         query = rotated[prefix.size if self._fixed else 0, 0]  # every old block is scored in one place
         kv_heads = open_rows.view(config.num_kv_heads, -1).any(-1).nonzero().flatten().tolist()
-        hits = self.store.search(
-            layer_idx, query, self._old_scope, config.top_k, return_lse=shared, kv_heads=kv_heads
-        )
+        hits = self.store.search(layer_idx, query, self._old_scope, config.top_k, return_lse=shared, kv_heads=kv_heads)
         scores, candidates, lse = hits.scores.to(query.dtype), hits.candidates, hits.lse
         if near is not None:
             own_slots = torch.arange(prefix.size - prefix.recent, prefix.size)
@@ -351,7 +349,8 @@ class MemoryAttention:
         config = self.config
         row = candidates[0].numel() * (config.num_heads // config.num_kv_heads)
         wanted = [
-            (candidate, at // row) if candidate >= 0 else None for at, candidate in enumerate(candidates.flatten().tolist())
+            (candidate, at // row) if candidate >= 0 else None
+            for at, candidate in enumerate(candidates.flatten().tolist())
         ]
         units: dict[tuple[int, int] | None, int] = dict.fromkeys(wanted, -1)
         distinct = [unit for unit in units if unit is not None]

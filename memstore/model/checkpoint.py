@@ -40,7 +40,10 @@ def load_checkpoint(directory: Path) -> tuple[Transformer, Tokenizer]:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (directory / name).is_file():
             raise InvalidWeights(f"{directory} is not a model: {name} is missing")
-    config = ModelConfig.from_json((directory / "config.json").read_text(encoding="utf-8"))
+    try:
+        config = ModelConfig.from_json((directory / "config.json").read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, OSError) as error:
+        raise InvalidWeights(f"cannot read {directory / 'config.json'}: {error}") from None
     tokenizer = Tokenizer.load(directory / "tokenizer.json")
     if tokenizer.vocab_size != config.vocab_size:
         raise InvalidWeights(

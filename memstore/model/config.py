@@ -98,7 +98,10 @@ class ModelConfig:
         if unknown:
             raise InvalidConfig(f"model configuration: unknown field {unknown[0]!r}; written by a newer memstore?")
         layers = values.get("memory_layers")
-        return cls(**values | {"memory_layers": None if layers is None else tuple(layers)})
+        try:
+            return cls(**values | {"memory_layers": None if layers is None else tuple(layers)})
+        except TypeError as error:
+            raise InvalidConfig(f"model configuration: a value is of the wrong type ({error})") from None
 
     @classmethod
     def from_json(cls, text: str) -> "ModelConfig":

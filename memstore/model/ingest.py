@@ -99,7 +99,6 @@ def ingest(
     cmt_keys: Any,
     mode: Mode = "new",
     retrieve: bool = False,
-    metadata: dict[str, Any] | None = None,
     progress: Callable[[IngestProgress], None] | None = None,
 ) -> Document:
     """Read a text into the store under text.name and return the finished document (docs/method.md section 6).
@@ -119,7 +118,6 @@ def ingest(
         text.name,
         source_hash=source_hash,
         settings=settings,
-        metadata={"characters": characters} | (metadata or {}),
         mode=mode,
     )
     if writer is None:
@@ -130,7 +128,7 @@ def ingest(
         resumed, base = writer.tokens, writer.base_tokens
         total = characters + _characters_before(store, tokenizer, writer.document.id, base)
         # An append reads again what stood behind the last full chunk, then the new text; a resumed ingest skips what it has.
-        pending = store.tokens(writer.document.id, resumed, base).ids.tolist() if resumed < base else []
+        pending = writer.replaced_tokens().ids.tolist()
         skip = max(0, resumed - base)
         for ids in tokenizer.encode_stream(text.pieces()):
             dropped = min(skip, len(ids))
