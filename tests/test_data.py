@@ -324,6 +324,24 @@ def test_text_chunks_continue_the_text_of_their_window(tokenizer, corpus):
         assert memory.contents[visible[0]] + ids.tolist() == text
 
 
+def test_a_memory_of_plain_text_is_runs_and_chunks_continue_them(tokenizer, corpus):
+    data = recall(tokenizer, corpus, readings=1.0, run=3)
+    memory = data.memory(8, 2)
+    assert memory.runs == [[0, 1, 2], [3, 4, 5]] and sorted(memory.text_windows) == list(range(8))
+    assert memory.pass_key_window is None and not any(memory.facts)
+    size = len(memory.contents[0])
+    tokens = np.asarray(corpus.tokens)
+    for window, end in memory.text_windows.items():
+        assert tokens[end - size : end].tolist() == memory.contents[window]
+    for first, second in ((0, 1), (1, 2), (3, 4)):
+        assert memory.text_windows[second] > memory.text_windows[first] + size  # what is between is never in memory
+    batch = data.questions(memory, 6, 2)
+    for ids, visible in zip(content(batch.ids, tokenizer), batch.visible.tolist()):
+        assert sorted(visible) in memory.runs
+        start = memory.text_windows[visible[0]]
+        assert ids.tolist() == tokens[start : start + size].tolist()
+
+
 def test_chunks_follow_windows_in_the_configured_share(tokenizer, corpus):
     data = recall(tokenizer, corpus)
     shares = []

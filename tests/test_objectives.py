@@ -96,14 +96,17 @@ def test_a_window_equals_one_long_chunk(cmt: bool) -> None:
     torch.testing.assert_close(torch.cat(pieces), hidden[0], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("top_k", [6, 2])
 @pytest.mark.parametrize("cmt", [True, False])
-def test_a_question_that_reads_every_block_equals_the_training_forward(cmt: bool) -> None:
-    """Every block of the visible windows is retrieved (top_k is their number), as training attends to all of them."""
-    built = model(cmt=cmt, top_k=6)
+def test_a_question_equals_the_training_forward(cmt: bool, top_k: int) -> None:
+    """6: every block of the visible windows is retrieved. 2: every token and head reads its best two."""
+    built = model(cmt=cmt, top_k=top_k)
     windows = torch.stack([window(3, seed) for seed in (1, 2, 3)])
     question = torch.stack([window(2, 9)])
     _, memory = encode_windows(built, windows, cmt=cmt)
-    trained = read_memory(built, question, memory, torch.tensor([[0, 2]]), torch.tensor([False]), recent=TOP_K, cmt=cmt)
+    trained = read_memory(
+        built, question, memory, torch.tensor([[0, 2]]), torch.tensor([False]), recent=TOP_K, cmt=cmt, top_k=top_k
+    )
     store = store_for(built.config)
     attention = session(built, store, Memory(attach(store, built, memory, [0, 2])))
     torch.testing.assert_close(built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9)

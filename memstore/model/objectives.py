@@ -76,6 +76,7 @@ def read_memory(
     recent: int | None = None,
     *,
     cmt: bool = True,
+    top_k: int | None = None,
 ) -> Tensor:
     """Fresh chunks that see themselves, the content of some windows as memory, and negatives.
 
@@ -83,6 +84,7 @@ def read_memory(
     continues: [C] bool, chunks that directly follow the end of window visible[:, 0]: its last `recent` blocks (default: the
         model's top_k) stand at their true positions before the chunk, the rest and all other windows at the fixed distance.
     negatives: per layer, landmark keys that compete without being visible, their scores lowered by negative_bias.
+    top_k: of visible blocks and negatives together every (token, head) sees only its best, as inference does; None = all.
     Returns hidden states [C, T, hidden].
     """
     config, rope = model.config, model.rope
@@ -136,6 +138,9 @@ def read_memory(
             if negative_bias:
                 wrong = wrong + negative_bias
             competing = torch.cat([landmark, wrong.masked_fill_(unwanted(wrong.shape[-1])[:, None, None], NEG)], -1)
+        if top_k is not None and top_k < competing.shape[-1]:
+            weakest = competing.detach().topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+            competing = competing.masked_fill(competing < weakest, NEG)
         share = competing.softmax(-1)
         weights = s[..., :size].softmax(-1) * share[..., :count, None]
         output = weighted(weights.flatten(-2), values)

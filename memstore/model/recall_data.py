@@ -37,6 +37,7 @@ class MemoryBatch:
     weights: torch.Tensor  # float32 [W, T]
     facts: list[list[StatedFact]]  # of each window, whole statements only
     text_windows: dict[int, int]  # plain windows, each with the corpus offset of the text after it
+    runs: list[list[int]]  # of a memory of plain text only: its windows, those of one place together; else empty
     pass_key_window: int | None
     contents: list[list[int]] = field(repr=False)  # content ids of each window, without landmarks
     pools: Pools = field(repr=False)
@@ -105,6 +106,8 @@ class RecallData:
         No two give different values to the same thing, except where the newer one says that it changes it.
         """
         config, rng = self.config, self._rng
+        if rng.random() < config.readings:
+            return self._reading(num_windows, blocks)
         gap = rng.choice(config.gaps) if gap is None else gap
         pools = self._pools(config.hard)
         statements = forms("STATEMENTS", pools)
@@ -131,17 +134,33 @@ class RecallData:
             pages.append(page)
         ids, weights = self._with_landmarks(pages, blocks)
         contents = [page.ids for page in pages]
-        return MemoryBatch(ids, weights, facts, text_windows, pass_key_window, contents, pools)
+        return MemoryBatch(ids, weights, facts, text_windows, [], pass_key_window, contents, pools)
+
+    def _reading(self, num_windows: int, blocks: int) -> MemoryBatch:
+        """Windows of plain text only, in runs from one place each."""
+        windows = range(num_windows)
+        run = min(self.config.run, num_windows)
+        runs = [list(windows[last - run : last]) for last in range(run, num_windows + 1, run)]
+        text_windows: dict[int, int] = {}
+        pages = []
+        for window in windows:
+            page = self._page(blocks)
+            text_windows[window] = page.plain(text_windows[window - 1] if window % run else None)
+            pages.append(page)
+        ids, weights = self._with_landmarks(pages, blocks)
+        contents = [page.ids for page in pages]
+        return MemoryBatch(ids, weights, [[] for _ in windows], text_windows, runs, None, contents, self._pools(0.0))
 
     def questions(
         self, memory: MemoryBatch, num_chunks: int, blocks: int, visible: int = 2, recents: int = 4
     ) -> QuestionBatch:
         """`num_chunks` chunks of `blocks` blocks that ask for facts of the `visible` windows each of them may read.
 
-        Half of those that directly follow a window ask first for what its last `recents` blocks state.
+        Half of those that directly follow a window ask first for what its last `recents` blocks state. Of a memory of runs every chunk
+        continues the text of one window and may read its run.
         """
         config, rng = self.config, self._rng
-        visible = min(visible, len(memory.contents))
+        visible = len(memory.runs[0]) if memory.runs else min(visible, len(memory.contents))
         pages, views, continues = [], [], []
         for _ in range(num_chunks):
             page = self._page(blocks)
@@ -166,6 +185,10 @@ class RecallData:
         """Windows a chunk may read, the one it may follow first, and what for: text, pass key, update or facts."""
         config, rng = self.config, self._rng
         windows = range(len(memory.contents))
+        if memory.runs:
+            run = rng.choice(memory.runs)
+            last = rng.choice(run)
+            return [last, *(w for w in run if w != last)], "text"
         moved = [
             (stated.window, stated.replaces)
             for facts in memory.facts

@@ -20,6 +20,7 @@ from memstore.model.tokenizer import Tokenizer
 _PIECES = re.compile(r" ?[^ \n0-9]+|[0-9\n]| (?=[0-9])")
 _CACHED_PIECES = 200_000
 _TEXT_AFTER = 1024  # tokens of the corpus kept free after a plain window, for chunks that continue it
+_RUN_GAP = 256  # tokens left out between the windows of a run, for chunks that continue them
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class RecallConfig:
     own_gap: int = 20  # the gap in those
     copies: float = 0.1  # windows of a memory that repeat their own spans
     plain: float = 0.2  # windows of a memory that are plain text
+    readings: float = 0.0  # memories that are nothing but plain text: runs of windows from one place each
+    run: int = 4  # windows of such a run, which the chunks that continue one of them may all read
     pass_key: float = 1.0  # memories that state a pass key, in one window
     across_blocks: float = 0.2  # statements moved so that their value falls across two blocks
     # questions
@@ -163,10 +166,14 @@ class Page:
             self.filler(self._size - len(self.ids), exact=True)
         del self.ids[self._size :], self.weights[self._size :]
 
-    def plain(self) -> int:
-        """Fill the page with text of the corpus; returns the offset of what follows it."""
+    def plain(self, after: int | None = None) -> int:
+        """Fill the page with text of the corpus, from a random place or a little after offset `after`; returns the offset of what
+        follows it."""
         corpus = self._source.corpus
-        offset = corpus.offset(self._rng, min(self._size + _TEXT_AFTER, len(corpus)))
+        if after is not None and after + _RUN_GAP + self._size + _TEXT_AFTER <= len(corpus):
+            offset = after + _RUN_GAP
+        else:
+            offset = corpus.offset(self._rng, min(self._size + _TEXT_AFTER, len(corpus)))
         self.put(self._source.text(offset, self._size).tolist(), self._config.plain_weight)
         return offset + self._size
 

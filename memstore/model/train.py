@@ -255,8 +255,9 @@ class _Run:
             if stage.negative_ramp:
                 bias = stage.negative_start * max(0.0, 1 - share / stage.negative_ramp)
         answered = read_memory(
-            self.model, questions.ids, encoded, questions.visible, questions.continues, against, bias, cmt=stage.cmt
-        )
+            self.model, questions.ids, encoded, questions.visible, questions.continues, against, bias, cmt=stage.cmt,
+            top_k=self.config.model.top_k if memory.runs else None,
+        )  # fmt: skip
         self._enqueue(fresh, memory.pass_key_window)
         return (
             next_token_loss(self.model, hidden, memory.ids, memory.weights),
