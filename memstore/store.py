@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -28,9 +28,10 @@ from memstore.errors import (
     WrongModel,
 )
 from memstore.index import Hits, LandmarkIndex, Scope, make_index
-from memstore.tiers.base import Lease, TierStats
+from memstore.tiers.base import Lease
+from memstore.tiers.cascade import HOST_BUDGET, Cascade, Predictor, TierOptions
 from memstore.tiers.disk import DiskTier
-from memstore.tiers.host import HostTier, NoSource
+from memstore.tiers.stats import TierStats
 from memstore.transfer import IMPORTING, export_document, import_document, read_head
 from memstore.verify import Problem, Report, verify_memory
 from memstore.writer import COMMIT_BYTES, DocumentWriter, RecentBlocks, TokenSpan, read_tokens
@@ -45,7 +46,6 @@ __all__ = [
     "TokenSpan",
 ]
 
-HOST_BUDGET = 1 << 30
 _REPLACING = (
     "\0replace\0"  # before the name of a document that will replace the one of that name; no user's name begins so
 )
@@ -61,22 +61,27 @@ class MemoryStore:
     """
 
     def __init__(
-        self, catalog: Catalog | None, signature: Signature, *, read_only: bool, host_budget: int, index: str
+        self,
+        catalog: Catalog | None,
+        signature: Signature,
+        *,
+        read_only: bool,
+        index: str,
+        **tiers: Unpack[TierOptions],
     ) -> None:
         """Use MemoryStore.create, open or in_memory."""
         self.signature = signature
         self._catalog = catalog
         self._read_only = read_only
-        self._disk = None if catalog is None else _disk_tier(catalog)
         # Searched in float32, or in float64 where keys are stored so (to check the mathematics).
         precision = torch.promote_types(DTYPES[signature.kv_dtype], torch.float32)
         self._index: LandmarkIndex = make_index(index, signature.num_kv_heads, signature.head_dim, precision)
-        self._host = HostTier(
-            NoSource() if self._disk is None else self._disk,
-            host_budget,
+        self._tiers = Cascade(
+            None if catalog is None else _disk_tier(catalog),
             block_size=signature.block_size,
             head_dim=signature.head_dim,
             dtype=DTYPES[signature.kv_dtype],
+            **tiers,
         )
         self._scratch_ids = itertools.count(-1, -1)
         self._refreshing = threading.RLock()
@@ -97,19 +102,19 @@ class MemoryStore:
         *,
         codec: str = "zstd",
         quota: int | None = None,
-        host_budget: int = HOST_BUDGET,
         index: str = "auto",
+        **tiers: Unpack[TierOptions],
     ) -> Self:
         """Make a new memory in a directory that is absent or empty, for the model with this signature.
 
-        codec: "zstd" or "raw" (both lossless). quota: bytes that the memory's file may reach. host_budget: bytes of
-        main memory for blocks. index: "auto", "packed" or "faiss-flat".
+        codec: "zstd" or "raw" (both lossless). quota: bytes that the memory's file may reach. index: "auto", "packed"
+        or "faiss-flat". tiers: see TierOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked, BudgetExceeded.
         """
-        _refuse_small_budget(signature, host_budget)
+        _refuse_small_budget(signature, tiers)
         catalog = Catalog.create(path, signature, codec=codec, quota=quota)
-        return cls._over(catalog, read_only=False, host_budget=host_budget, index=index)
+        return cls._over(catalog, read_only=False, index=index, **tiers)
 
     @classmethod
     def open(
@@ -118,13 +123,14 @@ class MemoryStore:
         signature: Signature | None = None,
         *,
         read_only: bool = False,
-        host_budget: int = HOST_BUDGET,
         index: str = "auto",
         wait_for_writer: bool = False,
+        **tiers: Unpack[TierOptions],
     ) -> Self:
         """Open a memory; with a signature, only if it is of that model.
 
-        wait_for_writer: writing waits while another process writes, instead of raising MemoryLocked.
+        wait_for_writer: writing waits while another process writes, instead of raising MemoryLocked. tiers: see
+        TierOptions.
 
         Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, CorruptMemory, MemoryLocked, BudgetExceeded.
         """
@@ -136,18 +142,18 @@ class MemoryStore:
                     f"{path} was written by another model: this one has {'; '.join(differences)}; "
                     "open it with its own model, or make a new memory"
                 )
-            _refuse_small_budget(catalog.signature, host_budget)
+            _refuse_small_budget(catalog.signature, tiers)
         except BaseException:
             catalog.close()
             raise
-        store = cls._over(catalog, read_only=read_only, host_budget=host_budget, index=index)
+        store = cls._over(catalog, read_only=read_only, index=index, **tiers)
         store._wait_for_writer = wait_for_writer
         return store
 
     @classmethod
-    def in_memory(cls, signature: Signature, *, host_budget: int = HOST_BUDGET, index: str = "auto") -> Self:
+    def in_memory(cls, signature: Signature, *, index: str = "auto", **tiers: Unpack[TierOptions]) -> Self:
         """A memory without a directory, that holds only its sessions' own blocks. Raises BudgetExceeded."""
-        return cls(None, signature, read_only=True, host_budget=host_budget, index=index)
+        return cls(None, signature, read_only=True, index=index, **tiers)
 
     @classmethod
     def _over(cls, catalog: Catalog, **options: Any) -> Self:
@@ -167,6 +173,7 @@ class MemoryStore:
                     writer.close()
             finally:
                 self._closed = True
+                self._tiers.close()
                 if self._catalog is not None:
                     self._catalog.close()
 
@@ -335,7 +342,7 @@ class MemoryStore:
     def _make_writer(
         self, document: Document, replaces: Document | None, name: str, commit_bytes: int, locks: ExitStack
     ) -> DocumentWriter:
-        catalog, disk = self._on_disk(), self._disk
+        catalog, disk = self._on_disk(), self._tiers.disk
         assert disk is not None
         blocks = document.blocks
         held = ExitStack()  # by the writer, once there is one
@@ -349,7 +356,7 @@ class MemoryStore:
             writer = DocumentWriter(
                 catalog,
                 disk,
-                self._host,
+                self._tiers,
                 self._index,
                 document,
                 blocks=blocks,
@@ -372,7 +379,7 @@ class MemoryStore:
             self._writers.pop(number, None)
             if row.state == "ready":
                 self._index.truncate(number, row.blocks)  # staged and not committed
-                self._host.drop_document(number, row.blocks)
+                self._tiers.drop_document(number, row.blocks)
                 self._loaded[number] = row
             else:
                 self._unload(number)
@@ -387,8 +394,8 @@ class MemoryStore:
         Raises DocumentNotFound, InvalidInput, StorageFull, CorruptMemory.
         """
         catalog = self._on_disk()
-        assert self._disk is not None
-        return export_document(catalog, self._disk, self.document(name), Path(file))
+        assert self._tiers.disk is not None
+        return export_document(catalog, self._tiers.disk, self.document(name), Path(file))
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
         """Read an exported document, under another name if one is given; the same content under the same name is left
@@ -403,7 +410,7 @@ class MemoryStore:
         if "\0" in name:
             raise InvalidInput("a document needs a name without zero characters")
         catalog = self._writable()
-        assert self._disk is not None
+        assert self._tiers.disk is not None
         with ExitStack() as locks:
             self._lock_for_writing(catalog, locks)
             found = next((row for row in self.documents() if row.name == name), None)
@@ -413,7 +420,7 @@ class MemoryStore:
                 raise DocumentExists(
                     f"{self.path} has a document {name!r} of other content; import it under another name"
                 )
-            number = import_document(catalog, self._disk, file, name).id
+            number = import_document(catalog, self._tiers.disk, file, name).id
         self._refresh()
         return self._rows[number]
 
@@ -445,19 +452,13 @@ class MemoryStore:
             return verify_memory(path, repair=True)
         finally:
             self._catalog = Catalog.open(path, read_only=self._read_only)
-            self._disk = _disk_tier(self._catalog)
-            self._host.source = self._disk
+            self._tiers.replace_disk(_disk_tier(self._catalog))
             self._seen = -1
             self._refresh()
 
     def stats(self) -> dict[str, Any]:
         """What the memory holds and what was looked up since it was opened, as plain values."""
         documents = self.documents()
-        tiers: dict[str, Any] = {
-            "host": {**self._host.stats().to_dict(), "held": self._host.bytes, "budget": self._host.budget_bytes}
-        }
-        if self._disk is not None:
-            tiers["disk"] = self._disk.stats.snapshot().to_dict()
         return {
             "documents": len(documents),
             "tokens": sum(document.tokens for document in documents),
@@ -466,16 +467,14 @@ class MemoryStore:
             "file_bytes": 0 if self._catalog is None else self._catalog.database.file_bytes,
             "quota": self.quota,
             "landmarks": self._index.bytes,
-            "tiers": tiers,
+            "tiers": self._tiers.stats(),
+            "prefetch": {"predictor": self._tiers.predictor, **self._tiers.prefetcher.stats.to_dict()},
             "index": {"searches": self._index.searches, "rows": self._index.rows},
         }
 
     def layer_stats(self) -> dict[str, dict[int, TierStats]]:
         """Lookups by tier and layer since the memory was opened."""
-        layers = {"host": self._host.layers()}
-        if self._disk is not None:
-            layers["disk"] = self._disk.stats.layers()
-        return layers
+        return self._tiers.layers()
 
     # Reading
 
@@ -497,26 +496,35 @@ class MemoryStore:
         return self._index.search(layer, q, scope, top_k, return_lse=return_lse, kv_heads=kv_heads)
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
-        """Slots in host memory that hold these units (repeats allowed) until the lease is released: see HostTier.lease.
+        """Slots of the top tier that hold these units (repeats allowed) until the lease is released.
 
         Raises BudgetExceeded (its `fits` says how many distinct units would fit), DocumentNotFound, CorruptBlock.
         """
         self._refresh()
-        return self._host.lease(units)
+        return self._tiers.lease(units)
+
+    def expect(self, units: Sequence[BlockKey]) -> None:
+        """Units that will probably be leased soon: what is missing is read ahead. Returns at once, raises nothing."""
+        self._tiers.expect([unit for unit in units if unit.document >= 0])
 
     @property
-    def host_capacity(self) -> int:
-        """How many units the host tier's budget holds."""
-        return self._host.capacity
+    def predictor(self) -> Predictor:
+        """How sessions shall predict what to `expect`: "off", "previous", "speculative" or "both"."""
+        return self._tiers.predictor
+
+    @property
+    def capacity(self) -> int:
+        """How many units one lease can hold at most: what the top tier's budget admits."""
+        return self._tiers.capacity
 
     @property
     def slot_lengths(self) -> Tensor:
         """int64 [S]: valid content tokens of the unit in each slot of the leases' slabs."""
-        return self._host.lengths
+        return self._tiers.lengths
 
     def holds(self, unit: BlockKey) -> bool:
         """Would leasing this unit be a hit? Counts nothing."""
-        return self._host.holds(unit)
+        return self._tiers.holds(unit)
 
     def landmark_keys(self, layer: int, scope: Scope, candidates: Tensor | None = None) -> Tensor:
         """Landmark keys of candidates of a scope, in float32.
@@ -531,7 +539,7 @@ class MemoryStore:
         """A document for a session's own blocks, that lives in memory only and under a negative id."""
         if self._closed:
             raise MemoryClosed("this memory is closed; open it again")
-        return ScratchDocument(next(self._scratch_ids), self._host, self._index)
+        return ScratchDocument(next(self._scratch_ids), self._tiers, self._index)
 
     # Keeping up with what is committed, by whichever process
 
@@ -558,7 +566,7 @@ class MemoryStore:
     def _unload(self, number: int) -> None:
         self._loaded.pop(number, None)
         self._index.remove(number)
-        self._host.drop_document(number)
+        self._tiers.drop_document(number)
 
     def _load(self, txn: Transaction, document: Document) -> None:
         """Put a document's landmark keys into the index."""
@@ -596,10 +604,10 @@ class ScratchDocument:
     document: the negative number under which they are leased and searched.
     """
 
-    def __init__(self, number: int, host: HostTier, index: LandmarkIndex) -> None:
+    def __init__(self, number: int, tiers: Cascade, index: LandmarkIndex) -> None:
         """Use MemoryStore.scratch."""
         self.document = number
-        self._host, self._index = host, index
+        self._tiers, self._index = tiers, index
         self._units: dict[int, list[list[BlockKey]]] = {}  # layer -> units of each block held, oldest first
         self._ends: dict[int, int] = {}
 
@@ -611,7 +619,7 @@ class ScratchDocument:
         """
         n, heads = k.shape[:2]
         first = self._ends.get(layer, 0)
-        units = self._host.pin(self.document, layer, first, k, v)
+        units = self._tiers.pin(self.document, layer, first, k, v)
         self._index.add(self.document, layer, first, landmarks)
         self._units.setdefault(layer, []).extend(units[at : at + heads] for at in range(0, n * heads, heads))
         self._ends[layer] = first + n
@@ -628,14 +636,14 @@ class ScratchDocument:
             held = self._units.get(layer, [])
             gone = max(0, min(first_block - self.blocks(layer)[0], len(held)))
             if gone:
-                self._host.drop([unit for units in held[:gone] for unit in units])
+                self._tiers.drop([unit for units in held[:gone] for unit in units])
                 self._units[layer] = held[gone:]
                 self._index.trim(self.document, first_block, layer)
 
     def close(self) -> None:
         """Drop everything; more than once is the same as once."""
         units, self._units, self._ends = self._units, {}, {}
-        self._host.drop([unit for blocks in units.values() for block in blocks for unit in block])
+        self._tiers.drop([unit for blocks in units.values() for block in blocks for unit in block])
         self._index.remove(self.document)
 
     def __enter__(self) -> Self:
@@ -647,8 +655,9 @@ class ScratchDocument:
         self.close()
 
 
-def _refuse_small_budget(signature: Signature, host_budget: int) -> None:
+def _refuse_small_budget(signature: Signature, tiers: TierOptions) -> None:
     """A budget must hold what one row of one step needs at least: one block of each KV head."""
+    host_budget = tiers.get("host_budget", HOST_BUDGET)
     least = 2 * signature.num_kv_heads * signature.block_size * signature.head_dim * DTYPES[signature.kv_dtype].itemsize
     if host_budget < least:
         raise BudgetExceeded(

@@ -23,8 +23,8 @@ from memstore.catalog import Catalog, Document
 from memstore.database import Transaction, landmarks_key
 from memstore.errors import BudgetExceeded, CorruptMemory, InvalidInput
 from memstore.index import LandmarkIndex
+from memstore.tiers.cascade import Cascade
 from memstore.tiers.disk import DiskTier
-from memstore.tiers.host import HostTier
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
 LANDMARK_RUN = 256  # blocks whose landmark keys share one value: few values to open, little to write again at a commit
@@ -112,7 +112,7 @@ class DocumentWriter:
         self,
         catalog: Catalog,
         disk: DiskTier,
-        host: HostTier,
+        tiers: Cascade,
         index: LandmarkIndex,
         document: Document,
         *,
@@ -127,7 +127,7 @@ class DocumentWriter:
         appended to).
         """
         signature = catalog.signature
-        self._catalog, self._disk, self._host, self._index = catalog, disk, host, index
+        self._catalog, self._disk, self._tiers, self._index = catalog, disk, tiers, index
         self._block_size, self._heads, self._dim = signature.block_size, signature.num_kv_heads, signature.head_dim
         self._dtype = DTYPES[signature.kv_dtype]
         self._layers = range(signature.num_layers)
@@ -244,7 +244,7 @@ class DocumentWriter:
             BlockKey(self._committed.id, layer, block, head) for block, head in product(blocks, range(self._heads))
         ]
         shape = (len(blocks), self._heads, self._block_size, self._dim)
-        with self._host.lease(units) as lease:
+        with self._tiers.lease(units) as lease:
             k, v = lease.k[lease.slots].view(shape), lease.v[lease.slots].view(shape)
         if layer in self._other_layers:
             landmarks = self._landmark_rows(layer, first, self._blocks)
@@ -284,8 +284,8 @@ class DocumentWriter:
             self._worker.shutdown(wait=True)
         finally:
             memory = set(self._memory_layers)
-            self._host.unpin([unit for unit in self._pinned if unit.layer in memory])
-            self._host.drop([unit for unit in self._pinned if unit.layer not in memory])
+            self._tiers.unpin([unit for unit in self._pinned if unit.layer in memory])
+            self._tiers.drop([unit for unit in self._pinned if unit.layer not in memory])
             try:
                 self._on_close(self)
             finally:
@@ -362,9 +362,9 @@ class DocumentWriter:
         units: list[BlockKey] = []
         try:
             for layer, (k, v) in chunk.blocks.items():
-                units += self._host.pin(self._committed.id, layer, chunk.first_block, k, v, short)
+                units += self._tiers.pin(self._committed.id, layer, chunk.first_block, k, v, short)
         except BudgetExceeded:
-            self._host.drop(units)
+            self._tiers.drop(units)
             raise
         return units
 
@@ -379,8 +379,8 @@ class DocumentWriter:
         memory = set(self._memory_layers) if self._committed.settings.get("retrieve") else set()
         # An ingest that attends to its latest blocks alone will not ask for the others: they make room for those that
         # are asked for.
-        self._host.unpin([unit for unit in done if unit.layer in memory])
-        self._host.drop([unit for unit in done if unit.layer not in memory])
+        self._tiers.unpin([unit for unit in done if unit.layer in memory])
+        self._tiers.drop([unit for unit in done if unit.layer not in memory])
 
     def _keep_from(self, boundary: int) -> int:
         """First block that must be at hand to continue from a boundary of chunks."""
@@ -484,7 +484,7 @@ class DocumentWriter:
         self._keep = keep
         if changed:
             self._index.truncate(self._committed.id, self._base)
-            self._host.drop_document(self._committed.id, self._base)
+            self._tiers.drop_document(self._committed.id, self._base)
         elif chunks:
             self._retire(chunks)
         self._cut = False

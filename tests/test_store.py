@@ -184,8 +184,8 @@ def test_layers_without_memory_keep_only_what_continuing_needs(store: MemoryStor
     document = ingest(store, "book", 9 * CHUNK + 5)
     kept = range(9 * CHUNK_BLOCKS - TOP_K, document.blocks)
     with store._catalog.database.read() as txn:
-        assert [r.block for r in store._disk.records(txn, document.id) if r.layer == 0] == list(kept)
-        assert sum(len(r.data) for r in store._disk.records(txn, document.id)) == document.bytes
+        assert [r.block for r in store._tiers.disk.records(txn, document.id) if r.layer == 0] == list(kept)
+        assert sum(len(r.data) for r in store._tiers.disk.records(txn, document.id)) == document.bytes
     with pytest.raises(CorruptMemory):
         store.lease([BlockKey(document.id, 0, 0, 0)])
 
@@ -570,13 +570,13 @@ def test_host_budget_holds_while_reading_and_writing_more(path: Path) -> None:
     with MemoryStore.create(path, SIGNATURE, host_budget=budget) as store:
         held: list[int] = []
         document = ingest(
-            store, "book", 30 * CHUNK, commit_bytes=16 << 20, after_chunk=lambda _: held.append(store._host.bytes)
+            store, "book", 30 * CHUNK, commit_bytes=16 << 20, after_chunk=lambda _: held.append(store._tiers.host.bytes)
         )
         check_content(store, document, text=1)
         assert max(held) <= budget and store.stats()["tiers"]["host"]["held"] <= budget
         with pytest.raises(BudgetExceeded) as refused:
             store.lease([BlockKey(document.id, 1, number, 0) for number in range(100)])
-        assert refused.value.fits == 80 == store.host_capacity
+        assert refused.value.fits == 80 == store.capacity
     with reopened(path, host_budget=5 * UNIT_BYTES * HEADS) as small, pytest.raises(BudgetExceeded, match="raise"):
         ingest(small, "too large a chunk", CHUNK)
 

@@ -6,6 +6,7 @@ scores and the gate; a search for the rows whose gate is open; a lease on the di
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +45,16 @@ class Read:
     block: int
     mass: float
     tier: str
+
+
+class Observer(Protocol):
+    """Told about every step while it runs (memstore.model.predict)."""
+
+    def attended(self, layer: int, local: LocalAttention) -> None:
+        """A layer has attended to its chunk, and will read memory next."""
+
+    def read(self, layer: int, units: list[BlockKey], missed: bool) -> None:
+        """A layer leased these units, of which some had to be fetched if `missed`."""
 
 
 @dataclass
@@ -112,6 +123,7 @@ class MemoryAttention:
         self.retrieve, self.on_read = retrieve, on_read
         self.lookups = Lookups()
         self.read_all_rows = False  # report what every row reads, not only a step's last
+        self.observer: Observer | None = None
         self.length = 0  # positions of the open chunk, landmarks included
         self.tail: int | None = None  # content tokens of the last block once a document's end closes it early
         self._fixed = config.old_block_position == "fixed"
@@ -142,17 +154,11 @@ class MemoryAttention:
 
         The caller advances `length` by T when every layer has attended (`Session` does).
         """
-        config, layer = self.config, self._layers[layer_idx]
-        first, end = self.length, self.length + q.shape[2]
-        self._reserve(layer, end)
-        start = self._base + first
-        layer.k[:, :, first:end], layer.v[:, :, first:end] = k, v
-        layer.rotated[:, :, first:end] = self.rope.run(k, start)
+        config = self.config
         q = q * config.head_dim**-0.5
-        local = api.local_attention(
-            self.rope.run(q, start), layer.rotated[:, :, :end], layer.v[:, :, :end], config.block_size,
-            k_cmt=None if self.cmt_keys is None else self.cmt_keys[layer_idx], last_length=self.tail,
-        )  # fmt: skip
+        start, local = self._base + self.length, self._local(layer_idx, q, k, v)
+        if self.observer is not None:
+            self.observer.attended(layer_idx, local)
         searched = layer_idx in (config.memory_layers or ())
         candidates = self._prefix.blocks if searched and self.retrieve else self._prefix.recent
         if candidates == 0:
@@ -162,6 +168,49 @@ class MemoryAttention:
             return local.output
         positions = torch.arange(start, start + q.shape[2])
         return self._attend_memory(layer_idx, q, positions, local, open_rows, searched and self.retrieve)
+
+    def guess(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> list[BlockKey]:
+        """The units that `attend` would read with these q, k, v and that no tier but the disk has; nothing is kept or counted.
+
+        For a layer that has not attended to these positions yet. Recent blocks, which are pinned, are left out.
+        """
+        if not self.retrieve or not self._old_scope or layer_idx not in (self.config.memory_layers or ()):
+            return []
+        q = q * self.config.head_dim**-0.5
+        local = self._local(layer_idx, q, k, v)
+        open_rows = torch.ones_like(local.gate[0]) > 0 if self.cmt_keys is None else local.gate[0] >= self.config.cmt_cutoff
+        tokens = open_rows.any(0).nonzero().flatten()
+        if not len(tokens):
+            return []
+        q, positions = q[:, :, tokens], self._base + self.length + tokens
+        rotated = self._rotations(q, positions)
+        near = self._recent_scores(layer_idx, rotated) if self._prefix.recent else None
+        chosen = self._search(layer_idx, q, positions, rotated, near, open_rows[:, tokens])
+        group = self.config.num_heads // self.config.num_kv_heads
+        wanted = {
+            (candidate, head // group)
+            for head, of_head in enumerate(chosen.candidates.flatten(1).tolist())
+            for candidate in set(of_head)
+            if 0 <= candidate < self._prefix.old
+        }
+        units = [
+            BlockKey(document, layer_idx, block, head)
+            for candidate, head in wanted
+            for document, block in [self._locate(candidate)]
+        ]
+        return [unit for unit in units if not self.store.holds(unit)]
+
+    def _local(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> LocalAttention:
+        """Write k, v into the layer's chunk behind what is there, and attend to the chunk with the scaled q."""
+        layer, first, end = self._layers[layer_idx], self.length, self.length + q.shape[2]
+        self._reserve(layer, end)
+        start = self._base + first
+        layer.k[:, :, first:end], layer.v[:, :, first:end] = k, v
+        layer.rotated[:, :, first:end] = self.rope.run(k, start)
+        return api.local_attention(
+            self.rope.run(q, start), layer.rotated[:, :, :end], layer.v[:, :, :end], self.config.block_size,
+            k_cmt=None if self.cmt_keys is None else self.cmt_keys[layer_idx], last_length=self.tail,
+        )  # fmt: skip
 
     def _reserve(self, layer: _Layer, end: int) -> None:
         missing = end - layer.k.shape[2]
@@ -340,7 +389,7 @@ class MemoryAttention:
             for unit in units[absent:].tolist()
             for document, block in [self._locate(unit // kv_heads)]
         ]
-        lease = self.store.lease(keys)
+        lease = self._leased(layer_idx, keys)
         slots = torch.cat([torch.full((absent,), -1), lease.slots])
         return lease, slots[inverse]
 
@@ -354,15 +403,20 @@ class MemoryAttention:
         ]
         units: dict[tuple[int, int] | None, int] = dict.fromkeys(wanted, -1)
         distinct = [unit for unit in units if unit is not None]
-        lease = self.store.lease(
-            [
-                BlockKey(document, layer_idx, block, head)
-                for candidate, head in distinct
-                for document, block in [self._locate(candidate)]
-            ]
-        )
+        keys = [
+            BlockKey(document, layer_idx, block, head)
+            for candidate, head in distinct
+            for document, block in [self._locate(candidate)]
+        ]
+        lease = self._leased(layer_idx, keys)
         units.update(zip(distinct, lease.slots.tolist()))
         return lease, torch.tensor([units[unit] for unit in wanted]).view(candidates.shape)
+
+    def _leased(self, layer_idx: int, units: list[BlockKey]) -> Lease:
+        lease = self.store.lease(units)
+        if self.observer is not None:
+            self.observer.read(layer_idx, units, bool(lease.missed.any()))
+        return lease
 
     def _locate(self, candidate: int) -> tuple[int, int]:
         """(document, block) of a candidate."""

@@ -13,6 +13,7 @@ from memstore.errors import BudgetExceeded, InvalidInput
 from memstore.kernels.api import NEG
 from memstore.model.attention import Blocks, Memory, MemoryAttention, Read
 from memstore.model.config import ModelConfig
+from memstore.model.predict import Lookahead
 from memstore.model.transformer import Transformer
 from memstore.store import MemoryStore
 
@@ -41,9 +42,9 @@ class Session:
     ) -> None:
         """Raises BudgetExceeded if the host tier cannot hold the units of one row."""
         needed = config.top_k * config.num_kv_heads
-        if needed > store.host_capacity:
+        if needed > store.capacity:
             raise BudgetExceeded(
-                f"the host budget holds {store.host_capacity} blocks, and one token reads up to {needed}; raise the budget"
+                f"the host budget holds {store.capacity} blocks, and one token reads up to {needed}; raise the budget"
             )
         self.model, self.config, self.store, self.memory = model, config, store, memory
         self._keep = keep
@@ -51,6 +52,9 @@ class Session:
         self.attention = MemoryAttention(
             config, model.rope, cmt_keys, store, memory, retrieve=retrieve, on_read=on_read
         )
+        self._lookahead: Lookahead | None = None
+        if store.predictor != "off" and retrieve:
+            self._lookahead = self.attention.observer = Lookahead(model, self.attention, store)
         self.content = 0  # content tokens in the open chunk
 
     @property
@@ -82,7 +86,8 @@ class Session:
         return self._forward(sequence)[rows]
 
     def _forward(self, sequence: Sequence[int]) -> Tensor:
-        hidden = self.model.hidden(torch.tensor([sequence]), self.attention.attend)[0]
+        enter = None if self._lookahead is None else self._lookahead.enter
+        hidden = self.model.hidden(torch.tensor([sequence]), self.attention.attend, enter)[0]
         self.attention.length += len(sequence)
         return hidden
 
@@ -169,7 +174,7 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
         self._scratch = store.scratch()
         memory = Memory(documents, own_document=self._scratch.document)
         per_block = config.num_layers * config.num_kv_heads
-        self._most = max(config.chunk_blocks + config.top_k, store.host_capacity // (2 * per_block))
+        self._most = max(config.chunk_blocks + config.top_k, store.capacity // (2 * per_block))
         try:
             super().__init__(
                 model, config, store, memory, self._take, cmt_keys=cmt_keys, retrieve=retrieve, on_read=on_read

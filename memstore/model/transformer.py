@@ -90,10 +90,17 @@ class Transformer(nn.Module):
             assert isinstance(block, Block)
             yield block
 
-    def hidden(self, ids: Tensor, attention: Attention) -> Tensor:
-        """ids [B, T] -> normalised last hidden states [B, T, hidden]; `attention` as in the module's docstring."""
+    def hidden(
+        self, ids: Tensor, attention: Attention, enter: Callable[[int, Tensor], None] | None = None
+    ) -> Tensor:
+        """ids [B, T] -> normalised last hidden states [B, T, hidden]; `attention` as in the module's docstring.
+
+        enter(layer_idx, x): told the states [B, T, hidden] that a layer begins with, before it does.
+        """
         x = self.embedding(ids)
         for layer, block in enumerate(self.blocks):
+            if enter is not None:
+                enter(layer, x)
             x = block(x, lambda q, k, v, layer=layer: attention(layer, q, k, v))
         return self.norm(x)
 

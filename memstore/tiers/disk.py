@@ -13,7 +13,7 @@ from torch import Tensor
 from memstore.block import BlockKey, decode_heads, decode_record, encode_record, get_codec, raw_view
 from memstore.database import Database, Transaction, block_key, block_range, document_key, read_block_key
 from memstore.errors import CorruptBlock, DocumentNotFound
-from memstore.tiers.base import TierCounter
+from memstore.tiers.stats import TierCounter
 
 _WARMERS = 8  # threads, most of whose time is waiting for the disk
 _WORTH_WARMING = 8  # records

@@ -1,0 +1,155 @@
+"""The tiers of a memory as one: lookups go to the top, misses come up from below, and every tier but the disk is a cache.
+
+    device (where one is asked for)  ->  host  ->  disk, the durable truth
+
+The caches are inclusive: what the device tier holds came through the host tier, which may have evicted it since. A
+session's own blocks are pinned in the host tier until they are committed or the session ends.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypedDict, get_args
+
+import torch
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.errors import InvalidConfig
+from memstore.tiers.base import Lease, UnitSource
+from memstore.tiers.device import DeviceTier
+from memstore.tiers.disk import DiskTier
+from memstore.tiers.host import HostTier, NoSource
+from memstore.tiers.prefetch import Prefetcher
+from memstore.tiers.slab import SlabTier
+from memstore.tiers.stats import TierStats
+from memstore.tiers.trace import TraceWriter
+
+HOST_BUDGET = 1 << 30
+DEFAULT_POLICY = "arc"
+Predictor = Literal["off", "previous", "speculative", "both"]
+PREDICTORS = get_args(Predictor)
+
+
+class TierOptions(TypedDict, total=False):
+    """What can be chosen about a memory's tiers when it is opened."""
+
+    host_budget: int  # bytes of main memory for blocks (default 1 GiB)
+    policy: str  # of eviction: see memstore.tiers.policy
+    prefetch: Predictor  # which units are read ahead: see memstore.model.predict
+    device: str | None  # a torch device with a tier of its own, or None
+    device_budget: int  # bytes of the device's memory for blocks (default 1 GiB)
+    trace: Any  # a path: every lookup is written there (memstore.tiers.trace)
+
+
+class Cascade:
+    """A disk tier (or none) with a host tier and perhaps a device tier above it, a prefetcher, and a trace."""
+
+    def __init__(
+        self, disk: DiskTier | None, *, block_size: int, head_dim: int, dtype: torch.dtype,
+        host_budget: int = HOST_BUDGET, policy: str = DEFAULT_POLICY, prefetch: Predictor = "off",
+        device: str | None = None, device_budget: int = HOST_BUDGET, trace: Any = None,
+    ) -> None:  # fmt: skip
+        """Raises BudgetExceeded, InvalidConfig, and OSError for a trace that cannot be written."""
+        if prefetch not in PREDICTORS:
+            raise InvalidConfig(f"prefetch {prefetch!r} is unknown; choose one of {', '.join(PREDICTORS)}")
+        shape: dict[str, Any] = {"block_size": block_size, "head_dim": head_dim, "dtype": dtype, "policy": policy}
+        self.disk = disk
+        self.host = HostTier(_source(disk), host_budget, **shape)
+        self.device = None if device is None else DeviceTier(self.host, device_budget, device=device, **shape)
+        self.top: SlabTier = self.host if self.device is None else self.device
+        self.predictor: Predictor = prefetch
+        self.prefetcher = Prefetcher(self.top)
+        self.trace = None if trace is None else TraceWriter(trace, unit_bytes=self.host.unit_bytes)
+
+    def replace_disk(self, disk: DiskTier | None) -> None:
+        """The memory was opened anew below: read misses from there."""
+        self.disk, self.host.source = disk, _source(disk)
+
+    def close(self) -> None:
+        """End the prefetcher's threads and the trace; more than once is the same as once."""
+        self.prefetcher.close()
+        if self.trace is not None:
+            self.trace.close()
+
+    # Reading
+
+    def lease(self, units: Sequence[BlockKey]) -> Lease:
+        """Slots of the top tier that hold these units: see SlabTier.lease."""
+        lease = self.top.lease(units)
+        if self.trace is not None:
+            self.trace.lookup(units, lease.missed)
+        return lease
+
+    def expect(self, units: Sequence[BlockKey]) -> None:
+        """These units will probably be looked up soon; returns at once. Units of sessions' own blocks are never read."""
+        if self.trace is not None:
+            self.trace.prediction(units)
+        self.prefetcher.request(units)
+
+    @property
+    def capacity(self) -> int:
+        """How many units one lease can hold at most."""
+        return self.top.capacity
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 [S]: valid content tokens of the unit in each slot of the leases' slabs."""
+        return self.top.lengths
+
+    def holds(self, unit: BlockKey) -> bool:
+        """Would looking this unit up be a hit? Counts nothing."""
+        return self.top.holds(unit)
+
+    # Units that are kept
+
+    def pin(
+        self, document: int, layer: int, first_block: int, k: Tensor, v: Tensor, last_length: int | None = None
+    ) -> list[BlockKey]:
+        """Hold a session's own blocks in the host tier: see SlabTier.pin."""
+        return self.host.pin(document, layer, first_block, k, v, last_length)
+
+    def unpin(self, units: Iterable[BlockKey]) -> None:
+        """Units that were pinned or kept are cached like any other from now on."""
+        self.host.unpin(units)
+
+    def keep(self, units: Sequence[BlockKey]) -> None:
+        """Read units into the host tier and hold them there until `unpin`: see SlabTier.keep."""
+        self.host.keep(units)
+
+    def drop(self, units: Sequence[BlockKey]) -> None:
+        """Hold these units nowhere any longer."""
+        if self.device is not None:
+            self.device.drop(units)
+        self.host.drop(units)
+
+    def drop_document(self, document: int, first_block: int = 0) -> None:
+        """Hold nothing of a document from block `first_block` on any longer."""
+        if self.device is not None:
+            self.device.drop_document(document, first_block)
+        self.host.drop_document(document, first_block)
+
+    # Counting
+
+    @property
+    def _caches(self) -> list[SlabTier]:
+        return [self.host] if self.device is None else [self.device, self.host]
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """The counts of each tier, top first, and what the caches hold."""
+        tiers: dict[str, dict[str, Any]] = {
+            tier.name: {**tier.stats().to_dict(), "held": tier.bytes, "budget": tier.budget_bytes}
+            for tier in self._caches
+        }
+        if self.disk is not None:
+            tiers["disk"] = dict(self.disk.stats.snapshot().to_dict())
+        return tiers
+
+    def layers(self) -> dict[str, dict[int, TierStats]]:
+        """The counts of each tier by layer, top first."""
+        layers = {tier.name: tier.layers() for tier in self._caches}
+        if self.disk is not None:
+            layers["disk"] = self.disk.stats.layers()
+        return layers
+
+
+def _source(disk: DiskTier | None) -> UnitSource:
+    return NoSource() if disk is None else disk

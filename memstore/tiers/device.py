@@ -1,0 +1,26 @@
+"""The device tier: slots in a device's memory, filled from the host tier."""
+
+import torch
+
+from memstore.errors import InvalidConfig
+from memstore.tiers.host import HostTier
+from memstore.tiers.slab import SlabTier
+
+
+class DeviceTier(SlabTier):
+    """Slots on a torch device such as "cuda" ("cpu" is taken too: the same tier without the other memory)."""
+
+    name = "device"
+
+    def __init__(
+        self, host: HostTier, budget_bytes: int, *, block_size: int, head_dim: int, dtype: torch.dtype, device: str,
+        policy: str = "lru",
+    ) -> None:  # fmt: skip
+        """As SlabTier. Raises InvalidConfig for a device that this machine does not have."""
+        try:
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise InvalidConfig(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        super().__init__(
+            host, budget_bytes, block_size=block_size, head_dim=head_dim, dtype=dtype, policy=policy, device=device
+        )

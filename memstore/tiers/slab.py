@@ -1,0 +1,367 @@
+"""A tier of equal slots in one slab, cached over a source below: what the host and the device tier have in common.
+
+A byte budget is never exceeded. Cached units come from the source and are evicted as the policy says; leased units stay
+until the lease ends; pinned units stay until they are unpinned or dropped.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.errors import BudgetExceeded
+from memstore.tiers.base import Lease, UnitSource
+from memstore.tiers.policy import make_policy
+from memstore.tiers.stats import TierStats
+
+# Places in the counts of a layer, which are the fields of TierStats in order.
+_HITS, _MISSES, _BYTES, _SECONDS, _EVICTIONS, _PREFETCHED, _LATE, _UNUSED = range(8)
+
+
+class SlabTier:
+    """Slots for units.
+
+    k, v: slabs [S, block_size, head_dim] in the KV dtype; lengths: int64 [S], valid content tokens of the unit in a
+    slot. S is what the budget admits; pages of the slabs that were never written cost no main memory. Safe for several
+    threads.
+    """
+
+    name = "slab"
+
+    def __init__(
+        self,
+        source: UnitSource,
+        budget_bytes: int,
+        *,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        policy: str = "lru",
+        device: torch.device | str = "cpu",
+        pin_memory: bool = False,
+    ) -> None:
+        """policy: see memstore.tiers.policy. pin_memory: page-locked, for copies to a CUDA device.
+
+        Raises BudgetExceeded if not even one unit fits or the machine refuses the memory, InvalidConfig.
+        """
+        self.budget_bytes = budget_bytes
+        self.unit_bytes = 2 * block_size * head_dim * dtype.itemsize
+        self.capacity = budget_bytes // self.unit_bytes
+        if self.capacity < 1:
+            raise BudgetExceeded(
+                f"a {self.name} budget of {budget_bytes} bytes holds no block; "
+                f"one takes {self.unit_bytes} bytes, so raise the budget"
+            )
+        try:
+            shape = (self.capacity, block_size, head_dim)
+            self.k, self.v = (
+                torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory) for _ in range(2)
+            )
+            self.lengths = torch.zeros(self.capacity, dtype=torch.int64, device=device)
+        except RuntimeError as error:  # torch has no error of its own for this on the CPU
+            raise BudgetExceeded(
+                f"the machine refuses a {self.name} budget of {budget_bytes} bytes; lower the budget"
+            ) from error
+        self.source = source  # where misses are read from
+        self._policy = make_policy(policy, self.capacity)
+        self._lock = threading.Condition()
+        self._slots: dict[BlockKey, int] = {}  # the page table: units that are held, cached or pinned
+        self._pinned: set[BlockKey] = set()
+        self._leases: dict[int, int] = {}  # slot -> leases on it
+        self._units: dict[int, BlockKey] = {}  # slot -> the unit that is in it or on its way into it
+        self._arriving: dict[BlockKey, bool] = {}  # units that some thread is reading right now; is it a prefetch?
+        self._untouched: set[BlockKey] = set()  # prefetched units that nothing looked up yet
+        self._orphans: set[int] = set()  # leased slots whose unit was dropped; free when the lease ends
+        self._free: list[int] = []
+        self._fresh = 0  # slots from here on were never used
+        self._counts: dict[int, list[float]] = {}  # layer -> the fields of TierStats
+
+    # Reading
+
+    def lease(self, units: Sequence[BlockKey]) -> Lease:
+        """Slots that hold these units until the lease is released; what is missing is read from below. Repeats are
+        allowed.
+
+        Raises BudgetExceeded if the units do not fit beside what is pinned and leased (its `fits` is how many would);
+        and what the source raises: CorruptBlock, DocumentNotFound.
+        """
+        with self._lock:
+            waited = self._join(units) if self._arriving else 0.0
+            slots = list(map(self._slots.get, units))
+            missing: dict[BlockKey, int] = {}
+            if None in slots:
+                missing, held = self._make_room(units, slots)
+            else:
+                held = slots  # type: ignore[assignment]
+                self._hold(held)
+                self._hit(units)
+            self._count_lookups(units, missing, waited)
+        if missing:
+            self._fetch(missing, held)
+        taken = torch.tensor(held, dtype=torch.int64)
+        missed = torch.tensor([slot is None for slot in slots], dtype=torch.bool)
+        lengths = self.lengths[taken].cpu() if self.lengths.is_cuda else self.lengths[taken]
+        return Lease(taken, lengths, missed, self.k, self.v, lambda: self._release(held))
+
+    def prefetch(self, units: Iterable[BlockKey]) -> int:
+        """Read units that will probably be looked up into slots that nobody needs now; return how many were read.
+
+        Units that are held or on their way are passed over, and what does not fit as well: a prefetch is never an
+        error of the budget. Raises what the source raises, and then none of them is held.
+        """
+        with self._lock:
+            wanted = [u for u in dict.fromkeys(units) if u not in self._slots and u not in self._arriving]
+            wanted = wanted[: self._room()]
+            missing = dict(zip(wanted, self._take(wanted)))
+            self._arriving.update(dict.fromkeys(missing, True))
+        if missing:
+            self._fetch(missing, [], prefetch=True)
+        return len(missing)
+
+    def _join(self, units: Sequence[BlockKey]) -> float:
+        """Wait until no unit is on its way in another thread; return the seconds that took."""
+        began = 0.0
+        while not self._arriving.keys().isdisjoint(units):
+            began = began or time.perf_counter()
+            late = {unit for unit in units if self._arriving.get(unit)}
+            self._lock.wait()
+            for unit in late & self._untouched:
+                self._untouched.remove(unit)
+                self._layer_counts(unit.layer)[_LATE] += 1
+        return time.perf_counter() - began if began else 0.0
+
+    def _make_room(
+        self, units: Sequence[BlockKey], slots: Sequence[int | None]
+    ) -> tuple[dict[BlockKey, int], list[int]]:
+        """Slots for the distinct units that are not held, marked as arriving; and the slot of every unit, leased."""
+        missing = list(dict.fromkeys(unit for unit, slot in zip(units, slots) if slot is None))
+        found = [slot for slot in slots if slot is not None]
+        self._hold(found)
+        room = self._room()
+        if len(missing) > room:
+            fits = room + len(set(found))
+            self._unlease(found)
+            raise BudgetExceeded(
+                f"{len(set(units))} blocks are needed at once and the {self.name} tier has room for {fits} "
+                f"({self.capacity} in all); raise the {self.name} budget or read with fewer blocks a step",
+                fits,
+            )
+        self._hit([unit for unit, slot in zip(units, slots) if slot is not None])
+        arriving = dict(zip(missing, self._take(missing)))
+        self._arriving.update(dict.fromkeys(missing, False))
+        self._hold([arriving[unit] for unit, slot in zip(units, slots) if slot is None])
+        return arriving, [arriving[unit] if slot is None else slot for unit, slot in zip(units, slots)]
+
+    def _room(self) -> int:
+        """Slots that could be had now: free, never used, or of a cached unit that nobody leases or waits for."""
+        leased = sum(self._units.get(slot) in self._policy for slot in self._leases)
+        return len(self._free) + self.capacity - self._fresh + len(self._policy) - leased - sum(self._arriving.values())
+
+    def _take(self, units: Sequence[BlockKey], *, cached: bool = True) -> list[int]:
+        """A slot for each of some new units, evicting where none is free; there must be room. cached: the policy keeps them."""
+        policy, taken = self._policy, []
+        for unit in units:
+            full = not self._free and self._fresh == self.capacity
+            victim = policy.insert(unit, full=full, blocked=self._blocked) if cached or full else None
+            if not cached:
+                policy.drop(unit)
+            if victim is not None:
+                slot = self._slots.pop(victim)
+                counts = self._layer_counts(victim.layer)
+                counts[_EVICTIONS] += 1
+                if victim in self._untouched:
+                    self._untouched.remove(victim)
+                    counts[_UNUSED] += 1
+            elif self._free:
+                slot = self._free.pop()
+            else:
+                slot = self._fresh
+                self._fresh += 1
+            self._units[slot] = unit
+            taken.append(slot)
+        return taken
+
+    def _blocked(self, unit: BlockKey) -> bool:
+        slot = self._slots.get(unit)
+        return slot is None or slot in self._leases  # None: on its way
+
+    def _fetch(self, missing: dict[BlockKey, int], held: Sequence[int], *, prefetch: bool = False) -> None:
+        """Read units from below into their slots, outside the lock; on failure nothing of this lease remains."""
+        began = time.perf_counter()
+        lengths: list[int] | None = None
+        slots = list(missing.values())
+        try:
+            lengths = self.source.read(list(missing), self.k, self.v, slots)
+        finally:
+            with self._lock:
+                for unit in missing:
+                    del self._arriving[unit]
+                if lengths is not None:
+                    self.lengths[torch.tensor(slots)] = torch.tensor(lengths, device=self.lengths.device)
+                    self._slots.update(missing)
+                    if prefetch:
+                        self._untouched.update(missing)
+                    else:
+                        counts = self._layer_counts(next(iter(missing)).layer)
+                        counts[_SECONDS] += time.perf_counter() - began
+                else:
+                    self._unlease(held)
+                    for unit, slot in missing.items():
+                        self._policy.drop(unit)
+                        self._vacate(slot)
+                self._lock.notify_all()
+
+    def _hold(self, slots: Iterable[int]) -> None:
+        leases = self._leases
+        for slot in slots:
+            leases[slot] = leases.get(slot, 0) + 1
+
+    def _release(self, held: Sequence[int]) -> None:
+        with self._lock:
+            self._unlease(held)
+
+    def _unlease(self, held: Iterable[int]) -> None:
+        leases = self._leases
+        for slot in held:
+            left = leases[slot] - 1
+            if left:
+                leases[slot] = left
+            else:
+                del leases[slot]
+                if slot in self._orphans:
+                    self._orphans.remove(slot)
+                    self._free.append(slot)
+
+    def _vacate(self, slot: int) -> None:
+        """The unit of a slot is gone: the slot is free, once nobody leases it."""
+        del self._units[slot]
+        if slot in self._leases:
+            self._orphans.add(slot)
+        else:
+            self._free.append(slot)
+
+    def _hit(self, units: Iterable[BlockKey]) -> None:
+        hit = self._policy.hit
+        for unit in units:
+            hit(unit)
+        if self._untouched:
+            for unit in units:
+                if unit in self._untouched:
+                    self._untouched.remove(unit)
+                    self._layer_counts(unit.layer)[_PREFETCHED] += 1
+
+    # Pinned units
+
+    def pin(
+        self, document: int, layer: int, first_block: int, k: Tensor, v: Tensor, last_length: int | None = None
+    ) -> list[BlockKey]:
+        """Hold blocks first_block .. of a document as pinned units, in one copy; return the units, block by block.
+
+        k, v: [n, Hkv, block_size, D]. last_length: valid content tokens of the last block (None = all). The units must
+        be new. Raises BudgetExceeded (and holds none of them) if they do not fit.
+        """
+        n, heads, block_size, _ = k.shape
+        units = [
+            BlockKey(document, layer, block, head)
+            for block, head in product(range(first_block, first_block + n), range(heads))
+        ]
+        with self._lock:
+            if len(units) > self._room():
+                raise BudgetExceeded(
+                    f"the {self.name} tier of {self.capacity * self.unit_bytes} bytes has no room for {len(units)} more "
+                    f"blocks of a running session; raise the {self.name} budget"
+                )
+            room = self._take(units, cached=False)
+            slots = torch.tensor(room, dtype=torch.int64)
+            self.k[slots] = k.reshape(-1, *self.k.shape[1:])
+            self.v[slots] = v.reshape(-1, *self.v.shape[1:])
+            self.lengths[slots] = block_size
+            if last_length is not None and n:
+                self.lengths[slots[-heads:]] = last_length
+            self._slots.update(zip(units, room))
+            self._pinned.update(units)
+        return units
+
+    def unpin(self, units: Iterable[BlockKey]) -> None:
+        """The units are in the source below now: from here on they are cached like any other."""
+        with self._lock:
+            for unit in units:
+                if unit in self._pinned:
+                    self._pinned.remove(unit)
+                    self._policy.insert(unit, full=False, blocked=self._blocked)
+
+    def keep(self, units: Sequence[BlockKey]) -> None:
+        """Read units that are missing and pin them all, until `unpin` or `drop`. Raises as `lease` does."""
+        with self.lease(units), self._lock:
+            for unit in units:
+                if unit not in self._pinned and unit in self._slots:  # not, if it was dropped meanwhile
+                    self._policy.drop(unit)
+                    self._pinned.add(unit)
+
+    def drop(self, units: Iterable[BlockKey]) -> None:
+        """Hold these units no longer, pinned or not; a lease on one keeps its slot as it is until the lease ends."""
+        with self._lock:
+            for unit in units:
+                slot = self._slots.pop(unit, None)
+                if slot is None:
+                    continue
+                if unit in self._pinned:
+                    self._pinned.remove(unit)
+                else:
+                    self._policy.drop(unit)
+                if unit in self._untouched:
+                    self._untouched.remove(unit)
+                    self._layer_counts(unit.layer)[_UNUSED] += 1
+                self._vacate(slot)
+
+    def drop_document(self, document: int, first_block: int = 0) -> None:
+        """Drop what is held of a document from block `first_block` on."""
+        with self._lock:
+            while any(unit.document == document for unit in self._arriving):
+                self._lock.wait()
+            self.drop([unit for unit in self._slots if unit.document == document and unit.block >= first_block])
+
+    # Counting
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of slots in use; at most the budget."""
+        with self._lock:
+            return (len(self._units) + len(self._orphans)) * self.unit_bytes
+
+    def holds(self, unit: BlockKey) -> bool:
+        """Is the unit here (no lookup is counted)?"""
+        with self._lock:
+            return unit in self._slots
+
+    def layers(self) -> dict[int, TierStats]:
+        """Lookups so far, by layer."""
+        with self._lock:
+            return {layer: _as_stats(counts) for layer, counts in sorted(self._counts.items())}
+
+    def stats(self) -> TierStats:
+        """Lookups so far, over all layers."""
+        return sum(self.layers().values(), TierStats())
+
+    def _layer_counts(self, layer: int) -> list[float]:
+        counts = self._counts.get(layer)
+        if counts is None:
+            counts = self._counts[layer] = [0, 0, 0, 0.0, 0, 0, 0, 0]
+        return counts
+
+    def _count_lookups(self, units: Sequence[BlockKey], missing: dict[BlockKey, int], waited: float) -> None:
+        if units:
+            counts = self._layer_counts(units[0].layer)  # a step asks for one layer at a time
+            counts[_HITS] += len(units) - len(missing)
+            counts[_MISSES] += len(missing)
+            counts[_BYTES] += len(units) * self.unit_bytes
+            counts[_SECONDS] += waited
+
+
+def _as_stats(counts: Sequence[float]) -> TierStats:
+    hits, misses, size, seconds, *events = counts
+    return TierStats(int(hits), int(misses), int(size), seconds, *map(int, events))

@@ -1,0 +1,96 @@
+"""A trace of lookups: what was asked for, what was predicted and what was missed, in a file that a replay can read.
+
+The file is zstd over msgpack: a header {"format", "unit_bytes"}, then one entry a lookup or prediction:
+[kind, microseconds since the trace began, layer, documents, blocks, heads, missed], of which the last four are lists with
+one number a unit; missed is empty for predictions and for lookups without a miss.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import zstandard
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.errors import InvalidInput
+
+TRACE_FORMAT = 1
+_LOOKUP, _PREDICTION = 0, 1
+_FLUSH = 1 << 16  # bytes between frames that a reader can decode
+
+
+class TraceWriter:
+    """Writes lookups and predictions as they come; may be used from several threads."""
+
+    def __init__(self, path: Path | str, *, unit_bytes: int) -> None:
+        """unit_bytes: of one unit in a slot. Raises OSError."""
+        self._file = Path(path).open("wb")
+        self._stream = zstandard.ZstdCompressor(level=9).stream_writer(self._file)
+        self._pack = msgpack.Packer().pack
+        self._lock = threading.Lock()
+        self._began = time.perf_counter()
+        self._pending = 0
+        self._stream.write(self._pack({"format": TRACE_FORMAT, "unit_bytes": unit_bytes}))
+
+    def lookup(self, units: Sequence[BlockKey], missed: Tensor) -> None:
+        """One lease: its units, and a bool for each that was not there."""
+        self._write(_LOOKUP, units, missed.nonzero().flatten().tolist())
+
+    def prediction(self, units: Sequence[BlockKey]) -> None:
+        """Units that were predicted at this moment."""
+        self._write(_PREDICTION, units, [])
+
+    def _write(self, kind: int, units: Sequence[BlockKey], missed: list[int]) -> None:
+        if not units:
+            return
+        documents, layers, blocks, heads = zip(*units)
+        micros = int((time.perf_counter() - self._began) * 1e6)
+        data = self._pack([kind, micros, layers[0], documents, blocks, heads, missed])
+        with self._lock:
+            if self._file.closed:
+                return
+            self._stream.write(data)
+            self._pending += len(data)
+            if self._pending > _FLUSH:
+                self._stream.flush(zstandard.FLUSH_BLOCK)
+                self._pending = 0
+
+    def close(self) -> None:
+        """End the file; more than once is the same as once."""
+        with self._lock:
+            if not self._file.closed:
+                self._stream.close()  # closes the file too
+
+
+@dataclass(frozen=True)
+class TraceEntry:
+    """One lookup, or one prediction."""
+
+    is_lookup: bool
+    seconds: float  # since the trace began
+    units: list[BlockKey]
+    missed: list[int] = field(default_factory=list)  # places in `units`
+
+
+def read_trace(path: Path | str) -> Iterator[TraceEntry]:
+    """The entries of a trace in order; a file that was cut short gives what it holds.
+
+    Raises InvalidInput for a file that is no trace, or of a newer format.
+    """
+    with Path(path).open("rb") as file:
+        stream = zstandard.ZstdDecompressor().stream_reader(file)
+        unpacker: Any = msgpack.Unpacker(stream, use_list=True)
+        try:
+            header = next(unpacker)
+            if not isinstance(header, dict) or header.get("format") != TRACE_FORMAT:
+                raise InvalidInput(f"{path} is no trace of lookups that this version reads")
+            for kind, micros, layer, documents, blocks, heads, missed in unpacker:
+                units = [BlockKey(d, layer, b, h) for d, b, h in zip(documents, blocks, heads, strict=True)]
+                yield TraceEntry(kind == _LOOKUP, micros / 1e6, units, missed)
+        except (StopIteration, zstandard.ZstdError, ValueError, TypeError) as error:
+            raise InvalidInput(f"{path} is no trace of lookups: {error or 'it is empty'}") from None
