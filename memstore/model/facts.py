@@ -212,6 +212,7 @@ class Pools:
     repeats: float = (
         0.3  # numbers of few different digits: the first ones give the others away, so they teach little at first
     )
+    entity_kind: EntityKind | None = None  # one kind of name for all, where it is narrowed to one
 
     @classmethod
     def of(cls, split: Split, words: Sequence[str] = (), simple: bool = False, repeats: float = 0.3) -> Pools:
@@ -220,7 +221,8 @@ class Pools:
         return cls(split, _COLOURS[split], _NOUNS[split], _ATTRIBUTES[split], words, simple, repeats)
 
     def narrowed(self, rng: Random) -> Pools:
-        """A few of each kind."""
+        """A few of each kind, often one attribute and one kind of name."""
+        kinds = tuple(_ENTITY_SHARES)
         return Pools(
             self.split,
             tuple(rng.sample(self.colours, min(rng.choice((2, 4, 8, 25)), len(self.colours)))),
@@ -229,6 +231,7 @@ class Pools:
             self.words,
             self.simple,
             self.repeats,
+            rng.choice(kinds[:3]) if rng.random() < 0.6 else None,
         )
 
 
@@ -265,6 +268,7 @@ def draw_pass_key(rng: Random, repeats: float = 0.3) -> Fact:
 
 def draw_entity(rng: Random, pools: Pools, kind: EntityKind | None = None) -> str:
     """A name: lower case for a thing ("red fox"), capitals for a proper name ("Dorvel")."""
+    kind = kind or pools.entity_kind
     if kind is None:
         kinds = list(_ENTITY_SHARES)[: 2 if pools.simple else None]
         kind = rng.choices(kinds, [_ENTITY_SHARES[name] for name in kinds])[0]
