@@ -49,6 +49,7 @@ __all__ = [
 _REPLACING = (
     "\0replace\0"  # before the name of a document that will replace the one of that name; no user's name begins so
 )
+_PIN_BATCH = 256  # units read at once
 _APPENDED = "appended_to"  # in a row's settings: tokens before the document was appended to
 _writing: set[Path] = set()  # directories that a DocumentWriter of this process is writing to
 _writing_lock = threading.Lock()
@@ -252,6 +253,36 @@ class MemoryStore:
             catalog.database.write(work, beyond_limit=True)
         self._refresh()
         return document
+
+    def pin_document(self, name: str) -> int:
+        """Read a ready document into the host tier and keep it there until `unpin_document`, `forget` or `close`.
+
+        Returns the bytes that are pinned. Raises BudgetExceeded (nothing stays pinned) if they do not fit,
+        DocumentNotFound, CorruptBlock, InvalidInput for a document that is not read to its end.
+        """
+        units = self._units_of(name)
+        try:
+            for start in range(0, len(units), _PIN_BATCH):
+                self._tiers.keep(units[start : start + _PIN_BATCH])
+        except BaseException:
+            self._tiers.unpin(units)
+            raise
+        return len(units) * self._tiers.host.unit_bytes
+
+    def unpin_document(self, name: str) -> None:
+        """The document's blocks are cached like any other again. Raises DocumentNotFound, InvalidInput."""
+        self._tiers.unpin(self._units_of(name))
+
+    def _units_of(self, name: str) -> list[BlockKey]:
+        document, signature = self.document(name), self.signature
+        if document.state != "ready":
+            raise InvalidInput(f"document {name!r} is not read to its end; finish reading it first")
+        return [
+            BlockKey(document.id, layer, block, head)
+            for block in range(document.blocks)
+            for layer in signature.memory_layers
+            for head in range(signature.num_kv_heads)
+        ]
 
     def write_document(
         self,

@@ -823,3 +823,30 @@ def test_tokens_come_with_where_their_characters_begin(store: MemoryStore) -> No
     assert len(store.tokens(document.id, 95).ids) == 5
     with pytest.raises(DocumentNotFound):
         store.tokens("other", 0, 1)
+
+
+def test_a_pinned_document_stays_whatever_is_read(path: Path) -> None:
+    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+        ingest(store, "small", CHUNK)
+        ingest(store, "large", 12 * CHUNK)
+    pinned = HEADS * CHUNK_BLOCKS * len(SIGNATURE.memory_layers)
+    with reopened(path, host_budget=(pinned + 8) * UNIT_BYTES) as store:
+        assert store.pin_document("small") == pinned * UNIT_BYTES
+        small, large = store.document("small"), store.document("large")
+        layer = SIGNATURE.memory_layers[0]
+        for block in range(large.blocks):
+            with store.lease([BlockKey(large.id, layer, block, head) for head in range(HEADS)]):
+                pass
+        assert all(store.holds(BlockKey(small.id, layer, block, 0)) for block in range(small.blocks))
+        with pytest.raises(BudgetExceeded):
+            store.pin_document("large")
+        with pytest.raises(DocumentNotFound):
+            store.pin_document("other")
+        store.unpin_document("small")
+        for block in range(large.blocks):
+            with store.lease([BlockKey(large.id, layer, block, head) for head in range(HEADS)]):
+                pass
+        store.pin_document("small")
+        store.forget("small")
+        assert not store.holds(BlockKey(small.id, layer, 0, 0))
+        assert store._tiers.host.bytes <= (pinned + 8) * UNIT_BYTES
