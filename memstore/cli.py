@@ -188,6 +188,7 @@ class _opened:
     "train",
     "memstore train books.jsonl.zst --out run1 --minutes 60",
     "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
+    "memstore train books.jsonl.zst --out run2 --init run1 --from-stage dense",
     interrupted="interrupted; a checkpoint was saved, and --resume goes on from it",
 )
 def train(
@@ -203,12 +204,16 @@ def train(
     init: Annotated[
         Path | None, typer.Option("--init", metavar="DIR", help="Start from these weights of the same shape.")
     ] = None,
+    from_stage: Annotated[
+        str | None, typer.Option("--from-stage", metavar="NAME", help="Begin the plan at this stage (with --init).")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run in DIR.")] = False,
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="CPU cores to use.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Train a model on text; the directory can be given to --model."""
     from memstore.model.config import PRESETS
+    from memstore.model.curriculum import stages_from
     from memstore.model.train import TrainConfig
     from memstore.model.train import train as run_training
 
@@ -222,7 +227,10 @@ def train(
         lines.append(line)
         console.note(", ".join(f"{name} {value}" for name, value in line.items()))
 
-    config = TrainConfig(out=out, model=PRESETS[preset], minutes=minutes, seed=seed or 0, threads=threads, init=init)
+    config = TrainConfig(
+        out=out, model=PRESETS[preset], stages=stages_from(from_stage), minutes=minutes, seed=seed or 0,
+        threads=threads, init=init,
+    )  # fmt: skip
     run_training(config, texts, resume=resume, report=report)
     if as_json:
         console.emit({"out": str(out), "metrics": lines[-1] if lines else None})

@@ -38,7 +38,7 @@ class TrainConfig:
     minutes: float | None = None  # shared among the stages in proportion to their steps times what a step costs
     seed: int = 0
     threads: int = 1
-    init: Path | None = None  # weights to start from: the checkpoint of an earlier run with the same configuration
+    init: Path | None = None  # weights and tokenizer to start from: a checkpoint with the same configuration
     bfloat16: bool = True  # autocast of the forward pass; weights and optimisers stay float32
     save_every: int = 100  # steps between checkpoints
     log_every: int = 20  # steps a line of metrics stands for
@@ -106,6 +106,9 @@ def _tokenizer(config: TrainConfig, texts: Sequence[Path]) -> Tokenizer:
     path = config.out / "tokenizer.json"
     if path.is_file():
         tokenizer = Tokenizer.load(path)
+    elif config.init is not None:
+        tokenizer = load_checkpoint(config.init)[1]
+        tokenizer.save(path)
     else:
         tokenizer = Tokenizer.train(_cuts(read_documents(texts), random.Random(config.seed)), config.model.vocab_size)
         tokenizer.save(path)
@@ -143,7 +146,10 @@ class _Run:
         self.model = Transformer(config.model)
         self.model.initialise(torch.Generator().manual_seed(config.seed))
         if config.init is not None:
-            self.model.load_state_dict(load_checkpoint(config.init)[0].state_dict())
+            first, _ = load_checkpoint(config.init)
+            if first.config != config.model:
+                raise InvalidConfig(f"{config.init} is a model of another configuration than the one to train")
+            self.model.load_state_dict(first.state_dict())
         self.rng = random.Random(config.seed)
         self.generator = torch.Generator().manual_seed(config.seed + 1)
         self.data = RecallData(tokenizer, corpus, config.stages[0].data, config.seed + 2)
