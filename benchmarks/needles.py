@@ -278,7 +278,7 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     """Ingest everything that `settings` ask for into directory/memory and write the plan; seconds it took.
 
     settings: model, text, seed, trials, tasks, longest (tokens), in_place, in_place_length, split, passage (tokens),
-    threads.
+    threads; codec, if not the default.
     """
     began = time.perf_counter()
     prepare(settings["threads"])
@@ -293,7 +293,7 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     writer = Writer(model.tokenizer, books, rng, settings["split"], settings["passage"])
     sizes = filler_sizes(settings["longest"]) if set(STORED) & set(settings["tasks"]) else []
     plan = Plan(settings, [(f"filler {n}", size) for n, size in enumerate(sizes)], {})
-    with MemoryStore.create(directory / "memory", model.signature) as store:
+    with MemoryStore.create(directory / "memory", model.signature, codec=settings.get("codec", "zstd")) as store:
 
         def ingest(name: str, text: str) -> int:
             tokens = model.ingest(text, store, name=name).tokens

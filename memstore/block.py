@@ -1,28 +1,27 @@
-"""The stored form of a block: its key, the record that holds all KV heads of one layer, and the codecs.
+"""The stored form of a block: its key, and the record that holds all KV heads of one layer.
 
 A record is
 
     prefix (12 bytes): magic "mB", header bytes (u16 little-endian), XXH3-64 of the header and the four bytes before it
     header (msgpack): format, codec, dtype, shape [num_kv_heads, block_size, head_dim], own key [document, block,
         layer], length (valid content tokens), heads [[offset, bytes, XXH3-64], ...]
-    payload: one encoded unit (K, then V) a head, in order of heads
+    payload: one encoded unit a head (see memstore.codec), in order of heads
 
 so that one head is checked and decoded without touching the others, and nothing outside the record is needed to read
 it. Every byte is under a checksum, and a record that is found under a key that is not its own is refused.
 """
 
 import struct
-import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 import torch
-import zstandard
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
+from memstore.codec import CODECS
 from memstore.errors import CorruptBlock, InvalidConfig
 
 RECORD_FORMAT = 1
@@ -82,127 +81,62 @@ def from_raw(data: bytes | memoryview | np.ndarray, shape: Sequence[int], dtype:
     return torch.from_numpy(bits.astype(array.newbyteorder("="))).view(integer).view(torch_dtype).reshape(*shape)
 
 
-# Codecs
-
-
-class Codec(Protocol):
-    """How the units of a record are stored.
-
-    A codec sees a head's K and V together and apart (K may be quantised by channel where V is by token), the KV
-    dtype's name, and through the arrays the shape. It must be the same bytes in, same bytes out on every run.
-    """
-
-    name: str
-
-    def encode(self, units: np.ndarray, dtype: str) -> Sequence[bytes | memoryview]:
-        """Encode units [num_kv_heads, 2, block_size, head_dim] of raw bits (K is [:, 0], V is [:, 1]), one a head."""
-        ...
-
-    def decode(self, payload: memoryview, k: np.ndarray, v: np.ndarray, dtype: str) -> None:
-        """Decode one head's payload into k and v, contiguous [block_size, head_dim] of raw bits.
-
-        Raises ValueError if the payload does not decode to exactly that many values.
-        """
-        ...
-
-
-class RawCodec:
-    """The bits as they are."""
-
-    name = "raw"
-
-    def encode(self, units: np.ndarray, dtype: str) -> list[memoryview]:
-        data = memoryview(np.ascontiguousarray(units).data).cast("B")
-        size = len(data) // len(units)
-        return [data[start : start + size] for start in range(0, len(data), size)]
-
-    def decode(self, payload: memoryview, k: np.ndarray, v: np.ndarray, dtype: str) -> None:
-        if len(payload) != 2 * k.nbytes:
-            raise ValueError(f"{len(payload)} bytes instead of {2 * k.nbytes}")
-        both = np.frombuffer(payload, dtype=k.dtype).reshape(2, *k.shape)
-        k[...] = both[0]
-        v[...] = both[1]
-
-
-class ZstdCodec:
-    """Byte-plane shuffle, then zstd: lossless. Bytes of equal significance lie together, which compresses better."""
-
-    name = "zstd"
-    level = 1
-
-    def __init__(self) -> None:
-        self._local = threading.local()  # neither object may be used by two threads at once
-
-    def encode(self, units: np.ndarray, dtype: str) -> list[bytes]:
-        heads, itemsize = len(units), units.itemsize
-        # [heads, 2 * block_size * head_dim, itemsize] -> [heads, itemsize, 2 * block_size * head_dim]
-        planes = np.ascontiguousarray(units).view(np.uint8).reshape(heads, -1, itemsize).transpose(0, 2, 1)
-        shuffled = np.ascontiguousarray(planes).reshape(heads, -1)
-        compressor = getattr(self._local, "compressor", None)
-        if compressor is None:
-            compressor = self._local.compressor = zstandard.ZstdCompressor(level=self.level)
-        return [compressor.compress(unit.data) for unit in shuffled]
-
-    def decode(self, payload: memoryview, k: np.ndarray, v: np.ndarray, dtype: str) -> None:
-        decompressor = getattr(self._local, "decompressor", None)
-        if decompressor is None:
-            decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
-        try:
-            shuffled = decompressor.decompress(payload, max_output_size=2 * k.nbytes)
-        except zstandard.ZstdError as error:
-            raise ValueError(str(error)) from error
-        if len(shuffled) != 2 * k.nbytes:
-            raise ValueError(f"{len(shuffled)} bytes instead of {2 * k.nbytes}")
-        # [itemsize, K and V, block_size * head_dim]
-        planes = np.frombuffer(shuffled, dtype=np.uint8).reshape(k.itemsize, 2, k.size)
-        for out, plane in ((k, planes[:, 0]), (v, planes[:, 1])):
-            out.view(np.uint8).reshape(k.size, k.itemsize)[...] = plane.T
-
-
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (RawCodec(), ZstdCodec())}
-
-
-def get_codec(name: str) -> Codec:
-    """A codec by name. Raises InvalidConfig, which lists the names there are."""
-    if name not in CODECS:
-        raise InvalidConfig(f"codec {name!r} is unknown; choose one of {', '.join(CODECS)}")
-    return CODECS[name]
-
-
 # Records
+
+
+def encode_records(
+    document: int, first_block: int, layer: int, k: Tensor, v: Tensor, last_length: int, codec: str, dtype: str
+) -> list[bytes]:
+    """Encode consecutive blocks of one layer with all their KV heads; one record a block.
+
+    k, v: [n, num_kv_heads, block_size, head_dim] in the KV dtype `dtype`; K is rotated by the offset inside the block
+    only. last_length: valid content tokens of the last block, 1 to block_size; its rows from there on are stored as
+    zero.
+    """
+    assert k.shape == v.shape and k.dtype == v.dtype == DTYPES[dtype], (k.shape, v.shape, k.dtype, v.dtype, dtype)
+    n, heads, block_size, dim = k.shape
+    assert 1 <= last_length <= block_size, (last_length, k.shape)
+    k_bits = raw_view(k)
+    units = np.empty((n, heads, 2, block_size, dim), dtype=k_bits.dtype)
+    units[:, :, 0] = k_bits
+    units[:, :, 1] = raw_view(v)
+    units[-1, :, :, last_length:] = 0
+    full = n if last_length == block_size else n - 1
+    payloads: list[bytes | memoryview] = []
+    if full:
+        payloads += CODECS[codec].encode(units[:full].reshape(full * heads, 2, block_size, dim), dtype, block_size)
+    if full < n:
+        payloads += CODECS[codec].encode(units[full], dtype, last_length)
+    return [
+        _record(
+            {
+                "format": RECORD_FORMAT,
+                "codec": codec,
+                "dtype": dtype,
+                "shape": (heads, block_size, dim),
+                "key": (document, first_block + at, layer),
+                "length": block_size if at < full else last_length,
+            },
+            payloads[at * heads : (at + 1) * heads],
+        )
+        for at in range(n)
+    ]
 
 
 def encode_record(
     document: int, block: int, layer: int, k: Tensor, v: Tensor, length: int, codec: str, dtype: str
 ) -> bytes:
-    """Encode one block of one layer with all its KV heads.
+    """The same for one block: k, v [num_kv_heads, block_size, head_dim]."""
+    return encode_records(document, block, layer, k[None], v[None], length, codec, dtype)[0]
 
-    k, v: [num_kv_heads, block_size, head_dim] in the KV dtype `dtype`; K is rotated by the offset inside the block
-    only. length: valid content tokens, 1 to block_size; rows from there on are stored as zero.
-    """
-    assert k.shape == v.shape and k.dtype == v.dtype == DTYPES[dtype], (k.shape, v.shape, k.dtype, v.dtype, dtype)
-    assert 1 <= length <= k.shape[1], (length, k.shape)
-    k_bits = raw_view(k)
-    units = np.empty((k_bits.shape[0], 2, *k_bits.shape[1:]), dtype=k_bits.dtype)  # [Hkv, 2, l, D]
-    units[:, 0] = k_bits
-    units[:, 1] = raw_view(v)
-    units[:, :, length:] = 0
-    payloads = CODECS[codec].encode(units, dtype)
+
+def _record(header: dict[str, Any], payloads: Sequence[bytes | memoryview]) -> bytes:
     heads = []
     offset = 0
     for payload in payloads:
         heads.append((offset, len(payload), xxh3_64_intdigest(payload)))
         offset += len(payload)
-    header = {
-        "format": RECORD_FORMAT,
-        "codec": codec,
-        "dtype": dtype,
-        "shape": k_bits.shape,
-        "key": (document, block, layer),
-        "length": length,
-        "heads": heads,
-    }
-    return b"".join((_pack_header(header), *payloads))
+    return b"".join((_pack_header({**header, "heads": heads}), *payloads))
 
 
 def decode_heads(
@@ -228,18 +162,18 @@ def decode_heads(
     """
     record = memoryview(record)
     header, start = _checked_header(record, document, block, layer, shape, dtype)
-    codec: Codec = CODECS[header["codec"]]
-    table = header["heads"]
+    codec = CODECS[header["codec"]]
+    table, length = header["heads"], int(header["length"])
     for head, k, v in zip(heads, out_k, out_v, strict=True):
         try:
             offset, size, digest = table[head]
             payload = record[start + offset : start + offset + size]
             if xxh3_64_intdigest(payload) != digest:
                 raise ValueError("its checksum does not match")
-            codec.decode(payload, k, v, dtype)
+            codec.decode(payload, k, v, dtype, length)
         except (ValueError, IndexError) as error:
             raise _corrupt(document, block, layer, f"head {head}: {error}") from error
-    return int(header["length"])
+    return length
 
 
 def decode_record(

@@ -25,7 +25,8 @@ import msgpack
 import numpy as np
 from torch import Tensor
 
-from memstore.block import CODECS, DTYPES, from_raw, raw_view
+from memstore.block import DTYPES, from_raw, raw_view
+from memstore.codec import get_codec
 from memstore.database import (
     Database,
     Transaction,
@@ -152,12 +153,10 @@ class Catalog:
         Raises MemoryExists, InvalidInput (not an empty directory; a network file system), InvalidConfig (codec),
         ReadOnlyMemory, StorageFull, MemoryLocked.
         """
-        if codec not in CODECS:
-            raise InvalidConfig(f"codec {codec!r} is unknown; choose one of {', '.join(CODECS)}")
         row = {
             "format": FORMAT,
             "signature": signature.to_dict(),
-            "codec": codec,
+            "codec": get_codec(codec).name,
             "created": time.time(),
             "quota": quota,
         }

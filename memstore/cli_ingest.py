@@ -51,7 +51,11 @@ def ingest(
     ] = None,
     codec: Annotated[
         str | None,
-        typer.Option("--codec", metavar="NAME", help="Of a new memory: zstd (default) or raw, both lossless."),
+        typer.Option(
+            "--codec",
+            metavar="NAME",
+            help="Of a new memory: zstd (default) or raw, lossless; int8, int4, int8+zstd or int4+zstd, smaller.",
+        ),
     ] = None,
     host_budget: HostBudget = None,
     as_json: Json = False,
@@ -64,9 +68,12 @@ def ingest(
         raise typer.BadParameter("--append and --replace exclude each other")
     if name is not None and len(paths) > 1:
         raise typer.BadParameter("--name is for one PATH; several are named after their files")
+    from memstore.codec import get_codec
     from memstore.model.ingest import Text
     from memstore.model.landmark_model import load_model_for_command
 
+    if codec is not None:
+        get_codec(codec)  # an unknown one is refused, whether or not the memory exists
     texts = [Text.of(_file(path), name or _printable(path.stem)) for path in paths]
     for text in texts:
         text.check()  # a file that cannot be read is refused before anything is written
@@ -106,7 +113,7 @@ def _open_or_create(
         return MemoryStore.create(path, reader.signature, codec=codec or "zstd", quota=quota, host_budget=host_budget)
     try:
         if codec is not None:
-            console.note(f"note: {path} exists and keeps its codec")
+            console.note(f"note: {path} exists and keeps its codec, {memory.codec}")
         if quota is not None and quota != memory.quota:
             memory.set_quota(quota)
     except BaseException:
@@ -131,7 +138,7 @@ def _ingest_one(
 
         def progress(state: "IngestProgress") -> None:
             if not seen and state.characters < state.total_characters:
-                console.note(_expected(reader, text, state.total_characters))
+                console.note(_expected(reader, memory, text, state.total_characters))
             seen[:] = [state]
             show(state.characters, state.total_characters, state.tokens)
 
@@ -152,13 +159,19 @@ def _ingest_one(
     return {"name": document.name, "status": status, "resumed_at": resumed_at, **figures, "seconds": seconds}
 
 
-def _expected(reader: "LandmarkModel", text: "Text", characters: int) -> str:
-    """How large a document will be, from its beginning; lossless codecs take up to a third off."""
+def _expected(reader: "LandmarkModel", memory: "MemoryStore", text: "Text", characters: int) -> str:
+    """How large a document will be, from its beginning, before anything is compressed."""
+    from memstore.block import DTYPES
+    from memstore.codec import get_codec
+
     sample = next(text.pieces())[: 1 << 16]
     tokens = len(reader.tokenizer.encode(sample)) * characters // len(sample)
     signature = reader.signature
-    per_head = 2 * signature.head_dim * (2 if signature.kv_dtype != "float32" else 4)
-    stored = tokens * per_head * signature.num_kv_heads * len(signature.memory_layers)
+    per_head = get_codec(memory.codec or "raw").head_bytes(
+        signature.block_size, signature.head_dim, DTYPES[signature.kv_dtype].itemsize
+    )
+    blocks = -(-tokens // signature.block_size)
+    stored = blocks * per_head * signature.num_kv_heads * len(signature.memory_layers)
     return f"{text.name}: about {tokens:,} tokens, up to {console.size(stored)} on disk"
 
 

@@ -18,15 +18,15 @@ def docs(store: Store, as_json: Json = False) -> None:
     from memstore.store import MemoryStore
 
     with MemoryStore.open(store, read_only=True) as memory:
-        documents = memory.documents()
+        documents, codec = memory.documents(), memory.codec
     if as_json:
-        console.emit({"documents": [asdict(document) for document in documents]})
+        console.emit({"codec": codec, "documents": [asdict(document) for document in documents]})
         return
     rows: list[tuple[object, ...]] = [("name", "state", "tokens", "blocks", "size", "since")]
     for d in documents:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
         rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since))
-    print(console.columns(rows) if documents else "no documents")
+    print(f"{console.columns(rows)}\nstored with {codec}" if documents else "no documents")
 
 
 @command("stats", "memstore stats --store mem")
@@ -42,7 +42,8 @@ def stats(store: Store, as_json: Json = False) -> None:
     quota = "none" if figures["quota"] is None else console.size(figures["quota"])
     print(f"{figures['documents']:,} documents, {figures['tokens']:,} tokens in {figures['blocks']:,} blocks")
     print(
-        f"on disk {console.size(figures['file_bytes'])}, of it blocks {console.size(figures['bytes'])}; quota {quota}"
+        f"on disk {console.size(figures['file_bytes'])}, of it blocks {console.size(figures['bytes'])} "
+        f"({figures['codec']}); quota {quota}"
     )
     print(f"landmark keys in main memory {console.size(figures['landmarks'])}")
     for name, counts in figures["tiers"].items():

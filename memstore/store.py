@@ -108,8 +108,8 @@ class MemoryStore:
     ) -> Self:
         """Make a new memory in a directory that is absent or empty, for the model with this signature.
 
-        codec: "zstd" or "raw" (both lossless). quota: bytes that the memory's file may reach. index: "auto", "packed"
-        or "faiss-flat". tiers: see TierOptions.
+        codec: "zstd" or "raw" (lossless), "int8", "int4", "int8+zstd" or "int4+zstd" (see memstore.codec). quota: bytes
+        that the memory's file may reach. index: "auto", "packed" or "faiss-flat". tiers: see TierOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked, BudgetExceeded.
         """
@@ -200,6 +200,11 @@ class MemoryStore:
     def quota(self) -> int | None:
         """Bytes that the memory's file may reach; None for no bound."""
         return None if self._catalog is None else self._catalog.quota
+
+    @property
+    def codec(self) -> str | None:
+        """How blocks are stored from now on; None for a memory without a directory."""
+        return None if self._catalog is None else self._catalog.codec
 
     def set_quota(self, quota: int | None) -> None:
         """Change the quota, for good. Raises ReadOnlyMemory, MemoryLocked."""
@@ -497,6 +502,7 @@ class MemoryStore:
             "bytes": sum(document.bytes for document in documents),
             "file_bytes": 0 if self._catalog is None else self._catalog.database.file_bytes,
             "quota": self.quota,
+            "codec": self.codec,
             "landmarks": self._index.bytes,
             "tiers": self._tiers.stats(),
             "prefetch": {"predictor": self._tiers.predictor, **self._tiers.prefetcher.stats.to_dict()},

@@ -6,7 +6,7 @@ what the last transaction held: a prefix of whole chunks.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.block import DTYPES, BlockKey, encode_record
+from memstore.block import DTYPES, BlockKey, decode_record, encode_records
 from memstore.catalog import Catalog, Document
+from memstore.codec import get_codec
 from memstore.database import Transaction, landmarks_key
 from memstore.errors import BudgetExceeded, CorruptMemory, InvalidInput
 from memstore.index import LandmarkIndex
@@ -93,7 +94,7 @@ class _Chunk:
     blocks: dict[int, tuple[Tensor, Tensor]]  # layer -> K, V; a memory layer's until they are encoded
     landmarks: dict[int, Tensor]
     units: list[BlockKey] = field(default_factory=list)
-    records: list[tuple[int, int, bytes]] = field(default_factory=list)  # (block, layer, record) of the memory layers
+    records: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (block, layer) -> record, once encoded
 
     @property
     def boundary(self) -> int:
@@ -130,6 +131,7 @@ class DocumentWriter:
         self._catalog, self._disk, self._tiers, self._index = catalog, disk, tiers, index
         self._block_size, self._heads, self._dim = signature.block_size, signature.num_kv_heads, signature.head_dim
         self._dtype = DTYPES[signature.kv_dtype]
+        self._lossless = get_codec(catalog.codec).lossless
         self._layers = range(signature.num_layers)
         self._memory_layers = sorted(signature.memory_layers)
         self._other_layers = sorted(set(self._layers) - set(self._memory_layers))
@@ -343,7 +345,9 @@ class DocumentWriter:
         )
 
     def _show(self, chunk: _Chunk) -> None:
-        """Make the chunk's blocks readable and its landmarks searchable."""
+        """Make the chunk's blocks readable, as they will be stored, and its landmarks searchable."""
+        if not self._lossless:
+            self._replace_by_stored(chunk)
         short = chunk.last_length if chunk.last_length < self._block_size else None
         try:
             chunk.units = self._pin(chunk, short)
@@ -427,19 +431,39 @@ class DocumentWriter:
             raise self._error
 
     def _encode(self, chunk: _Chunk) -> None:
-        if not chunk.records:
-            chunk.records = list(self._encoded(chunk, self._memory_layers, chunk.first_block))
-            for layer in self._memory_layers:
-                del chunk.blocks[layer]  # the records stand for them now
+        layers = [layer for layer in self._memory_layers if layer in chunk.blocks]
+        self._add_records(chunk, layers, chunk.first_block)
+        for layer in layers:
+            del chunk.blocks[layer]  # the records stand for them now
 
-    def _encoded(self, chunk: _Chunk, layers: Sequence[int], first: int) -> Iterator[tuple[int, int, bytes]]:
-        codec, dtype = self._catalog.codec, self._disk.kv_dtype
-        for block in range(max(first, chunk.first_block), chunk.end_block):
-            length = chunk.last_length if block == chunk.end_block - 1 else self._block_size
-            for layer in layers:
-                k, v = chunk.blocks[layer]
-                at = block - chunk.first_block
-                yield block, layer, encode_record(self._committed.id, block, layer, k[at], v[at], length, codec, dtype)
+    def _add_records(self, chunk: _Chunk, layers: Iterable[int], first: int) -> None:
+        """Encode the chunk's blocks from `first` on where that has not been done."""
+        first = max(first, chunk.first_block)
+        for layer in layers:
+            if first < chunk.end_block and (chunk.end_block - 1, layer) not in chunk.records:
+                k, v = (x[first - chunk.first_block :] for x in chunk.blocks[layer])
+                records = encode_records(
+                    self._committed.id,
+                    first,
+                    layer,
+                    k,
+                    v,
+                    chunk.last_length,
+                    self._catalog.codec,
+                    self._disk.kv_dtype,
+                )
+                chunk.records.update(((block, layer), record) for block, record in enumerate(records, first))
+
+    def _replace_by_stored(self, chunk: _Chunk) -> None:
+        """Have the chunk hold what reading its records will give: a resumed ingest would read just that."""
+        self._add_records(chunk, self._layers, chunk.first_block)
+        number, shape, dtype = self._committed.id, self._disk.shape, self._disk.kv_dtype
+        for layer in self._layers:
+            stored = [
+                decode_record(chunk.records[block, layer], number, block, layer, shape=shape, dtype=dtype)
+                for block in range(chunk.first_block, chunk.end_block)
+            ]
+            chunk.blocks[layer] = torch.stack([k for k, _, _ in stored]), torch.stack([v for _, v, _ in stored])
 
     def _commit(self, chunks: Sequence[_Chunk], final: bool) -> None:
         end = chunks[-1].end_block if chunks else self._committed.blocks
@@ -447,8 +471,12 @@ class DocumentWriter:
         records: list[tuple[int, int, bytes]] = []
         for chunk in chunks:
             self._encode(chunk)
-            records += chunk.records
-            records += self._encoded(chunk, self._other_layers, keep)
+            self._add_records(chunk, self._other_layers, keep)
+            records += [
+                (block, layer, record)
+                for (block, layer), record in chunk.records.items()
+                if block >= keep or layer not in self._other_layers
+            ]
         records.sort(key=lambda record: record[:2])
         changed = self._cut and bool(chunks)
         runs = list(self._landmark_runs(chunks, keep)) if chunks else []

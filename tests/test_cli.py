@@ -21,6 +21,7 @@ import torch
 
 from memstore import cli, console
 from memstore.cli import main
+from memstore.codec import CODECS
 from memstore.database import Database
 from memstore.demo import print_demo
 from memstore.model.checkpoint import SHIPPED, save_checkpoint
@@ -243,6 +244,24 @@ def test_ingest_reads_several_files_each_as_a_document(tmp_path: Path, story: Pa
     other.write_text(OTHER)
     assert run("ingest", story, other, "--store", tmp_path / "mem", "--codec", "raw").out.count(": read;") == 2
     intact(tmp_path / "mem", "story", "other")
+
+
+def test_a_memory_is_made_with_any_codec_and_keeps_it(tmp_path: Path, story: Path) -> None:
+    help_text = run("ingest", "--help").out
+    sizes = {}
+    for codec in CODECS:
+        memory = tmp_path / codec
+        result = run("ingest", story, "--store", memory, "--codec", codec, "--json").json
+        sizes[codec] = result["documents"][0]["bytes"]
+        assert run("stats", "--store", memory, "--json").json["codec"] == codec
+        assert f"({codec})" in run("stats", "--store", memory).out
+        assert run("docs", "--store", memory, "--json").json["codec"] == codec
+        assert run("docs", "--store", memory).out.endswith(f"stored with {codec}\n")
+        assert codec in help_text
+        intact(memory, "story")
+    assert sizes["int4"] < sizes["int8"] < sizes["zstd"] < sizes["raw"]
+    again = run("ingest", story, "--store", tmp_path / "int4", "--codec", "raw")
+    assert "keeps its codec, int4" in again.err and "already read" in again.out
 
 
 def test_append_continues_and_replace_swaps_a_document(store: Path, tmp_path: Path) -> None:
@@ -486,7 +505,8 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
         (("ingest", story, "--store", new, "--chunk-blocks", "0"), "chunk_blocks"),
         (("ingest", story, "--store", new, "--top-k", "-1"), "top_k"),
         (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),
-        (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "codec"),
+        (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "int4+zstd"),
+        (("ingest", story, "--store", store, "--codec", "jpeg"), "int4+zstd"),
     ]:
         refused(run(*arguments), word)
     intact(store, "story")

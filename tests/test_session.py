@@ -26,7 +26,13 @@ def stored(path: Path, model: LandmarkModel) -> dict[str, dict[bytes, bytes]]:
 
 
 def ingest_in_a_process(
-    model: Path, memory: Path, source: Path, stop_after: int | None = None, retrieve: bool = False
+    model: Path,
+    memory: Path,
+    source: Path,
+    stop_after: int | None = None,
+    *,
+    retrieve: bool = False,
+    codec: str = "zstd",
 ) -> None:
     """Ingest in a new process that dies in the middle of chunk `stop_after`."""
     code = f"""
@@ -37,7 +43,10 @@ torch.set_num_threads(1)
 from memstore import MemoryStore, load_model
 model = load_model({str(model)!r})
 path = Path({str(memory)!r})
-store = (MemoryStore.open if path.exists() else MemoryStore.create)(path, model.signature)
+if path.exists():
+    store = MemoryStore.open(path, model.signature)
+else:
+    store = MemoryStore.create(path, model.signature, codec={codec!r})
 chunks = 0
 def progress(state):
     global chunks
@@ -53,16 +62,17 @@ except KeyboardInterrupt:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.parametrize("codec", ["zstd", "int8", "int4+zstd"])
 @pytest.mark.parametrize("retrieve", [False, True])
 def test_an_interrupted_ingest_resumed_in_new_processes_stores_the_same_bytes_and_answers_the_same(
-    tmp_path: Path, retrieve: bool
+    tmp_path: Path, retrieve: bool, codec: str
 ) -> None:
     directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     source = tmp_path / "text.txt"
     source.write_text(text(900))
-    ingest_in_a_process(directory, tmp_path / "whole", source, retrieve=retrieve)
+    ingest_in_a_process(directory, tmp_path / "whole", source, retrieve=retrieve, codec=codec)
     for stop in (2, 5, None):
-        ingest_in_a_process(directory, tmp_path / "parts", source, stop, retrieve=retrieve)
+        ingest_in_a_process(directory, tmp_path / "parts", source, stop, retrieve=retrieve, codec=codec)
     torch.set_num_threads(1)
     model = load_model(directory)
     whole, parts = stored(tmp_path / "whole", model), stored(tmp_path / "parts", model)
@@ -166,17 +176,36 @@ def test_the_last_partial_block_is_read_and_its_padding_is_not(tmp_path: Path) -
         assert ends[document.blocks - 1].span[1] == len(body) and body.endswith(ends[document.blocks - 1].text)
 
 
-def test_append_reads_on_as_if_the_text_had_been_longer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["zstd", "int4"])
+def test_append_reads_on_as_if_the_text_had_been_longer(tmp_path: Path, codec: str) -> None:
     model = tiny_model(tmp_path / "model")
     first, second = text(333, seed=1), text(200, seed=2)
-    with MemoryStore.create(tmp_path / "one", model.signature) as store:
+    with MemoryStore.create(tmp_path / "one", model.signature, codec=codec) as store:
         whole = model.ingest(first + second, store, name="doc")
-    with MemoryStore.create(tmp_path / "two", model.signature) as store:
+    with MemoryStore.create(tmp_path / "two", model.signature, codec=codec) as store:
         model.ingest(first, store, name="doc")
         appended = model.ingest(second, store, name="doc", mode="append")
     assert (appended.tokens, appended.blocks) == (whole.tokens, whole.blocks)
     one, two = stored(tmp_path / "one", model), stored(tmp_path / "two", model)
     assert one["landmarks"] == two["landmarks"] and one["blocks"] == two["blocks"] and one["tokens"] == two["tokens"]
+
+
+def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_path: Path) -> None:
+    """What the ingest leaves in main memory is what reading the disk gives, quantised or not."""
+    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0, top_k=8)
+    question = model.tokenizer.encode("the lantern of the captain")
+    logits = {}
+    for codec in ("zstd", "int8", "int4"):
+        with MemoryStore.create(tmp_path / codec, model.signature, codec=codec) as store:
+            model.ingest(text(60), store, name="doc")
+            with model.session(store) as session:
+                warm = session.logits(session.feed(question))
+            assert store.stats()["codec"] == codec
+        with MemoryStore.open(tmp_path / codec, model.signature) as store, model.session(store) as session:
+            logits[codec] = session.logits(session.feed(question))
+        assert torch.equal(warm, logits[codec])
+    far = {codec: float((logits[codec] - logits["zstd"]).abs().max()) for codec in ("int8", "int4")}
+    assert 0 < far["int8"] < far["int4"]
 
 
 def test_same_content_is_a_no_op_and_other_content_is_refused(tmp_path: Path) -> None:

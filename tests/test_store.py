@@ -31,6 +31,7 @@ from deterministic import (
 
 from memstore.block import BlockKey
 from memstore.catalog import Catalog
+from memstore.codec import CODECS
 from memstore.errors import (
     BudgetExceeded,
     CorruptMemory,
@@ -209,6 +210,33 @@ def test_staged_chunks_can_be_searched_and_read_before_they_are_committed(store:
                 assert torch.equal(recent.k[i], k) and torch.equal(recent.v[i], v)
                 assert torch.equal(recent.landmarks[i], landmark)
         assert store.stats()["tiers"]["disk"]["hits"] == 0
+
+
+@pytest.mark.parametrize("codec", [name for name in CODECS if not CODECS[name].lossless])
+def test_a_lossy_memory_shows_staged_blocks_as_they_will_be_stored(path: Path, codec: str) -> None:
+    tokens = 2 * CHUNK + BLOCK + 1
+    with MemoryStore.create(path, SIGNATURE, codec=codec, host_budget=BUDGET) as store:
+        writer = store.write_document("book", source_hash="x", settings=SETTINGS)
+        number = writer.document.id
+        for first in range(0, tokens, CHUNK):
+            end = min(first + CHUNK, tokens)
+            writer.add_chunk(token_ids(1, first, end), first, *chunk(1, first // BLOCK, end - first))
+        units = [BlockKey(number, layer, b, head) for layer in (1, 2) for b in range(writer.blocks) for head in (0, 1)]
+        recent = [writer.recent(layer, TOP_K) for layer in range(3)]
+        with store.lease(units) as lease:
+            staged = lease.k[lease.slots], lease.v[lease.slots]
+        assert store.stats()["tiers"]["disk"]["hits"] == 0
+        writer.finish()
+    with reopened(path) as store:
+        with store.lease(units) as lease:
+            assert torch.equal(lease.k[lease.slots], staged[0]) and torch.equal(lease.v[lease.slots], staged[1])
+        exact = torch.cat([block(1, layer, b)[1] for layer in (1, 2) for b in range(9)])
+        assert not torch.equal(staged[1][: len(exact)], exact)
+        for layer in range(3):
+            with store.lease(
+                [BlockKey(number, layer, b, head) for b in recent[layer].blocks for head in (0, 1)]
+            ) as lease:
+                assert torch.equal(lease.k[lease.slots], recent[layer].k.flatten(0, 1))
 
 
 class Stop(Exception):
@@ -811,6 +839,7 @@ def test_stats_count_what_is_held_and_looked_up(store: MemoryStore) -> None:
     assert stats["tiers"]["host"]["misses"] == 2 and stats["tiers"]["host"]["hits"] == 1
     assert stats["tiers"]["disk"]["hits"] == 2 and stats["tiers"]["disk"]["bytes"] == 2 * UNIT_BYTES
     assert stats["index"] == {"searches": 1, "rows": 3 * HEADS} and stats["landmarks"] > 0
+    assert stats["codec"] == store.codec == "zstd"
     assert store.layer_stats()["host"][1].misses == 2
 
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from memstore.block import BlockKey, decode_heads, decode_record, encode_record, get_codec, raw_view
+from memstore.block import BlockKey, decode_heads, decode_record, encode_record, raw_view
+from memstore.codec import get_codec
 from memstore.database import Database, Transaction, block_key, block_range, document_key, read_block_key
 from memstore.errors import CorruptBlock, DocumentNotFound
 from memstore.tiers.stats import TierCounter
