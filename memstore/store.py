@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -608,13 +610,17 @@ class MemoryStore:
     def _load(self, txn: Transaction, document: Document) -> None:
         """Put a document's landmark keys into the index."""
         catalog = self._on_disk()
-        memory_layers = set(self.signature.memory_layers)
         self._index.remove(document.id)
-        ends = dict.fromkeys(memory_layers, 0)
-        for run in catalog.landmarks(txn, document.id):
-            if run.layer in memory_layers and run.first_block == ends[run.layer]:
-                self._index.add(document.id, run.layer, run.first_block, run.keys)
-                ends[run.layer] += len(run.keys)
+        ends = dict.fromkeys(self.signature.memory_layers, 0)
+        for layer, runs in groupby(catalog.landmarks(txn, document.id), key=attrgetter("layer")):
+            if layer in ends:
+                keys = []
+                for run in runs:
+                    if run.first_block == ends[layer]:
+                        keys.append(run.keys)
+                        ends[layer] += len(run.keys)
+                if keys:
+                    self._index.add(document.id, layer, 0, torch.cat(keys))  # one piece: the index grows once
         for layer, end in ends.items():
             if end != document.blocks:
                 self._index.remove(document.id)

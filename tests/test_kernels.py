@@ -142,6 +142,20 @@ def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
                 torch.testing.assert_close(found.lse[h, t], scores.logsumexp(0))
 
 
+@pytest.mark.parametrize("levels", [3, 40, 1 << 20])
+@pytest.mark.parametrize("n", [5_000, 5_056])
+def test_landmark_topk_of_many_keys_is_a_sort_too(n: int, levels: int) -> None:
+    generator = torch.Generator().manual_seed(levels + n)
+    keys = torch.randint(0, levels, (2, n, 1), generator=generator).float()
+    q = torch.tensor([1.0, -1.0, 2.0, 0.0])[None].repeat(2, 1)[..., None]  # the last finds all keys equal
+    found = api.landmark_topk(q, keys, [(0, n)], 4)
+    for h in range(2):
+        for t in range(4):
+            order = (keys[h] @ q[h, t]).flip(0).sort(descending=True, stable=True).indices[:4]
+            assert found.rows[h, t].tolist() == (n - 1 - order).tolist()
+            assert torch.equal(found.scores[h, t], keys[h, n - 1 - order] @ q[h, t])
+
+
 @pytest.mark.parametrize("wanted", [[], [2], [0, 2], [0, 1, 2]])
 def test_landmark_topk_of_some_heads_is_that_of_all_for_them_and_nothing_for_the_rest(wanted: list[int]) -> None:
     generator = torch.Generator().manual_seed(4)

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from memstore.kernels.results import NEG, LocalAttention, TopK
 
+_PART = 64  # scores whose maximum stands for them
+_LONG = 1 << 15  # scores in all from where on it pays to look at maxima first
+
 
 def accumulate(x: Tensor) -> Tensor:
     """x in the dtype that sums are taken in: float32, or float64 if it is that already."""
@@ -19,38 +22,39 @@ def accumulate(x: Tensor) -> Tensor:
 
 
 def per_kv_head(q: Tensor, num_kv_heads: int) -> Tensor:
-    """[B, H, T, D] -> [B, Hkv, (H / Hkv) * T, D]: the query heads of a KV head become more rows of it."""
+    """[B, H, T, D] -> [B * Hkv, (H / Hkv) * T, D]: the query heads of a KV head become more rows of it."""
     batch, heads, rows, dim = q.shape
-    return q.reshape(batch, num_kv_heads, heads // num_kv_heads * rows, dim)
+    return q.reshape(batch * num_kv_heads, heads // num_kv_heads * rows, dim)
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
     """Inner products [B, H, T, S] of q [B, H, T, D] with k [B, Hkv, S, D] of each query head's KV head."""
-    batch, heads, rows, _ = q.shape
-    return (per_kv_head(q, k.shape[1]) @ k.transpose(-1, -2)).view(batch, heads, rows, k.shape[2])
+    return torch.bmm(per_kv_head(q, k.shape[1]), k.flatten(0, 1).transpose(1, 2)).view(*q.shape[:3], k.shape[2])
 
 
 def weighted(weights: Tensor, v: Tensor) -> Tensor:
     """weights [B, H, T, S] times v [B, Hkv, S, D] -> [B, H, T, D]."""
-    batch, heads, rows, _ = weights.shape
-    return (per_kv_head(weights, v.shape[1]).to(v.dtype) @ v).view(batch, heads, rows, v.shape[3])
+    return torch.bmm(per_kv_head(weights, v.shape[1]).to(v.dtype), v.flatten(0, 1)).view(*weights.shape[:3], v.shape[3])
 
 
 @lru_cache(maxsize=64)
-def _visibility(rows: int, positions: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For the last `rows` of `positions`: earlier[T, nb] complete blocks before the row's own; visible[T, nb, l] content.
-
-    Cached, because every layer of a step asks for the same: do not write to it.
-    """
+def _grid(first_block: int, num_blocks: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`_visibility` of every position from first_block on. Cached, because every step asks for it: do not write to it."""
     b = block_size + 1
-    num_blocks = -(-positions // b)
-    query = torch.arange(positions - rows, positions, device=device)
+    query = torch.arange(first_block * b, num_blocks * b, device=device)
     block = torch.arange(num_blocks, device=device)
     offset = torch.arange(block_size, device=device)
     earlier = block < (query // b)[:, None]
     own = block == (query // b)[:, None]
     visible = earlier[:, :, None] | (own[:, :, None] & (offset <= (query % b)[:, None])[:, None, :])
-    return earlier, visible
+    return earlier, ~visible
+
+
+def _visibility(rows: int, positions: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For the last `rows` of `positions`: earlier[T, nb] complete blocks before the row's own; hidden[T, nb, l] content."""
+    first_block, start = divmod(positions - rows, block_size + 1)
+    earlier, hidden = _grid(first_block, -(-positions // (block_size + 1)), block_size, device)
+    return earlier[start : start + rows], hidden[start : start + rows]
 
 
 def adjusted_logits(
@@ -67,26 +71,25 @@ def adjusted_logits(
     """
     rows, positions, b = q.shape[2], k.shape[2], block_size + 1
     num_blocks = -(-positions // b)
-    earlier, visible = _visibility(rows, positions, block_size, q.device)
+    earlier, hidden = _visibility(rows, positions, block_size, q.device)
     if last_length is not None:
-        visible = visible.clone()
-        visible[:, -1, last_length:] = False
+        hidden = hidden.clone()
+        hidden[:, -1, last_length:] = True
     raw = accumulate(scores(q, k))
     if num_blocks * b != positions:
         raw = F.pad(raw, (0, num_blocks * b - positions))
     raw = raw.view(*raw.shape[:3], num_blocks, b)
-    content, landmark = raw[..., :block_size], raw[..., block_size]
-    bias = landmark - content.logsumexp(-1)
+    content, mass = raw[..., :block_size], raw[..., block_size:]
     c = null = None
     if k_cmt is not None:
-        group = q.shape[1] // k_cmt.shape[0]
-        c = null = accumulate((q * k_cmt.repeat_interleave(group, 0)[None, :, None].to(q.dtype)).sum(-1))
+        of_kv_head = q.unflatten(1, (len(k_cmt), -1))  # (B, Hkv, H / Hkv, T, D)
+        c = null = accumulate((of_kv_head * k_cmt[:, None, None].to(q.dtype)).sum(-1).flatten(1, 2))
         if controlled is not None:
             mine = F.pad(controlled, (0, num_blocks - controlled.shape[1]))[:, None, None, :] & earlier
-            y = landmark.masked_fill(~mine, NEG).logsumexp(-1)
-            bias = torch.where(mine, bias + (c - y)[..., None], bias)
+            y = mass[..., 0].masked_fill(~mine, NEG).logsumexp(-1)
+            mass = torch.where(mine[..., None], mass + (c - y)[..., None, None], mass)
             null = c.masked_fill(mine.any(-1), NEG)
-    logits = (content + torch.where(earlier, bias, 0.0)[..., None]).masked_fill(~visible, NEG)
+    logits = torch.where(earlier[..., None], content.log_softmax(-1) + mass, content).masked_fill(hidden, NEG)
     return logits, c, null
 
 
@@ -115,12 +118,14 @@ def local_attention(
 ) -> LocalAttention:
     """See `memstore.kernels.api.local_attention`."""
     logits, c, null = adjusted_logits(q, k, block_size, k_cmt, controlled, last_length)
-    flat = logits.flatten(-2)
-    everything = flat if null is None else torch.cat([flat, null[..., None]], -1)
-    lse = everything.logsumexp(-1)
-    weights = (flat - lse[..., None]).exp()
-    gate = torch.zeros_like(lse) if c is None else (c - lse).exp()
-    return LocalAttention(weighted(weights, _content(v, block_size)), gate, lse)
+    # Landmarks get logits too, of no weight: then the values are used as they lie.
+    everything = F.pad(logits, (0, 1), value=NEG).flatten(-2)[..., : k.shape[2]]
+    if null is not None:
+        everything = torch.cat([everything, null[..., None]], -1)
+    weights = everything.softmax(-1)
+    lse = everything.amax(-1) - weights.amax(-1).log()
+    gate = torch.zeros_like(lse) if c is None else (c - lse).exp()  # not its weight, where controlled blocks took that
+    return LocalAttention(weighted(weights[..., : k.shape[2]], v), gate, lse)
 
 
 def _content(v: Tensor, block_size: int) -> Tensor:
@@ -144,60 +149,94 @@ def landmark_topk(
     """See `memstore.kernels.api.landmark_topk`."""
     heads, num_rows, dim = q.shape
     num_kv_heads = landmarks.shape[0]
-    wanted = None if kv_heads is None or len(kv_heads) == num_kv_heads else list(kv_heads)
+    wanted = [(0, num_kv_heads)] if kv_heads is None else _runs(kv_heads)
     spans = [(start, end) for start, end in ranges if end > start]
+    if not (wanted and spans and num_rows):
+        shape = (heads, num_rows)
+        lse = q.new_full(shape, NEG, dtype=torch.float32) if return_lse else None
+        nothing = torch.full((*shape, top_k), -1, device=q.device)
+        return TopK(q.new_full(nothing.shape, NEG, dtype=torch.float32), nothing, lse)
     grouped = q.reshape(num_kv_heads, -1, dim)
-    total = sum(end - start for start, end in spans)
-    if total == 0 or num_rows == 0 or wanted == []:
-        lse = q.new_full((heads, num_rows), NEG, dtype=torch.float32) if return_lse else None
-        return TopK(
-            q.new_full((heads, num_rows, top_k), NEG, dtype=torch.float32),
-            torch.full((heads, num_rows, top_k), -1, device=q.device),
-            lse,
-        )
-    if wanted is None:
-        parts = [grouped @ landmarks[:, start:end].to(q.dtype).transpose(-1, -2) for start, end in spans]
-    else:
-        parts = [torch.stack([grouped[h] @ landmarks[h, start:end].to(q.dtype).T for h in wanted]) for start, end in spans]
-    all_scores = accumulate(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
-    k = min(top_k, total)
-    best, position = _topk_newest(all_scores, k)
-    if len(spans) == 1:
-        rows = position + spans[0][0]
-    else:
+    all_scores = _joined(
+        [
+            _joined([torch.bmm(grouped[a:b], landmarks[a:b, c:d].to(q.dtype).transpose(1, 2)) for c, d in spans], -1)
+            for a, b in wanted
+        ],
+        0,
+    )
+    all_scores = accumulate(all_scores)
+    k = min(top_k, all_scores.shape[-1])
+    best, rows = _topk_newest(all_scores, k)
+    if len(spans) > 1:
         starts = torch.tensor([start for start, _ in spans], device=q.device)
         firsts = torch.tensor([0, *(end - start for start, end in spans)], device=q.device).cumsum(0)
-        span = torch.searchsorted(firsts, position, right=True) - 1
-        rows = position - firsts[span] + starts[span]
+        span = torch.searchsorted(firsts, rows.contiguous(), right=True) - 1
+        rows = rows - firsts[span] + starts[span]
+    elif spans[0][0]:
+        rows = rows + spans[0][0]
     if k < top_k:
         best, rows = F.pad(best, (0, top_k - k), value=NEG), F.pad(rows, (0, top_k - k), value=-1)
     lse = all_scores.logsumexp(-1) if return_lse else None
-    if wanted is not None:
+    if len(best) < num_kv_heads:
         best, rows = _of_all(best, num_kv_heads, wanted, NEG), _of_all(rows, num_kv_heads, wanted, -1)
         lse = None if lse is None else _of_all(lse, num_kv_heads, wanted, NEG)
     lse = None if lse is None else lse.view(heads, num_rows)
-    return TopK(best.view(heads, num_rows, top_k), rows.view(heads, num_rows, top_k), lse)
+    return TopK(best.reshape(heads, num_rows, top_k), rows.reshape(heads, num_rows, top_k), lse)
 
 
-def _of_all(x: Tensor, num_kv_heads: int, wanted: list[int], nothing: float) -> Tensor:
-    """Results [len(wanted), ...] of some KV heads among those of all, the others filled with `nothing`."""
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Numbers as runs (first, end) of consecutive ones."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1] = (runs[-1][0], number + 1)
+        else:
+            runs.append((number, number + 1))
+    return runs
+
+
+def _joined(parts: list[Tensor], axis: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
+
+
+def _of_all(x: Tensor, num_kv_heads: int, wanted: list[tuple[int, int]], nothing: float) -> Tensor:
+    """Results [n, ...] of the wanted runs of KV heads among those of all, the others filled with `nothing`."""
     full = x.new_full((num_kv_heads, *x.shape[1:]), nothing)
-    full[wanted] = x
+    at = 0
+    for first, end in wanted:
+        full[first:end] = x[at : at + end - first]
+        at += end - first
     return full
 
 
 def _topk_newest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of the last axis, best first; of equals the later one wins (torch.topk promises no order among equals)."""
-    best, position = x.topk(min(k + 1, x.shape[-1]), -1)
-    doubtful = (best[..., 1:] == best[..., :-1]).any(-1)  # one more than wanted shows whether others equal the last
-    best, position = best[..., :k], position[..., :k].contiguous()
+    best, position = _largest(x, min(k + 1, x.shape[-1]))
+    doubtful = best[..., 1:] == best[..., :-1]  # one more than wanted shows whether others equal the last
+    best, position = best[..., :k], position[..., :k]
     if doubtful.any():
-        rows = x[doubtful].flip(-1)
-        order = rows.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        of_row = doubtful.any(-1)
+        order = x[of_row].flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., :k]
         position = position.clone()
-        position[doubtful] = x.shape[-1] - 1 - order
+        position[of_row] = x.shape[-1] - 1 - order
         best = x.gather(-1, position)
     return best, position
+
+
+def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """x.topk(k), faster for much data: only the k parts of an axis with the greatest maxima can hold the k largest."""
+    parts, tail = divmod(x.shape[-1], _PART)
+    if x.numel() < _LONG or parts <= k:
+        best, position = x.topk(k, -1)
+        return best, position
+    whole = x[..., : parts * _PART].unflatten(-1, (parts, _PART))
+    chosen = whole.amax(-1).topk(k, -1).indices  # (.., k)
+    inside = whole.gather(-2, chosen[..., None].expand(*chosen.shape, _PART)).flatten(-2)
+    if tail:
+        inside = torch.cat([inside, x[..., -tail:]], -1)
+    best, position = inside.topk(k, -1)
+    part = F.pad(chosen, (0, 1), value=parts).gather(-1, position // _PART)
+    return best, part * _PART + position % _PART
 
 
 def memory_attention(
@@ -232,13 +271,14 @@ def _attend_one(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, slots: Tensor, rotations: Tensor, share: Tensor
 ) -> Tensor:
     """As `_attend_shared` for one sequence and one rotation, which is a decoding step: as few calls as will do."""
-    index = slots[0, :, 0]  # (H, K)
-    heads, k = index.shape
-    unit_k, unit_v = keys[index].to(q.dtype).flatten(1, 2), values[index].to(q.dtype).flatten(1, 2)  # (H, K * l, D)
-    s = accumulate(q[0, 0] @ unit_k.transpose(1, 2)).unflatten(-1, (k, -1))  # (H, T, K, l)
-    s = _mask_lengths(s, lengths[index][:, None], keys.shape[1])
+    heads, _, k = slots.shape[1:]
+    index, size, dim = slots.flatten(), keys.shape[1], keys.shape[2]
+    unit_k = keys.index_select(0, index).to(q.dtype).view(heads, k * size, dim)
+    unit_v = values.index_select(0, index).to(q.dtype).view(heads, k * size, dim)
+    s = accumulate(torch.bmm(q.flatten(0, 2), unit_k.transpose(1, 2))).view(heads, -1, k, size)  # (H, T, K, l)
+    s = _mask_lengths(s, lengths.index_select(0, index).view(heads, 1, k), size)
     weights = s.softmax(-1) * share[0, ..., None]  # (H, T, K, l)
-    return (weights.flatten(2).to(q.dtype) @ unit_v)[None]
+    return torch.bmm(weights.flatten(2).to(q.dtype), unit_v)[None]
 
 
 def _attend_shared(
@@ -247,7 +287,7 @@ def _attend_shared(
     """Every row reads the same units of its head: slots [B, H, 1, K]."""
     batch, heads, _, k = slots.shape
     index = slots[:, :, 0]  # (B, H, K)
-    unit_k, unit_v = keys[index].to(q.dtype), values[index].to(q.dtype)  # (B, H, K, l, D)
+    unit_k, unit_v = _units(keys, index, q.dtype), _units(values, index, q.dtype)  # (B, H, K, l, D)
     b_index = torch.arange(batch, device=q.device)[:, None, None]
     h_index = torch.arange(heads, device=q.device)[None, :, None]
     rotated = q[rotations[:, :, 0], b_index, h_index]  # (B, H, K, T, D)
@@ -262,24 +302,29 @@ def _attend_rows(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, slots: Tensor, rotations: Tensor, share: Tensor
 ) -> Tensor:
     """Each row reads units of its own: only the rows with any mass are gathered."""
-    slots, rotations = slots.expand_as(share), rotations.expand_as(share)
+    k, size, dim = slots.shape[-1], keys.shape[1], q.shape[-1]
     output = q.new_zeros(q.shape[1:])
-    active = (share > 0).any(-1)  # (B, H, T)
-    if not active.any():
+    rows = (share > 0).any(-1).flatten().nonzero().flatten()  # (M), of the rows of every sequence and head
+    if len(rows) == 0:
         return output
-    index, mass = slots[active], share[active]  # (M, K)
-    unit_k, unit_v = keys[index].to(q.dtype), values[index].to(q.dtype)  # (M, K, l, D)
-    row = torch.arange(index.shape[0], device=q.device)[:, None]
-    rotated = q[:, active].transpose(0, 1)[row, rotations[active]]  # (M, K, D)
-    s = accumulate((unit_k @ rotated[..., None]).squeeze(-1))  # (M, K, l)
-    s = _mask_lengths(s, lengths[index], keys.shape[1])
+    index, turn, mass = (x.flatten(0, 2).index_select(0, rows) for x in (slots, rotations, share))  # (M, K)
+    unit_k, unit_v = _units(keys, index, q.dtype), _units(values, index, q.dtype)  # (M, K, l, D)
+    rotated = q.flatten(1, 3)[turn, rows[:, None]]  # (M, K, D)
+    # The queries on the left: products of a matrix with one column are slow.
+    s = torch.bmm(rotated.view(-1, 1, dim), unit_k.view(-1, size, dim).transpose(1, 2)).view(-1, k, size)  # (M, K, l)
+    s = _mask_lengths(accumulate(s), lengths[index], size)
     weights = (s.softmax(-1) * mass[..., None]).to(q.dtype)
-    output[active] = (weights.flatten(1)[:, None] @ unit_v.flatten(1, 2)).squeeze(1)
+    output.view(-1, dim)[rows] = torch.bmm(weights.flatten(1)[:, None], unit_v.flatten(1, 2)).squeeze(1)
     return output
+
+
+def _units(slab: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """slab[index] in another dtype."""
+    return slab.index_select(0, index.flatten()).to(dtype).view(*index.shape, *slab.shape[1:])
 
 
 def _mask_lengths(s: Tensor, lengths: Tensor, block_size: int) -> Tensor:
     """Scores [..., l] with the padding of a document's closed last block masked; lengths has s's axes but the last."""
-    if bool((lengths == block_size).all()):
+    if int(lengths.min()) == block_size:
         return s
     return s.masked_fill(torch.arange(block_size, device=s.device) >= lengths[..., None], NEG)

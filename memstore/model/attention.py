@@ -5,7 +5,7 @@ scores and the gate; a search for the rows whose gate is open; a lease on the di
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -90,6 +90,23 @@ class Memory:
         return kept
 
 
+@dataclass(frozen=True)
+class _Open:
+    """The rows of a layer step whose gate is open: rows [H, T] bool, how many, and the KV heads that have one."""
+
+    rows: Tensor
+    count: int
+    kv_heads: list[int]
+
+    @classmethod
+    def of(cls, rows: Tensor, num_kv_heads: int) -> "_Open":
+        """Count rows [H, T]."""
+        counts = [sum(of_head) for of_head in rows.tolist()]
+        group = len(counts) // num_kv_heads
+        kv_heads = [head for head in range(num_kv_heads) if any(counts[head * group : (head + 1) * group])]
+        return cls(rows, sum(counts), kv_heads)
+
+
 @dataclass
 class _Layer:
     """The open chunk of one layer: S positions of keys without position and rotated, and values, [1, Hkv, capacity, D]."""
@@ -128,6 +145,7 @@ class MemoryAttention:
         self.tail: int | None = None  # content tokens of the last block once a document's end closes it early
         self._fixed = config.old_block_position == "fixed"
         self._layers = [self._empty(dtype) for _ in range(config.num_layers)]
+        self._step: tuple[int, int] | None = None  # first position and number of the rows that `_turns` is for
         self.start_chunk()
 
     def _empty(self, dtype: torch.dtype) -> _Layer:
@@ -143,9 +161,13 @@ class MemoryAttention:
         self._base = self._prefix.size * self.config.stride
         self._old_scope = self.memory.scope(self._prefix.old)
         self._scope = self.memory.scope(self._prefix.blocks)
+        self._step = None
         if self.length:
             for layer in self._layers:
-                layer.rotated[:, :, : self.length] = self.rope.run(layer.k[:, :, : self.length], self._base)
+                k = layer.k[:, :, : self.length]
+                layer.rotated[:, :, : self.length] = self.rope.rotate(
+                    k, *self.rope.angles(self._base, self._base + self.length, k)
+                )
 
     # One layer step
 
@@ -154,63 +176,64 @@ class MemoryAttention:
 
         The caller advances `length` by T when every layer has attended (`Session` does).
         """
-        config = self.config
-        q = q * config.head_dim**-0.5
-        start, local = self._base + self.length, self._local(layer_idx, q, k, v)
+        searched = self.retrieve and layer_idx in (self.config.memory_layers or ())
+        candidates = self._prefix.blocks if searched else self._prefix.recent
+        rotated, local = self._local(layer_idx, q, k, v, memory=candidates > 0)
         if self.observer is not None:
             self.observer.attended(layer_idx, local)
-        searched = layer_idx in (config.memory_layers or ())
-        candidates = self._prefix.blocks if searched and self.retrieve else self._prefix.recent
         if candidates == 0:
             return local.output
-        local, open_rows = self._gate(local)
-        if not open_rows.any():
+        local, opened = self._gate(local)
+        if opened.count == 0:
             return local.output
-        positions = torch.arange(start, start + q.shape[2])
-        return self._attend_memory(layer_idx, q, positions, local, open_rows, searched and self.retrieve)
+        return self._attend_memory(layer_idx, rotated, local, opened, searched)
 
     def guess(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> list[BlockKey]:
-        """The units that `attend` would read with these q, k, v and that no tier but the disk has; nothing is kept or counted.
+        """The old units that `attend` would read with these q, k, v, block by block; nothing is kept or counted.
 
-        For a layer that has not attended to these positions yet. Recent blocks, which are pinned, are left out.
+        For a layer that has not attended to these positions yet. Raises DocumentNotFound.
         """
         if not self.retrieve or not self._old_scope or layer_idx not in (self.config.memory_layers or ()):
             return []
-        q = q * self.config.head_dim**-0.5
-        local = self._local(layer_idx, q, k, v)
-        open_rows = torch.ones_like(local.gate[0]) > 0 if self.cmt_keys is None else local.gate[0] >= self.config.cmt_cutoff
-        tokens = open_rows.any(0).nonzero().flatten()
-        if not len(tokens):
+        rotated, local = self._local(layer_idx, q, k, v, memory=True)
+        opened = self._opened(local)
+        if opened.count == 0:
             return []
-        q, positions = q[:, :, tokens], self._base + self.length + tokens
-        rotated = self._rotations(q, positions)
         near = self._recent_scores(layer_idx, rotated) if self._prefix.recent else None
-        chosen = self._search(layer_idx, q, positions, rotated, near, open_rows[:, tokens])
+        chosen = self._search(layer_idx, rotated, near, opened).candidates
         group = self.config.num_heads // self.config.num_kv_heads
         wanted = {
             (candidate, head // group)
-            for head, of_head in enumerate(chosen.candidates.flatten(1).tolist())
-            for candidate in set(of_head)
+            for head, of_head in enumerate(chosen.flatten(1).tolist())
+            for candidate in of_head
             if 0 <= candidate < self._prefix.old
         }
-        units = [
+        return [
             BlockKey(document, layer_idx, block, head)
-            for candidate, head in wanted
+            for candidate, head in sorted(wanted)
             for document, block in [self._locate(candidate)]
         ]
-        return [unit for unit in units if not self.store.holds(unit)]
 
-    def _local(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> LocalAttention:
-        """Write k, v into the layer's chunk behind what is there, and attend to the chunk with the scaled q."""
-        layer, first, end = self._layers[layer_idx], self.length, self.length + q.shape[2]
+    def _local(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, *, memory: bool) -> tuple[Tensor, LocalAttention]:
+        """Write k, v into the layer's chunk behind what is there, and attend to the chunk.
+
+        Returns the scaled queries under every rotation for memory [R, 1, H, T, D] (R = 0 without `memory`), and the result.
+        """
+        layer, rows = self._layers[layer_idx], q.shape[2]
+        first, end = self.length, self.length + rows
         self._reserve(layer, end)
-        start = self._base + first
-        layer.k[:, :, first:end], layer.v[:, :, first:end] = k, v
-        layer.rotated[:, :, first:end] = self.rope.run(k, start)
-        return api.local_attention(
-            self.rope.run(q, start), layer.rotated[:, :, :end], layer.v[:, :, :end], self.config.block_size,
+        cos, sin = self._rotations(rows, q)
+        layer.k.narrow(2, first, rows).copy_(k)
+        layer.v.narrow(2, first, rows).copy_(v)
+        layer.rotated.narrow(2, first, rows).copy_(self.rope.rotate(k, cos[0], sin[0]))
+        if not memory:
+            cos, sin = cos[:1], sin[:1]
+        rotated = self.rope.rotate(q * self.config.head_dim**-0.5, cos, sin)
+        local = api.local_attention(
+            rotated[0], layer.rotated.narrow(2, 0, end), layer.v.narrow(2, 0, end), self.config.block_size,
             k_cmt=None if self.cmt_keys is None else self.cmt_keys[layer_idx], last_length=self.tail,
         )  # fmt: skip
+        return rotated[1:], local
 
     def _reserve(self, layer: _Layer, end: int) -> None:
         missing = end - layer.k.shape[2]
@@ -220,59 +243,71 @@ class MemoryAttention:
                 torch.nn.functional.pad(x, grow) for x in (layer.k, layer.rotated, layer.v)
             )
 
-    def _gate(self, local: LocalAttention) -> tuple[LocalAttention, Tensor]:
-        """Close the rows below the cutoff, count, and return the open ones [H, T]."""
-        rows = local.gate[0].numel()
+    def _rotations(self, rows: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [1 + R, 1, 1, T, D] of every rotation of the next `rows` queries; every layer of a step has the same.
+
+        The first is for the chunk. Of the others, rotation r < size scores a block in slot r; with a fixed distance,
+        rotation `size` (the last) scores every old block.
+        """
+        start = self._base + self.length
+        if self._step != (start, rows):
+            slots = [0, *(slot * self.config.stride for slot in range(self._prefix.size))]
+            turns = [self.rope.angles(start - slot, start - slot + rows, x) for slot in slots]
+            if self._fixed and self._prefix.blocks:
+                distance = self.config.old_block_distance
+                cos, sin = self.rope.angles(distance, distance + 1, x)
+                turns.append((cos.expand(rows, -1), sin.expand(rows, -1)))
+            cos, sin = (torch.stack(parts)[:, None, None] for parts in zip(*turns))
+            self._step, self._turns = (start, rows), (cos, sin)
+        return self._turns
+
+    def _opened(self, local: LocalAttention) -> _Open:
+        """The rows whose gate is not below the cutoff; without a context miss token, all."""
         if self.cmt_keys is None:
-            self.lookups.done += rows
-            return local, torch.ones_like(local.gate[0], dtype=torch.bool)
-        open_rows = local.gate >= self.config.cmt_cutoff
-        done = int(open_rows.sum())
-        self.lookups.done += done
-        self.lookups.skipped += rows - done
-        return LocalAttention(local.output, local.gate * open_rows, local.lse), open_rows[0]
+            every = torch.ones_like(local.gate[0], dtype=torch.bool)
+            return _Open(every, every.numel(), list(range(self.config.num_kv_heads)))
+        return _Open.of(local.gate[0] >= self.config.cmt_cutoff, self.config.num_kv_heads)
+
+    def _gate(self, local: LocalAttention) -> tuple[LocalAttention, _Open]:
+        """Close the rows below the cutoff, and count."""
+        opened, rows = self._opened(local), local.gate[0].numel()
+        self.lookups.done += opened.count
+        self.lookups.skipped += rows - opened.count
+        if opened.count < rows:
+            local = LocalAttention(local.output, local.gate * opened.rows, local.lse)
+        return local, opened
 
     def _attend_memory(
-        self, layer_idx: int, q: Tensor, positions: Tensor, local: LocalAttention, open_rows: Tensor, search: bool
+        self, layer_idx: int, rotated: Tensor, local: LocalAttention, opened: _Open, search: bool
     ) -> Tensor:
-        """Read memory for the tokens with an open head; the rest keep their local output."""
-        if q.shape[2] == 1:
-            return self._read(layer_idx, q, positions, local, open_rows, search)
-        tokens = open_rows.any(0).nonzero().flatten()
-        if len(tokens) == q.shape[2]:
-            return self._read(layer_idx, q, positions, local, open_rows, search)
+        """Read memory for the tokens with an open head; the rest keep their local output. rotated: [R, 1, H, T, D]."""
+        rows = rotated.shape[3]
+        if rows == 1 or opened.count == opened.rows.numel():
+            return self._read(layer_idx, rotated, local, opened, search)
+        tokens = opened.rows.any(0).nonzero().flatten()
+        if len(tokens) == rows:
+            return self._read(layer_idx, rotated, local, opened, search)
         part = LocalAttention(local.output[:, :, tokens], local.gate[:, :, tokens], local.lse[:, :, tokens])
         output = local.output.clone()
         output[:, :, tokens] = self._read(
-            layer_idx, q[:, :, tokens], positions[tokens], part, open_rows[:, tokens], search,
-            is_last=bool(tokens[-1] == q.shape[2] - 1),
+            layer_idx, rotated[:, :, :, tokens], part, replace(opened, rows=opened.rows[:, tokens]), search,
+            is_last=bool(tokens[-1] == rows - 1),
         )  # fmt: skip
         return output
 
     def _read(
-        self, layer_idx: int, q: Tensor, positions: Tensor, local: LocalAttention, open_rows: Tensor, search: bool,
-        is_last: bool = True,
-    ) -> Tensor:  # fmt: skip
-        rotated = self._rotations(q, positions)
+        self, layer_idx: int, rotated: Tensor, local: LocalAttention, opened: _Open, search: bool, is_last: bool = True
+    ) -> Tensor:
         near = self._recent_scores(layer_idx, rotated) if self._prefix.recent else None
         if search:
-            chosen = self._search(layer_idx, q, positions, rotated, near, open_rows)
+            chosen = self._search(layer_idx, rotated, near, opened)
             first = 0
         else:
-            recent = torch.arange(self._prefix.recent).expand(q.shape[1], 1, -1)
+            recent = torch.arange(self._prefix.recent).expand(rotated.shape[2], 1, -1)
             chosen, first = Selection(recent, None), self._prefix.old
         slot_of, scores = self._place(layer_idx, chosen, first, rotated, near)
-        return self._attend_units(layer_idx, rotated, local, chosen.candidates + first, slot_of, scores, is_last)
-
-    def _rotations(self, q: Tensor, positions: Tensor) -> Tensor:
-        """Scaled queries [R, 1, H, T, D] under every rotation in use.
-
-        Rotation r < size scores a block in slot r; with a fixed distance, rotation `size` (the last) scores every old block.
-        """
-        slots = [self.rope(q, positions - slot * self.config.stride) for slot in range(self._prefix.size)]
-        if self._fixed:
-            slots.append(self.rope.at(q, self.config.old_block_distance))
-        return torch.stack(slots)
+        candidates = chosen.candidates + first if first else chosen.candidates
+        return self._attend_units(layer_idx, rotated, local, candidates, slot_of, scores, is_last)
 
     def _recent_scores(self, layer_idx: int, rotated: Tensor) -> Tensor:
         """Landmark scores [P, H, T, R] of every recent block in every slot."""
@@ -282,14 +317,13 @@ class MemoryAttention:
         )  # (H, D, R)
         return rotated[: self._prefix.size, 0] @ keys
 
-    def _search(
-        self, layer_idx: int, q: Tensor, positions: Tensor, rotated: Tensor, near: Tensor | None, open_rows: Tensor
-    ) -> Selection:
+    def _search(self, layer_idx: int, rotated: Tensor, near: Tensor | None, opened: _Open) -> Selection:
         config, prefix = self.config, self._prefix
         shared = config.granularity != "per_token_per_head"
         query = rotated[prefix.size if self._fixed else 0, 0]  # every old block is scored in one place
-        kv_heads = open_rows.view(config.num_kv_heads, -1).any(-1).nonzero().flatten().tolist()
-        hits = self.store.search(layer_idx, query, self._old_scope, config.top_k, return_lse=shared, kv_heads=kv_heads)
+        hits = self.store.search(
+            layer_idx, query, self._old_scope, config.top_k, return_lse=shared, kv_heads=opened.kv_heads
+        )
         scores, candidates, lse = hits.scores.to(query.dtype), hits.candidates, hits.lse
         if near is not None:
             own_slots = torch.arange(prefix.size - prefix.recent, prefix.size)
@@ -298,17 +332,20 @@ class MemoryAttention:
             if lse is not None:
                 lse = torch.logaddexp(lse.to(query.dtype), recent.logsumexp(-1))
         if self._fixed and near is None and not shared:  # where no slot depends on it, the order among units is free
-            return Selection(candidates.masked_fill(~open_rows[..., None], -1), scores)
-        return select(config.granularity, scores, candidates, lse, open_rows, config.num_kv_heads)
+            searched_rows = opened.rows.numel() // config.num_kv_heads * len(opened.kv_heads)
+            if opened.count < searched_rows:
+                candidates = candidates.masked_fill(~opened.rows[..., None], -1)
+            return Selection(candidates, scores)
+        return select(config.granularity, scores, candidates, lse, opened.rows, config.num_kv_heads)
 
     def _place(
         self, layer_idx: int, chosen: Selection, first: int, rotated: Tensor, near: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The rotation of every chosen unit [H, T or 1, K], and its landmark score there for every row [H, T, K]."""
         prefix, rows = self._prefix, rotated.shape[3]
-        candidates = chosen.candidates + first
         if self._fixed and near is None and chosen.scores is not None:
-            return torch.full_like(candidates, prefix.size), chosen.scores
+            return torch.full_like(chosen.candidates, prefix.size), chosen.scores
+        candidates = chosen.candidates + first
         present = chosen.candidates >= 0
         is_recent = present & (candidates >= prefix.old)
         rank = torch.arange(candidates.shape[-1])
@@ -395,10 +432,9 @@ class MemoryAttention:
 
     def _lease_few(self, layer_idx: int, candidates: Tensor) -> tuple[Lease, Tensor]:
         """The same without tensors: a decoding step has few units, and every call costs more than the units do."""
-        config = self.config
-        row = candidates[0].numel() * (config.num_heads // config.num_kv_heads)
+        a_head = candidates.numel() // self.config.num_kv_heads
         wanted = [
-            (candidate, at // row) if candidate >= 0 else None
+            (candidate, at // a_head) if candidate >= 0 else None
             for at, candidate in enumerate(candidates.flatten().tolist())
         ]
         units: dict[tuple[int, int] | None, int] = dict.fromkeys(wanted, -1)
@@ -409,6 +445,8 @@ class MemoryAttention:
             for document, block in [self._locate(candidate)]
         ]
         lease = self._leased(layer_idx, keys)
+        if len(distinct) == len(wanted):
+            return lease, lease.slots.view(candidates.shape)
         units.update(zip(distinct, lease.slots.tolist()))
         return lease, torch.tensor([units[unit] for unit in wanted]).view(candidates.shape)
 

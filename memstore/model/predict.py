@@ -45,7 +45,8 @@ class Lookahead:
         block, following = self._model.blocks[layer], self._model.blocks[layer + 1]
         assert isinstance(block, Block) and isinstance(following, Block) and self._x is not None
         x = block.mlp(self._x + block.o_proj(local.output.transpose(1, 2).flatten(2)))
-        self._store.expect(self._attention.guess(layer + 1, *following.project(x)))
+        units = self._attention.guess(layer + 1, *following.project(x))
+        self._store.expect([unit for unit in units if not self._store.holds(unit)])
 
     def read(self, layer: int, units: list[BlockKey], missed: bool) -> None:
         """A layer leased these units; did any of them have to be fetched?"""

@@ -20,43 +20,42 @@ class Rope:
         self._tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor, int]] = {}
 
     def _table(self, reach: int, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """cos and sin [2 * zero + 1, D/2] of positions -zero .. zero, zero >= reach, for rotating x; and zero."""
+        """Angles of positions -zero .. zero, zero >= reach, for rotating x, as `angles` gives them; and zero."""
         key = (torch.float64 if x.dtype == torch.float64 else torch.float32, x.device)
         table = self._tables.get(key)
         if table is None or table[2] < reach:
             zero = max(1024, 1 << reach.bit_length())
             grid = torch.arange(-zero, zero + 1, dtype=torch.float64, device="cpu")
-            angles = grid[:, None] * self.frequencies
-            table = self._tables[key] = (angles.cos().to(*key[::-1]), angles.sin().to(*key[::-1]), zero)
+            turns = grid[:, None] * self.frequencies
+            cos, sin = self._paired(turns.cos(), turns.cos()), self._paired(-turns.sin(), turns.sin())
+            table = self._tables[key] = (cos.to(*key[::-1]), sin.to(*key[::-1]), zero)
         return table
+
+    def _paired(self, first: Tensor, second: Tensor) -> Tensor:
+        """Values [.., D/2] of the first and the second dimension of every pair, in the order of the dimensions [.., D]."""
+        return torch.stack([first, second], -1).flatten(-2) if self.interleaved else torch.cat([first, second], -1)
+
+    def angles(self, start: int, end: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [end - start, D] for rotating x to the positions start .. end - 1.
+
+        Each dimension has its own, sin with the sign under which its partner enters.
+        """
+        cos, sin, zero = self._table(max(abs(start), abs(end)), x)
+        return cos[start + zero : end + zero], sin[start + zero : end + zero]
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [..., T, D] rotated to positions [T] (or any shape that broadcasts against x's axes but the last)."""
         reach = int(positions.abs().max()) if positions.numel() else 0
         cos, sin, zero = self._table(reach, x)
-        return rotate(x, cos[positions + zero], sin[positions + zero], self.interleaved)
+        return self.rotate(x, cos[positions + zero], sin[positions + zero])
 
-    def run(self, x: Tensor, start: int) -> Tensor:
-        """x [..., T, D] rotated to the consecutive positions start, start + 1, ..; the same as a call, without an index."""
-        end = start + x.shape[-2]
-        cos, sin, zero = self._table(max(abs(start), abs(end)), x)
-        return rotate(x, cos[start + zero : end + zero], sin[start + zero : end + zero], self.interleaved)
-
-    def at(self, x: Tensor, position: int) -> Tensor:
-        """x [..., T, D] with every row rotated to the same position; the same as a call, without an index."""
-        cos, sin, zero = self._table(abs(position), x)
-        row = slice(position + zero, position + zero + 1)
-        return rotate(x, cos[row], sin[row], self.interleaved)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x [..., D] rotated by angles given as cos and sin [..., D/2]; the result has x's dtype."""
-    if interleaved:
-        even, odd = x[..., 0::2], x[..., 1::2]
-        return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2).to(x.dtype)
-    half = x.shape[-1] // 2
-    low, high = x[..., :half], x[..., half:]
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1).to(x.dtype)
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [..., D] rotated by `angles` that broadcast against it; the result has x's dtype."""
+        if self.interleaved:
+            partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            partner = x.roll(x.shape[-1] // 2, -1)
+        return (x * cos + partner * sin).to(x.dtype)
 
 
 @dataclass(frozen=True)

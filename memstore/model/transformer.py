@@ -34,14 +34,15 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.head_dim = config.head_dim
         hidden, mlp = config.hidden_size, config.mlp_size
+        heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.attention_norm = RMSNorm(hidden, config.norm_eps)
         self.mlp_norm = RMSNorm(hidden, config.norm_eps)
-        self.q_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, hidden, bias=False)
+        self.q_proj = nn.Linear(hidden, heads, bias=False)
+        self.k_proj = nn.Linear(hidden, kv_heads, bias=False)
+        self.v_proj = nn.Linear(hidden, kv_heads, bias=False)
+        self.o_proj = nn.Linear(heads, hidden, bias=False)
         self.gate_proj = nn.Linear(hidden, mlp, bias=False)
         self.up_proj = nn.Linear(hidden, mlp, bias=False)
         self.down_proj = nn.Linear(mlp, hidden, bias=False)
@@ -51,9 +52,8 @@ class Block(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states [B, T, hidden] -> position-free q [B, H, T, D] and k, v [B, Hkv, T, D]."""
         x = self.attention_norm(x)
-        q = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)))
-        k = self.k_norm(self.k_proj(x).unflatten(-1, (self.kv_heads, self.head_dim)))
-        v = self.v_proj(x).unflatten(-1, (self.kv_heads, self.head_dim))
+        q, k, v = (proj(x).view(*x.shape[:-1], -1, self.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = self.q_norm(q), self.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def mlp(self, x: Tensor) -> Tensor:
