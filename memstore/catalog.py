@@ -27,9 +27,9 @@ from torch import Tensor
 
 from memstore.block import DTYPES, from_raw, raw_view
 from memstore.codec import get_codec
-from memstore.database import (
-    Database,
-    Transaction,
+from memstore.database import Database, Transaction
+from memstore.errors import CorruptMemory, DocumentNotFound, InvalidConfig, NewerFormat
+from memstore.keys import (
     block_range,
     document_key,
     document_range,
@@ -39,7 +39,6 @@ from memstore.database import (
     read_tokens_key,
     tokens_key,
 )
-from memstore.errors import CorruptMemory, DocumentNotFound, InvalidConfig, NewerFormat
 
 FORMAT = 1
 State = Literal["ingesting", "ready"]

@@ -9,17 +9,14 @@ import errno
 import fcntl
 import mmap
 import os
-import re
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import lmdb
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from memstore.errors import (
@@ -33,6 +30,7 @@ from memstore.errors import (
     ReadOnlyMemory,
     StorageFull,
 )
+from memstore.lmdb_file import NETWORK, Place, check_length, file_system_of, place_of, share, whole_pages
 
 T = TypeVar("T")
 
@@ -42,83 +40,6 @@ _MAX_READERS = 512
 _DATA, _LOCK, _WRITER = "data.mdb", "lock.mdb", "writer.lock"
 _COMPACTED = "data.mdb.compact"
 _OWN_NAMES = {_DATA, _LOCK, _WRITER, _COMPACTED, "index"}
-# Memory maps and locks of one machine are not seen by another, so a shared memory there would be damaged.
-_NETWORK = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "ocfs2",
-    "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.ceph", "fuse.mfs",
-}  # fmt: skip
-
-
-# Keys: big-endian, so that their order is the order of ingest and of locality
-
-_U64, _BLOCK, _LANDMARKS, _TOKENS = (
-    struct.Struct(">Q"),
-    struct.Struct(">QIH"),
-    struct.Struct(">QHI"),
-    struct.Struct(">QQ"),
-)
-Range = tuple[bytes, bytes | None]  # first key, and the key to stop before (None: the table's end)
-
-
-def document_key(document: int) -> bytes:
-    """Key of a document's row."""
-    return _U64.pack(document)
-
-
-def tokens_key(document: int, first: int) -> bytes:
-    """Key of the part of a document's tokens that begins with token `first`."""
-    return _TOKENS.pack(document, first)
-
-
-def landmarks_key(document: int, layer: int, first_block: int) -> bytes:
-    """Key of a run of landmark keys."""
-    return _LANDMARKS.pack(document, layer, first_block)
-
-
-def block_key(document: int, block: int, layer: int) -> bytes:
-    """Key of a record."""
-    return _BLOCK.pack(document, block, layer)
-
-
-def _unpack_key(form: struct.Struct, key: bytes) -> tuple[Any, ...]:
-    """The parts of a key. Raises CorruptMemory: keys are under no checksum of their own."""
-    if len(key) != form.size:
-        raise CorruptMemory(f"a key of {len(key)} bytes instead of {form.size} ({key[:32].hex()}); run verify")
-    return form.unpack(key)
-
-
-def read_document_key(key: bytes) -> int:
-    """The document of a row's key."""
-    number: int = _unpack_key(_U64, key)[0]
-    return number
-
-
-def read_tokens_key(key: bytes) -> tuple[int, int]:
-    """Document and first token of a part's key."""
-    document, first = _unpack_key(_TOKENS, key)
-    return document, first
-
-
-def read_landmarks_key(key: bytes) -> tuple[int, int, int]:
-    """Document, layer and first block of a key of landmarks."""
-    document, layer, first_block = _unpack_key(_LANDMARKS, key)
-    return document, layer, first_block
-
-
-def read_block_key(key: bytes) -> tuple[int, int, int]:
-    """Document, block and layer of a record's key."""
-    document, block, layer = _unpack_key(_BLOCK, key)
-    return document, block, layer
-
-
-def document_range(document: int | None = None) -> Range:
-    """All keys of one document, or of every document, in a table whose keys begin with the document."""
-    return (b"", None) if document is None else (_U64.pack(document), _U64.pack(document + 1))
-
-
-def block_range(document: int, first: int = 0) -> Range:
-    """All keys of a document's records from block `first` on."""
-    return _BLOCK.pack(document, first, 0), _U64.pack(document + 1)
 
 
 class Transaction:
@@ -128,10 +49,14 @@ class Transaction:
     the next change. Copy what is to be kept. A dead view may silently show another record's bytes.
     """
 
-    def __init__(self, inner: Any, tables: dict[str, Any], path: Path, *, writable: bool) -> None:
+    def __init__(self, inner: Any, environment: "_Environment", *, writable: bool) -> None:
         self._inner = inner
-        self._tables = tables
-        self._path = path
+        self._tables: dict[str, Any] = environment.tables
+        self._path = environment.path
+        self._page_size = environment.page_size
+        assert environment.data_file is not None
+        self.file: int = environment.data_file  # descriptor, to read a Place from while the transaction lasts
+        self._cursors: dict[str, Any] = {}
         self._last: dict[str, bytes] = {}  # a table's greatest key, at least
         self.writable = writable
         self.bytes_put = 0
@@ -140,6 +65,27 @@ class Transaction:
         """A value where it lies, or None. Its pages are read from disk if need be, without the interpreter's lock."""
         value: memoryview | None = self._inner.get(key, db=self._tables[table])
         return value
+
+    def place(self, table: str, key: bytes) -> Place | None:
+        """Where a value lies in the data file, told without reading it; None where that cannot be told.
+
+        That is: where there is none, where it is so small that it lies among the keys, and in a writing transaction,
+        whose pages are not in the file yet.
+        """
+        if self.writable:
+            return None
+        if table not in self._cursors:
+            self._cursors[table] = self._inner.cursor(db=self._tables[table])
+        cursor = self._cursors[table]
+        return place_of(cursor.key(), self._page_size) if cursor.set_key(key) else None
+
+    def places(self, table: str, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, Place | None]]:
+        """Keys and places of values from key `start` to before `end`, in order, told without reading the values."""
+        with self._inner.cursor(db=self._tables[table]) as cursor:
+            there = cursor.set_range(start) if start else cursor.first()
+            while there and (end is None or bytes(cursor.key()) < end):
+                yield bytes(cursor.key()), None if self.writable else place_of(cursor.key(), self._page_size)
+                there = cursor.next()
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """A copy of a value, or None."""
@@ -261,7 +207,7 @@ class Database:
             raise InvalidInput(f"{path} is not empty ({others[0]}); name a new directory for the memory")
         if not os.access(path, os.W_OK | os.X_OK):
             raise ReadOnlyMemory(f"{path} cannot be written; choose another directory or change its permissions")
-        map_size = map_size if limit is None else min(map_size, _whole_pages(limit))
+        map_size = map_size if limit is None else min(map_size, whole_pages(limit))
         return cls(_acquire(path, lambda environment: environment.create(first, map_size, limit)), read_only=False)
 
     @classmethod
@@ -488,12 +434,13 @@ class _Environment:
         self._write_mutex = threading.Lock()
         self._thread = threading.local()
         self.data_file: int | None = None
+        self.page_size = mmap.PAGESIZE
         self._inner: Any = None
-        self._tables: dict[str, Any] = {}
+        self.tables: dict[str, Any] = {}
         self.writable = False  # whether the directory allows it
         self._read_write = False  # whether LMDB's environment is open for it
         kind = file_system_of(path)
-        if kind in _NETWORK:
+        if kind in NETWORK:
             raise InvalidInput(f"{path} is on a network file system ({kind}); keep the memory on a local disk")
 
     # Opening and closing
@@ -502,7 +449,7 @@ class _Environment:
         """Open for reading. Raises what Database.open raises."""
         try:
             self._open(read_write=False)
-            if not self._tables:
+            if not self.tables:
                 raise MemoryNotFound(f"{self.path} holds no whole memory (making it was interrupted); create it again")
         except BaseException:
             self.close()
@@ -513,7 +460,7 @@ class _Environment:
         self.lock.acquire(wait=False)
         try:
             self._open(read_write=True, new_map_size=map_size)
-            if self._tables:
+            if self.tables:
                 raise MemoryExists(f"{self.path} already holds a memory; open it, or name another directory")
             if self._inner.stat()["entries"]:
                 raise InvalidInput(f"{self.path} holds another program's database; name another directory")
@@ -526,7 +473,7 @@ class _Environment:
                 first(transaction)
                 return transaction._tables
 
-            self._tables = self.write(work, beyond_limit=False)
+            self.tables = self.write(work, beyond_limit=False)
         except BaseException:
             self.close()
             raise
@@ -538,8 +485,8 @@ class _Environment:
         new = new_map_size is not None and (not data.exists() or not data.stat().st_size)
         self.writable = all(os.access(name, os.W_OK) for name in (self.path, data, lock) if name.exists())
         with _named_os_errors(self.path):
-            self.data_file = _share(data, create=new)
-            map_size = new_map_size if new_map_size is not None and new else _check_length(data, self.data_file)
+            self.data_file = share(data, create=new)
+            map_size = new_map_size if new_map_size is not None and new else check_length(data, self.data_file)
         with self._named_errors():
             self._inner = lmdb.open(
                 str(self.path),
@@ -557,13 +504,14 @@ class _Environment:
                 meminit=False,
             )
             self._read_write = read_write
+            self.page_size = self._inner.stat()["psize"]
             self._inner.reader_check()
             try:
                 # In an environment open for writing this begins a writing transaction, so the writer lock is held
                 # by then, and nobody waits.
-                self._tables = {name: self._inner.open_db(name.encode(), create=False) for name in TABLES}
+                self.tables = {name: self._inner.open_db(name.encode(), create=False) for name in TABLES}
             except lmdb.NotFoundError:
-                self._tables = {}
+                self.tables = {}
 
     def in_transaction(self) -> bool:
         return getattr(self._thread, "transaction", None) is not None
@@ -615,7 +563,7 @@ class _Environment:
         with self._named_errors():
             inner = self._begin(write=False)
             try:
-                self._thread.transaction = Transaction(inner, self._tables, self.path, writable=False)
+                self._thread.transaction = Transaction(inner, self, writable=False)
                 yield self._thread.transaction
             finally:
                 self._thread.transaction = None
@@ -633,7 +581,7 @@ class _Environment:
 
     def _write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:
         while True:
-            transaction = Transaction(self._begin(write=True), self._tables, self.path, writable=True)
+            transaction = Transaction(self._begin(write=True), self, writable=True)
             self._thread.transaction = transaction
             try:
                 result = work(transaction)
@@ -696,13 +644,13 @@ class _Environment:
                 if beyond_limit:
                     wanted = size + max(1 << 20, size // 8)
                 else:
-                    wanted = min(wanted, _whole_pages(self.limit))
+                    wanted = min(wanted, whole_pages(self.limit))
                 if wanted <= size:
                     raise StorageFull(
                         f"{self.path} has used up its quota of {self.limit / 1e6:,.1f} MB; "
                         "raise the quota, or forget documents"
                     )
-            self._set_map(_whole_pages(wanted))
+            self._set_map(whole_pages(wanted))
 
     def _set_map(self, size: int) -> None:
         try:
@@ -719,7 +667,7 @@ class _Environment:
             with self._gate.alone():
                 info = self._inner.info()
                 used = (info["last_pgno"] + 1) * self._inner.stat()["psize"]
-                allowed = max(_whole_pages(limit), used)
+                allowed = max(whole_pages(limit), used)
                 if info["map_size"] > allowed:
                     self._set_map(allowed)
 
@@ -828,127 +776,6 @@ def _forget_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_parent)
-
-
-# The file
-
-
-class _Meta(NamedTuple):
-    page_size: int
-    map_size: int
-    last_page: int
-    transaction: int
-    free_root: int
-
-
-_META = struct.Struct("<16x IIQQ I4xQQQQQ 48x QQ")
-_MAGIC, _VERSION = 0xBEEFC0DE, 1
-_NO_PAGE = 2**64 - 1
-
-
-def _read_meta(file: int) -> _Meta | None:
-    """The newer of the file's two meta pages, read without mapping it; None if there is none."""
-    metas = []
-    offset = 0
-    for _ in range(2):
-        page = os.pread(file, _META.size, offset)
-        if len(page) == _META.size:
-            magic, version, _, map_size, page_size, _, _, _, _, free_root, last_page, transaction = _META.unpack(page)
-            if magic == _MAGIC and version == _VERSION and 512 <= page_size <= 65536:
-                metas.append(_Meta(page_size, map_size, last_page, transaction, free_root))
-        offset = metas[0].page_size if metas else os.sysconf("SC_PAGE_SIZE")
-    return max(metas, key=lambda meta: meta.transaction, default=None)
-
-
-def _check_length(path: Path, file: int) -> int:
-    """Refuse a file that ends before a page in use, which would end the interpreter once mapped; return its map size.
-
-    Pages at the end that LMDB took and freed in one transaction were never written: a file may lack those.
-    Raises CorruptMemory, MemoryNotFound.
-    """
-    size = os.fstat(file).st_size
-    if not size:
-        raise MemoryNotFound(f"{path.parent} holds no memory ({path.name} is empty); create it again")
-    meta = _read_meta(file)
-    if meta is None:
-        raise CorruptMemory(f"{path} is not a memory's data file, or its beginning is damaged; restore it from a copy")
-    size = os.fstat(file).st_size  # not before the meta page: another process may be writing
-    pages = size // meta.page_size
-    missing = meta.last_page + 1 - pages
-    if missing > 0:
-        free = _free_pages(file, meta, pages)
-        if free is None or sum(pages <= page <= meta.last_page for page in free) != missing:
-            raise CorruptMemory(
-                f"{path} is truncated: {size} bytes instead of {(meta.last_page + 1) * meta.page_size}; "
-                "restore it from a copy"
-            )
-    return meta.map_size
-
-
-def _free_pages(file: int, meta: _Meta, pages: int) -> set[int] | None:
-    """Numbers of the file's free pages, read without mapping it; None if their list is not whole."""
-    free: set[int] = set()
-    todo = [] if meta.free_root == _NO_PAGE else [meta.free_root]
-    seen: set[int] = set()
-    while todo:
-        number = todo.pop()
-        if number >= pages or number in seen:
-            return None
-        seen.add(number)
-        page = os.pread(file, meta.page_size, number * meta.page_size)
-        flags, lower = struct.unpack_from("<HH", page, 10)
-        for index in range((lower - 16) // 2):
-            (node,) = struct.unpack_from("<H", page, 16 + 2 * index)
-            if node + 8 > len(page):
-                return None
-            low, high, node_flags, key_size = struct.unpack_from("<HHHH", page, node)
-            if flags & 1:  # a branch: the node is a page number
-                todo.append(low | high << 16 | node_flags << 32)
-                continue
-            data_size = low | high << 16
-            data = page[node + 8 + key_size : node + 8 + key_size + data_size]
-            if node_flags & 1:  # the value lies on overflow pages
-                (first,) = struct.unpack_from("<Q", page, node + 8 + key_size)
-                data = os.pread(file, data_size, first * meta.page_size + 16) if first < pages else b""
-            if len(data) != data_size or data_size % 8:
-                return None
-            free.update(np.frombuffer(data, dtype="<u8")[1:].tolist())  # the first says how many follow
-    return free
-
-
-def _share(data: Path, *, create: bool) -> int:
-    """Open the data file and mark it as in use; return the descriptor. Raises MemoryLocked."""
-    while True:
-        file = os.open(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file), os.stat(data)):
-                return file
-            os.close(file)  # compacted in between: another file has taken its place
-        except BlockingIOError:
-            os.close(file)
-            raise MemoryLocked(f"{data.parent} is being compacted; try again when that is done") from None
-
-
-def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
-    """The type of the file system that holds `path`, or None where the system does not say."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    real = os.path.realpath(path)
-    best, kind = -1, None
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left.split()[4])  # a space is \040
-        inside = point == "/" or real == point or real.startswith(point + "/")
-        if inside and len(point) >= best:
-            best, kind = len(point), right.split()[0]
-    return kind
-
-
-def _whole_pages(size: int) -> int:
-    return size // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def _digest(table: str, key: bytes, value: bytes) -> bytes:

@@ -20,8 +20,9 @@ from typing import Any, Self
 
 from memstore.block import check_record
 from memstore.catalog import Catalog, Document
-from memstore.database import Transaction, block_key, document_key, document_range, read_document_key, tokens_key
+from memstore.database import Transaction
 from memstore.errors import CorruptMemory, DocumentNotFound, MemoryLocked, MemoryNotFound, MemstoreError
+from memstore.keys import block_key, document_key, document_range, read_document_key, tokens_key
 from memstore.tiers.disk import DiskTier
 from memstore.transfer import IMPORTING
 

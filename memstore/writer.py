@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import dropwhile, product
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -21,9 +21,10 @@ from torch import Tensor
 from memstore.block import DTYPES, BlockKey, decode_record, encode_records
 from memstore.catalog import Catalog, Document
 from memstore.codec import get_codec
-from memstore.database import Transaction, landmarks_key
+from memstore.database import Transaction
 from memstore.errors import BudgetExceeded, CorruptMemory, InvalidInput
 from memstore.index import LandmarkIndex
+from memstore.keys import landmarks_key
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.disk import DiskTier
 
@@ -541,7 +542,7 @@ class DocumentWriter:
         first = min(_run_of(done), self._keep_from(done))
         for layer, keys in chunk.landmarks.items():
             # A new list: the worker may be reading the old one.
-            kept = [piece for piece in self._landmarks[layer] if piece[0] + len(piece[1]) > first]
+            kept = dropwhile(lambda piece: piece[0] + len(piece[1]) <= first, self._landmarks[layer])
             self._landmarks[layer] = [*kept, (chunk.first_block, keys)]
 
     def _landmark_rows(self, layer: int, first: int, end: int) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memstore import catalog as catalog_module
 from memstore.catalog import Catalog, Document, Signature
-from memstore.database import Transaction, landmarks_key, tokens_key
+from memstore.database import Transaction
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -22,6 +22,7 @@ from memstore.errors import (
     NewerFormat,
     StorageFull,
 )
+from memstore.keys import landmarks_key, tokens_key
 from memstore.tiers.disk import DiskTier
 
 SIGNATURE = Signature(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.database import Database, Transaction, block_key, document_range, file_system_of
+from memstore.database import Database, Transaction
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,
@@ -26,6 +26,8 @@ from memstore.errors import (
     ReadOnlyMemory,
     StorageFull,
 )
+from memstore.keys import block_key, document_range
+from memstore.lmdb_file import file_system_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = 1 << 18
@@ -62,6 +64,7 @@ def other_process(code: str, *arguments: object) -> Iterator[subprocess.Popen[st
         import os, sys
         from memstore.database import *
         from memstore.errors import *
+        from memstore.keys import *
         def say(*words): print(*words, flush=True)
         def hear(): return sys.stdin.readline().strip()
     """
@@ -259,6 +262,29 @@ def test_keys_are_scanned_deleted_and_found_in_order(database):
     with database.read() as txn:
         assert [key for key, _ in txn.scan("blocks")] == keys[1:10] + keys[20:]
     assert database.write(lambda txn: txn.delete_range("blocks", *document_range())[0]) == 19
+
+
+def test_a_place_tells_where_a_value_lies_in_the_file(path, database):
+    rng = random.Random(3)
+    values = {block_key(1, n, 0): rng.randbytes(rng.choice([10, 1500, 5000, 70_000])) for n in range(60)}
+
+    def work(txn: Transaction) -> None:
+        for key, value in values.items():
+            txn.put("blocks", key, value)
+            assert txn.place("blocks", key) is None  # not in the file yet
+
+    database.write(work)
+    data = (path / "data.mdb").read_bytes()
+    with database.read() as txn:
+        places = {key: txn.place("blocks", key) for key in values}
+        assert dict(txn.places("blocks", b"", None)) == places
+        assert list(txn.places("blocks", block_key(1, 5, 0), block_key(1, 8, 0))) == list(places.items())[5:8]
+        assert txn.place("blocks", block_key(2, 0, 0)) is None
+    for key, place in places.items():
+        if len(values[key]) < 2000:  # among the keys
+            assert place is None
+        else:
+            assert place is not None and data[place.offset : place.offset + place.size] == values[key]
 
 
 def test_a_checked_value_is_refused_when_altered_or_under_another_key(database):

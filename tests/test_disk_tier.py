@@ -1,8 +1,11 @@
 """The disk tier: what is written is read into any slots, and a damaged, missing or forgotten record is named."""
 
+import itertools
+import os
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,13 +14,24 @@ import torch
 from memstore.block import DTYPES, BlockKey, check_record, decode_record, encode_record, raw_view
 from memstore.catalog import Catalog, Document, Signature
 from memstore.codec import CODECS
-from memstore.database import Transaction, block_key
+from memstore.database import Transaction
 from memstore.errors import CorruptBlock, DocumentNotFound, InvalidConfig
+from memstore.keys import block_key
 from memstore.tiers.base import Lease, UnitSource
 from memstore.tiers.disk import DiskTier
 from memstore.tiers.stats import TierCounter, TierStats
 
-HEADS, ROWS, DIM, LAYERS, BLOCKS = 3, 4, 8, 2, 12
+HEADS, ROWS, DIM, LAYERS, BLOCKS = 3, 8, 64, 2, 12
+
+
+@pytest.fixture(params=["mapped", "asked", "both"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Records are read as if the page cache held them all, or none of them, or as it really is."""
+    if request.param == "mapped":
+        monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
+    elif request.param == "asked":
+        monkeypatch.setattr("memstore.tiers.disk._disk_reads", itertools.count(0, 2).__next__)
+    return str(request.param)
 
 
 def keys_and_values(document: int, layer: int, block: int, dtype: str = "float16") -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +77,7 @@ def memory(tmp_path: Path) -> Iterator[tuple[Catalog, DiskTier]]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("codec", CODECS)
-def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, codec, dtype):
+def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, codec, dtype, way):
     catalog, disk = make(tmp_path / "memory", codec, dtype)
     source: UnitSource = disk
     rng = random.Random(3)
@@ -93,7 +107,7 @@ def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, cod
     catalog.close()
 
 
-def test_one_unit_may_be_read_into_two_slots(memory):
+def test_one_unit_may_be_read_into_two_slots(memory, way):
     _, disk = memory
     k, v = slabs(2)
     unit = BlockKey(1, 1, 3, 2)
@@ -101,21 +115,67 @@ def test_one_unit_may_be_read_into_two_slots(memory):
     assert torch.equal(k[0], k[1]) and torch.equal(v[0], keys_and_values(1, 1, 3)[1][2])
 
 
-def test_cold_records_are_read_by_several_threads_to_the_same_bits(tmp_path, monkeypatch):
+def test_what_the_page_cache_dropped_comes_from_the_disk_bit_for_bit(tmp_path):
+    catalog, _ = make(tmp_path / "memory", "raw", documents=8)
+    catalog.close()
+    file = os.open(tmp_path / "memory" / "data.mdb", os.O_RDONLY)
+    os.fsync(file)
+    rng = random.Random(11)
+    for count in (1, 20, 150):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        catalog = Catalog.open(tmp_path / "memory")
+        disk = DiskTier(
+            catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype="float16", codec="raw"
+        )
+        units = [
+            BlockKey(rng.randint(1, 8), rng.randrange(LAYERS), rng.randrange(BLOCKS - 1), rng.randrange(HEADS))
+            for _ in range(count)
+        ]
+        k, v = slabs(count)
+        with catalog.database.read() if count == 20 else nullcontext():  # also inside a transaction
+            assert disk.read(units, k, v, range(count)) == [ROWS] * count
+        for slot, unit in enumerate(units):
+            want_k, want_v = keys_and_values(unit.document, unit.layer, unit.block)
+            assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(v[slot], want_v[unit.head])
+        catalog.close()
+    os.close(file)
+
+
+def test_uncommitted_records_are_read_inside_their_transaction(memory, way):
+    catalog, disk = memory
+    want_k, want_v = keys_and_values(2, 0, 300)
+    k, v = slabs(2)
+
+    def work(txn: Transaction) -> None:
+        disk.write(txn, 2, 300, 0, want_k, want_v, ROWS)
+        disk.read([BlockKey(2, 0, 300, 1), BlockKey(1, 0, 2, 1)], k, v, [0, 1])
+
+    catalog.database.write(work)
+    assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(1, 0, 2)[1][1])
+
+
+def test_a_batch_that_needed_the_disk_has_it_asked_in_advance_for_the_next_ones(tmp_path, monkeypatch):
+    asked: list[int] = []
+    reads = iter(range(0))
+    monkeypatch.setattr("memstore.tiers.disk._ask", lambda file, pieces: asked.append(len(pieces)))
+    monkeypatch.setattr("memstore.tiers.disk._disk_reads", lambda: next(reads, 0))
+    monkeypatch.setattr("memstore.tiers.disk._WATCH", 3)
+    monkeypatch.setattr("memstore.tiers.disk._SLOW", -1.0)
     catalog, disk = make(tmp_path / "memory")
-    monkeypatch.setattr("memstore.tiers.disk._COLD_SECONDS", 0.0)  # every record counts as cold
-    units = [BlockKey(1, layer, block, 1) for layer in range(LAYERS) for block in range(BLOCKS - 1)]
-    k, v = slabs(len(units))
-    disk.read(units, k, v, range(len(units)))
-    with catalog.database.read():  # inside a transaction nothing is handed to threads
-        again_k, again_v = slabs(len(units))
-        disk.read(units, again_k, again_v, range(len(units)))
-    for slot, unit in enumerate(units):
-        want_k, want_v = keys_and_values(1, unit.layer, unit.block)
-        assert torch.equal(k[slot], want_k[1]) and torch.equal(v[slot], want_v[1])
-    assert torch.equal(k, again_k) and torch.equal(v, again_v)
-    with pytest.raises(DocumentNotFound):
-        disk.read([*units, BlockKey(-1, 0, 0, 0)], *slabs(len(units) + 1), range(len(units) + 1))
+    k, v = slabs(3)
+    units = [BlockKey(1, 0, block, 0) for block in range(3)]
+
+    def batches_asked_for(count: int) -> list[bool]:
+        before = []
+        for _ in range(count):
+            asked.clear()
+            disk.read(units, k, v, range(3))
+            before.append(bool(asked))
+        return before
+
+    assert batches_asked_for(5) == [True, True, True, False, False]
+    reads = iter([0, 1])  # before the batch, and after its first record
+    assert batches_asked_for(5) == [True, True, True, False, False]
     catalog.close()
 
 
@@ -138,7 +198,7 @@ def test_a_block_is_read_whole(memory):
     assert length == ROWS and torch.equal(k, want_k) and torch.equal(v, want_v)
 
 
-def test_a_forgotten_or_unknown_document_is_not_found(memory):
+def test_a_forgotten_or_unknown_document_is_not_found(memory, way):
     catalog, disk = memory
     k, v = slabs(2)
     catalog.database.write(lambda txn: catalog.delete_document(txn, 1))
@@ -147,7 +207,7 @@ def test_a_forgotten_or_unknown_document_is_not_found(memory):
             disk.read([BlockKey(2, 0, 0, 0), BlockKey(document, 0, 0, 0)], k, v, [0, 1])
 
 
-def test_a_missing_record_of_a_document_is_damage(memory):
+def test_a_missing_record_of_a_document_is_damage(memory, way):
     catalog, disk = memory
     catalog.database.write(lambda txn: txn.delete("blocks", block_key(1, 4, 1)))
     k, v = slabs(1)
@@ -157,7 +217,7 @@ def test_a_missing_record_of_a_document_is_damage(memory):
         disk.read_block(txn, 1, 99, 0)
 
 
-def test_a_record_moved_to_another_key_is_refused(memory):
+def test_a_record_moved_to_another_key_is_refused(memory, way):
     catalog, disk = memory
 
     def swap(txn: Transaction) -> None:
@@ -244,7 +304,7 @@ def test_blocks_and_layers_are_deleted_and_their_bytes_counted(memory):
     disk.read([BlockKey(2, 1, 11, 0)], k, v, [0])
 
 
-def test_a_memory_may_hold_records_of_several_codecs(memory):
+def test_a_memory_may_hold_records_of_several_codecs(memory, way):
     catalog, disk = memory
     other = DiskTier(
         catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype="float16", codec="raw"
@@ -258,7 +318,7 @@ def test_a_memory_may_hold_records_of_several_codecs(memory):
         DiskTier(catalog.database, num_kv_heads=1, block_size=1, head_dim=1, kv_dtype="float16", codec="lz9")
 
 
-def test_threads_read_while_a_document_is_written(memory):
+def test_threads_read_while_a_document_is_written(memory, way):
     catalog, disk = memory
     errors: list[BaseException] = []
 
