@@ -116,8 +116,15 @@ class MemoryStore:
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked, BudgetExceeded.
         """
         _refuse_small_budget(signature, tiers)
-        catalog = Catalog.create(path, signature, codec=codec, quota=quota)
-        return cls._over(catalog, read_only=False, index=index, **tiers)
+        store = cls(None, signature, read_only=False, index=index, **tiers)  # a bad option leaves nothing behind
+        try:
+            store._catalog = Catalog.create(path, signature, codec=codec, quota=quota)
+            store._tiers.replace_disk(_disk_tier(store._catalog))
+            store._refresh()
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     @classmethod
     def open(
@@ -135,7 +142,8 @@ class MemoryStore:
         wait_for_writer: writing waits while another process writes, instead of raising MemoryLocked. tiers: see
         TierOptions.
 
-        Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, CorruptMemory, MemoryLocked, BudgetExceeded.
+        Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, CorruptMemory, MemoryLocked, BudgetExceeded,
+        InvalidConfig.
         """
         catalog = Catalog.open(path, read_only=read_only)
         try:
@@ -149,7 +157,12 @@ class MemoryStore:
         except BaseException:
             catalog.close()
             raise
-        store = cls._over(catalog, read_only=read_only, index=index, **tiers)
+        try:
+            store = cls(catalog, catalog.signature, read_only=read_only, index=index, **tiers)
+            store._refresh()
+        except BaseException:
+            catalog.close()
+            raise
         store._wait_for_writer = wait_for_writer
         return store
 
@@ -157,16 +170,6 @@ class MemoryStore:
     def in_memory(cls, signature: Signature, *, index: str = "auto", **tiers: Unpack[TierOptions]) -> Self:
         """A memory without a directory, that holds only its sessions' own blocks. Raises BudgetExceeded."""
         return cls(None, signature, read_only=True, index=index, **tiers)
-
-    @classmethod
-    def _over(cls, catalog: Catalog, **options: Any) -> Self:
-        try:
-            store = cls(catalog, catalog.signature, **options)
-            store._refresh()
-        except BaseException:
-            catalog.close()
-            raise
-        return store
 
     def close(self) -> None:
         """Close; writers still open commit their whole chunks first. More than once is the same as once."""
@@ -176,9 +179,11 @@ class MemoryStore:
                     writer.close()
             finally:
                 self._closed = True
-                self._tiers.close()
-                if self._catalog is not None:
-                    self._catalog.close()
+                try:
+                    self._tiers.close()
+                finally:
+                    if self._catalog is not None:
+                        self._catalog.close()
 
     def __enter__(self) -> Self:
         return self
@@ -485,6 +490,7 @@ class MemoryStore:
         self._writable()
         if self._writers:
             raise MemoryLocked(f"{path} is being written by this process; finish that document first")
+        self._tiers.settle()
         catalog.close()  # a repair of damaged pages needs the memory to itself
         try:
             return verify_memory(path, repair=True)
@@ -555,6 +561,16 @@ class MemoryStore:
     def capacity(self) -> int:
         """How many units one lease can hold at most: what the top tier's budget admits."""
         return self._tiers.capacity
+
+    @property
+    def top_tier(self) -> str:
+        """The name of the tier that leases come from: "device", or "host" where there is none."""
+        return self._tiers.top.name
+
+    @property
+    def own_capacity(self) -> int:
+        """How many units of sessions' own blocks there can be at most: what the host tier's budget admits."""
+        return self._tiers.host.capacity
 
     @property
     def slot_lengths(self) -> Tensor:

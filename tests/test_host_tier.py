@@ -2,51 +2,16 @@
 
 import random
 import threading
-from collections.abc import Sequence
 
 import pytest
 import torch
+from below import BLOCK, DIM, UNIT_BYTES, Below, check_lease, content, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
 from memstore.tiers.host import HostTier, NoSource
-
-BLOCK, DIM = 4, 8
-UNIT_BYTES = 2 * BLOCK * DIM * 4
-
-
-def unit(number: int, layer: int = 0) -> BlockKey:
-    return BlockKey(1, layer, number // 2, number % 2)
-
-
-def content(key: BlockKey) -> tuple[torch.Tensor, torch.Tensor]:
-    """The K and V that a unit has everywhere in these tests."""
-    seed = ((key.document + 100) * 31 + key.layer) * 100_003 + key.block * 7 + key.head
-    both = torch.randn(2, BLOCK, DIM, generator=torch.Generator().manual_seed(seed))
-    return both[0], both[1]
-
-
-class Below:
-    """A source with every block of every document above 0 but 666, that counts what is read and can refuse."""
-
-    def __init__(self) -> None:
-        self.reads: list[list[BlockKey]] = []
-        self.refuse = False
-
-    def read(
-        self, units: Sequence[BlockKey], out_k: torch.Tensor, out_v: torch.Tensor, slots: Sequence[int]
-    ) -> list[int]:
-        self.reads.append(list(units))
-        if self.refuse:
-            raise CorruptBlock("document 1, block 0, layer 0 is damaged")
-        assert len(set(slots)) == len(slots)
-        for key, slot in zip(units, slots):
-            if key.document == 666:
-                raise DocumentNotFound("document 666 was forgotten")
-            out_k[slot], out_v[slot] = content(key)
-        return [BLOCK - key.block % 2 for key in units]
 
 
 @pytest.fixture
@@ -56,15 +21,6 @@ def below() -> Below:
 
 def make_tier(below: Below, units: int = 8) -> HostTier:
     return HostTier(below, units * UNIT_BYTES + UNIT_BYTES // 2, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
-
-
-def check_lease(tier: HostTier, units: list[BlockKey]) -> None:
-    with tier.lease(units) as lease:
-        for place, key in enumerate(units):
-            k, v = content(key)
-            slot = lease.slots[place]
-            assert torch.equal(lease.k[slot], k) and torch.equal(lease.v[slot], v), key
-            assert lease.lengths[place] == BLOCK - key.block % 2 == tier.lengths[slot]
 
 
 def test_hits_are_not_read_again_and_are_counted(below: Below) -> None:

@@ -5,6 +5,7 @@ Each pool and each list of sentence forms has a part that training never sees, f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -162,6 +163,10 @@ _SYLLABLES: dict[Split, tuple[str, ...]] = {
     "train": _list("ka lo mi ta ren dor vel zan qui sha bel tor nix mar lin gos fer pul wen ar os um el ix"),
     "held_out": _list("bru den fa gri hol jun kes mo nar pim rus sed tav vor yel"),
 }
+_HELD_OUT_NAME = re.compile(f"(?:{'|'.join(_SYLLABLES['held_out'])})+")
+# Of training's names, more than a list of syllables gives: from few, the model learns those instead of copying.
+_ONSETS = _list("b br c ch d dr f fl g gr h j k l m n p pr r s st t th tr v w y z")
+_CODAS = ("", "", "", *_list("n r l s t m k d"))
 _MONTHS = _list("January February March April May June July August September October November December")
 
 
@@ -223,15 +228,17 @@ class Pools:
     def narrowed(self, rng: Random) -> Pools:
         """A few of each kind, often one attribute and one kind of name."""
         kinds = tuple(_ENTITY_SHARES)
+        colours = self.words if rng.random() < 0.3 else self.colours
+        nouns = self.words if rng.random() < 0.5 else self.nouns
         return Pools(
             self.split,
-            tuple(rng.sample(self.colours, min(rng.choice((2, 4, 8, 25)), len(self.colours)))),
-            tuple(rng.sample(self.nouns, min(rng.choice((4, 8, 16, 40)), len(self.nouns)))),
+            tuple(rng.sample(colours, min(rng.choice((2, 4, 8, 25)), len(colours)))),
+            tuple(rng.sample(nouns, min(rng.choice((4, 8, 16, 40)), len(nouns)))),
             tuple(rng.sample(self.attributes, min(rng.choice((1, 1, 2, 4)), len(self.attributes)))),
             self.words,
             self.simple,
             self.repeats,
-            rng.choice(kinds[:3]) if rng.random() < 0.6 else None,
+            rng.choice(kinds) if rng.random() < 0.6 else None,
         )
 
 
@@ -362,8 +369,17 @@ def _fill(form: str, fact: Fact) -> Sentence:
 
 
 def _name(rng: Random, split: Split) -> str:
+    wide = split == "train" and rng.random() < 0.6
+
     def one() -> str:
-        return "".join(rng.choices(_SYLLABLES[split], k=rng.randint(2, 3))).capitalize()
+        while True:
+            syllables = [
+                rng.choice(_ONSETS) + rng.choice("aeiou") + rng.choice(_CODAS) if wide else rng.choice(_SYLLABLES[split])
+                for _ in range(rng.randint(2, 3))
+            ]
+            word = "".join(syllables)
+            if split == "held_out" or not _HELD_OUT_NAME.fullmatch(word):
+                return word.capitalize()
 
     return one() if rng.random() < 0.4 else f"{one()} {one()}"
 

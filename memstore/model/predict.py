@@ -7,15 +7,18 @@ the predicted were read; with layer n's plain input instead of its local attenti
 A prediction never changes a result: it only tells the tiers what to fetch.
 """
 
+from contextlib import suppress
+
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.errors import MemstoreError
 from memstore.kernels.api import LocalAttention
 from memstore.model.attention import MemoryAttention
 from memstore.model.transformer import Block, Transformer
 from memstore.store import MemoryStore
 
-_PATIENCE = 8  # steps without a miss after which predicting pauses until there is one
+_PATIENCE = 8  # steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
 
 
 class Lookahead:
@@ -25,9 +28,11 @@ class Lookahead:
         self._model, self._attention, self._store = model, attention, store
         self._previous = store.predictor in ("previous", "both")
         self._speculative = store.predictor in ("speculative", "both")
+        self._memory_layers = frozenset(attention.config.memory_layers or ())
         self._last: dict[int, list[BlockKey]] = {}  # what each layer read in the last step
+        self._entered = False  # has this layer read nothing yet?
         self._x: Tensor | None = None
-        self._quiet = 0  # steps since the last miss
+        self._quiet = 0  # steps since the last miss, had or foreseen
 
     def enter(self, layer: int, x: Tensor) -> None:
         """A layer begins with the states x [1, T, hidden]."""
@@ -35,22 +40,30 @@ class Lookahead:
             self._quiet += 1
             if self._previous and self._quiet <= _PATIENCE:
                 for units in self._last.values():
-                    self._store.expect([unit for unit in units if not self._store.holds(unit)])
-        self._x = x
+                    self._expect(units)
+        self._x, self._entered = x, True
 
     def attended(self, layer: int, local: LocalAttention) -> None:
         """The layer has attended to its chunk and will read memory next."""
-        if not self._speculative or self._quiet > _PATIENCE or layer + 1 >= len(self._model.blocks):
+        if not self._speculative or self._quiet > _PATIENCE or layer + 1 not in self._memory_layers:
             return
         block, following = self._model.blocks[layer], self._model.blocks[layer + 1]
         assert isinstance(block, Block) and isinstance(following, Block) and self._x is not None
         x = block.mlp(self._x + block.o_proj(local.output.transpose(1, 2).flatten(2)))
-        units = self._attention.guess(layer + 1, *following.project(x))
-        self._store.expect([unit for unit in units if not self._store.holds(unit)])
+        # Where guessing fails (a document was forgotten), the lookup itself says so, if there is to be one.
+        with suppress(MemstoreError):
+            self._expect(self._attention.guess(layer + 1, *following.project(x)))
+
+    def _expect(self, units: list[BlockKey]) -> None:
+        missing = [unit for unit in units if unit.document >= 0 and not self._store.holds(unit)]
+        if missing:
+            self._quiet = 0
+            self._store.expect(missing)
 
     def read(self, layer: int, units: list[BlockKey], missed: bool) -> None:
         """A layer leased these units; did any of them have to be fetched?"""
-        if self._previous:
-            self._last[layer] = units
+        if self._previous:  # a step that exceeds the budget reads several times
+            self._last[layer] = units if self._entered else self._last[layer] + units
+            self._entered = False
         if missed:
             self._quiet = 0

@@ -40,11 +40,13 @@ class Session:
         retrieve: bool = True,
         on_read: Callable[[list[Read]], None] | None = None,
     ) -> None:
-        """Raises BudgetExceeded if the host tier cannot hold the units of one row."""
-        needed = config.top_k * config.num_kv_heads
+        """Raises BudgetExceeded if the top tier cannot hold the units of one row."""
+        choosing = config.num_heads if config.granularity == "per_token_per_head" else config.num_kv_heads
+        needed = config.top_k * choosing
         if needed > store.capacity:
             raise BudgetExceeded(
-                f"the host budget holds {store.capacity} blocks, and one token reads up to {needed}; raise the budget"
+                f"the {store.top_tier} budget holds {store.capacity} blocks, and one token reads up to {needed}; "
+                "raise the budget"
             )
         self.model, self.config, self.store, self.memory = model, config, store, memory
         self._keep = keep
@@ -174,7 +176,7 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
         self._scratch = store.scratch()
         memory = Memory(documents, own_document=self._scratch.document)
         per_block = config.num_layers * config.num_kv_heads
-        self._most = max(config.chunk_blocks + config.top_k, store.capacity // (2 * per_block))
+        self._most = max(config.chunk_blocks + config.top_k, store.own_capacity // (2 * per_block))
         try:
             super().__init__(
                 model, config, store, memory, self._take, cmt_keys=cmt_keys, retrieve=retrieve, on_read=on_read

@@ -64,8 +64,16 @@ class Cascade:
         """The memory was opened anew below: read misses from there."""
         self.disk, self.host.source = disk, _source(disk)
 
+    def settle(self) -> None:
+        """Read nothing ahead any more of what is expected now: wait for what is under way, forget the rest."""
+        self.prefetcher.cancel()
+        self.prefetcher.drain()
+
     def close(self) -> None:
-        """End the prefetcher's threads and the trace; more than once is the same as once."""
+        """End the prefetcher's threads and the trace; more than once is the same as once.
+
+        Raises the OSError that ended the trace early, when everything is closed.
+        """
         self.prefetcher.close()
         if self.trace is not None:
             self.trace.close()
@@ -117,15 +125,15 @@ class Cascade:
 
     def drop(self, units: Sequence[BlockKey]) -> None:
         """Hold these units nowhere any longer."""
+        self.host.drop(units)  # first: a lookup in between would bring them up from here again
         if self.device is not None:
             self.device.drop(units)
-        self.host.drop(units)
 
     def drop_document(self, document: int, first_block: int = 0) -> None:
         """Hold nothing of a document from block `first_block` on any longer."""
+        self.host.drop_document(document, first_block)  # first, as in drop
         if self.device is not None:
             self.device.drop_document(document, first_block)
-        self.host.drop_document(document, first_block)
 
     # Counting
 

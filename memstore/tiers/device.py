@@ -18,9 +18,11 @@ class DeviceTier(SlabTier):
     ) -> None:  # fmt: skip
         """As SlabTier. Raises InvalidConfig for a device that this machine does not have."""
         try:
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise InvalidConfig(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+            if torch.empty(1, device=device).is_meta:
+                raise RuntimeError("it holds no data")
+        except (RuntimeError, AssertionError, ImportError) as error:  # torch has no error of its own for this
+            reason = str(error).splitlines()[0].partition(". ")[0][:150]
+            raise InvalidConfig(f"device {device!r} cannot be used here ({reason}); choose cuda or cpu") from error
         super().__init__(
             host, budget_bytes, block_size=block_size, head_dim=head_dim, dtype=dtype, policy=policy, device=device
         )

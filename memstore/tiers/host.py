@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.errors import DocumentNotFound
+from memstore.errors import BudgetExceeded, DocumentNotFound
 from memstore.tiers.base import UnitSource
 from memstore.tiers.slab import SlabTier
 
@@ -44,9 +44,18 @@ class HostTier(SlabTier):
         """
         lengths: list[int] = []
         group = max(1, self.capacity // 2)
-        for start in range(0, len(units), group):
-            to = torch.tensor(slots[start : start + group], device=out_k.device)
-            with self.lease(units[start : start + group]) as lease:
+        while len(lengths) < len(units):
+            start = len(lengths)
+            end = min(start + group, len(units))
+            try:
+                lease = self.lease(units[start:end])
+            except BudgetExceeded:
+                if end - start == 1:
+                    raise
+                group = (end - start) // 2  # much is pinned
+                continue
+            with lease:
+                to = torch.tensor(slots[start:end], device=out_k.device)
                 out_k[to] = lease.k[lease.slots].to(out_k.device)
                 out_v[to] = lease.v[lease.slots].to(out_v.device)
                 lengths += lease.lengths.tolist()

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from memstore.block import BlockKey
-from memstore.errors import MemstoreError
 from memstore.tiers.slab import SlabTier
 
 
@@ -40,6 +39,7 @@ class Prefetcher:
         """batch: units read at once by one worker. most: units that may wait; beyond it the oldest are dropped."""
         self.tier = tier
         self._workers, self._batch, self._most = workers, batch, most
+        self._closed = False
         self._reset()
 
     def _reset(self) -> None:
@@ -48,14 +48,11 @@ class Prefetcher:
         self._waiting: dict[BlockKey, None] = {}  # in the order of asking
         self._threads: list[threading.Thread] = []
         self._busy = 0  # workers that are reading
-        self._closed = False
         self.stats = PrefetchStats()
 
     def request(self, units: Iterable[BlockKey]) -> None:
-        """Units that a lookup will probably want soon; returns at once."""
-        if self._pid != os.getpid():
-            self._reset()
-        with self._wake:
+        """Units that a lookup will probably want soon; returns at once, and raises nothing."""
+        with self._here():
             if self._closed:
                 return
             before = len(self._waiting)
@@ -68,23 +65,37 @@ class Prefetcher:
             if not new:
                 return
             if not self._threads:
-                self._threads = [
-                    threading.Thread(target=self._work, name=f"memstore-prefetch-{n}", daemon=True)
-                    for n in range(self._workers)
-                ]
-                for thread in self._threads:
-                    thread.start()
-            self._wake.notify(-(-new // self._batch))
+                self._start()
+            self._wake.notify_all()  # not only workers wait here
 
-    def cancel(self) -> None:
-        """Forget what waits; reads under way come to their end."""
-        with self._wake:
+    def _here(self) -> threading.Condition:
+        """The lock of what waits in this process, which is not its parent's."""
+        if self._pid != os.getpid():
+            self._reset()
+        return self._wake
+
+    def _start(self) -> None:
+        for n in range(self._workers):
+            thread = threading.Thread(target=self._work, name=f"memstore-prefetch-{n}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no more threads: fewer read ahead, or none
+                break
+            self._threads.append(thread)
+        if not self._threads:
             self.stats.dropped += len(self._waiting)
             self._waiting.clear()
 
+    def cancel(self) -> None:
+        """Forget what waits; reads under way come to their end."""
+        with self._here():
+            self.stats.dropped += len(self._waiting)
+            self._waiting.clear()
+            self._wake.notify_all()
+
     def drain(self) -> None:
         """Wait until nothing waits and nothing is being read."""
-        with self._wake:
+        with self._here():
             while self._waiting or self._busy:
                 self._wake.wait()
 
@@ -115,7 +126,7 @@ class Prefetcher:
             read = failed = 0
             try:
                 read = self.tier.prefetch(units)
-            except (MemstoreError, OSError):
+            except Exception:  # whatever it is, a lookup that needs one of them meets it again, and raises it
                 failed = len(units)
             finally:
                 with self._wake:

@@ -15,11 +15,14 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded
 from memstore.tiers.base import Lease, UnitSource
+from memstore.tiers.forks import survive_forks
 from memstore.tiers.policy import make_policy
 from memstore.tiers.stats import TierStats
 
 # Places in the counts of a layer, which are the fields of TierStats in order.
 _HITS, _MISSES, _BYTES, _SECONDS, _EVICTIONS, _PREFETCHED, _LATE, _UNUSED = range(8)
+
+_PATIENCE = 60.0  # seconds that a lookup waits for slots which other threads use
 
 
 class SlabTier:
@@ -58,9 +61,7 @@ class SlabTier:
             )
         try:
             shape = (self.capacity, block_size, head_dim)
-            self.k, self.v = (
-                torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory) for _ in range(2)
-            )
+            self.k, self.v = (torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory) for _ in range(2))
             self.lengths = torch.zeros(self.capacity, dtype=torch.int64, device=device)
         except RuntimeError as error:  # torch has no error of its own for this on the CPU
             raise BudgetExceeded(
@@ -71,14 +72,19 @@ class SlabTier:
         self._lock = threading.Condition()
         self._slots: dict[BlockKey, int] = {}  # the page table: units that are held, cached or pinned
         self._pinned: set[BlockKey] = set()
-        self._leases: dict[int, int] = {}  # slot -> leases on it
+        self._leases: dict[int, int] = {}  # slot -> leases on it; a prefetch has one while it reads
+        self._lessees: dict[int, int] = {}  # thread -> leases that it took and that are not released
         self._units: dict[int, BlockKey] = {}  # slot -> the unit that is in it or on its way into it
-        self._arriving: dict[BlockKey, bool] = {}  # units that some thread is reading right now; is it a prefetch?
+        self._arriving: dict[BlockKey, int] = {}  # units that some thread is reading right now -> their slots
+        self._predicted: set[BlockKey] = set()  # of these, what is prefetched
         self._untouched: set[BlockKey] = set()  # prefetched units that nothing looked up yet
+        self._ahead = 0  # slots that prefetches are reading into
+        self._short = 0  # threads that wait for slots
         self._orphans: set[int] = set()  # leased slots whose unit was dropped; free when the lease ends
         self._free: list[int] = []
         self._fresh = 0  # slots from here on were never used
         self._counts: dict[int, list[float]] = {}  # layer -> the fields of TierStats
+        survive_forks(self)
 
     # Reading
 
@@ -86,26 +92,38 @@ class SlabTier:
         """Slots that hold these units until the lease is released; what is missing is read from below. Repeats are
         allowed.
 
+        Where prefetches or other threads' leases leave too little room, it waits for them to end, for other threads'
+        leases only if this thread has none itself: so no two threads wait for each other.
+
         Raises BudgetExceeded if the units do not fit beside what is pinned and leased (its `fits` is how many would);
         and what the source raises: CorruptBlock, DocumentNotFound.
         """
+        thread = threading.get_ident()
         with self._lock:
-            waited = self._join(units) if self._arriving else 0.0
-            slots = list(map(self._slots.get, units))
+            until = waited = 0.0
             missing: dict[BlockKey, int] = {}
-            if None in slots:
-                missing, held = self._make_room(units, slots)
-            else:
-                held = slots  # type: ignore[assignment]
-                self._hold(held)
-                self._hit(units)
+            while True:
+                waited += self._join(units) if self._arriving else 0.0
+                slots = list(map(self._slots.get, units))
+                if None not in slots:
+                    held: list[int] = slots  # type: ignore[assignment]
+                    self._hold(held)
+                    self._hit(units)
+                    break
+                began = time.perf_counter()
+                until = until or began + _PATIENCE
+                made = self._make_room(units, slots, thread, until)
+                if made is not None:
+                    missing, held = made
+                    break
+                waited += time.perf_counter() - began
+            self._lessees[thread] = self._lessees.get(thread, 0) + 1
             self._count_lookups(units, missing, waited)
         if missing:
-            self._fetch(missing, held)
+            self._fetch(missing, held, thread)
         taken = torch.tensor(held, dtype=torch.int64)
         missed = torch.tensor([slot is None for slot in slots], dtype=torch.bool)
-        lengths = self.lengths[taken].cpu() if self.lengths.is_cuda else self.lengths[taken]
-        return Lease(taken, lengths, missed, self.k, self.v, lambda: self._release(held))
+        return Lease(taken, self.lengths[taken].cpu(), missed, self.k, self.v, lambda: self._release(held, thread))
 
     def prefetch(self, units: Iterable[BlockKey]) -> int:
         """Read units that will probably be looked up into slots that nobody needs now; return how many were read.
@@ -115,11 +133,15 @@ class SlabTier:
         """
         with self._lock:
             wanted = [u for u in dict.fromkeys(units) if u not in self._slots and u not in self._arriving]
-            wanted = wanted[: self._room()]
+            wanted = wanted[: 0 if self._short else self._room()]  # nothing while lookups wait for room
             missing = dict(zip(wanted, self._take(wanted)))
-            self._arriving.update(dict.fromkeys(missing, True))
+            held = list(missing.values())
+            self._hold(held)
+            self._ahead += len(held)
+            self._arriving.update(missing)
+            self._predicted.update(missing)
         if missing:
-            self._fetch(missing, [], prefetch=True)
+            self._fetch(missing, held)
         return len(missing)
 
     def _join(self, units: Sequence[BlockKey]) -> float:
@@ -127,7 +149,7 @@ class SlabTier:
         began = 0.0
         while not self._arriving.keys().isdisjoint(units):
             began = began or time.perf_counter()
-            late = {unit for unit in units if self._arriving.get(unit)}
+            late = self._predicted.intersection(units)
             self._lock.wait()
             for unit in late & self._untouched:
                 self._untouched.remove(unit)
@@ -135,16 +157,22 @@ class SlabTier:
         return time.perf_counter() - began if began else 0.0
 
     def _make_room(
-        self, units: Sequence[BlockKey], slots: Sequence[int | None]
-    ) -> tuple[dict[BlockKey, int], list[int]]:
-        """Slots for the distinct units that are not held, marked as arriving; and the slot of every unit, leased."""
+        self, units: Sequence[BlockKey], slots: Sequence[int | None], thread: int, until: float
+    ) -> tuple[dict[BlockKey, int], list[int]] | None:
+        """Slots for the distinct units that are not held, marked as arriving; and the slot of every unit, leased.
+
+        None after a wait for room: what is held may have changed.
+        """
         missing = list(dict.fromkeys(unit for unit, slot in zip(units, slots) if slot is None))
         found = [slot for slot in slots if slot is not None]
         self._hold(found)
         room = self._room()
         if len(missing) > room:
-            fits = room + len(set(found))
             self._unlease(found)
+            found_cached = sum(self._units[slot] not in self._pinned for slot in set(found))
+            if self._wait_for_room(len(missing), room, found_cached, thread, until):
+                return None
+            fits = room + len(set(found))
             raise BudgetExceeded(
                 f"{len(set(units))} blocks are needed at once and the {self.name} tier has room for {fits} "
                 f"({self.capacity} in all); raise the {self.name} budget or read with fewer blocks a step",
@@ -152,14 +180,32 @@ class SlabTier:
             )
         self._hit([unit for unit, slot in zip(units, slots) if slot is not None])
         arriving = dict(zip(missing, self._take(missing)))
-        self._arriving.update(dict.fromkeys(missing, False))
+        self._arriving.update(arriving)
         self._hold([arriving[unit] for unit, slot in zip(units, slots) if slot is None])
         return arriving, [arriving[unit] if slot is None else slot for unit, slot in zip(units, slots)]
 
     def _room(self) -> int:
         """Slots that could be had now: free, never used, or of a cached unit that nobody leases or waits for."""
         leased = sum(self._units.get(slot) in self._policy for slot in self._leases)
-        return len(self._free) + self.capacity - self._fresh + len(self._policy) - leased - sum(self._arriving.values())
+        return len(self._free) + self.capacity - self._fresh + len(self._policy) - leased
+
+    def _wait_for_room(self, needed: int, room: int, cached: int, thread: int, until: float) -> bool:
+        """Wait for something that may make room; False where waiting cannot help, or has lasted too long.
+
+        cached: units in the policy's care that are needed too.
+        """
+        later = room + self._ahead
+        if not self._lessees.get(thread):  # nobody waits for this thread, so it may wait for everybody
+            later = self.capacity - len(self._pinned) - cached
+        patience = until - time.perf_counter()
+        if needed > later or patience <= 0:
+            return False
+        self._short += 1
+        try:
+            self._lock.wait(patience)
+        finally:
+            self._short -= 1
+        return True
 
     def _take(self, units: Sequence[BlockKey], *, cached: bool = True) -> list[int]:
         """A slot for each of some new units, evicting where none is free; there must be room. cached: the policy keeps them."""
@@ -189,8 +235,12 @@ class SlabTier:
         slot = self._slots.get(unit)
         return slot is None or slot in self._leases  # None: on its way
 
-    def _fetch(self, missing: dict[BlockKey, int], held: Sequence[int], *, prefetch: bool = False) -> None:
-        """Read units from below into their slots, outside the lock; on failure nothing of this lease remains."""
+    def _fetch(self, missing: dict[BlockKey, int], held: Sequence[int], thread: int | None = None) -> None:
+        """Read units from below into their slots, outside the lock; on failure nothing of this lease remains.
+
+        thread: whose lease it is, or None for a prefetch, which has one only while it reads. A unit that is dropped
+        meanwhile is not held afterwards, though a lease on it stays good.
+        """
         began = time.perf_counter()
         lengths: list[int] | None = None
         slots = list(missing.values())
@@ -198,21 +248,25 @@ class SlabTier:
             lengths = self.source.read(list(missing), self.k, self.v, slots)
         finally:
             with self._lock:
-                for unit in missing:
+                wanted = {unit: slot for unit, slot in missing.items() if self._arriving.get(unit) == slot}
+                for unit in wanted:
                     del self._arriving[unit]
                 if lengths is not None:
                     self.lengths[torch.tensor(slots)] = torch.tensor(lengths, device=self.lengths.device)
-                    self._slots.update(missing)
-                    if prefetch:
-                        self._untouched.update(missing)
-                    else:
-                        counts = self._layer_counts(next(iter(missing)).layer)
-                        counts[_SECONDS] += time.perf_counter() - began
+                    self._slots.update(wanted)
                 else:
-                    self._unlease(held)
-                    for unit, slot in missing.items():
+                    for unit, slot in wanted.items():
                         self._policy.drop(unit)
                         self._vacate(slot)
+                if thread is not None:
+                    self._layer_counts(next(iter(missing)).layer)[_SECONDS] += time.perf_counter() - began
+                else:
+                    self._ahead -= len(slots)
+                    self._predicted.difference_update(wanted)
+                    if lengths is not None:
+                        self._untouched.update(wanted)
+                if thread is None or lengths is None:
+                    self._release(held, thread)
                 self._lock.notify_all()
 
     def _hold(self, slots: Iterable[int]) -> None:
@@ -220,9 +274,17 @@ class SlabTier:
         for slot in slots:
             leases[slot] = leases.get(slot, 0) + 1
 
-    def _release(self, held: Sequence[int]) -> None:
+    def _release(self, held: Sequence[int], thread: int | None) -> None:
         with self._lock:
             self._unlease(held)
+            if thread is not None:
+                left = self._lessees[thread] - 1
+                if left:
+                    self._lessees[thread] = left
+                else:
+                    del self._lessees[thread]
+            if self._short:
+                self._lock.notify_all()
 
     def _unlease(self, held: Iterable[int]) -> None:
         leases = self._leases
@@ -269,20 +331,23 @@ class SlabTier:
             BlockKey(document, layer, block, head)
             for block, head in product(range(first_block, first_block + n), range(heads))
         ]
+        thread, until = threading.get_ident(), time.perf_counter() + _PATIENCE
         with self._lock:
-            if len(units) > self._room():
+            while (room := self._room()) < len(units):
+                if self._wait_for_room(len(units), room, 0, thread, until):
+                    continue
                 raise BudgetExceeded(
                     f"the {self.name} tier of {self.capacity * self.unit_bytes} bytes has no room for {len(units)} more "
                     f"blocks of a running session; raise the {self.name} budget"
                 )
-            room = self._take(units, cached=False)
-            slots = torch.tensor(room, dtype=torch.int64)
+            taken = self._take(units, cached=False)
+            slots = torch.tensor(taken, dtype=torch.int64)
             self.k[slots] = k.reshape(-1, *self.k.shape[1:])
             self.v[slots] = v.reshape(-1, *self.v.shape[1:])
             self.lengths[slots] = block_size
             if last_length is not None and n:
                 self.lengths[slots[-heads:]] = last_length
-            self._slots.update(zip(units, room))
+            self._slots.update(zip(units, taken))
             self._pinned.update(units)
         return units
 
@@ -293,6 +358,7 @@ class SlabTier:
                 if unit in self._pinned:
                     self._pinned.remove(unit)
                     self._policy.insert(unit, full=False, blocked=self._blocked)
+            self._lock.notify_all()
 
     def keep(self, units: Sequence[BlockKey]) -> None:
         """Read units that are missing and pin them all, until `unpin` or `drop`. Raises as `lease` does."""
@@ -303,27 +369,39 @@ class SlabTier:
                     self._pinned.add(unit)
 
     def drop(self, units: Iterable[BlockKey]) -> None:
-        """Hold these units no longer, pinned or not; a lease on one keeps its slot as it is until the lease ends."""
+        """Hold these units no longer, pinned or not, and not when they arrive either.
+
+        A lease on one keeps its slot as it is until the lease ends.
+        """
         with self._lock:
             for unit in units:
                 slot = self._slots.pop(unit, None)
+                unused = unit in self._untouched or unit in self._predicted
+                if slot is None:
+                    slot = self._arriving.pop(unit, None)
                 if slot is None:
                     continue
                 if unit in self._pinned:
                     self._pinned.remove(unit)
                 else:
                     self._policy.drop(unit)
-                if unit in self._untouched:
-                    self._untouched.remove(unit)
+                if unused:
+                    self._untouched.discard(unit)
+                    self._predicted.discard(unit)
                     self._layer_counts(unit.layer)[_UNUSED] += 1
                 self._vacate(slot)
+            self._lock.notify_all()
 
     def drop_document(self, document: int, first_block: int = 0) -> None:
-        """Drop what is held of a document from block `first_block` on."""
+        """Drop what is held or on its way of a document from block `first_block` on. Waits for nothing."""
         with self._lock:
-            while any(unit.document == document for unit in self._arriving):
-                self._lock.wait()
-            self.drop([unit for unit in self._slots if unit.document == document and unit.block >= first_block])
+            held = [*self._slots, *self._arriving]
+            self.drop([unit for unit in held if unit.document == document and unit.block >= first_block])
+
+    def _in_child(self) -> None:
+        """In a forked child nothing that its parent's threads were reading arrives, and none of them waits."""
+        self.drop(list(self._arriving))
+        self._ahead = self._short = 0
 
     # Counting
 
@@ -354,12 +432,18 @@ class SlabTier:
         return counts
 
     def _count_lookups(self, units: Sequence[BlockKey], missing: dict[BlockKey, int], waited: float) -> None:
-        if units:
-            counts = self._layer_counts(units[0].layer)  # a step asks for one layer at a time
-            counts[_HITS] += len(units) - len(missing)
-            counts[_MISSES] += len(missing)
-            counts[_BYTES] += len(units) * self.unit_bytes
-            counts[_SECONDS] += waited
+        if not units:
+            return
+        layers = {unit.layer for unit in units}
+        for layer in layers:  # a step asks for one layer at a time, a tier above that reads ahead for several
+            several = len(layers) > 1
+            asked = sum(unit.layer == layer for unit in units) if several else len(units)
+            missed = sum(unit.layer == layer for unit in missing) if several else len(missing)
+            counts = self._layer_counts(layer)
+            counts[_HITS] += asked - missed
+            counts[_MISSES] += missed
+            counts[_BYTES] += asked * self.unit_bytes
+        self._layer_counts(units[0].layer)[_SECONDS] += waited
 
 
 def _as_stats(counts: Sequence[float]) -> TierStats:

@@ -2,11 +2,14 @@
 
 The file is zstd over msgpack: a header {"format", "unit_bytes"}, then one entry a lookup or prediction:
 [kind, microseconds since the trace began, layer, documents, blocks, heads, missed], of which the last four are lists with
-one number a unit; missed is empty for predictions and for lookups without a miss.
+one number a unit; missed is empty for predictions and for lookups without a miss. Units of several layers make several
+entries.
 """
 
+import os
 import threading
 import time
+from contextlib import suppress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +28,17 @@ _FLUSH = 1 << 16  # bytes between frames that a reader can decode
 
 
 class TraceWriter:
-    """Writes lookups and predictions as they come; may be used from several threads."""
+    """Writes lookups and predictions as they come; may be used from several threads. A forked child writes nothing.
+
+    A lookup is never lost to its trace: the first error of writing ends the trace, and `close` raises it.
+    """
 
     def __init__(self, path: Path | str, *, unit_bytes: int) -> None:
         """unit_bytes: of one unit in a slot. Raises OSError."""
-        self._file = Path(path).open("wb")
+        self._pid = os.getpid()
+        self._error: OSError | None = None
+        # Unbuffered: nothing is left for a forked child to write a second time.
+        self._file = Path(path).open("wb", buffering=0)
         self._stream = zstandard.ZstdCompressor(level=9).stream_writer(self._file)
         self._pack = msgpack.Packer().pack
         self._lock = threading.Lock()
@@ -46,25 +55,43 @@ class TraceWriter:
         self._write(_PREDICTION, units, [])
 
     def _write(self, kind: int, units: Sequence[BlockKey], missed: list[int]) -> None:
-        if not units:
+        if not units or self._pid != os.getpid():
             return
         documents, layers, blocks, heads = zip(*units)
+        if layers.count(layers[0]) < len(layers):  # an entry has one layer
+            for layer in dict.fromkeys(layers):
+                places = [place for place, other in enumerate(layers) if other == layer]
+                among = [at for at, place in enumerate(places) if place in missed]
+                self._write(kind, [units[place] for place in places], among)
+            return
         micros = int((time.perf_counter() - self._began) * 1e6)
         data = self._pack([kind, micros, layers[0], documents, blocks, heads, missed])
         with self._lock:
             if self._file.closed:
                 return
-            self._stream.write(data)
-            self._pending += len(data)
-            if self._pending > _FLUSH:
-                self._stream.flush(zstandard.FLUSH_BLOCK)
-                self._pending = 0
+            try:
+                self._stream.write(data)
+                self._pending += len(data)
+                if self._pending > _FLUSH:
+                    self._stream.flush(zstandard.FLUSH_BLOCK)
+                    self._pending = 0
+            except OSError as error:
+                self._error = error
+                self._file.close()
 
     def close(self) -> None:
-        """End the file; more than once is the same as once."""
+        """End the file; more than once is the same as once. Raises the OSError that ended the trace early."""
+        if self._pid != os.getpid():
+            return
         with self._lock:
             if not self._file.closed:
-                self._stream.close()  # closes the file too
+                try:
+                    self._stream.close()  # closes the file too
+                finally:
+                    self._file.close()
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,439 @@
+"""What host and device tier share: replay equals life, prefetches, kept units, and drops at awkward moments."""
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from below import BLOCK, DIM, SECONDS, UNIT_BYTES, Aside, Below, check_lease, check_slots, content, unit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstore.block import BlockKey
+from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound, InvalidConfig
+from memstore.tiers.base import Lease
+from memstore.tiers.cascade import Cascade
+from memstore.tiers.device import DeviceTier
+from memstore.tiers.host import HostTier
+from memstore.tiers.policy import POLICIES
+from memstore.tiers.replay import replay
+from memstore.tiers.slab import SlabTier
+from memstore.tiers.trace import read_trace
+
+
+@pytest.fixture
+def below() -> Below:
+    return Below()
+
+
+def make_tier(below: Below, units: int = 8, policy: str = "lru") -> HostTier:
+    return HostTier(
+        below, units * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, policy=policy
+    )  # fmt: skip
+
+
+class Leasing:
+    """A thread that leases units until it is told to end."""
+
+    def __init__(self, tier: SlabTier, units: list[BlockKey]) -> None:
+        self._has, self._enough = threading.Event(), threading.Event()
+        self._thread = Aside(self._lease, tier, units)
+
+    def _lease(self, tier: SlabTier, units: list[BlockKey]) -> None:
+        with tier.lease(units):
+            self._has.set()
+            assert self._enough.wait(SECONDS)
+
+    def leases(self, seconds: float = SECONDS) -> bool:
+        return self._has.wait(seconds)
+
+    def end(self) -> None:
+        self._enough.set()
+        self._thread.end()
+
+
+# The four policies, alive and replayed
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_lookups_replayed_from_their_trace_hit_and_miss_as_they_did(
+    policy: str, device: str | None, below: Below, tmp_path: Path
+) -> None:
+    chance = random.Random(policy)
+    for capacity in (5, 16, 40):
+        path = tmp_path / str(capacity)
+        tiers = Cascade(
+            None, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, host_budget=capacity * UNIT_BYTES,
+            device_budget=capacity * UNIT_BYTES, device=device, policy=policy, trace=path,
+        )  # fmt: skip
+        tiers.host.source = below
+        for step in range(250):
+            some = {int(chance.paretovariate(0.5)) % 90 for _ in range(chance.randint(1, min(capacity, 12)))}
+            with tiers.lease([unit(number, layer=step % 2) for number in some]):
+                pass
+        tiers.close()
+        lookups = [entry for entry in read_trace(path) if entry.is_lookup]
+        stats, result = tiers.top.stats(), replay([entry.units for entry in lookups], capacity, policy)
+        assert (stats.hits, stats.misses, stats.evictions) == (result.hits, result.misses, result.evictions)
+        assert sum(len(entry.missed) for entry in lookups) == result.misses > result.evictions > 0
+        assert stats.hits > 0
+        check_slots(tiers.top)
+
+
+# Prefetching
+
+
+def test_a_unit_prefetched_in_time_is_a_hit_and_counted_once(below: Below) -> None:
+    tier = make_tier(below)
+    assert tier.prefetch([unit(0), unit(1), unit(0), unit(2, layer=4)]) == 3
+    assert tier.prefetch([unit(1), unit(0)]) == 0
+    check_lease(tier, [unit(0), unit(5)])
+    check_lease(tier, [unit(0), unit(2, layer=4)])
+    stats = tier.stats()
+    assert (stats.hits, stats.misses, stats.prefetched, stats.late, stats.unused) == (3, 1, 2, 0, 0)
+    assert tier.layers()[4].prefetched == 1
+    assert sum(map(len, below.reads)) == 4
+    check_slots(tier)
+
+
+def test_a_late_prefetch_is_joined_and_not_read_twice(below: Below) -> None:
+    tier = make_tier(below)
+    below.stand_still()
+    ahead = Aside(tier.prefetch, [unit(0), unit(1)])
+    below.reading.acquire()
+    lookups = [Aside(check_lease, tier, [unit(0)]) for _ in range(2)]
+    assert tier.prefetch([unit(1)]) == 0
+    assert all(lookup.is_waiting() for lookup in lookups)
+    below.go()
+    assert ahead.end() == 2
+    for lookup in lookups:
+        lookup.end()
+    stats = tier.stats()
+    assert (stats.hits, stats.misses, stats.prefetched, stats.late) == (2, 0, 0, 1) and stats.seconds > 0
+    assert below.reads == [[unit(0), unit(1)]]
+    check_slots(tier)
+
+
+def test_prefetched_units_that_nobody_looked_up_are_counted_when_they_go(below: Below) -> None:
+    tier = make_tier(below, units=4)
+    tier.prefetch([unit(n) for n in range(4)])
+    check_lease(tier, [unit(0)])
+    check_lease(tier, [unit(4)])
+    assert (tier.stats().evictions, tier.stats().unused) == (1, 1)
+    tier.drop([unit(2)])
+    tier.drop_document(1)
+    stats = tier.stats()
+    assert (stats.prefetched, stats.late, stats.unused) == (1, 0, 3)
+    assert tier.bytes == 0
+    check_slots(tier)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_prefetch_takes_neither_leased_nor_pinned_slots_and_no_budget_stops_it(below: Below, policy: str) -> None:
+    tier = make_tier(below, units=4, policy=policy)
+    k = torch.zeros(1, 1, BLOCK, DIM)
+    tier.pin(-1, 0, 0, k, k)
+    lease = tier.lease([unit(0), unit(1)])
+    assert tier.prefetch([unit(n) for n in range(20)]) == 1
+    assert tier.prefetch([unit(n) for n in range(20, 30)]) == 1
+    assert tier.holds(BlockKey(-1, 0, 0, 0)) and tier.holds(unit(0)) and tier.holds(unit(1))
+    other = tier.lease([unit(40)])
+    assert tier.prefetch([unit(50)]) == 0
+    assert torch.equal(lease.k[lease.slots[1]], content(unit(1))[0])
+    lease.release(), other.release()
+    assert tier.bytes == 4 * UNIT_BYTES
+    check_slots(tier)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_failed_prefetch_leaves_nothing_behind_and_the_lookup_raises_the_named_error(
+    below: Below, policy: str
+) -> None:
+    tier = make_tier(below, units=3, policy=policy)
+    below.refuse = True
+    for _ in range(3):
+        with pytest.raises(CorruptBlock):
+            tier.prefetch([unit(0), unit(1)])
+    assert tier.bytes == 0 and not tier.holds(unit(0))
+    with pytest.raises(DocumentNotFound):
+        below.refuse = False
+        tier.prefetch([unit(2), BlockKey(666, 0, 0, 0)])
+    below.refuse = True
+    with pytest.raises(CorruptBlock, match="document 1, block 0"):
+        tier.lease([unit(0)])
+    below.refuse = False
+    check_lease(tier, [unit(0), unit(1), unit(2)])
+    assert (tier.stats().prefetched, tier.stats().unused) == (0, 0)
+    check_slots(tier)
+
+
+def test_a_lookup_waits_for_the_room_that_prefetches_and_other_threads_take_for_a_moment(below: Below) -> None:
+    tier = make_tier(below, units=2)
+    below.stand_still()
+    ahead = Aside(tier.prefetch, [unit(0), unit(1)])
+    below.reading.acquire()
+    lookup = Leasing(tier, [unit(5), unit(6)])
+    assert not lookup.leases(0.05)
+    assert tier.prefetch([unit(7)]) == 0
+    below.go()
+    assert lookup.leases() and ahead.end() == 2
+    assert tier.stats().unused == 2
+
+    second = Aside(check_lease, tier, [unit(5), unit(7)])
+    own = Aside(tier.pin, -1, 0, 0, *(torch.zeros(2, 1, BLOCK, DIM) for _ in range(2)))
+    assert second.is_waiting() and own.is_waiting()
+    with pytest.raises(BudgetExceeded) as refused:  # more than there will ever be
+        tier.lease([unit(8), unit(9), unit(10)])
+    assert refused.value.fits == 0
+    lookup.end()
+    outcomes = []
+    for call in (second, own):
+        try:
+            call.end()
+            outcomes.append("done")
+        except BudgetExceeded:
+            outcomes.append("refused")
+    assert outcomes[1] == "done"  # the lookup came before it, or found everything pinned
+
+
+def test_a_thread_that_leases_does_not_wait_for_others(below: Below) -> None:
+    tier = make_tier(below, units=3)
+    other = Leasing(tier, [unit(0)])
+    assert other.leases()
+    with tier.lease([unit(1)]), pytest.raises(BudgetExceeded) as refused:
+        tier.lease([unit(2), unit(3)])
+    assert refused.value.fits == 1
+    other.end()
+    check_lease(tier, [unit(2), unit(3), unit(1)])
+    check_slots(tier)
+
+
+def test_waiting_for_room_ends(below: Below, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstore.tiers.slab._PATIENCE", 0.05)
+    tier = make_tier(below, units=3)
+    endless = Leasing(tier, [unit(0)])
+    assert endless.leases()
+    with pytest.raises(BudgetExceeded, match="raise the host budget"):
+        tier.lease([unit(1), unit(2), unit(3)])
+    with pytest.raises(BudgetExceeded):
+        tier.pin(-1, 0, 0, *(torch.zeros(3, 1, BLOCK, DIM) for _ in range(2)))
+    endless.end()
+    check_slots(tier)
+
+
+# Units that are kept
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_kept_units_outlive_any_pressure_until_unpinned(below: Below, policy: str) -> None:
+    tier = make_tier(below, units=4, policy=policy)
+    check_lease(tier, [unit(0)])
+    tier.prefetch([unit(1)])
+    tier.keep([unit(0), unit(1), unit(2), unit(0)])
+    tier.keep([unit(0)])
+    for number in range(10, 30):
+        check_lease(tier, [unit(number), unit(0)])
+    assert all(tier.holds(unit(n)) for n in range(3))
+    with pytest.raises(BudgetExceeded) as refused:
+        tier.lease([unit(5), unit(6)])
+    assert refused.value.fits == 1
+    with pytest.raises(BudgetExceeded):
+        tier.keep([unit(5), unit(6)])
+    assert not tier.holds(unit(5))
+    tier.unpin([unit(0), unit(1), unit(9)])
+    for number in range(10, 30):
+        check_lease(tier, [unit(number), unit(number + 1), unit(number + 2)])
+    assert [tier.holds(unit(n)) for n in range(3)] == [False, False, True]
+    tier.drop([unit(2)])
+    check_lease(tier, [unit(n) for n in range(4)])
+    below.refuse = True
+    with pytest.raises(CorruptBlock):
+        tier.keep([unit(0), unit(20)])
+    tier.unpin([unit(0)])
+    check_slots(tier)
+
+
+# Drops at awkward moments
+
+
+def test_a_unit_dropped_on_its_way_is_not_held_when_it_arrives(below: Below) -> None:
+    tier = make_tier(below, units=4)
+    below.stand_still()
+    ahead = Aside(tier.prefetch, [unit(0), unit(1)])
+    lookup = Aside(tier.lease, [unit(4), unit(5)])
+    below.reading.acquire(), below.reading.acquire()
+    Aside(tier.drop_document, 1, 2).end()  # waits for nothing
+    Aside(tier.drop, [unit(0)]).end()
+    assert tier.bytes == 4 * UNIT_BYTES  # the slots are being written to
+    below.go()
+    lease = lookup.end()
+    assert isinstance(lease, Lease) and ahead.end() == 2
+    assert torch.equal(lease.k[lease.slots[0]], content(unit(4))[0])  # what is leased stays as it is
+    assert [tier.holds(unit(n)) for n in (0, 1, 4, 5)] == [False, True, False, False]
+    assert tier.bytes == 3 * UNIT_BYTES and tier.stats().unused == 1
+    lease.release()
+    assert tier.bytes == UNIT_BYTES
+    check_slots(tier)
+
+
+def test_a_unit_dropped_on_its_way_is_read_anew_for_who_asks_later(below: Below) -> None:
+    tier = make_tier(below, units=4)
+    below.stand_still()
+    first = Aside(tier.prefetch, [unit(0)])
+    below.reading.acquire()
+    joined = Aside(check_lease, tier, [unit(0)])
+    assert joined.is_waiting()
+    tier.drop([unit(0)])
+    below.reading.acquire()  # the joined lookup does not wait for what was dropped
+    below.go()
+    joined.end(), first.end()
+    assert tier.holds(unit(0)) and below.reads == [[unit(0)], [unit(0)]]
+    assert (tier.stats().misses, tier.stats().unused, tier.stats().late) == (1, 1, 0)
+    check_slots(tier)
+
+
+@pytest.mark.parametrize("what", ["lease", "prefetch"])
+def test_a_unit_dropped_on_its_way_to_a_failure_leaves_nothing(below: Below, what: str) -> None:
+    tier = make_tier(below, units=2)
+    below.stand_still()
+    below.refuse = True
+    call = Aside(getattr(tier, what), [unit(0), unit(1)])
+    below.reading.acquire()
+    tier.drop([unit(0)])
+    below.go()
+    with pytest.raises(CorruptBlock):
+        call.end()
+    assert tier.bytes == 0
+    check_slots(tier)
+
+
+# Any order of calls
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(st.tuples(st.sampled_from("llrrpudfkK"), st.integers(0, 23)), max_size=60),
+    st.integers(1, 9),
+    st.sampled_from(sorted(POLICIES)),
+)
+def test_any_order_of_calls_keeps_budget_and_content(steps: list[tuple[str, int]], capacity: int, policy: str) -> None:
+    below = Below()
+    tier = make_tier(below, units=capacity, policy=policy)
+    leases: list[tuple[Lease, list[BlockKey]]] = []
+    pinned: list[BlockKey] = []
+    for what, number in steps:
+        some = [unit((number + i * 5) % 24) for i in range(1 + number % 4)]
+        try:
+            if what == "l":
+                leases.append((tier.lease(some), some))
+            elif what == "r" and leases:
+                leases.pop(number % len(leases))[0].release()
+            elif what == "p" and not tier.holds(key := BlockKey(-1, 0, number, 0)):
+                k, v = content(key)
+                pinned += tier.pin(-1, 0, number, k.view(1, 1, BLOCK, DIM), v.view(1, 1, BLOCK, DIM))
+            elif what == "u" and pinned:
+                tier.unpin([pinned.pop(number % len(pinned))])
+            elif what == "d":
+                tier.drop([unit(number)])
+                pinned = [key for key in pinned if key != unit(number)]
+            elif what == "f":
+                wanted = [key for key in some if not tier.holds(key)]
+                assert tier.prefetch(some) == sum(map(tier.holds, wanted))
+            elif what == "k":
+                tier.keep(some)
+                pinned += [key for key in some if key not in pinned]
+            elif what == "K":
+                tier.drop_document(1, number)
+                pinned = [key for key in pinned if key.document != 1 or key.block < number]
+        except BudgetExceeded as refused:
+            assert what in "lpk"
+            assert refused.fits < max(len(set(some)), 1)
+        assert tier.bytes <= capacity * UNIT_BYTES
+        for lease, wanted in leases:
+            for slot, key in zip(lease.slots, wanted):
+                assert torch.equal(lease.k[slot], content(key)[0])
+        assert all(tier.holds(key) for key in pinned)
+    for lease, _ in leases:
+        lease.release()
+    check_slots(tier)
+    stats = tier.stats()
+    ahead = stats.prefetched + stats.late + stats.unused + len(tier._untouched)
+    assert sum(map(len, below.reads)) == stats.misses + ahead
+
+
+# A tier over a tier
+
+
+def make_pair(below: Below, device_units: int, host_units: int) -> tuple[DeviceTier, HostTier]:
+    host = make_tier(below, host_units)
+    shape = {"block_size": BLOCK, "head_dim": DIM, "dtype": torch.float32}
+    return DeviceTier(host, device_units * UNIT_BYTES, device="cpu", **shape), host
+
+
+def test_what_the_device_misses_the_host_is_asked_for_layer_by_layer(below: Below) -> None:
+    device, host = make_pair(below, 8, 30)
+    check_lease(device, [unit(n, layer=2) for n in range(6)])
+    device.prefetch([unit(n, layer=n % 3) for n in range(6)])
+    for number in range(40):
+        check_lease(device, [unit(number, layer=1), unit(number // 2, layer=1)])
+    asked = {layer: stats.hits + stats.misses for layer, stats in host.layers().items()}
+    for layer, stats in device.layers().items():
+        read_ahead = 2 if layer < 2 else 0  # of layer 2, everything was there already
+        assert asked[layer] == stats.misses + read_ahead, layer
+    assert host.stats().misses == sum(map(len, below.reads))
+    check_slots(device), check_slots(host)
+
+
+@pytest.mark.parametrize("host_units", [1, 2, 3, 7])
+def test_a_host_smaller_than_the_device_passes_everything_up(below: Below, host_units: int) -> None:
+    device, host = make_pair(below, 20, host_units)
+    k = torch.zeros(host_units - 1, 1, BLOCK, DIM)
+    host.pin(-1, 0, 0, k, k)
+    for first in range(0, 40, 9):
+        check_lease(device, [unit(n) for n in range(first, first + 20)])
+    assert host.bytes <= host_units * UNIT_BYTES and device.bytes == 20 * UNIT_BYTES
+    host.pin(-1, 1, 0, k[:1].new_zeros(1, 1, BLOCK, DIM), k.new_zeros(1, 1, BLOCK, DIM))
+    with pytest.raises(BudgetExceeded, match="raise the host budget"):
+        device.lease([unit(100)])
+    check_slots(device), check_slots(host)
+
+
+def test_many_threads_share_a_device_tier_over_a_host_of_one_unit(below: Below) -> None:
+    device, host = make_pair(below, 12, 1)
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(60):
+            numbers = chance.sample(range(40), 4)
+            if chance.random() < 0.3:
+                device.prefetch([unit(n) for n in numbers])
+            else:
+                check_lease(device, [unit(n) for n in numbers])
+
+    for call in [Aside(work, seed) for seed in range(6)]:
+        call.end()
+    check_slots(device), check_slots(host)
+
+
+BAD_DEVICES = ["nonsense", "", "cuda:99", "meta", "hpu", "mps", "privateuseone"]
+
+
+@pytest.mark.parametrize("device", BAD_DEVICES)
+def test_a_device_that_is_not_there_is_refused_in_one_line(below: Below, device: str) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        DeviceTier(make_tier(below), 1 << 20, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, device=device)
+    words = str(refused.value)
+    assert repr(device) in words and "\n" not in words and len(words) < 300
+
+
+def test_a_device_budget_below_one_unit_is_refused_with_its_name(below: Below) -> None:
+    make: Callable[[int], SlabTier] = lambda budget: DeviceTier(  # noqa: E731
+        make_tier(below), budget, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, device="cpu"
+    )
+    with pytest.raises(BudgetExceeded, match="device budget of 10 bytes"):
+        make(10)
+    with pytest.raises(BudgetExceeded, match=r"device budget .* lower the budget"):
+        make(1 << 60)
