@@ -51,6 +51,7 @@ from memstore.writer import COMMIT_BYTES
 BATCH = 32
 DIRECT_THREADS = (4, 8, 16)
 CHUNK_BLOCKS = 8
+WARM_BATCHES = 60  # of each kind, in turns, in one repeat
 
 
 class Shape(NamedTuple):
@@ -171,7 +172,6 @@ def warm_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
     source = memoryview(random.randbytes(memory.records * shape.record))
     whole = memoryview(bytearray(BATCH * size))
     k_bytes, v_bytes = (memoryview(bytearray(count * half)) for _ in range(2))
-    batches = max(2, min(memory.records // BATCH, (8 << 20) // (BATCH * size)))
     memory.reopen()
     with memory.database.read() as txn:
         for _ in txn.scan("blocks"):  # every page is in the page cache, and mapped
@@ -179,43 +179,38 @@ def warm_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
     slots = range(count)
 
     def disk(_: int) -> float:
-        asked = [[BlockKey(1, 0, block, head) for block in drawn for head in heads] for drawn in memory.sample(batches)]
-        return gigabytes(
-            batches * BATCH * size, lambda: [memory.tier.read(units, k, v, slots) for units in asked]
-        )  # fmt: skip
+        units = [BlockKey(1, 0, block, head) for block in memory.sample(1)[0] for head in heads]
+        return gigabytes(BATCH * size, lambda: memory.tier.read(units, k, v, slots))
 
     def a_record(_: int) -> float:
         def run() -> None:
-            for starts in asked:
-                for place, start in enumerate(starts):
-                    data = source[start : start + size]
-                    whole[place * size : (place + 1) * size] = data
-                    xxh3_64_digest(data)
+            for place, start in enumerate(starts):
+                data = source[start : start + size]
+                whole[place * size : (place + 1) * size] = data
+                xxh3_64_digest(data)
 
-        first = heads[0] * shape.unit
-        asked = [[block * shape.record + first for block in drawn] for drawn in memory.sample(batches)]
-        return gigabytes(batches * BATCH * size, run)
+        starts = [block * shape.record + heads[0] * shape.unit for block in memory.sample(1)[0]]
+        return gigabytes(BATCH * size, run)
 
     def pieces(_: int) -> float:
         def run() -> None:
-            for starts in asked:
-                for place, start in enumerate(starts):
-                    data = source[start : start + shape.unit]
-                    k_bytes[place * half : (place + 1) * half] = data[:half]
-                    v_bytes[place * half : (place + 1) * half] = data[half:]
-                    xxh3_64_digest(data)
+            for place, start in enumerate(starts):
+                data = source[start : start + shape.unit]
+                k_bytes[place * half : (place + 1) * half] = data[:half]
+                v_bytes[place * half : (place + 1) * half] = data[half:]
+                xxh3_64_digest(data)
 
-        asked = [
-            [block * shape.record + head * shape.unit for block in drawn for head in heads]
-            for drawn in memory.sample(batches)
-        ]
-        return gigabytes(batches * BATCH * size, run)
+        starts = [block * shape.record + head * shape.unit for block in memory.sample(1)[0] for head in heads]
+        return gigabytes(BATCH * size, run)
 
     runs = {"disk": disk, "record": a_record, "pieces": pieces}
-    for _ in range(3 + 70 // batches):  # the tier stops asking the disk after 64 batches that did not need it
+    for _ in range(80):  # the tier stops asking the disk after 64 batches that did not need it
         for run in runs.values():
             run(0)
-    found = interleaved(runs, options.repeats)
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(options.repeats):  # a batch at a time: most of them are over before another process has its turn
+        for name, rates in interleaved(runs, WARM_BATCHES).items():
+            found[name].append(statistics.median(rates))
     return {
         "record": shape.name,
         "heads": len(heads),

@@ -13,22 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from memstore import __version__, cli_ingest, cli_memory, console
+from memstore import __version__, cli_bench, cli_ingest, cli_memory, console
 from memstore.cli_options import (
     ASK_BUDGET,
     Cutoff,
     Documents,
     Granularity,
-    HostBudget,
     Json,
     MaxNewTokens,
+    MetricsPort,
     Model,
     Seed,
     Store,
     Temperature,
+    Tiers,
     TopK,
     abandon_stdout,
     command,
+    metrics_served,
 )
 from memstore.errors import InvalidInput
 
@@ -80,7 +82,8 @@ def ask(
     temperature: Temperature = 0.0,
     seed: Seed = None,
     model: Model = None,
-    host_budget: HostBudget = None,
+    *,
+    tiers: Tiers,
     as_json: Json = False,
 ) -> None:
     """Answer a question from a memory, and show what was read.
@@ -92,7 +95,7 @@ def ask(
         raise InvalidInput("standard input holds no question")
     began = time.monotonic()
     answers = []
-    with _opened(store, model, host_budget) as (reader, memory):
+    with _opened(store, model, tiers) as (reader, memory):
         opened = round(time.monotonic() - began, 3)
         for text in questions:
             with console.stream(not as_json) as on_token:
@@ -118,7 +121,9 @@ def chat(
     temperature: Temperature = 0.0,
     seed: Seed = None,
     model: Model = None,
-    host_budget: HostBudget = None,
+    *,
+    tiers: Tiers,
+    metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
     """Ask one question a line in one session; Ctrl-D ends.
@@ -127,9 +132,11 @@ def chat(
     """
     answers = []
     with (
-        _opened(store, model, host_budget) as (reader, memory),
+        metrics_served(metrics_port) as metrics,
+        _opened(store, model, tiers) as (reader, memory),
         reader.chat(memory, document, top_k=top_k, cmt_cutoff=cmt_cutoff, granularity=granularity) as conversation,
     ):
+        metrics.store = memory
         for text in console.read_lines(prompt="> "):
             if not text:
                 continue
@@ -151,11 +158,12 @@ def search(
     document: Documents = None,
     results: Annotated[int, typer.Option("--results", metavar="N", help="How many places to show.")] = 5,
     model: Model = None,
-    host_budget: HostBudget = None,
+    *,
+    tiers: Tiers,
     as_json: Json = False,
 ) -> None:
     """Show the places of a memory that a phrase attends to most."""
-    with _opened(store, model, host_budget) as (reader, memory):
+    with _opened(store, model, tiers) as (reader, memory):
         sources = [asdict(source) for source in reader.search(phrase, memory, documents=document, top_k=results)]
     if as_json:
         console.emit({"sources": sources})
@@ -166,13 +174,12 @@ def search(
 class _opened:
     """The model, and a memory of its own that is only read."""
 
-    def __init__(self, path: Path, model: str | None, host_budget: int | None) -> None:
+    def __init__(self, path: Path, model: str | None, tiers: Tiers) -> None:
         from memstore.model.landmark_model import load_model_for_command
         from memstore.store import MemoryStore
 
         self._reader = load_model_for_command(model)
-        budget = ASK_BUDGET if host_budget is None else host_budget
-        self._memory = MemoryStore.open(path, self._reader.signature, read_only=True, host_budget=budget)
+        self._memory = MemoryStore.open(path, self._reader.signature, read_only=True, **tiers.options(ASK_BUDGET))
 
     def __enter__(self) -> tuple["LandmarkModel", "MemoryStore"]:
         return self._reader, self._memory
@@ -287,3 +294,8 @@ def memstore(
 
 for _command in (cli_ingest.ingest, ask, chat, search, *cli_memory.COMMANDS, train, demo):
     app.command(_command.name, epilog=_command.epilog)(_command.run)
+
+_bench = typer.Typer(help="Measure the tiers on this machine.")
+for _command in cli_bench.COMMANDS:
+    _bench.command(_command.name, epilog=_command.epilog)(_command.run)
+app.add_typer(_bench, name="bench")

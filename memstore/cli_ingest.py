@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memstore import console
-from memstore.cli_options import ASK_BUDGET, HostBudget, Json, Model, Store, TopK, command, parse_size
+from memstore.cli_options import ASK_BUDGET, Json, Model, Store, Tiers, TopK, command, parse_size
 from memstore.errors import InvalidInput, MemoryNotFound
 
 if TYPE_CHECKING:
     from memstore.model.ingest import IngestProgress, Mode, Text
     from memstore.model.landmark_model import LandmarkModel
     from memstore.store import MemoryStore
+    from memstore.tiers.cascade import TierOptions
 
 INGEST_BUDGET = 128 << 20  # an ingest reads back only its latest blocks; with --retrieve it gets what asking gets
 
@@ -57,7 +58,8 @@ def ingest(
             help="Of a new memory: zstd (default) or raw, lossless; int8, int4, int8+zstd or int4+zstd, smaller.",
         ),
     ] = None,
-    host_budget: HostBudget = None,
+    *,
+    tiers: Tiers,
     as_json: Json = False,
 ) -> None:
     """Read documents into a memory, and make it if need be.
@@ -81,9 +83,9 @@ def ingest(
     lookup = {"top_k": top_k, "chunk_blocks": chunk_blocks}
     reader.lookup_config(**lookup)  # a setting out of range is refused before a memory is created
     mode: Mode = "append" if append else "replace" if replace else "new"
-    budget = host_budget if host_budget is not None else ASK_BUDGET if retrieve else INGEST_BUDGET
+    options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
     results = []
-    with _open_or_create(store, reader, codec, quota, budget) as memory:
+    with _open_or_create(store, reader, codec, quota, options) as memory:
         for text in texts:
             results.append(_ingest_one(reader, memory, text, mode, retrieve, lookup))
             if not as_json:
@@ -103,14 +105,14 @@ def _printable(name: str) -> str:
 
 
 def _open_or_create(
-    path: Path, reader: "LandmarkModel", codec: str | None, quota: int | None, host_budget: int
+    path: Path, reader: "LandmarkModel", codec: str | None, quota: int | None, tiers: "TierOptions"
 ) -> "MemoryStore":
     from memstore.store import MemoryStore
 
     try:
-        memory = MemoryStore.open(path, reader.signature, host_budget=host_budget)
+        memory = MemoryStore.open(path, reader.signature, **tiers)
     except MemoryNotFound:
-        return MemoryStore.create(path, reader.signature, codec=codec or "zstd", quota=quota, host_budget=host_budget)
+        return MemoryStore.create(path, reader.signature, codec=codec or "zstd", quota=quota, **tiers)
     try:
         if codec is not None:
             console.note(f"note: {path} exists and keeps its codec, {memory.codec}")

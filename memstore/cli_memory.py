@@ -50,7 +50,7 @@ def stats(store: Store, as_json: Json = False) -> None:
         held = (
             f"; holds {console.size(counts['held'])} of {console.size(counts['budget'])}" if "budget" in counts else ""
         )
-        print(f"{name}: {counts['hits']:,} hits, {counts['misses']:,} misses, {console.size(counts['bytes'])}{held}")
+        print(f"{name}: {console.tier(counts)}{held}")
 
 
 @command("forget", "memstore forget diary --store mem")

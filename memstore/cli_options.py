@@ -1,20 +1,25 @@
 """What commands share: how they are declared, how a failure becomes one line and an exit status, common options."""
 
 import errno
+import inspect
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
 from memstore import console
 from memstore.errors import InvalidInput, MemstoreError, StorageFull
 
-P = ParamSpec("P")
+if TYPE_CHECKING:
+    from memstore.metrics import Metrics
+    from memstore.tiers.cascade import Predictor, TierOptions
+
 ASK_BUDGET = 1 << 30  # bytes of main memory for blocks
 
 
@@ -27,18 +32,24 @@ class Command:
     epilog: str
 
 
-def command(name: str, *examples: str, interrupted: str = "interrupted") -> Callable[[Callable[P, None]], Command]:
+def command(name: str, *examples: str, interrupted: str = "interrupted") -> Callable[[Callable[..., None]], Command]:
     """Declare a command with its examples; what goes wrong in it becomes one line on stderr and exit status 1.
 
-    With --json stdout then gets {"error": {"name", "message"}}. interrupted: what Ctrl-C says (exit status 130).
+    A parameter that is a dataclass of options (such as Tiers) stands for its fields. With --json stdout gets
+    {"error": {"name", "message"}} for a failure. interrupted: what Ctrl-C says (exit status 130).
     """
 
-    def declare(function: Callable[P, None]) -> Command:
+    def declare(function: Callable[..., None]) -> Command:
+        given = inspect.signature(function, eval_str=True).parameters.values()
+        groups: dict[str, Any] = {p.name: p.annotation for p in given if is_dataclass(p.annotation)}
+
         @wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        def run(**kwargs: Any) -> None:
             as_json = bool(kwargs.get("as_json"))
+            for name, group in groups.items():
+                kwargs[name] = group(**{field.name: kwargs.pop(field.name) for field in fields(group)})
             try:
-                function(*args, **kwargs)
+                function(**kwargs)
             except BrokenPipeError:
                 abandon_stdout()  # whoever read our output has seen enough
                 raise typer.Exit(1) from None
@@ -48,9 +59,21 @@ def command(name: str, *examples: str, interrupted: str = "interrupted") -> Call
                 console.note(interrupted)
                 raise typer.Exit(130) from None
 
+        options = [option for p in given for option in _options(p)]
+        cast(Any, run).__signature__ = inspect.Signature(options)
+        run.__annotations__ = {option.name: option.annotation for option in options}
         return Command(name, run, "\b\nExample:\n" + "\n".join(f"  {example}" for example in examples))
 
     return declare
+
+
+def _options(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    """The options that a parameter of a command stands for."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    group = parameter.annotation
+    if not is_dataclass(group):
+        return [parameter.replace(kind=keyword)]
+    return [inspect.Parameter(f.name, keyword, default=f.default, annotation=f.type) for f in fields(group)]
 
 
 def _named(error: MemstoreError | OSError) -> MemstoreError:
@@ -83,6 +106,17 @@ def parse_size(text: str) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
+@contextmanager
+def metrics_served(port: int | None) -> "Iterator[Metrics]":
+    """`memstore.metrics.serve`, that says on stderr where."""
+    from memstore.metrics import ADDRESS, serve
+
+    with serve(port) as metrics:
+        if port is not None:
+            console.note(f"metrics at http://{ADDRESS}:{metrics.port}/metrics")
+        yield metrics
+
+
 def _option(flag: str, metavar: str, help: str, **more: Any) -> Any:
     return typer.Option(flag, metavar=metavar, help=help, **more)
 
@@ -96,8 +130,9 @@ Model = Annotated[
 Documents = Annotated[
     list[str] | None, _option("--document", "N", "Ask this document only (repeatable); default: all.")
 ]
-HostBudget = Annotated[
-    int | None, _option("--host-budget", "SIZE", "Main memory for blocks, such as 512MB.", parser=parse_size)
+MetricsPort = Annotated[
+    int | None,
+    _option("--metrics-port", "PORT", "Serve Prometheus metrics on 127.0.0.1 (0: any free port).", min=0, max=65535),
 ]
 MaxNewTokens = Annotated[int, _option("--max-new-tokens", "N", "Longest answer, in tokens.")]
 TopK = Annotated[int | None, _option("--top-k", "K", "Blocks read by a lookup; default: the model's.")]
@@ -109,3 +144,33 @@ Granularity = Annotated[
 ]
 Temperature = Annotated[float, _option("--temperature", "T", "0 takes the likeliest token; above samples.")]
 Seed = Annotated[int | None, _option("--seed", "S", "Makes random choices repeatable.")]
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """How a command that reads blocks opens the tiers of a memory: an option a field."""
+
+    host_budget: Annotated[
+        int | None, _option("--host-budget", "SIZE", "Main memory for blocks, such as 512MB.", parser=parse_size)
+    ] = None
+    policy: Annotated[
+        str | None, _option("--policy", "NAME", "Which blocks leave main memory first: arc, lru, s3fifo or lfu.")
+    ] = None
+    prefetch: Annotated[
+        str | None, _option("--prefetch", "P", "Blocks read ahead: off, previous, speculative or both.")
+    ] = None
+    trace: Annotated[
+        Path | None, _option("--trace", "FILE", "Record every lookup here, for `memstore bench tiers --replay`.")
+    ] = None
+
+    def options(self, host_budget: int) -> "TierOptions":
+        """Settings of MemoryStore.open and create; host_budget: bytes, where none are given. Raises OSError."""
+        options: TierOptions = {"host_budget": host_budget if self.host_budget is None else self.host_budget}
+        if self.policy is not None:
+            options["policy"] = self.policy
+        if self.prefetch is not None:
+            options["prefetch"] = cast("Predictor", self.prefetch)
+        if self.trace is not None:
+            self.trace.open("wb").close()  # what cannot be written is refused before a memory is made
+            options["trace"] = self.trace
+        return options

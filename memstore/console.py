@@ -77,13 +77,17 @@ def print_sources(sources: Sequence[Mapping[str, Any]], width: int = 90) -> None
         print(f"  {source['weight']:7.2f}  {place}  {shorten(source['text'], width)}")
 
 
+def tier(counts: Mapping[str, Any]) -> str:
+    """One tier's lookups in a few words; what a prefetch did is left out where there was none."""
+    ahead = counts["prefetched"] + counts["late"]
+    prefetched = f" ({ahead:,} of them read ahead)" if ahead else ""
+    return f"{counts['hits']:,} hits{prefetched}, {counts['misses']:,} misses, {size(counts['bytes'])}"
+
+
 def cost(answer: Mapping[str, Any]) -> str:
     """One line: the lookups, tiers and seconds of an answer."""
     lookups = answer["lookups"]
-    tiers = "; ".join(
-        f"{name} {counts['hits']:,} hits, {counts['misses']:,} misses, {size(counts['bytes'])}"
-        for name, counts in answer["tiers"].items()
-    )
+    tiers = "; ".join(f"{name} {tier(counts)}" for name, counts in answer["tiers"].items())
     return f"lookups {lookups['done']:,} done, {lookups['skipped']:,} skipped; {tiers}; {answer['seconds']:.2f} s"
 
 

@@ -68,7 +68,7 @@ def run_demo(
     """
     seed = SystemRandom().randrange(10**6) if seed is None else seed
     reader = load_model_for_command(model)
-    plain = _cut(reader, _read(text), tokens or (TOKENS if text is None else None))
+    plain = cut(reader, _read(text), tokens or (TOKENS if text is None else None))
     facts = draw_facts(Random(seed), questions)
     written, hidden = hide(Random(seed + 1), plain, facts)
     with ExitStack() as stack:
@@ -153,7 +153,7 @@ def _read(path: Path | None) -> Iterator[str]:
     return python_text() if path is None else Text.of(path).pieces()
 
 
-def _cut(reader: LandmarkModel, pieces: Iterator[str], tokens: int | None) -> str:
+def cut(reader: LandmarkModel, pieces: Iterator[str], tokens: int | None) -> str:
     """The beginning of a text, about `tokens` long, to the end of a line."""
     taken: list[str] = []
     left = tokens

@@ -31,7 +31,7 @@ from memstore.errors import (
 )
 from memstore.index import Hits, LandmarkIndex, Scope, make_index
 from memstore.tiers.base import Lease
-from memstore.tiers.cascade import HOST_BUDGET, Cascade, Predictor, TierOptions
+from memstore.tiers.cascade import HOST_BUDGET, Cascade, Predictor, TierOptions, check_options
 from memstore.tiers.disk import DiskTier
 from memstore.tiers.stats import TierStats
 from memstore.transfer import IMPORTING, export_document, import_document, read_head
@@ -115,6 +115,7 @@ class MemoryStore:
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked, BudgetExceeded.
         """
+        check_options(tiers)
         _refuse_small_budget(signature, tiers)
         store = cls(None, signature, read_only=False, index=index, **tiers)  # a bad option leaves nothing behind
         try:
@@ -512,10 +513,17 @@ class MemoryStore:
             "quota": self.quota,
             "codec": self.codec,
             "landmarks": self._index.bytes,
-            "tiers": self._tiers.stats(),
+            "tiers": self.tier_stats(),
             "prefetch": {"predictor": self._tiers.predictor, **self._tiers.prefetcher.stats.to_dict()},
             "index": {"searches": self._index.searches, "rows": self._index.rows},
         }
+
+    def tier_stats(self) -> dict[str, dict[str, int | float]]:
+        """Lookups by tier since the memory was opened, top first: the fields of TierStats by name.
+
+        Caches also have "held" and "budget", in bytes.
+        """
+        return self._tiers.stats()
 
     def layer_stats(self) -> dict[str, dict[int, TierStats]]:
         """Lookups by tier and layer since the memory was opened."""
@@ -548,9 +556,12 @@ class MemoryStore:
         self._refresh()
         return self._tiers.lease(units)
 
-    def expect(self, units: Sequence[BlockKey]) -> None:
-        """Units that will probably be leased soon: what is missing is read ahead. Returns at once, raises nothing."""
-        self._tiers.expect([unit for unit in units if unit.document >= 0])
+    def expect(self, units: Sequence[BlockKey]) -> int:
+        """Units that will probably be leased soon: what is missing is read ahead.
+
+        Returns at once, how many are missing; raises nothing.
+        """
+        return self._tiers.expect([unit for unit in units if unit.document >= 0])
 
     @property
     def predictor(self) -> Predictor:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,9 +179,9 @@ def open_directory() -> Iterator[Path]:
 # Help
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, "bench tiers"])
 def test_help_of_a_command_has_an_example(name: str) -> None:
-    result = run(name, "--help")
+    result = run(*name.split(), "--help")
     assert result.status == 0
     assert "Example:" in result.out and f"memstore {name}" in result.out.split("Example:")[1]
     assert "--json" in result.out
@@ -189,8 +190,9 @@ def test_help_of_a_command_has_an_example(name: str) -> None:
 def test_every_command_is_documented() -> None:
     listed = [command.name for command in cli.app.registered_commands]
     assert listed == COMMANDS
+    assert [group.name for group in cli.app.registered_groups] == ["bench"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [name for name in COMMANDS if f"memstore {name}" not in readme] == []
+    assert [name for name in [*COMMANDS, "bench tiers"] if f"memstore {name}" not in readme] == []
 
 
 def test_help_does_not_load_torch() -> None:
@@ -213,6 +215,10 @@ def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(story: Path
     refused(run("ingest", story, story, "--store", tmp_path / "m", "--name", "x"), "--name", status=2)
     refused(run("ingest", story, "--store", tmp_path / "m", "--quota", "much"), "64MB", status=2)
     refused(run("train", story, "--out", tmp_path / "run", "--preset", "huge"), "paper", status=2)
+    refused(run("bench"), "command", status=2)
+    refused(run("bench", "tiers", "--store", tmp_path, "--replay", story), "exclude", status=2)
+    refused(run("bench", "tiers", "--replay", story, "--trace", tmp_path / "t"), "--trace", status=2)
+    refused(run("bench", "tiers", "--budgets", "much"), "2%", status=2)
     assert not (tmp_path / "m").exists()
 
 
@@ -370,6 +376,66 @@ def test_verify_finds_damage_and_repair_drops_it(store: Path, tmp_path: Path) ->
     intact(store, "other")
 
 
+def test_tier_options_change_what_is_counted_and_never_the_answer(store: Path, tmp_path: Path) -> None:
+    ask = ("ask", STORY + "The code of the red fox is", "--store", store, "--json", "--cmt-cutoff", "0")
+    small = ("--host-budget", "128kB")
+    plain = run(*ask).json
+    for policy in ("arc", "lru", "s3fifo", "lfu"):
+        answer = run(*ask, *small, "--policy", policy, "--prefetch", "both").json
+        assert answer["tokens"] == plain["tokens"]
+        host = answer["tiers"]["host"]
+        assert {"hits", "misses", "bytes", "seconds", "evictions", "prefetched", "late", "unused"} == host.keys()
+        assert host["evictions"] > 0
+    assert plain["tiers"]["host"]["evictions"] == plain["tiers"]["host"]["prefetched"] == 0
+
+
+def test_a_trace_of_any_command_can_be_replayed(store: Path, story: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "lookups.zst"
+    for arguments, stdin in [
+        (("ask", "The code of the red fox is", "--store", store, "--cmt-cutoff", "0", "--prefetch", "speculative"), ""),
+        (("chat", "--store", store, "--cmt-cutoff", "0"), "Who lives there?\n"),
+        (("search", "the old mill", "--store", store), ""),
+        (("ingest", story, "--store", tmp_path / "new", "--retrieve", "--chunk-blocks", "1"), ""),
+    ]:
+        assert run(*arguments, "--trace", trace, stdin=stdin).status == 0
+        replayed = run("bench", "tiers", "--replay", trace, "--budgets", "20%,50%", "--policies", "lru", "--json").json
+        assert replayed["lookups"] > 0 and len(replayed["runs"]) == 2 * 4 and len(replayed["belady"]) == 2
+    assert "belady" in run("bench", "tiers", "--replay", trace, "--prefetch", "off").out
+
+
+def test_bench_tiers_asks_a_memory_and_leaves_it_as_it_was(store: Path, tmp_path: Path) -> None:
+    before = (store / "data.mdb").read_bytes()
+    trace = tmp_path / "lookups.zst"
+    bench = ("bench", "tiers", "--store", store, "--budgets", "50%", "--questions", "2", "--policies", "arc,lru")
+    result = run(*bench, "--json", "--trace", trace)
+    assert result.status == 0 and result.json["same_answers"] and len(result.json["runs"]) == 4
+    assert "runs done" in result.err and trace.stat().st_size > 100
+    shown = run(*bench, "--prefetch", "previous")
+    assert len([line for line in shown.out.splitlines() if "previous" in line]) == 2
+    assert (store / "data.mdb").read_bytes() == before
+
+
+def test_chat_serves_metrics_while_it_runs(store: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    process = start("chat", "--store", store, "--metrics-port", "0", "--cmt-cutoff", "0",
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    with process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        url = process.stderr.readline().split()[-1]
+        process.stdin.write("The code of the red fox is\n")
+        process.stdin.flush()
+        assert process.stdout.readline()
+        while "lookups" not in process.stdout.readline():
+            pass
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            page = answer.read().decode()
+        port = url.split(":")[2].split("/")[0]
+        refused(run("chat", "--store", store, "--metrics-port", port), port, "another port")
+        process.stdin.close()
+        assert process.wait(timeout=60) == 0
+    assert 'memstore_tier_misses_total{layer="1",tier="host"}' in page and "memstore_tier_held_bytes" in page
+
+
 def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> None:
     from pydoc_data.topics import topics
 
@@ -501,7 +567,20 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
         (("ask", "Who?", "--store", store, "--max-new-tokens", "0"), "max_new_tokens"),
         (("ask", "Who?", "--store", store, "--temperature", "-1"), "temperature"),
         (("ask", "Who?", "--store", store, "--host-budget", "1kB"), "budget"),
+        (("ask", "Who?", "--store", store, "--policy", "fifo"), "s3fifo"),
+        (("chat", "--store", store, "--prefetch", "all"), "speculative"),
+        (("search", "mill", "--store", store, "--trace", tmp_path / "no" / "trace"), "trace"),
         (("search", "mill", "--store", store, "--results", "0"), "1"),
+        (("ingest", story, "--store", new, "--policy", "fifo"), "s3fifo"),
+        (("ingest", story, "--store", new, "--prefetch", "all"), "speculative"),
+        (("ingest", story, "--store", new, "--trace", tmp_path / "no" / "trace"), "trace"),
+        (("bench", "tiers", "--store", store, "--policies", "fifo"), "s3fifo"),
+        (("bench", "tiers", "--store", store, "--prefetch", "recorded"), "speculative"),
+        (("bench", "tiers", "--store", store, "--budgets", "0%"), "100%"),
+        (("bench", "tiers", "--store", new), "new"),
+        (("bench", "tiers", "--text", tmp_path / "no.txt"), "no.txt"),
+        (("bench", "tiers", "--replay", tmp_path / "no.zst"), "no.zst"),
+        (("bench", "tiers", "--replay", story), "no trace"),
         (("ingest", story, "--store", new, "--chunk-blocks", "0"), "chunk_blocks"),
         (("ingest", story, "--store", new, "--top-k", "-1"), "top_k"),
         (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),

@@ -22,6 +22,7 @@ from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
 from memstore.store import MemoryStore
+from memstore.tiers.stats import COUNTS
 
 _SMALL = 20_000_000  # parameters
 
@@ -46,7 +47,7 @@ class Source:
 class Answer:
     """What was answered, from where, and what it cost.
 
-    lookups: {"done", "skipped"} of (token, head, layer). tiers: {name: {"hits", "misses", "bytes"}} of this answer.
+    lookups: {"done", "skipped"} of (token, head, layer). tiers: {name: counts} of this answer, the fields of TierStats.
     seconds: from the question to the last token.
     """
 
@@ -54,7 +55,7 @@ class Answer:
     tokens: list[int]
     sources: list[Source]
     lookups: dict[str, int]
-    tiers: dict[str, dict[str, int]]
+    tiers: dict[str, dict[str, int | float]]
     seconds: float
     first_token_seconds: float
 
@@ -172,7 +173,7 @@ class LandmarkModel:
         if max_new_tokens < 1:
             raise InvalidInput(f"max_new_tokens must be at least 1, is {max_new_tokens}")
         store, began = session.store, time.perf_counter()
-        tiers = store.stats()["tiers"]
+        tiers = store.tier_stats()
         done, skipped = session.attention.lookups.done, session.attention.lookups.skipped
         ids = self.tokenizer.encode(question.rstrip())
         if len(ids) > 1:
@@ -190,7 +191,7 @@ class LandmarkModel:
         text = self.tokenizer.decode(tokens).strip()
         if until_sentence:
             text = text.removesuffix(".")
-        after = store.stats()["tiers"]
+        after = store.tier_stats()
         return Answer(
             text=text,
             tokens=tokens,
@@ -200,8 +201,7 @@ class LandmarkModel:
                 "skipped": session.attention.lookups.skipped - skipped,
             },
             tiers={
-                name: {count: int(after[name][count] - tiers[name][count]) for count in ("hits", "misses", "bytes")}
-                for name in after
+                name: {count: after[name][count] - counts[count] for count in COUNTS} for name, counts in tiers.items()
             },
             seconds=time.perf_counter() - began,
             first_token_seconds=first,

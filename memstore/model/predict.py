@@ -18,7 +18,7 @@ from memstore.model.attention import MemoryAttention
 from memstore.model.transformer import Block, Transformer
 from memstore.store import MemoryStore
 
-_PATIENCE = 8  # steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
+_PATIENCE = 2  # steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
 
 
 class Lookahead:
@@ -55,10 +55,8 @@ class Lookahead:
             self._expect(self._attention.guess(layer + 1, *following.project(x)))
 
     def _expect(self, units: list[BlockKey]) -> None:
-        missing = [unit for unit in units if unit.document >= 0 and not self._store.holds(unit)]
-        if missing:
+        if self._store.expect(units):
             self._quiet = 0
-            self._store.expect(missing)
 
     def read(self, layer: int, units: list[BlockKey], missed: bool) -> None:
         """A layer leased these units; did any of them have to be fetched?"""

@@ -18,6 +18,7 @@ from memstore.tiers.base import Lease, UnitSource
 from memstore.tiers.device import DeviceTier
 from memstore.tiers.disk import DiskTier
 from memstore.tiers.host import HostTier, NoSource
+from memstore.tiers.policy import make_policy
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.stats import TierStats
@@ -40,6 +41,14 @@ class TierOptions(TypedDict, total=False):
     trace: Any  # a path: every lookup is written there (memstore.tiers.trace)
 
 
+def check_options(options: TierOptions) -> None:
+    """Raises InvalidConfig for the name of a policy or predictor that there is none of."""
+    policy, prefetch = options.get("policy", DEFAULT_POLICY), options.get("prefetch", "off")
+    make_policy(policy, 1)
+    if prefetch not in PREDICTORS:
+        raise InvalidConfig(f"prefetch {prefetch!r} is unknown; choose one of {', '.join(PREDICTORS)}")
+
+
 class Cascade:
     """A disk tier (or none) with a host tier and perhaps a device tier above it, a prefetcher, and a trace."""
 
@@ -49,8 +58,7 @@ class Cascade:
         device: str | None = None, device_budget: int = HOST_BUDGET, trace: Any = None,
     ) -> None:  # fmt: skip
         """Raises BudgetExceeded, InvalidConfig, and OSError for a trace that cannot be written."""
-        if prefetch not in PREDICTORS:
-            raise InvalidConfig(f"prefetch {prefetch!r} is unknown; choose one of {', '.join(PREDICTORS)}")
+        check_options({"policy": policy, "prefetch": prefetch})
         shape: dict[str, Any] = {"block_size": block_size, "head_dim": head_dim, "dtype": dtype, "policy": policy}
         self.disk = disk
         self.host = HostTier(_source(disk), host_budget, **shape)
@@ -87,11 +95,17 @@ class Cascade:
             self.trace.lookup(units, lease.missed)
         return lease
 
-    def expect(self, units: Sequence[BlockKey]) -> None:
-        """These units will probably be looked up soon; returns at once. Units of sessions' own blocks are never read."""
+    def expect(self, units: Sequence[BlockKey]) -> int:
+        """These units will probably be looked up soon; returns at once, how many are not there.
+
+        Units of sessions' own blocks are never read.
+        """
         if self.trace is not None:
             self.trace.prediction(units)
-        self.prefetcher.request(units)
+        absent = [unit for unit in units if not self.top.holds(unit)]
+        if absent:
+            self.prefetcher.request(absent)
+        return len(absent)
 
     @property
     def capacity(self) -> int:
@@ -141,9 +155,9 @@ class Cascade:
     def _caches(self) -> list[SlabTier]:
         return [self.host] if self.device is None else [self.device, self.host]
 
-    def stats(self) -> dict[str, dict[str, Any]]:
+    def stats(self) -> dict[str, dict[str, int | float]]:
         """The counts of each tier, top first, and what the caches hold."""
-        tiers: dict[str, dict[str, Any]] = {
+        tiers: dict[str, dict[str, int | float]] = {
             tier.name: {**tier.stats().to_dict(), "held": tier.bytes, "budget": tier.budget_bytes}
             for tier in self._caches
         }

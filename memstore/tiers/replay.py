@@ -1,20 +1,24 @@
 """Replays recorded lookups against a policy and a capacity, without a model and without any data."""
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import zip_longest
 from typing import Any
 
+from memstore.block import BlockKey
 from memstore.tiers.policy import make_policy
 
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Units of all lookups, counted."""
+    """Units of all lookups, counted. What was read from below is misses + prefetched + unused."""
 
     hits: int  # found in the cache
     misses: int  # not found, and cached then
     evictions: int  # gone to make room
+    prefetched: int = 0  # hits that were the first of a unit that a prediction had brought
+    unused: int = 0  # units that a prediction brought and that no lookup asked for until they went, or to the end
 
     @property
     def hit_rate(self) -> float:
@@ -22,31 +26,94 @@ class ReplayResult:
         return self.hits / (self.hits + self.misses) if self.hits else 0.0
 
 
-def replay(requests: Iterable[Sequence[Hashable]], capacity: int, policy: str) -> ReplayResult:
+def replay(
+    requests: Iterable[Sequence[Hashable]],
+    capacity: int,
+    policy: str,
+    predicted: Iterable[Sequence[Hashable]] = (),
+) -> ReplayResult:
     """What a cache of `capacity` units under this policy makes of recorded lookups.
 
     requests: the distinct units of each lookup. A lookup leases its units, so none of them goes while it lasts; those
     that are found count as used before those that are missing are cached, each in the order of the request. One with
     more units than the capacity is done in groups of at most so many.
+    predicted: aligned with the requests, units that were predicted just before each of them. They are taken to be
+    there at once, so what is prefetched is the most that could come in time.
 
     Raises InvalidConfig for an unknown policy.
     """
-    cache = make_policy(policy, capacity)
-    hits = misses = evictions = 0
-    for units in _groups(requests, capacity):
-        missing = [unit for unit in units if unit not in cache]
-        if len(missing) < len(units):
-            for unit in units:
-                cache.hit(unit)  # ignores the missing ones
+    cache = _Cache(capacity, policy)
+    for request, ahead in zip_longest(requests, predicted, fillvalue=()):
+        cache.expect(ahead)
+        cache.lookup(request)
+    return cache.result()
+
+
+def replay_tiers(requests: Iterable[Sequence[Hashable]], capacities: Sequence[int], policy: str) -> list[ReplayResult]:
+    """The same for tiers above each other, the top one first: each is asked for what the one above missed."""
+    caches = [_Cache(capacity, policy) for capacity in capacities]
+    for request in requests:
+        for cache in caches:
+            request = cache.lookup(request)
+    return [cache.result() for cache in caches]
+
+
+def previous(requests: Iterable[Sequence[BlockKey]]) -> Iterator[Sequence[BlockKey]]:
+    """What the predictor `previous` says before each lookup: what its layer read the last time."""
+    last: dict[int, Sequence[BlockKey]] = {}
+    for request in requests:
+        yield last.get(request[0].layer, ()) if request else ()
+        if request:
+            last[request[0].layer] = request
+
+
+class _Cache:
+    """A tier without data."""
+
+    def __init__(self, capacity: int, policy: str) -> None:
+        self._cache = make_policy(policy, capacity)
+        self._capacity = capacity
+        self._untouched: set[Any] = set()  # brought by a prediction, not asked for yet
+        self._hits = self._misses = self._evictions = self._prefetched = self._unused = 0
+
+    def lookup(self, request: Sequence[Hashable]) -> list[Any]:
+        """One lookup; the units that were missing."""
+        cache, absent = self._cache, []
+        for units in _groups([request], self._capacity):
+            missing = [unit for unit in units if unit not in cache]
+            if len(missing) < len(units):
+                for unit in units:
+                    if unit in self._untouched:  # the first use of a prefetched unit is none that policies count
+                        self._untouched.remove(unit)
+                        self._prefetched += 1
+                    else:
+                        cache.hit(unit)  # ignores the missing ones
+            if missing:
+                self._insert(missing, frozenset(units).__contains__)
+            self._hits += len(units) - len(missing)
+            self._misses += len(missing)
+            absent += missing
+        return absent
+
+    def expect(self, units: Sequence[Hashable]) -> None:
+        """One prediction: units that are there are passed over, and what does not fit as well."""
+        missing = [unit for unit in dict.fromkeys(units) if unit not in self._cache][: self._capacity]
         if missing:
-            blocked = frozenset(units).__contains__
-            for unit in missing:
-                full = len(cache) == capacity
-                cache.insert(unit, full=full, blocked=blocked)
-                evictions += full
-        hits += len(units) - len(missing)
-        misses += len(missing)
-    return ReplayResult(hits, misses, evictions)
+            self._insert(missing, frozenset(missing).__contains__)
+            self._untouched.update(missing)
+
+    def _insert(self, units: Sequence[Any], blocked: Callable[[BlockKey], bool]) -> None:
+        for unit in units:
+            full = len(self._cache) == self._capacity
+            victim = self._cache.insert(unit, full=full, blocked=blocked)
+            self._evictions += full
+            if victim in self._untouched:
+                self._untouched.remove(victim)
+                self._unused += 1
+
+    def result(self) -> ReplayResult:
+        unused = self._unused + len(self._untouched)
+        return ReplayResult(self._hits, self._misses, self._evictions, self._prefetched, unused)
 
 
 def belady(requests: Iterable[Sequence[Hashable]], capacity: int) -> ReplayResult:

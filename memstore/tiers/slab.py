@@ -307,14 +307,13 @@ class SlabTier:
             self._free.append(slot)
 
     def _hit(self, units: Iterable[BlockKey]) -> None:
-        hit = self._policy.hit
+        hit, untouched = self._policy.hit, self._untouched
         for unit in units:
-            hit(unit)
-        if self._untouched:
-            for unit in units:
-                if unit in self._untouched:
-                    self._untouched.remove(unit)
-                    self._layer_counts(unit.layer)[_PREFETCHED] += 1
+            if unit in untouched:  # the use for which it was cached is no second use, as policies take a hit to be
+                untouched.remove(unit)
+                self._layer_counts(unit.layer)[_PREFETCHED] += 1
+            else:
+                hit(unit)
 
     # Pinned units
 

@@ -34,6 +34,9 @@ class TierStats:
         return asdict(self)
 
 
+COUNTS = tuple(field.name for field in fields(TierStats))
+
+
 class TierCounter:
     """Counts a tier's lookups by layer; may be used from several threads."""
 
