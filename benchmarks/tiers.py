@@ -169,7 +169,7 @@ def warm_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
     count = BATCH * len(heads)
     k, v = torch.zeros(2, count, shape.rows, shape.dim, dtype=torch.float16)
     half = shape.unit // 2
-    source = memoryview(random.randbytes(memory.records * shape.record))
+    source = memoryview(np.random.default_rng(random.randrange(1 << 32)).bytes(memory.records * shape.record))
     whole = memoryview(bytearray(BATCH * size))
     k_bytes, v_bytes = (memoryview(bytearray(count * half)) for _ in range(2))
     memory.reopen()

@@ -310,6 +310,8 @@ class Catalog:
         """
         geometry = (self.signature.num_kv_heads, self.signature.head_dim)
         size = DTYPES[self.signature.kv_dtype].itemsize * geometry[0] * geometry[1]
+        ahead = txn.ahead("landmarks", *document_range(document))
+        next(ahead, None)
         for key, value in txn.scan_checked("landmarks", *document_range(document)):
             owner, layer, first_block = read_landmarks_key(key)
             if not value or len(value) % size:
@@ -319,6 +321,7 @@ class Catalog:
                 )
             keys = from_raw(value, (-1, *geometry), self.signature.kv_dtype)
             yield LandmarkRun(owner, layer, first_block, keys)
+            next(ahead, None)
 
     def _unpack(self, value: bytes | None, what: str) -> Any:
         if value is None:

@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,13 +31,14 @@ from memstore.errors import (
     ReadOnlyMemory,
     StorageFull,
 )
-from memstore.lmdb_file import NETWORK, Place, check_length, file_system_of, place_of, share, whole_pages
+from memstore.lmdb_file import NETWORK, Place, ask, check_length, file_system_of, place_of, share, whole_pages
 
 T = TypeVar("T")
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "blocks")
 INITIAL_MAP = 1 << 28  # bytes of address space; the file grows only with what is written
 _MAX_READERS = 512
+_AHEAD_BYTES = 8 << 20  # that a walk over values asks for in advance
 _DATA, _LOCK, _WRITER = "data.mdb", "lock.mdb", "writer.lock"
 _COMPACTED = "data.mdb.compact"
 _OWN_NAMES = {_DATA, _LOCK, _WRITER, _COMPACTED, "index"}
@@ -86,6 +88,22 @@ class Transaction:
             while there and (end is None or bytes(cursor.key()) < end):
                 yield bytes(cursor.key()), None if self.writable else place_of(cursor.key(), self._page_size)
                 there = cursor.next()
+
+    def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
+        """For a walk over values: asks the disk for the megabytes that follow, first and at every step one value on.
+
+        A walk that touches page after page of a cold file waits for each of them.
+        """
+        sizes: deque[int] = deque()
+        total = 0
+        for _, place in self.places(table, start, end):
+            if place is not None:
+                ask(self.file, [place])
+            sizes.append(0 if place is None else place.size)
+            total += sizes[-1]
+            while total >= _AHEAD_BYTES:
+                yield
+                total -= sizes.popleft()
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """A copy of a value, or None."""

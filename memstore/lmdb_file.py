@@ -8,6 +8,8 @@ import mmap
 import os
 import re
 import struct
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,10 @@ NETWORK = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "ocfs2",
     "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "fuse.ceph", "fuse.mfs",
 }  # fmt: skip
+
+
+CAN_ASK = hasattr(os, "posix_fadvise")
+_ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
 
 
 class _Meta(NamedTuple):
@@ -165,3 +171,17 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> s
 
 def whole_pages(size: int) -> int:
     return size // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def ask(file: int, pieces: Sequence[Place]) -> None:
+    """Have the system begin to read pieces of a file into its page cache, in the file's order; neighbours as one."""
+    if not CAN_ASK:
+        return
+    start = end = 0
+    for offset, size in (*sorted(pieces), Place(sys.maxsize, 0)):
+        page = offset - offset % mmap.PAGESIZE
+        if page > end:
+            for part in range(start, end, _ASK_BYTES):
+                os.posix_fadvise(file, part, min(_ASK_BYTES, end - part), os.POSIX_FADV_WILLNEED)
+            start = page
+        end = max(end, offset + size + -(offset + size) % mmap.PAGESIZE)

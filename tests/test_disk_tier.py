@@ -157,7 +157,7 @@ def test_uncommitted_records_are_read_inside_their_transaction(memory, way):
 def test_a_batch_that_needed_the_disk_has_it_asked_in_advance_for_the_next_ones(tmp_path, monkeypatch):
     asked: list[int] = []
     reads = iter(range(0))
-    monkeypatch.setattr("memstore.tiers.disk._ask", lambda file, pieces: asked.append(len(pieces)))
+    monkeypatch.setattr("memstore.tiers.disk.ask", lambda file, pieces: asked.append(len(pieces)))
     monkeypatch.setattr("memstore.tiers.disk._disk_reads", lambda: next(reads, 0))
     monkeypatch.setattr("memstore.tiers.disk._WATCH", 3)
     monkeypatch.setattr("memstore.tiers.disk._SLOW", -1.0)

@@ -6,13 +6,11 @@ an error then, not the end of the process) by several threads.
 """
 
 import os
-import sys
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from mmap import PAGESIZE
 from operator import itemgetter
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -34,7 +32,7 @@ from memstore.codec import get_codec
 from memstore.database import Database, Transaction
 from memstore.errors import CorruptBlock, DocumentNotFound
 from memstore.keys import block_key, block_range, document_key, read_block_key
-from memstore.lmdb_file import Place
+from memstore.lmdb_file import CAN_ASK, Place, ask
 from memstore.tiers.stats import TierCounter
 
 try:
@@ -42,7 +40,7 @@ try:
 except ImportError:  # not Linux: the disk is never asked in advance there
     _CAN_ASK = False
 else:
-    _CAN_ASK = hasattr(os, "posix_fadvise")
+    _CAN_ASK = CAN_ASK
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -52,9 +50,7 @@ _COPIERS = min(4, os.cpu_count() or 1)  # threads that read and check records; o
 _SHARE = 8
 _WATCH = 64  # batches for which the disk is asked in advance, after one that needed it
 _SLOW = 50e-6  # seconds for a record: beyond, it may have come from the disk
-_ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
 _WINDOW, _WINDOW_BYTES = 16, 2 << 20  # records, and bytes, that are asked for ahead of what is read
-_WALK_BYTES = 8 << 20  # that a walk over a document asks for ahead
 
 
 class StoredRecord(NamedTuple):
@@ -191,7 +187,7 @@ class DiskTier:
     def records(self, txn: Transaction, document: int, first: int = 0) -> Iterator[StoredRecord]:
         """A document's records from block `first` on, in order of block and layer, as they lie in the file."""
         keys = block_range(document, first=first)
-        ahead = self._ask_ahead(txn, *keys)
+        ahead = txn.ahead("blocks", *keys)
         next(ahead, None)
         for key, view in txn.scan("blocks", *keys):
             _, block, layer = read_block_key(key)
@@ -259,7 +255,7 @@ class DiskTier:
         placed.sort(key=itemgetter(0))
         for start in range(0, len(placed), _SHARE):
             for place, record in placed[start : start + _SHARE]:
-                _ask(txn.file, self._pieces(place, record, batch))
+                ask(txn.file, self._pieces(place, record, batch))
             if _disk_reads() != before:
                 self._watch = _WATCH
                 mapped += self._read_placed(txn.file, placed, batch)
@@ -316,10 +312,10 @@ class DiskTier:
         pieces = [self._pieces(place, record, batch) for place, record in placed]
         window = max(1, min(_WINDOW, _WINDOW_BYTES // (placed[0][0].size or 1)) // threads) if placed else 0
         for ahead in pieces[:window]:
-            _ask(file, ahead)
+            ask(file, ahead)
         for index, (place, record) in enumerate(placed):
             if index + window < len(pieces):
-                _ask(file, pieces[index + window])
+                ask(file, pieces[index + window])
             try:
                 self._read_one(file, place, record, pieces[index], batch)
             except CorruptBlock:
@@ -383,19 +379,6 @@ class DiskTier:
             Place(place.offset + start + batch.units[index].head * size, size) for index in places
         ]
 
-    def _ask_ahead(self, txn: Transaction, start: bytes, end: bytes | None) -> Iterator[None]:
-        """Ask the disk for the _WALK_BYTES that follow, before the first record and, at every step, one record on."""
-        sizes: deque[int] = deque()
-        total = 0
-        for _, place in txn.places("blocks", start, end):
-            if place is not None:
-                _ask(txn.file, [place])
-            sizes.append(0 if place is None else place.size)
-            total += sizes[-1]
-            while total >= _WALK_BYTES:
-                yield
-                total -= sizes.popleft()
-
     def _image(self, size: int) -> memoryview:
         """Where this thread reads a record to."""
         image: memoryview | None = getattr(self._images, "image", None)
@@ -426,20 +409,6 @@ def _disk_reads() -> int:
         return 0
     usage = getrusage(RUSAGE_THREAD)
     return usage.ru_majflt + usage.ru_inblock
-
-
-def _ask(file: int, pieces: Sequence[Place]) -> None:
-    """Have the system begin to read pieces of a file into its page cache, in the file's order; neighbours as one."""
-    if not _CAN_ASK:
-        return
-    start = end = 0
-    for offset, size in (*sorted(pieces), Place(sys.maxsize, 0)):
-        page = offset - offset % PAGESIZE
-        if page > end:
-            for part in range(start, end, _ASK_BYTES):
-                os.posix_fadvise(file, part, min(_ASK_BYTES, end - part), os.POSIX_FADV_WILLNEED)
-            start = page
-        end = max(end, offset + size + -(offset + size) % PAGESIZE)
 
 
 def _read(file: int, buffers: Sequence[memoryview], offset: int) -> None:
