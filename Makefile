@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# The models of the tests are too small to gain from more threads.
+# The models of the tests are too small to gain from more threads; the tests themselves run side by side.
 TEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
+WORKERS ?= 2
 
 .PHONY: demo test soak lint setup clean
 
@@ -13,7 +14,7 @@ demo: setup
 	$(BIN)/memstore demo $(ARGS)
 
 test: lint
-	$(TEST) $(ARGS)
+	$(TEST) -n $(WORKERS) $(ARGS)
 
 soak: setup
 	MEMSTORE_KILLS=$${MEMSTORE_KILLS:-100} MEMSTORE_FLIPS=$${MEMSTORE_FLIPS:-1000} \

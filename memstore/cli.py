@@ -195,7 +195,7 @@ class _opened:
     "train",
     "memstore train books.jsonl.zst --out run1 --minutes 60",
     "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
-    "memstore train books.jsonl.zst --out run2 --init run1 --from-stage dense",
+    "memstore train books.jsonl.zst --out run2 --init run1 --from-stage finish",
     interrupted="interrupted; a checkpoint was saved, and --resume goes on from it",
 )
 def train(
