@@ -237,7 +237,7 @@ def write_results(options: argparse.Namespace, model: LandmarkModel, results: di
     """Write --out, if asked for: the results with options, machine and the model's hash."""
     if options.out is None:
         return
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    given = {name: value.name if isinstance(value, Path) else value for name, value in vars(options).items()}
     given["text"] = [Path(text).name for text in options.text]
     given["out"] = options.out.name
     content = {"options": given, "machine": machine(), "weights": model.signature.weights, **results}

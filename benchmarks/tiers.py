@@ -518,7 +518,7 @@ def main() -> None:
             print(f"{shape.name} measured", flush=True)
     print_tables(results)
     if given.out is not None:
-        settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
+        settings = {name: value.name if isinstance(value, Path) else value for name, value in vars(given).items()}
         settings["work"], settings["out"] = None, given.out.name
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps({"options": settings, "machine": common.machine(), **results}, indent=1))

@@ -7,6 +7,7 @@ session's own blocks are pinned in the host tier until they are committed or the
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
 import torch
@@ -38,7 +39,7 @@ class TierOptions(TypedDict, total=False):
     prefetch: Predictor  # which units are read ahead: see memstore.model.predict
     device: str | None  # a torch device with a tier of its own, or None
     device_budget: int  # bytes of the device's memory for blocks (default 1 GiB)
-    trace: Any  # a path: every lookup is written there (memstore.tiers.trace)
+    trace: Path | str | None  # a file: every lookup is written there (memstore.tiers.trace)
 
 
 def check_options(options: TierOptions) -> None:
@@ -55,7 +56,7 @@ class Cascade:
     def __init__(
         self, disk: DiskTier | None, *, block_size: int, head_dim: int, dtype: torch.dtype,
         host_budget: int = HOST_BUDGET, policy: str = DEFAULT_POLICY, prefetch: Predictor = "off",
-        device: str | None = None, device_budget: int = HOST_BUDGET, trace: Any = None,
+        device: str | None = None, device_budget: int = HOST_BUDGET, trace: Path | str | None = None,
     ) -> None:  # fmt: skip
         """Raises BudgetExceeded, InvalidConfig, and OSError for a trace that cannot be written."""
         check_options({"policy": policy, "prefetch": prefetch})

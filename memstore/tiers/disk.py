@@ -40,7 +40,7 @@ try:
 except ImportError:  # not Linux: the disk is never asked in advance there
     _CAN_ASK = False
 else:
-    _CAN_ASK = CAN_ASK
+    _CAN_ASK = CAN_ASK  # and what it did can be told
 
 S = TypeVar("S")
 T = TypeVar("T")

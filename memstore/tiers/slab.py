@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from itertools import product
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -106,7 +107,7 @@ class SlabTier:
                 waited += self._join(units) if self._arriving else 0.0
                 slots = list(map(self._slots.get, units))
                 if None not in slots:
-                    held: list[int] = slots  # type: ignore[assignment]
+                    held = cast(list[int], slots)
                     self._hold(held)
                     self._hit(units)
                     break
