@@ -292,7 +292,7 @@ def memstore(
     """A memory for a transformer: it reads documents once, and any later process asks about them."""
 
 
-for _command in (cli_ingest.ingest, ask, chat, search, *cli_memory.COMMANDS, train, demo):
+for _command in (cli_ingest.ingest, cli_ingest.index, ask, chat, search, *cli_memory.COMMANDS, train, demo):
     app.command(_command.name, epilog=_command.epilog)(_command.run)
 
 _bench = typer.Typer(help="Measure the tiers on this machine.")

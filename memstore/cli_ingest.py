@@ -1,4 +1,4 @@
-"""The command that reads documents into a memory."""
+"""The commands that read documents into a memory, and index them."""
 
 import os
 import time
@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memstore import console
-from memstore.cli_options import ASK_BUDGET, Json, Model, Store, Tiers, TopK, command, parse_size
+from memstore.cli_options import ASK_BUDGET, IndexKind, Json, Model, Store, Tiers, TopK, command, parse_size
 from memstore.errors import InvalidInput, MemoryNotFound
 
 if TYPE_CHECKING:
     from memstore.model.ingest import IngestProgress, Mode, Text
     from memstore.model.landmark_model import LandmarkModel
-    from memstore.store import MemoryStore
-    from memstore.tiers.cascade import TierOptions
+    from memstore.store import MemoryStore, OpenOptions
 
 INGEST_BUDGET = 128 << 20  # an ingest reads back only its latest blocks; with --retrieve it gets what asking gets
 
@@ -94,6 +93,44 @@ def ingest(
         console.emit({"store": str(store), "documents": results})
 
 
+@command("index", "memstore index --store mem", "memstore index --store mem --index faiss-hnsw --recall 0.99")
+def index(
+    store: Store,
+    kind: IndexKind = None,
+    recall: Annotated[
+        float | None, typer.Option("--recall", metavar="R", help="Share of the true top blocks to find; default 0.95.")
+    ] = None,
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Build an approximate index over a memory's landmarks, for memories too large to search exactly.
+
+    It is kept beside the memory and used by every later command; documents read after it are searched exactly until
+    there are enough of them to join it. Build it again after much has changed.
+    """
+    from memstore.model.landmark_model import load_model_for_command
+    from memstore.store import MemoryStore
+
+    options: OpenOptions = {}
+    if kind is not None:
+        options["index"] = kind
+    if recall is not None:
+        options["index_recall"] = recall
+    reader = load_model_for_command(model)
+    began = time.monotonic()
+    with MemoryStore.open(store, reader.signature, **options) as memory, console.working("index") as show:
+        built = reader.build_index(memory, show)
+    built["seconds"] = round(time.monotonic() - began, 3)
+    if as_json:
+        console.emit({"store": str(store), "index": built})
+        return
+    for layer, engine in built["engines"].items():
+        efforts, recalls = (", ".join(map(str, engine[name])) for name in ("effort", "recall"))
+        held = f"{engine['family']} over {engine['landmarks']:,} landmarks"
+        print(f"layer {layer}: {held}; effort of its heads {efforts}; recall {recalls}")
+    print(f"{built['seconds']:.1f} s" if built["engines"] else "too few landmarks to index; they are searched exactly")
+
+
 def _file(path: Path) -> Path:
     if path.exists() and not path.is_dir() and not path.is_file():
         raise InvalidInput(f"{path} is no regular file; save its text in one")
@@ -105,7 +142,7 @@ def _printable(name: str) -> str:
 
 
 def _open_or_create(
-    path: Path, reader: "LandmarkModel", codec: str | None, quota: int | None, tiers: "TierOptions"
+    path: Path, reader: "LandmarkModel", codec: str | None, quota: int | None, tiers: "OpenOptions"
 ) -> "MemoryStore":
     from memstore.store import MemoryStore
 

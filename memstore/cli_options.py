@@ -18,7 +18,8 @@ from memstore.errors import InvalidInput, MemstoreError, StorageFull
 
 if TYPE_CHECKING:
     from memstore.metrics import Metrics
-    from memstore.tiers.cascade import Predictor, TierOptions
+    from memstore.store import OpenOptions
+    from memstore.tiers.cascade import Predictor
 
 ASK_BUDGET = 1 << 30  # bytes of main memory for blocks
 
@@ -144,11 +145,15 @@ Granularity = Annotated[
 ]
 Temperature = Annotated[float, _option("--temperature", "T", "0 takes the likeliest token; above samples.")]
 Seed = Annotated[int | None, _option("--seed", "S", "Makes random choices repeatable.")]
+IndexKind = Annotated[
+    str | None,
+    _option("--index", "KIND", "How landmarks are searched: auto (default), packed, faiss-ivf, .. (docs/index.md)."),
+]
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """How a command that reads blocks opens the tiers of a memory: an option a field."""
+    """How a command that reads blocks opens the tiers and the index of a memory: an option a field."""
 
     host_budget: Annotated[
         int | None, _option("--host-budget", "SIZE", "Main memory for blocks, such as 512MB.", parser=parse_size)
@@ -163,9 +168,11 @@ class Tiers:
         Path | None, _option("--trace", "FILE", "Record every lookup here, for `memstore bench tiers --replay`.")
     ] = None
 
-    def options(self, host_budget: int) -> "TierOptions":
+    index: IndexKind = None
+
+    def options(self, host_budget: int) -> "OpenOptions":
         """Settings of MemoryStore.open and create; host_budget: bytes, where none are given. Raises OSError."""
-        options: TierOptions = {"host_budget": host_budget if self.host_budget is None else self.host_budget}
+        options: OpenOptions = {"host_budget": host_budget if self.host_budget is None else self.host_budget}
         if self.policy is not None:
             options["policy"] = self.policy
         if self.prefetch is not None:
@@ -173,4 +180,6 @@ class Tiers:
         if self.trace is not None:
             self.trace.open("wb").close()  # what cannot be written is refused before a memory is made
             options["trace"] = self.trace
+        if self.index is not None:
+            options["index"] = self.index
         return options

@@ -157,6 +157,20 @@ def reading(what: str) -> Iterator[Show]:
 
 
 @contextmanager
+def working(what: str, parts: str = "layers") -> Iterator[Callable[[int, int], None]]:
+    """Progress of a job of a few parts, on stderr: a bar on a terminal, a line a part elsewhere."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(what, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+        return
+    yield lambda done, total: note(f"{what}: {done} of {total} {parts}")
+
+
+@contextmanager
 def _bar(what: str) -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

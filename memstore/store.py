@@ -4,13 +4,13 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -29,7 +29,8 @@ from memstore.errors import (
     ReadOnlyMemory,
     WrongModel,
 )
-from memstore.index import Hits, LandmarkIndex, Scope, make_index
+from memstore.index import FaissIndex, Hits, LandmarkIndex, Scope, make_index
+from memstore.index.engines import Engines
 from memstore.tiers.base import Lease
 from memstore.tiers.cascade import HOST_BUDGET, Cascade, Predictor, TierOptions, check_options
 from memstore.tiers.disk import DiskTier
@@ -57,6 +58,13 @@ _writing: set[Path] = set()  # directories that a DocumentWriter of this process
 _writing_lock = threading.Lock()
 
 
+class OpenOptions(TierOptions, total=False):
+    """Settings of a store's index and tiers."""
+
+    index: str  # a kind of memstore.index.INDEX_KINDS; default "auto"
+    index_recall: float  # share of the true top blocks that an approximate index shall find; default: 0.95, or as built
+
+
 class MemoryStore:
     """One memory, open in this process; a context manager. Usable from several threads.
 
@@ -69,8 +77,7 @@ class MemoryStore:
         signature: Signature,
         *,
         read_only: bool,
-        index: str,
-        **tiers: Unpack[TierOptions],
+        **options: Unpack[OpenOptions],
     ) -> None:
         """Use MemoryStore.create, open or in_memory."""
         self.signature = signature
@@ -78,13 +85,17 @@ class MemoryStore:
         self._read_only = read_only
         # Searched in float32, or in float64 where keys are stored so (to check the mathematics).
         precision = torch.promote_types(DTYPES[signature.kv_dtype], torch.float32)
-        self._index: LandmarkIndex = make_index(index, signature.num_kv_heads, signature.head_dim, precision)
+        kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
+        self._index: LandmarkIndex = make_index(
+            kind, signature.num_kv_heads, signature.head_dim, precision, recall=recall
+        )
+        self._engines: Engines | None = None
         self._tiers = Cascade(
             None if catalog is None else _disk_tier(catalog),
             block_size=signature.block_size,
             head_dim=signature.head_dim,
             dtype=DTYPES[signature.kv_dtype],
-            **tiers,
+            **cast(TierOptions, options),
         )
         self._scratch_ids = itertools.count(-1, -1)
         self._refreshing = threading.RLock()
@@ -105,22 +116,22 @@ class MemoryStore:
         *,
         codec: str = "zstd",
         quota: int | None = None,
-        index: str = "auto",
-        **tiers: Unpack[TierOptions],
+        **options: Unpack[OpenOptions],
     ) -> Self:
         """Make a new memory in a directory that is absent or empty, for the model with this signature.
 
         codec: "zstd" or "raw" (lossless), "int8", "int4", "int8+zstd" or "int4+zstd" (see memstore.codec). quota: bytes
-        that the memory's file may reach. index: "auto", "packed" or "faiss-flat". tiers: see TierOptions.
+        that the memory's file may reach. options: see OpenOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked, BudgetExceeded.
         """
-        check_options(tiers)
-        _refuse_small_budget(signature, tiers)
-        store = cls(None, signature, read_only=False, index=index, **tiers)  # a bad option leaves nothing behind
+        check_options(options)
+        _refuse_small_budget(signature, options)
+        store = cls(None, signature, read_only=False, **options)  # a bad option leaves nothing behind
         try:
             store._catalog = Catalog.create(path, signature, codec=codec, quota=quota)
             store._tiers.replace_disk(_disk_tier(store._catalog))
+            store._find_engines()
             store._refresh()
         except BaseException:
             store.close()
@@ -134,14 +145,13 @@ class MemoryStore:
         signature: Signature | None = None,
         *,
         read_only: bool = False,
-        index: str = "auto",
         wait_for_writer: bool = False,
-        **tiers: Unpack[TierOptions],
+        **options: Unpack[OpenOptions],
     ) -> Self:
         """Open a memory; with a signature, only if it is of that model.
 
-        wait_for_writer: writing waits while another process writes, instead of raising MemoryLocked. tiers: see
-        TierOptions.
+        wait_for_writer: writing waits while another process writes, instead of raising MemoryLocked. options: see
+        OpenOptions.
 
         Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, CorruptMemory, MemoryLocked, BudgetExceeded,
         InvalidConfig.
@@ -154,12 +164,13 @@ class MemoryStore:
                     f"{path} was written by another model: this one has {'; '.join(differences)}; "
                     "open it with its own model, or make a new memory"
                 )
-            _refuse_small_budget(catalog.signature, tiers)
+            _refuse_small_budget(catalog.signature, options)
         except BaseException:
             catalog.close()
             raise
         try:
-            store = cls(catalog, catalog.signature, read_only=read_only, index=index, **tiers)
+            store = cls(catalog, catalog.signature, read_only=read_only, **options)
+            store._find_engines()
             store._refresh()
         except BaseException:
             catalog.close()
@@ -168,9 +179,11 @@ class MemoryStore:
         return store
 
     @classmethod
-    def in_memory(cls, signature: Signature, *, index: str = "auto", **tiers: Unpack[TierOptions]) -> Self:
+    def in_memory(cls, signature: Signature, **options: Unpack[OpenOptions]) -> Self:
         """A memory without a directory, that holds only its sessions' own blocks. Raises BudgetExceeded."""
-        return cls(None, signature, read_only=True, index=index, **tiers)
+        store = cls(None, signature, read_only=True, **options)
+        store._find_engines()
+        return store
 
     def close(self) -> None:
         """Close; writers still open commit their whole chunks first. More than once is the same as once."""
@@ -515,7 +528,7 @@ class MemoryStore:
             "landmarks": self._index.bytes,
             "tiers": self.tier_stats(),
             "prefetch": {"predictor": self._tiers.predictor, **self._tiers.prefetcher.stats.to_dict()},
-            "index": {"searches": self._index.searches, "rows": self._index.rows},
+            "index": {"searches": self._index.searches, "rows": self._index.rows, **self._index.describe()},
         }
 
     def tier_stats(self) -> dict[str, dict[str, int | float]]:
@@ -539,14 +552,38 @@ class MemoryStore:
         top_k: int,
         *,
         return_lse: bool = False,
-        kv_heads: Sequence[int] | None = None,
+        open_rows: Tensor | None = None,
     ) -> Hits:
-        """The top_k blocks of a scope for each row of q [H, T, D] (rotated, scaled): see memstore.index.
+        """The top_k blocks of a scope for each row of q [H, T, D] (rotated, scaled): see LandmarkIndex.search.
 
         Raises DocumentNotFound for a document that was forgotten, here or by another process.
         """
         self._refresh()
-        return self._index.search(layer, q, scope, top_k, return_lse=return_lse, kv_heads=kv_heads)
+        if self._engines is not None:
+            self._engines.open(layer)
+        return self._index.search(layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows)
+
+    def sampled_queries(self) -> AbstractContextManager[None]:
+        """Keep the queries of the searches made meanwhile, all of them exact: what `build_index` trains with.
+
+        Raises InvalidInput for a packed index.
+        """
+        return self._built_index().sampled()
+
+    def build_index(self, top_k: int = 4, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+        """Build the index's engines anew over every document, and save them; return what was built.
+
+        Queries that were kept by `sampled_queries`, or saved before, tell what to optimise for; without any the engines
+        are calibrated on the keys themselves, which are distributed differently. top_k: blocks wanted of a search.
+        progress: called with (layers done, layers).
+
+        Raises InvalidInput for an index that builds nothing ("packed") or without FAISS, ReadOnlyMemory, StorageFull.
+        """
+        engines = self._built_index()
+        if self._catalog is not None:
+            self._writable()
+        self._refresh()
+        return engines.build(top_k, self._seen, progress)
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
         """Slots of the top tier that hold these units (repeats allowed) until the lease is released.
@@ -606,6 +643,19 @@ class MemoryStore:
         if self._closed:
             raise MemoryClosed("this memory is closed; open it again")
         return ScratchDocument(next(self._scratch_ids), self._tiers, self._index)
+
+    def _find_engines(self) -> None:
+        """Once it is known where the memory is."""
+        if isinstance(self._index, FaissIndex):
+            directory = None if self.path is None else self.path / "index"
+            self._engines = Engines(
+                self._index, self.signature.memory_layers, directory, read_only=self.read_only
+            )
+
+    def _built_index(self) -> Engines:
+        if self._engines is None:
+            raise InvalidInput("a packed index builds nothing; open the memory with index auto or one of FAISS")
+        return self._engines
 
     # Keeping up with what is committed, by whichever process
 
@@ -725,9 +775,9 @@ class ScratchDocument:
         self.close()
 
 
-def _refuse_small_budget(signature: Signature, tiers: TierOptions) -> None:
+def _refuse_small_budget(signature: Signature, options: OpenOptions) -> None:
     """A budget must hold what one row of one step needs at least: one block of each KV head."""
-    host_budget = tiers.get("host_budget", HOST_BUDGET)
+    host_budget = options.get("host_budget", HOST_BUDGET)
     least = 2 * signature.num_kv_heads * signature.block_size * signature.head_dim * DTYPES[signature.kv_dtype].itemsize
     if host_budget < least:
         raise BudgetExceeded(

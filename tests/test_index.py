@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index import FaissFlatIndex, LandmarkIndex, PackedIndex, make_index
+from memstore.index import FaissIndex, LandmarkIndex, PackedIndex, make_index
 from memstore.kernels.api import NEG
 
 KV_HEADS, DIM = 2, 16
@@ -44,7 +44,7 @@ def test_search_equals_the_direct_product_for_every_head_of_a_group(index: Landm
 
 
 def test_packed_equals_faiss_on_random_memories() -> None:
-    packed, flat = PackedIndex(KV_HEADS, DIM), FaissFlatIndex(KV_HEADS, DIM)
+    packed, flat = PackedIndex(KV_HEADS, DIM), FaissIndex("flat", KV_HEADS, DIM)
     for seed in range(8):
         for document in (3, 1, 7):
             chunk = keys(9 + seed, seed * 10 + document)
@@ -211,12 +211,14 @@ def test_unknown_kind_is_refused_by_name() -> None:
         make_index("hnsw", KV_HEADS, DIM)
 
 
-def test_heads_that_are_not_wanted_find_nothing_and_are_not_counted(index: LandmarkIndex) -> None:
+def test_heads_without_an_open_row_find_nothing_and_are_not_counted(index: LandmarkIndex) -> None:
     index.add(1, 0, 0, keys(40))
     q = queries()
     every = index.search(0, q, [(1, 0, 40)], 4)
     before = index.rows
-    some = index.search(0, q, [(1, 0, 40)], 4, kv_heads=[1])
-    assert index.rows - before == q.shape[0] // KV_HEADS * q.shape[1]
-    assert torch.equal(some.candidates[2:], every.candidates[2:])
+    opened = torch.zeros(q.shape[:2], dtype=torch.bool)
+    opened[2:, 1:] = True
+    some = index.search(0, q, [(1, 0, 40)], 4, open_rows=opened)
+    assert index.rows - before == int(opened.sum())
+    assert torch.equal(some.candidates[2:, 1:], every.candidates[2:, 1:])
     assert (some.candidates[:2] == -1).all() and (some.scores[:2] == NEG).all()

@@ -14,6 +14,8 @@ from memstore.kernels.results import NEG, LocalAttention, TopK
 
 _PART = 64  # scores whose maximum stands for them
 _LONG = 1 << 15  # scores in all from where on it pays to look at maxima first
+_NEAR = 256  # rows between two spans that are cheaper to score than another product
+_FROM_RIGHT = 1 << 21  # numbers of keys beyond which they no longer lie in a cache
 
 
 def accumulate(x: Tensor) -> Tensor:
@@ -157,13 +159,7 @@ def landmark_topk(
         nothing = torch.full((*shape, top_k), -1, device=q.device)
         return TopK(q.new_full(nothing.shape, NEG, dtype=torch.float32), nothing, lse)
     grouped = q.reshape(num_kv_heads, -1, dim)
-    all_scores = _joined(
-        [
-            _joined([torch.bmm(grouped[a:b], landmarks[a:b, c:d].to(q.dtype).transpose(1, 2)) for c, d in spans], -1)
-            for a, b in wanted
-        ],
-        0,
-    )
+    all_scores = _joined([_in_spans(grouped[a:b], landmarks[a:b], spans) for a, b in wanted], 0)
     all_scores = accumulate(all_scores)
     k = min(top_k, all_scores.shape[-1])
     best, rows = _topk_newest(all_scores, k)
@@ -182,6 +178,33 @@ def landmark_topk(
         lse = None if lse is None else _of_all(lse, num_kv_heads, wanted, NEG)
     lse = None if lse is None else lse.view(heads, num_rows)
     return TopK(best.reshape(heads, num_rows, top_k), rows.reshape(heads, num_rows, top_k), lse)
+
+
+def _in_spans(q: Tensor, landmarks: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+    """Inner products [n, T, rows of all spans] of q [n, T, D] with landmarks [n, N, D].
+
+    Spans with few rows between them are multiplied as one, and what lies between is cut out of the scores.
+    """
+    hulls: list[list[tuple[int, int]]] = []
+    for span in spans:
+        if hulls and 0 <= span[0] - hulls[-1][-1][1] <= _NEAR:
+            hulls[-1].append(span)
+        else:
+            hulls.append([span])
+    pieces = []
+    for hull in hulls:
+        first = hull[0][0]
+        product = _product(q, landmarks[:, first : hull[-1][1]])
+        pieces += [product] if len(hull) == 1 else [product[..., a - first : b - first] for a, b in hull]
+    return _joined(pieces, -1)
+
+
+def _product(q: Tensor, keys: Tensor) -> Tensor:
+    """q [n, T, D] times keys [n, N, D] transposed; few rows against much memory are faster from the right."""
+    keys = keys.to(q.dtype)
+    if q.shape[1] <= 8 and q.shape[2] >= 64 and keys.numel() > _FROM_RIGHT and q.device.type == "cpu":
+        return torch.bmm(keys, q.transpose(1, 2)).transpose(1, 2)
+    return torch.bmm(q, keys.transpose(1, 2))
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:

@@ -322,7 +322,7 @@ class MemoryAttention:
         shared = config.granularity != "per_token_per_head"
         query = rotated[prefix.size if self._fixed else 0, 0]  # every old block is scored in one place
         hits = self.store.search(
-            layer_idx, query, self._old_scope, config.top_k, return_lse=shared, kv_heads=opened.kv_heads
+            layer_idx, query, self._old_scope, config.top_k, return_lse=shared, open_rows=opened.rows
         )
         scores, candidates, lse = hits.scores.to(query.dtype), hits.candidates, hits.lse
         if near is not None:

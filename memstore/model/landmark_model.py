@@ -17,6 +17,7 @@ from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.attention import Read
 from memstore.model.checkpoint import SHIPPED, SHIPPED_NAME, load_checkpoint, signature_of
 from memstore.model.config import GRANULARITIES, ModelConfig
+from memstore.model.indexing import build_index
 from memstore.model.ingest import IngestProgress, Mode, Text, ingest
 from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
@@ -99,6 +100,10 @@ class LandmarkModel:
             self.transformer, self.tokenizer, self.lookup_config(**lookup), store, Text.of(source, name),
             cmt_keys=self.cmt_keys, mode=mode, retrieve=retrieve, progress=progress,
         )  # fmt: skip
+
+    def build_index(self, store: MemoryStore, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+        """Build and save an approximate index of every document, for the queries of this model: see model.indexing."""
+        return build_index(self, store, progress)
 
     def session(
         self,

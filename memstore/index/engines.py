@@ -1,0 +1,102 @@
+"""A memory's index engines and their files: opened when a layer is first searched, built anew where that is needed."""
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
+from memstore.index import saved
+from memstore.index.faiss_index import FaissIndex
+
+log = logging.getLogger("memstore")
+
+
+class Engines:
+    """The files of a FaissIndex in one directory."""
+
+    def __init__(self, index: FaissIndex, layers: Sequence[int], directory: Path | None, *, read_only: bool) -> None:
+        """directory: None for a memory without one. read_only: what is built is not written."""
+        self.index, self.layers, self.directory, self.read_only = index, layers, directory, read_only
+        self._opened: set[int] = set()
+        self._opening = threading.RLock()
+
+    def open(self, layer: int) -> None:
+        """Take a layer's engines from their file, the first time it is asked for.
+
+        They are built anew where the file is damaged or stale, or, for an index that is not "auto", missing.
+        """
+        if layer in self._opened:
+            return
+        with self._opening:
+            if layer in self._opened:
+                return
+            self._opened.add(layer)
+            if self.directory is None:
+                return
+            try:
+                self.index.install(layer, saved.read(self.directory, self.index, layer))
+                return
+            except FileNotFoundError:
+                if self.index.thrifty:
+                    return
+            except InvalidInput as error:  # no FAISS here
+                log.warning("%s; searching exactly", error)
+                return
+            except saved.Unusable as problem:
+                log.warning("%s: %s; building it again from the landmark keys", self.directory, problem)
+            self._take_samples()
+            if self.index.thrifty and not self.index.samples:
+                log.warning("%s: no sample of queries; searching exactly until `memstore index` is run", self.directory)
+                return
+            self.index.build(layer)
+            if not self.read_only:
+                self._write(layer, -1)
+
+    @contextmanager
+    def sampled(self) -> Iterator[None]:
+        """Keep the queries of the searches made meanwhile, all of them exact."""
+        self._opened.update(self.layers)
+        self.index.built.clear()
+        with self.index.sampled():
+            yield
+
+    def build(self, top_k: int, catalogue: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
+        """Build every layer's engines anew and write them; return what was built. See MemoryStore.build_index."""
+        self._opened.update(self.layers)
+        if not self.index.samples:
+            self._take_samples()
+        for done, layer in enumerate(self.layers):
+            if progress is not None:
+                progress(done, len(self.layers))
+            self.index.build(layer, top_k)
+            self._write(layer, catalogue)
+        if self.directory is not None and self.index.samples:
+            saved.write_samples(self.directory, self.index.samples)
+        if progress is not None:
+            progress(len(self.layers), len(self.layers))
+        return self.index.describe()
+
+    def _take_samples(self) -> None:
+        """The queries that were saved, if there are any."""
+        if self.directory is None or self.index.samples:
+            return
+        try:
+            self.index.samples = saved.read_samples(self.directory)
+        except FileNotFoundError:
+            pass
+        except saved.Unusable as problem:
+            log.warning("%s: %s", self.directory, problem)
+
+    def _write(self, layer: int, catalogue: int) -> None:
+        if self.directory is None or layer not in self.index.built:
+            return
+        try:
+            saved.write(self.directory, self.index, layer, catalogue)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFull(f"{self.directory}: no room for the index; make room and run it again") from error
+            raise ReadOnlyMemory(f"{self.directory} cannot be written: {error.strerror}") from error

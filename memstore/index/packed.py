@@ -1,0 +1,249 @@
+"""Exact search: all landmark keys of a layer in one tensor, one product for all KV heads."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memstore.errors import InvalidInput
+from memstore.index.base import Hits, Scope
+from memstore.index.rows import Ranges, Rows, to_candidates, to_rows
+from memstore.kernels.api import NEG, landmark_topk
+
+RESCORED = 4  # candidates a wanted block that a coarse search proposes, before their exact scores choose
+_REMEMBERED = 64  # scopes whose rows are kept looked up
+
+
+@dataclass
+class Layer:
+    """One layer's keys in rows, and what was looked up in them since they last changed."""
+
+    keys: Tensor  # (Hkv, capacity, D)
+    scan: Tensor | None  # the same in the dtype that is searched first
+    rows: Rows = field(default_factory=Rows)
+    scopes: dict[tuple[tuple[int, int, int], ...], Any] = field(default_factory=dict)
+
+    def add(self, document: int, first_block: int, keys: Tensor) -> None:
+        """Append keys [n, Hkv, D]."""
+        n = len(keys)
+        self.rows.append(document, first_block, n)  # raises before anything is written
+        start = self.rows.end - n
+        if self.rows.end > self.keys.shape[1]:
+            self._grow(start)
+            start = self.rows.end - n
+        self.keys[:, start : start + n] = keys.transpose(0, 1)
+        if self.scan is not None:
+            self.scan[:, start : start + n] = self.keys[:, start : start + n]
+
+    def _grow(self, written: int) -> None:
+        """Move into new tensors, unnoticed by a thread that searches the old ones; many holes are left out."""
+        old, rows = self.keys, self.rows
+        n = rows.end - written
+        moved, holes = Rows(), 2 * rows.live < rows.end
+        room = (rows.live + rows.live // 2 if holes else rows.end + rows.end // 2) + 64
+        self.keys = old.new_empty(old.shape[0], room, old.shape[2])
+        if not holes:
+            self.keys[:, :written] = old[:, :written]
+        else:
+            everything = sorted((run.start, document, run) for document, runs in rows.runs.items() for run in runs)
+            for start, document, run in everything:
+                stop = min(start + run.size, written)  # the newest rows are not written yet
+                self.keys[:, moved.end : moved.end + stop - start] = old[:, start:stop]
+                moved.append(document, run.first_block, run.size)
+            # The newest rows are the last of the last run: they stay last.
+            assert moved.end >= n
+            self.rows = moved
+        if self.scan is not None:
+            self.scan = self.keys.to(self.scan.dtype)
+
+
+class PackedIndex:
+    """Exact search by one matrix product over packed landmark keys.
+
+    scan_dtype: search in this dtype first (bfloat16: half the bytes, and what a GPU's matrix units want), for 4 top_k
+    candidates whose exact scores then choose.
+    """
+
+    kind = "packed"
+
+    def __init__(
+        self,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        scan_dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """An empty index of keys [.., num_kv_heads, head_dim], held in `dtype` on `device`."""
+        self._shape, self._dtype, self._scan_dtype = (num_kv_heads, head_dim), dtype, scan_dtype
+        self.device = torch.device(device)
+        self._layers: dict[int, Layer] = {}
+        self._lock = threading.RLock()
+        self.searches = 0
+        self.rows = 0
+
+    # What is held
+
+    def add(self, document: int, layer: int, first_block: int, keys: Tensor) -> None:
+        with self._lock:
+            packed = self._layers.get(layer)
+            if packed is None:
+                packed = self._layers[layer] = self._empty()
+            packed.add(document, first_block, keys)
+            packed.scopes.clear()
+
+    def remove(self, document: int) -> None:
+        self._keep(document, 0, 0)
+
+    def truncate(self, document: int, blocks: int) -> None:
+        self._keep(document, 0, blocks)
+
+    def trim(self, document: int, first_block: int, layer: int | None = None) -> None:
+        self._keep(document, first_block, 1 << 62, layer)
+
+    def _keep(self, document: int, first: int, end: int, layer: int | None = None) -> None:
+        with self._lock:
+            for number, packed in self._layers.items():
+                if layer is None or number == layer:
+                    packed.rows.keep(document, first, end)
+                    packed.scopes.clear()
+
+    def span(self, document: int, layer: int) -> tuple[int, int]:
+        with self._lock:
+            packed = self._layers.get(layer)
+            return packed.rows.span(document) if packed else (0, 0)
+
+    def documents(self) -> set[int]:
+        with self._lock:
+            return {document for packed in self._layers.values() for document in packed.rows.runs}
+
+    @property
+    def bytes(self) -> int:
+        with self._lock:
+            return sum(
+                packed.keys.nbytes + (0 if packed.scan is None else packed.scan.nbytes)
+                for packed in self._layers.values()
+            )
+
+    def describe(self) -> dict[str, Any]:
+        with self._lock:
+            landmarks = {layer: packed.rows.live for layer, packed in sorted(self._layers.items())}
+        return {"kind": self.kind, "landmarks": landmarks}
+
+    # Searching
+
+    def search(
+        self,
+        layer: int,
+        q: Tensor,
+        scope: Scope,
+        top_k: int,
+        *,
+        return_lse: bool = False,
+        open_rows: Tensor | None = None,
+    ) -> Hits:
+        self._check(q, top_k)
+        _, kv_heads = self._count(q, open_rows)
+        packed, ranges = self._resolve(layer, scope)
+        return self._exact(q, packed, ranges, top_k, return_lse, kv_heads)
+
+    def _count(self, q: Tensor, open_rows: Tensor | None) -> tuple[int, list[int] | None]:
+        """How many rows are searched, and the KV heads that have any (None = all)."""
+        self.searches += 1
+        if open_rows is None:
+            self.rows += q.shape[0] * q.shape[1]
+            return q.shape[0] * q.shape[1], None
+        counts = [sum(of_head) for of_head in open_rows.tolist()]
+        group = len(counts) // self._shape[0]
+        rows = sum(counts)
+        self.rows += rows
+        return rows, [head for head in range(self._shape[0]) if any(counts[head * group : (head + 1) * group])]
+
+    def _exact(
+        self, q: Tensor, packed: Layer, ranges: Ranges, top_k: int, return_lse: bool, kv_heads: list[int] | None
+    ) -> Hits:
+        here = q.to(self.device)
+        if packed.scan is None or return_lse:
+            found = landmark_topk(here, packed.keys, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads)
+            scores, candidates, lse = found.scores, to_candidates(found.rows, ranges), found.lse
+        else:
+            coarse = here.to(packed.scan.dtype)
+            found = landmark_topk(coarse, packed.scan, ranges, RESCORED * top_k, kv_heads=kv_heads)
+            scores, candidates = rescore(here, packed.keys, ranges, to_candidates(found.rows, ranges), top_k)
+            lse = None
+        if self.device != q.device:
+            scores, candidates = scores.to(q.device), candidates.to(q.device)
+            lse = None if lse is None else lse.to(q.device)
+        return Hits(scores, candidates, lse)
+
+    def keys(self, layer: int, scope: Scope) -> Tensor:
+        packed, ranges = self._resolve(layer, scope)
+        if len(ranges) == 1:
+            return packed.keys[:, ranges[0][0] : ranges[0][1]]
+        return torch.cat([packed.keys[:, :0], *(packed.keys[:, start:end] for start, end in ranges)], dim=1)
+
+    def gather(self, layer: int, scope: Scope, candidates: Tensor) -> Tensor:
+        packed, ranges = self._resolve(layer, scope)
+        return gather(packed.keys, ranges, candidates.to(self.device)).to(candidates.device)
+
+    def _check(self, q: Tensor, top_k: int) -> None:
+        num_kv_heads, head_dim = self._shape
+        if q.dim() != 3 or q.shape[0] % num_kv_heads or q.shape[2] != head_dim:
+            raise InvalidInput(
+                f"queries of shape {list(q.shape)} do not fit the index: expected [heads, rows, {head_dim}] with "
+                f"heads a multiple of {num_kv_heads}"
+            )
+        if top_k < 1:
+            raise InvalidInput(f"top_k must be at least 1, is {top_k}")
+
+    def _empty(self) -> Layer:
+        heads, dim = self._shape
+        keys = torch.empty(heads, 0, dim, dtype=self._dtype, device=self.device)
+        return Layer(keys, None if self._scan_dtype is None else keys.to(self._scan_dtype))
+
+    def _resolve(self, layer: int, scope: Scope) -> tuple[Layer, Ranges]:
+        """The layer's keys as they are now and the scope's rows in them; rows only ever move into new tensors."""
+        with self._lock:
+            packed = self._layers.get(layer) or self._empty()
+            ranges = self._once(packed, scope, lambda: packed.rows.ranges(layer, scope))
+            return Layer(packed.keys, packed.scan, packed.rows), ranges
+
+    def _once(self, packed: Layer, scope: Scope, look: Callable[[], Any]) -> Any:
+        """look(), or what it returned for this scope before; forgotten when the layer changes."""
+        key = tuple(scope)
+        if key not in packed.scopes:
+            if len(packed.scopes) >= _REMEMBERED:
+                packed.scopes.clear()
+            packed.scopes[key] = look()
+        return packed.scopes[key]
+
+
+def gather(keys: Tensor, ranges: Ranges, candidates: Tensor) -> Tensor:
+    """Keys [H, ..., D] of candidates [H, ...] from keys [Hkv, N, D]; -1 gives some key."""
+    if not ranges:
+        return keys.new_zeros(*candidates.shape, keys.shape[-1])
+    rows = to_rows(candidates, ranges).clamp_min(0)
+    kv_heads = torch.arange(len(keys), device=keys.device).repeat_interleave(len(candidates) // len(keys))
+    return keys[kv_heads.view(-1, *[1] * (rows.dim() - 1)), rows]
+
+
+def rescore(q: Tensor, keys: Tensor, ranges: Ranges, candidates: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """The top_k of candidates [H, T, C] (-1 = none, in any order) by their exact scores; of equals the newer first.
+
+    Returns scores [H, T, top_k] float32 and candidates, padded with NEG and -1.
+    """
+    exact = torch.promote_types(keys.dtype, torch.float32)
+    chosen = gather(keys, ranges, candidates).to(exact)  # (H, T, C, D)
+    scores = (chosen @ q.to(exact)[..., None])[..., 0].masked_fill(candidates < 0, NEG)
+    newest = candidates.argsort(-1, descending=True)
+    best = scores.gather(-1, newest).sort(dim=-1, descending=True, stable=True)
+    candidates, scores = candidates.gather(-1, newest).gather(-1, best.indices), best.values
+    missing = top_k - candidates.shape[-1]
+    if missing > 0:
+        candidates = torch.nn.functional.pad(candidates, (0, missing), value=-1)
+        scores = torch.nn.functional.pad(scores, (0, missing), value=NEG)
+    return scores[..., :top_k], candidates[..., :top_k]
