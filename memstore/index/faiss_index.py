@@ -20,7 +20,7 @@ from torch import Tensor
 from memstore.index.base import Hits, Scope
 from memstore.index.faiss_heads import Family, HeadIndex, faiss, selector
 from memstore.index.packed import RESCORED, Layer, PackedIndex, rescore
-from memstore.index.rows import Ranges, Rows, join, to_candidates, to_rows, total
+from memstore.index.rows import Ranges, Remembered, Rows, join, to_candidates, to_rows, total
 from memstore.kernels.api import landmark_topk
 
 RECALL = 0.95
@@ -43,7 +43,7 @@ class Built:
     heads: list[HeadIndex]
     rows: Rows
     trained: int  # rows when it was trained
-    scopes: dict[tuple[tuple[int, int, int], ...], "Parts"] = field(default_factory=dict)
+    scopes: Remembered = field(default_factory=Remembered)
 
     @property
     def family(self) -> Family:
@@ -291,10 +291,7 @@ class FaissIndex(PackedIndex):
 
     def _parts(self, layer: int, built: Built, packed: Layer, scope: Scope) -> Parts | None:
         """The scope in rows of the engines and the rest in packed rows; None if the engines hold too little of it."""
-        key = tuple(scope)
-        if key not in built.scopes:
-            built.scopes[key] = self._divide(layer, built, packed, scope)
-        parts = built.scopes[key]
+        parts: Parts = built.scopes.get(scope, lambda: self._divide(layer, built, packed, scope))
         return parts if total(parts.held) >= max(1, _COVERED * built.rows.end) else None
 
     @staticmethod

@@ -1,7 +1,6 @@
 """Exact search: all landmark keys of a layer in one tensor, one product for all KV heads."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +9,10 @@ from torch import Tensor
 
 from memstore.errors import InvalidInput
 from memstore.index.base import Hits, Scope
-from memstore.index.rows import Ranges, Rows, to_candidates, to_rows
+from memstore.index.rows import Ranges, Remembered, Rows, to_candidates, to_rows
 from memstore.kernels.api import NEG, landmark_topk
 
 RESCORED = 4  # candidates a wanted block that a coarse search proposes, before their exact scores choose
-_REMEMBERED = 64  # scopes whose rows are kept looked up
 
 
 @dataclass
@@ -24,7 +22,7 @@ class Layer:
     keys: Tensor  # (Hkv, capacity, D)
     scan: Tensor | None  # the same in the dtype that is searched first
     rows: Rows = field(default_factory=Rows)
-    scopes: dict[tuple[tuple[int, int, int], ...], Any] = field(default_factory=dict)
+    scopes: Remembered = field(default_factory=Remembered)
 
     def add(self, document: int, first_block: int, keys: Tensor) -> None:
         """Append keys [n, Hkv, D]."""
@@ -209,17 +207,8 @@ class PackedIndex:
         """The layer's keys as they are now and the scope's rows in them; rows only ever move into new tensors."""
         with self._lock:
             packed = self._layers.get(layer) or self._empty()
-            ranges = self._once(packed, scope, lambda: packed.rows.ranges(layer, scope))
+            ranges = packed.scopes.get(scope, lambda: packed.rows.ranges(layer, scope))
             return Layer(packed.keys, packed.scan, packed.rows), ranges
-
-    def _once(self, packed: Layer, scope: Scope, look: Callable[[], Any]) -> Any:
-        """look(), or what it returned for this scope before; forgotten when the layer changes."""
-        key = tuple(scope)
-        if key not in packed.scopes:
-            if len(packed.scopes) >= _REMEMBERED:
-                packed.scopes.clear()
-            packed.scopes[key] = look()
-        return packed.scopes[key]
 
 
 def gather(keys: Tensor, ranges: Ranges, candidates: Tensor) -> Tensor:

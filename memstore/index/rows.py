@@ -1,7 +1,8 @@
 """Which rows of a table hold which blocks of which documents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from memstore.index.base import Scope
 
 Ranges = list[tuple[int, int]]
 """(start, end) rows, in the order of a scope: the concatenation of these rows is the numbering of its candidates."""
+
+_MOST = 64  # scopes that are remembered
 
 
 @dataclass
@@ -92,6 +95,33 @@ class Rows:
             low, high = max(first, run.first_block), min(end, run.end_block)
             if low < high:
                 yield low - run.first_block + run.start, high - run.first_block + run.start
+
+
+class Remembered:
+    """What was looked up for a scope, until `clear`. The same tuple again is known without a look at its runs."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[tuple[int, int, int], ...], Any] = {}
+        self._latest: tuple[Scope | None, Any] = (None, None)
+
+    def get(self, scope: Scope, look: Callable[[], Any]) -> Any:
+        """look(), or what it returned for this scope before."""
+        latest, found = self._latest
+        if latest is scope:
+            return found
+        key = tuple(scope)
+        if key not in self._found:
+            if len(self._found) >= _MOST:
+                self._found.clear()
+            self._found[key] = look()
+        if scope is key:  # a tuple, which nobody changes
+            self._latest = scope, self._found[key]
+        return self._found[key]
+
+    def clear(self) -> None:
+        """Forget everything: rows have changed."""
+        self._found.clear()
+        self._latest = (None, None)
 
 
 def join(ranges: Ranges, start: int, end: int) -> None:

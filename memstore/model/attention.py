@@ -76,7 +76,7 @@ class Memory:
         """How many blocks there are in all."""
         return sum(blocks for _, blocks in self.documents) + self.own
 
-    def scope(self, end: int) -> list[tuple[int, int, int]]:
+    def scope(self, end: int) -> tuple[tuple[int, int, int], ...]:
         """Candidates 0..end as (document, first, end) runs."""
         runs = [(document, 0, blocks) for document, blocks in self.documents if blocks]
         if self.own_document is not None and self.own:
@@ -87,7 +87,7 @@ class Memory:
             if take > 0:
                 kept.append((document, first, first + take))
             left -= take
-        return kept
+        return tuple(kept)
 
 
 @dataclass(frozen=True)
