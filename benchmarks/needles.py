@@ -20,6 +20,7 @@ from common import Books, load_model, prepare, tokens_text
 
 from memstore import LandmarkModel, MemoryStore
 from memstore.model import facts as language
+from memstore.model.attention import Read
 from memstore.model.facts import Fact, Pools, Sentence, Split
 from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
@@ -395,19 +396,32 @@ def ask(
     trials: int,
     seed: int,
     top_k: int | None = None,
+    score_range: float | None = None,
     granularity: str | None = None,
     cmt_cutoff: float | None = None,
 ) -> dict[str, Any] | None:
-    """Ask every question of a task against `length` tokens of memory; None if that length cannot be asked."""
+    """Ask every question of a task against `length` tokens of memory; None if that length cannot be asked.
+
+    blocks_read: by all lookups that were done; a block is read by a row that gives it any attention.
+    """
     granularity = granularity or model.config.granularity
     replies: list[tuple[Question, Reply]] = []
     lookups = {"done": 0, "skipped": 0}
+    blocks_read = 0
+
+    def count(reads: list[Read]) -> None:
+        nonlocal blocks_read
+        blocks_read += len(reads)
+
     began = time.perf_counter()
     for n, question in enumerate(plan.of(task)[:trials]):
         documents = plan.documents(question, length, Random(f"{seed} {task} {length} {n}"))
         if documents is None:
             return None
-        with model.session(store, documents, top_k=top_k, granularity=granularity, cmt_cutoff=cmt_cutoff) as session:
+        with model.session(
+            store, documents, on_read=count, read_all_rows=True, top_k=top_k, score_range=score_range,
+            granularity=granularity, cmt_cutoff=cmt_cutoff,
+        ) as session:  # fmt: skip
             replies.append((question, reply(model, session, question, generate=granularity != "per_token_per_head")))
             lookups["done"] += session.attention.lookups.done
             lookups["skipped"] += session.attention.lookups.skipped
@@ -417,6 +431,7 @@ def ask(
         "task": task,
         "length": length,
         "top_k": top_k or model.config.top_k,
+        "score_range": model.config.score_range if score_range is None else score_range,
         "granularity": granularity,
         "cmt_cutoff": model.config.cmt_cutoff if cmt_cutoff is None else cmt_cutoff,
         "trials": len(replies),
@@ -424,6 +439,7 @@ def ask(
         "value_right": sum(r.value for _, r in replies),
         "old_value": sum(r.old for _, r in replies),
         "lookups": lookups,
+        "blocks_read": blocks_read,
         "seconds": round(time.perf_counter() - began, 2),
         "wrong": [{"prompt": q.prompt, "value": q.value, "got": r.text} for q, r in replies if not r.right][:40],
     }
@@ -462,6 +478,7 @@ def streamed(
         "task": task,
         "length": length,
         "top_k": top_k or model.config.top_k,
+        "score_range": model.config.score_range,
         "granularity": model.config.granularity,
         "cmt_cutoff": model.config.cmt_cutoff,
         "trials": len(replies),

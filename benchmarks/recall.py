@@ -1,5 +1,5 @@
-"""How often does the model answer right, from memory on disk, about what it has read: by length, top_k and
-granularity.
+"""How often does the model answer right, from memory on disk, about what it has read: by length, top_k,
+score_range and granularity.
 
 One process ingests book text with needles (see needles.py) into a memory; another, fresh one opens it and asks. An
 answer is right if greedy decoding gives exactly the tokens of the value and then the end of the value. The same in
@@ -35,7 +35,7 @@ from common import Books, table, tokens_number, tokens_text, wilson
 from needles import STORED, STREAMED, TASKS, Plan
 
 from memstore import MemoryStore
-from memstore.model.config import GRANULARITIES
+from memstore.model.config import GRANULARITIES, ModelConfig
 
 
 def main() -> None:
@@ -47,12 +47,12 @@ def main() -> None:
         if set(options.tasks) - set(STREAMED):
             common.in_fresh_process(needles.build, directory, build_settings(options))
         rows = common.in_fresh_process(ask_all, directory, options)
-    print("\n" + by_length(rows, model.config.top_k, model.config.granularity))
+    print("\n" + by_length(rows, model.config))
     varied = variations(rows)
     if varied:
         print("\n" + varied)
     common.write_results(options, model, {"rows": rows})
-    common.plot(options, lambda figure: draw(figure, rows, model.config.top_k, model.config.granularity), (11, 4.6))
+    common.plot(options, lambda figure: draw(figure, rows, model.config), (11, 4.6))
 
 
 def read_options() -> argparse.Namespace:
@@ -63,8 +63,11 @@ def read_options() -> argparse.Namespace:
     )
     options.add_argument("--trials", type=int, default=200, help="of every point")
     options.add_argument("--top-k", nargs="+", type=int, default=[1, 2, 4, 8], help="values tried at --vary-length")
-    options.add_argument("--granularity", nargs="+", choices=GRANULARITIES, default=list(GRANULARITIES))
-    options.add_argument("--vary-length", default="32K", help="length at which top_k and granularity are varied")
+    options.add_argument(
+        "--score-range", nargs="*", type=float, default=[], metavar="B", help="tried there, with the largest --top-k"
+    )
+    options.add_argument("--granularity", nargs="*", choices=GRANULARITIES, default=list(GRANULARITIES))
+    options.add_argument("--vary-length", default="32K", help="length at which these three are varied")
     options.add_argument(
         "--vary-tasks", nargs="*", choices=STORED, default=["passkey", "fact", "fact_unrelated", "of_20"]
     )
@@ -110,7 +113,8 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
         if row is not None:
             rows.append(row)
             print(
-                f"  {row['task']:15} {tokens_text(row['length']):>5}  k={row['top_k']} {row['granularity']:19} "
+                f"  {row['task']:15} {tokens_text(row['length']):>5}  k={row['top_k']} "
+                f"{range_text(row['score_range']):10} {row['granularity']:19} "
                 f"{cell(row)}  {row['seconds'] / row['trials'] * 1000:.0f} ms",
                 flush=True,
             )
@@ -126,6 +130,7 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
                     note(needles.ask(model, store, plan, task, length, trials=options.trials, seed=options.seed))
             vary = [task for task in options.vary_tasks if task in stored]
             settings: list[dict[str, Any]] = [{"top_k": k} for k in options.top_k if k != model.config.top_k]
+            settings += [{"top_k": max(options.top_k), "score_range": b} for b in sorted(options.score_range)]
             settings += [{"granularity": g} for g in options.granularity if g != model.config.granularity]
             if options.vary_length not in options.lengths:
                 settings.insert(0, {})
@@ -152,14 +157,24 @@ def cell(row: dict[str, Any]) -> str:
     return f"{row['right'] / row['trials']:.3f} ({low:.3f}-{high:.3f})"
 
 
-def usual(rows: list[dict[str, Any]], top_k: int, granularity: str) -> list[dict[str, Any]]:
+def range_text(score_range: float | None) -> str:
+    return "" if score_range is None else f"range={score_range:g}"
+
+
+def blocks_read(row: dict[str, Any]) -> str:
+    """Blocks read by a lookup, the mean."""
+    return f"{row['blocks_read'] / max(1, row['lookups']['done']):.2f}"
+
+
+def usual(rows: list[dict[str, Any]], config: ModelConfig) -> list[dict[str, Any]]:
     """The points measured with the model's own settings."""
-    return [row for row in rows if row["top_k"] == top_k and row["granularity"] == granularity]
+    own = (config.top_k, config.score_range, config.granularity)
+    return [row for row in rows if (row["top_k"], row["score_range"], row["granularity"]) == own]
 
 
-def by_length(rows: list[dict[str, Any]], top_k: int, granularity: str) -> str:
+def by_length(rows: list[dict[str, Any]], config: ModelConfig) -> str:
     """The table of tasks and lengths."""
-    rows = usual(rows, top_k, granularity)
+    rows = usual(rows, config)
     lengths = sorted({row["length"] for row in rows})
     lines = []
     for task, title in TASKS.items():
@@ -167,30 +182,36 @@ def by_length(rows: list[dict[str, Any]], top_k: int, granularity: str) -> str:
         if found:
             trials = sorted({row["trials"] for row in found.values()})
             lines.append([title, "-".join(map(str, trials)), *(cell(found[n]) if n in found else "" for n in lengths)])
-    return table([f"memory (k={top_k})", "trials", *map(tokens_text, lengths)], lines)
+    return table([f"memory (k={config.top_k})", "trials", *map(tokens_text, lengths)], lines)
 
 
 def variations(rows: list[dict[str, Any]]) -> str:
-    """The table of tasks, top_k and granularity, at the one length where they were varied."""
-    by = {(r["task"], GRANULARITIES.index(r["granularity"]), r["top_k"], r["length"]): r for r in rows}
-    settings = sorted({key[1:3] for key in by})
-    tasks = [task for task in TASKS if len({key[1:3] for key in by if key[0] == task}) > 1]
+    """The table of tasks, top_k, score_range and granularity, at the one length where they were varied."""
+    by = {
+        (r["task"], GRANULARITIES.index(r["granularity"]), r["top_k"], range_text(r["score_range"]), r["length"]): r
+        for r in rows
+        if r["task"] not in STREAMED
+    }
+    settings = list(dict.fromkeys(key[1:4] for key in sorted(by, key=lambda key: key[1:3])))
+    tasks = [task for task in TASKS if len({key[1:4] for key in by if key[0] == task}) > 1]
     if not tasks:
         return ""
     # The length where a task has been asked with the most settings is the one where they were varied.
-    lengths = {key[3] for key in by if key[0] in tasks}
-    at = max(lengths, key=lambda n: len({key[:3] for key in by if key[3] == n}))
-    lines = [
-        [GRANULARITIES[g], k, *(cell(by[t, g, k, at]) if (t, g, k, at) in by else "" for t in tasks)]
-        for g, k in settings
-    ]
-    return table([f"at {tokens_text(at)}: granularity", "top_k", *tasks], lines)
+    lengths = {key[4] for key in by if key[0] in tasks}
+    at = max(lengths, key=lambda n: len({key[:4] for key in by if key[4] == n}))
+    lines = []
+    for g, *choice in settings:
+        found = [by.get((task, g, *choice, at)) for task in tasks]
+        cells = [text for row in found for text in ([cell(row), blocks_read(row)] if row else ["", ""])]
+        lines.append([GRANULARITIES[g], *choice, *cells])
+    heads = [head for task in tasks for head in (task, "blocks read")]
+    return table([f"at {tokens_text(at)}: granularity", "top_k", "", *heads], lines)
 
 
-def draw(figure: Any, rows: list[dict[str, Any]], top_k: int, granularity: str) -> None:
+def draw(figure: Any, rows: list[dict[str, Any]], config: ModelConfig) -> None:
     """Accuracy by length, by top_k and by granularity."""
     left, middle, right = figure.subplots(1, 3, sharey=True)
-    own = usual(rows, top_k, granularity)
+    own = usual(rows, config)
     for task in TASKS:
         points = sorted((row["length"], row) for row in own if row["task"] == task) if task != "in_place" else []
         if points:
@@ -205,9 +226,10 @@ def draw(figure: Any, rows: list[dict[str, Any]], top_k: int, granularity: str) 
     for task in dict.fromkeys(row["task"] for row in varied):
         length = next(row["length"] for row in varied if row["task"] == task)
         same = [row for row in rows if row["task"] == task and row["length"] == length]
-        points = sorted((r["top_k"], r) for r in same if r["granularity"] == granularity)
+        same = [row for row in same if row["score_range"] == config.score_range]
+        points = sorted((r["top_k"], r) for r in same if r["granularity"] == config.granularity)
         bars(middle, [k for k, _ in points], [row for _, row in points], task)
-        named = {r["granularity"]: r for r in same if r["top_k"] == top_k}
+        named = {r["granularity"]: r for r in same if r["top_k"] == config.top_k}
         shown = [name for name in GRANULARITIES if name in named]
         bars(right, shown, [named[name] for name in shown], task, line="o")
         middle.set_xlabel(f"top_k, at {tokens_text(length)}")

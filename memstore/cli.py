@@ -23,6 +23,7 @@ from memstore.cli_options import (
     MaxNewTokens,
     MetricsPort,
     Model,
+    ScoreRange,
     Seed,
     Store,
     Temperature,
@@ -77,6 +78,7 @@ def ask(
     document: Documents = None,
     max_new_tokens: MaxNewTokens = 24,
     top_k: TopK = None,
+    score_range: ScoreRange = None,
     cmt_cutoff: Cutoff = None,
     granularity: Granularity = None,
     temperature: Temperature = 0.0,
@@ -101,7 +103,8 @@ def ask(
             with console.stream(not as_json) as on_token:
                 answer = reader.ask(
                     text, memory, documents=document, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed,
-                    on_token=on_token, top_k=top_k, cmt_cutoff=cmt_cutoff, granularity=granularity,
+                    on_token=on_token, top_k=top_k, score_range=score_range, cmt_cutoff=cmt_cutoff,
+                    granularity=granularity,
                 )  # fmt: skip
             answers.append({"question": text, **answer.to_dict()})
             if not as_json:
@@ -116,6 +119,7 @@ def chat(
     document: Documents = None,
     max_new_tokens: MaxNewTokens = 24,
     top_k: TopK = None,
+    score_range: ScoreRange = None,
     cmt_cutoff: Cutoff = None,
     granularity: Granularity = None,
     temperature: Temperature = 0.0,
@@ -134,7 +138,9 @@ def chat(
     with (
         metrics_served(metrics_port) as metrics,
         _opened(store, model, tiers) as (reader, memory),
-        reader.chat(memory, document, top_k=top_k, cmt_cutoff=cmt_cutoff, granularity=granularity) as conversation,
+        reader.chat(
+            memory, document, top_k=top_k, score_range=score_range, cmt_cutoff=cmt_cutoff, granularity=granularity
+        ) as conversation,
     ):
         metrics.store = memory
         for text in console.read_lines(prompt="> "):

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memstore import console
-from memstore.cli_options import ASK_BUDGET, IndexKind, Json, Model, Store, Tiers, TopK, command, parse_size
+from memstore.cli_options import (
+    ASK_BUDGET,
+    IndexKind,
+    Json,
+    Model,
+    ScoreRange,
+    Store,
+    Tiers,
+    TopK,
+    command,
+    parse_size,
+)
 from memstore.errors import InvalidInput, MemoryNotFound
 
 if TYPE_CHECKING:
@@ -42,6 +53,7 @@ def ingest(
         bool, typer.Option("--retrieve", help="Attend to retrieved blocks while reading (slower).")
     ] = False,
     top_k: TopK = None,
+    score_range: ScoreRange = None,
     chunk_blocks: Annotated[
         int | None, typer.Option("--chunk-blocks", metavar="N", help="Blocks read at once.")
     ] = None,
@@ -67,6 +79,8 @@ def ingest(
     """
     if append and replace:
         raise typer.BadParameter("--append and --replace exclude each other")
+    if score_range is not None and not retrieve:
+        raise typer.BadParameter("--score-range chooses among retrieved blocks; it goes with --retrieve")
     if name is not None and len(paths) > 1:
         raise typer.BadParameter("--name is for one PATH; several are named after their files")
     from memstore.codec import get_codec
@@ -79,7 +93,7 @@ def ingest(
     for text in texts:
         text.check()  # a file that cannot be read is refused before anything is written
     reader = load_model_for_command(model)
-    lookup = {"top_k": top_k, "chunk_blocks": chunk_blocks}
+    lookup = {"top_k": top_k, "score_range": score_range, "chunk_blocks": chunk_blocks}
     reader.lookup_config(**lookup)  # a setting out of range is refused before a memory is created
     mode: Mode = "append" if append else "replace" if replace else "new"
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
@@ -167,7 +181,7 @@ def _ingest_one(
     text: "Text",
     mode: "Mode",
     retrieve: bool,
-    lookup: dict[str, int | None],
+    lookup: dict[str, float | None],
 ) -> dict[str, Any]:
     """Read one text and say what came of it."""
     known = any(document.name == text.name for document in memory.documents())

@@ -137,6 +137,10 @@ MetricsPort = Annotated[
 ]
 MaxNewTokens = Annotated[int, _option("--max-new-tokens", "N", "Longest answer, in tokens.")]
 TopK = Annotated[int | None, _option("--top-k", "K", "Blocks read by a lookup; default: the model's.")]
+ScoreRange = Annotated[
+    float | None,
+    _option("--score-range", "B", "Of these, read only blocks that score within B of the best; default: the model's."),
+]
 Cutoff = Annotated[
     float | None, _option("--cmt-cutoff", "C", "Skip lookups whose gate is below C (0 = none); default: the model's.")
 ]

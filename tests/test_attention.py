@@ -131,12 +131,15 @@ GRANULARITIES = ["per_token_per_head", "per_token", "per_head", "shared"]
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("cmt", [True, False])
-@pytest.mark.parametrize(("documents", "retrieve"), [(0, True), (3, True), (0, False), (3, False)])
+@pytest.mark.parametrize(
+    ("documents", "retrieve", "score_range"),
+    [(0, True, None), (3, True, None), (0, False, None), (3, False, 0.3), (0, True, 0.3), (3, True, 0.3)],
+)
 def test_every_memory_size_equals_the_transcription(
-    granularity: str, fixed: bool, cmt: bool, documents: int, retrieve: bool
+    granularity: str, fixed: bool, cmt: bool, documents: int, retrieve: bool, score_range: float | None
 ) -> None:
     """N = 0 .. k + 2 own blocks, with and without attached documents; carried-over tokens; grouped queries."""
-    heads, kv_heads, size, dim, top_k = 4, 2, 3, 8, 2
+    heads, kv_heads, size, dim, top_k = 4, 2, 3, 8, 2 if score_range is None else 3
     config = ModelConfig(
         num_layers=1,
         num_heads=heads,
@@ -144,6 +147,7 @@ def test_every_memory_size_equals_the_transcription(
         head_dim=dim,
         block_size=size,
         top_k=top_k,
+        score_range=score_range,
         cmt=cmt,
         memory_layers=(0,),
         old_block_position="fixed" if fixed else "stingy",
@@ -177,6 +181,7 @@ def test_every_memory_size_equals_the_transcription(
         driver.attach(0, k, v)
         for h in range(heads):
             literal[h].documents = [Block(k[n, h // 2].numpy(), v[n, h // 2].numpy(), size) for n in range(documents)]
+    numbers: set[int] = set()  # of blocks chosen together
     for rows in (
         4,
         6,
@@ -203,7 +208,8 @@ def test_every_memory_size_equals_the_transcription(
             recent = literal[0].recent
             chosen = [[list(range(n - recent, n))] * rows for _ in range(heads)]
         elif n:
-            chosen = choose(scores, granularity, top_k, open_rows, heads // kv_heads)
+            chosen = choose(scores, granularity, top_k, open_rows, heads // kv_heads, score_range)
+            numbers |= {len(blocks) for of_head in chosen for blocks in of_head}
         else:
             chosen = [[[]] * rows for _ in range(heads)]
         expected = np.array(
@@ -217,6 +223,44 @@ def test_every_memory_size_equals_the_transcription(
         for head in literal:
             head.end_chunk()
     assert len(literal[0].own) > top_k + 2
+    if score_range is not None and retrieve and documents:
+        assert numbers & set(range(1, top_k)), "the range left nothing out"
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("fixed", [True, False])
+def test_blocks_out_of_range_are_neither_leased_nor_read(granularity: str, fixed: bool) -> None:
+    config = ModelConfig(
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        block_size=3,
+        top_k=4,
+        memory_layers=(0,),
+        old_block_position="fixed" if fixed else "stingy",
+        granularity=granularity,
+        kv_dtype="float64",
+        cmt=False,
+    )
+    generator = torch.Generator().manual_seed(5)
+    k, v = (torch.randn(9, 2, n, 8, dtype=torch.float64, generator=generator) for n in (4, 3))
+    qkv = tuple(torch.randn(h, 1, 8, dtype=torch.float64, generator=generator) for h in (4, 2, 2))
+    out, leased, read = {}, {}, {}
+    for score_range in (None, 1e9, 0.3, 0.0):
+        driver = Driver(replace(config, score_range=score_range))
+        driver.attach(0, k, v)
+        [out[score_range]] = driver.feed([qkv])
+        host = driver.store.stats()["tiers"]["host"]
+        leased[score_range] = host["hits"] + host["misses"]
+        read[score_range] = {(r.head // 2, r.block) for r in driver.reads}
+        assert len(read[score_range]) == leased[score_range]
+    assert torch.equal(out[1e9], out[None]) and leased[1e9] == leased[None]
+    assert read[0.0] < read[0.3] < read[None]
+    if fixed:  # where the paper's slots are counted, a smaller top_k moves the chunk
+        best = Driver(replace(config, top_k=1))
+        best.attach(0, k, v)
+        torch.testing.assert_close(out[0.0], best.feed([qkv])[0], rtol=0, atol=1e-12)
 
 
 def test_rotated_query_equals_rotated_keys() -> None:

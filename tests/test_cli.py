@@ -215,6 +215,7 @@ def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(story: Path
     refused(run("ingest", story, story, "--store", tmp_path / "m", "--name", "x"), "--name", status=2)
     refused(run("ingest", story, "--store", tmp_path / "m", "--quota", "much"), "64MB", status=2)
     refused(run("train", story, "--out", tmp_path / "run", "--preset", "huge"), "paper", status=2)
+    refused(run("ingest", story, "--store", tmp_path / "m", "--score-range", "2"), "--retrieve", status=2)
     refused(run("bench"), "command", status=2)
     refused(run("bench", "tiers", "--store", tmp_path, "--replay", story), "exclude", status=2)
     refused(run("bench", "tiers", "--replay", story, "--trace", tmp_path / "t"), "--trace", status=2)
@@ -562,6 +563,8 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
     for arguments, word in [
         (("ask", "Who?", "--store", store, "--top-k", "0"), "top_k"),
         (("ask", "Who?", "--store", store, "--top-k", "100000"), "top_k"),
+        (("ask", "Who?", "--store", store, "--score-range", "-1"), "score_range"),
+        (("chat", "--store", store, "--score-range", "nan"), "score_range"),
         (("ask", "Who?", "--store", store, "--cmt-cutoff", "1.5"), "cmt_cutoff"),
         (("ask", "Who?", "--store", store, "--granularity", "per_word"), "granularity"),
         (("ask", "Who?", "--store", store, "--max-new-tokens", "0"), "max_new_tokens"),
@@ -583,6 +586,7 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
         (("bench", "tiers", "--replay", story), "no trace"),
         (("ingest", story, "--store", new, "--chunk-blocks", "0"), "chunk_blocks"),
         (("ingest", story, "--store", new, "--top-k", "-1"), "top_k"),
+        (("ingest", story, "--store", new, "--retrieve", "--score-range", "inf"), "score_range"),
         (("ingest", story, "--store", new, "--host-budget", "1kB"), "budget"),
         (("ingest", story, "--store", tmp_path / "newer", "--codec", "jpeg"), "int4+zstd"),
         (("ingest", story, "--store", store, "--codec", "jpeg"), "int4+zstd"),

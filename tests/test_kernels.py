@@ -216,3 +216,23 @@ def test_memory_attention_by_rows_and_shared_is_the_same_softmax() -> None:
                         (s * r for s, (_, r) in zip(total, weight)), reads
                     )
                 torch.testing.assert_close(shared[0, h, t], expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("rotations", "shared"), [(1, True), (2, True), (2, False)])
+def test_memory_attention_reads_no_slot_that_was_not_named(rotations: int, shared: bool) -> None:
+    """A slot outside of the lease may hold anything: another reader's unit half read, a damaged record."""
+    generator = torch.Generator().manual_seed(6)
+    q = torch.randn(rotations, 1, 4, 2, 8, generator=generator)
+    keys, values = (torch.randn(5, 3, 8, generator=generator) for _ in range(2))
+    lengths = torch.full((5,), 3)
+    slots = torch.tensor([[2, -1, 4]]).expand(1, 4, 1 if shared else 2, 3)
+    local = api.local_attention(*(torch.randn(1, 4, 2, 8, generator=generator) for _ in range(3)), 3)
+    marks = torch.randn(1, 4, 2, 3, generator=generator)
+
+    def attend() -> Tensor:
+        return api.memory_attention(q, keys, values, lengths, slots, slots * 0, marks, local, gated=False)[0]
+
+    expected = attend()
+    for slot in (0, 1, 3):
+        keys[slot] = values[slot] = float("nan")
+    assert torch.equal(attend(), expected)

@@ -1,5 +1,7 @@
 """Reading, resuming and asking with real stores and a tiny random model: exactness, sources, and what is counted."""
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -283,6 +285,9 @@ def test_only_ready_documents_answer_and_the_rest_is_named(tmp_path: Path) -> No
     [
         {"top_k": 0},
         {"top_k": 5000},
+        {"score_range": -0.5},
+        {"score_range": float("nan")},
+        {"score_range": float("inf")},
         {"cmt_cutoff": 1.5},
         {"granularity": "all"},
         {"max_new_tokens": 0},
@@ -310,8 +315,34 @@ def test_scores_of_a_text_do_not_depend_on_how_it_is_fed(tmp_path: Path) -> None
     np.testing.assert_allclose(scores[2], scores[0], atol=1e-4)
 
 
+def test_a_range_of_scores_changes_neither_the_signature_nor_older_files(tmp_path: Path) -> None:
+    directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
+    written = json.loads((directory / "config.json").read_text())
+    ranged = tmp_path / "ranged"
+    shutil.copytree(directory, ranged)
+    (ranged / "config.json").write_text(json.dumps(written | {"score_range": 0.0}))
+    del written["score_range"]  # as before there was one
+    (directory / "config.json").write_text(json.dumps(written))
+    model, narrow = load_model(directory), load_model(ranged)
+    assert model.config.score_range is None and "score_range" not in model.signature.architecture
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(200), store, name="a")
+    with MemoryStore.open(tmp_path / "m", narrow.signature, read_only=True) as store:
+        units = []
+        for asked, lookup in ((model, {}), (model, {"score_range": 0.0}), (narrow, {}), (narrow, {"score_range": 1e9})):
+            before = store.tier_stats()["host"]
+            asked.ask("the captain", store, max_new_tokens=2, until_sentence=False, **lookup)
+            after = store.tier_stats()["host"]
+            units.append(sum(after[count] - before[count] for count in ("hits", "misses")))
+    assert units[0] == units[3] > units[1] == units[2] > 0
+
+
 @pytest.mark.parametrize(
-    "content", [b"\xff\xfe", b"[]", b"{", b'{"num_layers": "4"}', b'{"memory_layers": 3}', b'{"colour": 1}']
+    "content",
+    [
+        b"\xff\xfe", b"[]", b"{", b'{"num_layers": "4"}', b'{"memory_layers": 3}', b'{"colour": 1}',
+        b'{"score_range": -1}', b'{"score_range": NaN}', b'{"score_range": "2"}',
+    ],
 )
 def test_a_damaged_configuration_is_a_named_error(tmp_path: Path, content: bytes) -> None:
     directory = save_tiny_model(tmp_path / "model")

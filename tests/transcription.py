@@ -162,20 +162,31 @@ class Head:
 
 
 def choose(
-    scores: np.ndarray, granularity: str, top_k: int, open_rows: np.ndarray, group: int
+    scores: np.ndarray, granularity: str, top_k: int, open_rows: np.ndarray, group: int, score_range: float | None
 ) -> list[list[list[int]]]:
-    """Blocks of every [head][row] from candidate scores [H, T, N], by section 5; of equals the newer wins."""
-    heads, rows, n = scores.shape
+    """Blocks of every [head][row] from candidate scores [H, T, N], by section 5."""
+    weights = scores
+    if granularity != "per_token_per_head":
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = np.log(weights / weights.sum(-1, keepdims=True))
+    return choose_by(weights, granularity, top_k, open_rows, group, score_range)
+
+
+def choose_by(
+    weights: np.ndarray, granularity: str, top_k: int, open_rows: np.ndarray, group: int, score_range: float | None
+) -> list[list[list[int]]]:
+    """The same from the values [H, T, N] that maxima are taken over; -inf = no candidate. Of equals the newer wins."""
+    heads, rows, n = weights.shape
+    weights = np.where(open_rows[..., None], weights, -math.inf)
 
     def best(values: np.ndarray) -> list[int]:
-        order = sorted((c for c in range(n) if values[c] > -math.inf), key=lambda c: (-values[c], -c))
-        return sorted(order[:top_k])
+        order = sorted((c for c in range(n) if values[c] > -math.inf), key=lambda c: (-values[c], -c))[:top_k]
+        if score_range is not None:
+            order = [c for c in order if values[c] >= values[order[0]] - score_range]
+        return sorted(order)
 
     if granularity == "per_token_per_head":
-        return [[best(scores[h, t]) if open_rows[h, t] else [] for t in range(rows)] for h in range(heads)]
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights = weights / weights.sum(-1, keepdims=True)
-    weights[~open_rows] = -math.inf
+        return [[best(weights[h, t]) for t in range(rows)] for h in range(heads)]
     if granularity == "per_token":
         shared = weights.max(0)
         return [[best(shared[t]) for t in range(rows)] for _ in range(heads)]

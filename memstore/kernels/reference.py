@@ -285,7 +285,9 @@ def memory_attention(
         keep = 1 - gate
     share = (logits.softmax(-1) * gate[..., None]).masked_fill(missing, 0.0)  # (B, H, T, K)
     attend = _attend_rows if slots.shape[2] > 1 else _attend_one if q.shape[:2] == (1, 1) else _attend_shared
-    memory = attend(q, keys, values, lengths, slots.clamp(min=0), rotations, share)
+    # Without weight, another unit stands for a missing one: what lies in a slot that was not named may be no number.
+    read = slots.masked_fill(missing, slots.amax()).clamp(min=0)
+    memory = attend(q, keys, values, lengths, read, rotations, share)
     output = local.output if keep is None else local.output * keep[..., None].to(local.output.dtype)
     return output + memory.to(output.dtype), share if return_mass else None
 

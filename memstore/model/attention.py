@@ -17,7 +17,7 @@ from memstore.kernels import api
 from memstore.kernels.api import NEG, LocalAttention
 from memstore.model.config import ModelConfig
 from memstore.model.rotary import Prefix, Rope
-from memstore.model.selection import Selection, merge, select
+from memstore.model.selection import Selection, in_range, merge, select
 from memstore.store import MemoryStore
 from memstore.tiers.base import Lease
 
@@ -332,11 +332,14 @@ class MemoryAttention:
             if lse is not None:
                 lse = torch.logaddexp(lse.to(query.dtype), recent.logsumexp(-1))
         if self._fixed and near is None and not shared:  # where no slot depends on it, the order among units is free
+            candidates = in_range(scores, candidates, config.score_range)
             searched_rows = opened.rows.numel() // config.num_kv_heads * len(opened.kv_heads)
             if opened.count < searched_rows:
                 candidates = candidates.masked_fill(~opened.rows[..., None], -1)
             return Selection(candidates, scores)
-        return select(config.granularity, scores, candidates, lse, opened.rows, config.num_kv_heads)
+        return select(
+            config.granularity, scores, candidates, lse, opened.rows, config.num_kv_heads, config.score_range
+        )  # fmt: skip
 
     def _place(
         self, layer_idx: int, chosen: Selection, first: int, rotated: Tensor, near: Tensor | None

@@ -78,14 +78,14 @@ def _check_shapes(path: Path, expected: dict[str, torch.Size], weights: dict[str
 def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
     """What ties a memory to this model: hashes of weights and tokenizer, the architecture and the geometry of what is stored.
 
-    Settings of a lookup (top_k, granularity, cmt_cutoff) do not change what is stored, so they are no part of it.
+    Settings of a lookup (top_k, score_range, granularity, cmt_cutoff) do not change what is stored, so they are no part of it.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     config = model.config
-    lookup = ("top_k", "granularity", "cmt_cutoff", "chunk_blocks")
+    lookup = ("top_k", "score_range", "granularity", "cmt_cutoff", "chunk_blocks")
     architecture = {name: value for name, value in config.to_dict().items() if name not in lookup}
     return Signature(
         weights=digest.hexdigest(),

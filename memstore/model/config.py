@@ -1,6 +1,7 @@
 """The model's configuration and the named presets."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -29,6 +30,7 @@ class ModelConfig:
     cmt: bool = True  # context miss token and its gate
     memory_layers: tuple[int, ...] | None = None  # layers with memory; None = all but layer 0
     top_k: int = 4  # blocks retrieved per lookup, and recent blocks of a session
+    score_range: float | None = None  # of these, only those that score at least the best - score_range; None = all
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
     old_block_position: OldBlockPosition = (
         "fixed"  # where old blocks are seen: one constant distance, or the paper's slots
@@ -66,6 +68,8 @@ class ModelConfig:
             return f"head_dim must be even for RoPE, not {self.head_dim}"
         if self.memory_layers and not 0 <= self.memory_layers[0] <= self.memory_layers[-1] < self.num_layers:
             return f"memory_layers {self.memory_layers} must lie in 0..{self.num_layers - 1}"
+        if self.score_range is not None and not 0 <= self.score_range < math.inf:
+            return f"score_range must be a finite number of at least 0, not {self.score_range}"
         if self.granularity not in GRANULARITIES:
             return f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
         if self.old_block_position not in get_args(OldBlockPosition):

@@ -114,6 +114,8 @@ def ingest(
     }
     if retrieve:
         settings["granularity"] = config.granularity
+        if config.score_range is not None:  # a document begun before there was a range goes on without one
+            settings["score_range"] = config.score_range
     writer = store.write_document(
         text.name,
         source_hash=source_hash,

@@ -1,5 +1,6 @@
 """The model as its users hold it: ingest documents into a store, ask about them, search them, and see what was read."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,7 +118,7 @@ class LandmarkModel:
     ) -> ScratchSession:
         """A session that has attached documents (None = every ready one, in the order they were created).
 
-        lookup: top_k, cmt_cutoff, granularity, chunk_blocks, where they shall differ from the model's.
+        lookup: top_k, score_range, cmt_cutoff, granularity, chunk_blocks, where they shall differ from the model's.
         """
         attached = [store.document(name) for name in documents] if documents is not None else store.documents()
         for document in attached:
@@ -242,14 +243,16 @@ class LandmarkModel:
     def lookup_config(self, **lookup: Any) -> ModelConfig:
         """The model's configuration with other lookup settings (None = the model's); InvalidInput names one out of range."""
         given = {name: value for name, value in lookup.items() if value is not None}
-        unknown = set(given) - {"top_k", "cmt_cutoff", "granularity", "chunk_blocks"}
+        unknown = set(given) - {"top_k", "score_range", "cmt_cutoff", "granularity", "chunk_blocks"}
         if unknown:
             raise InvalidInput(
-                f"unknown setting {unknown.pop()!r}; choose top_k, cmt_cutoff, granularity or chunk_blocks"
+                f"unknown setting {unknown.pop()!r}; choose top_k, score_range, cmt_cutoff, granularity or chunk_blocks"
             )
         top_k, cutoff = given.get("top_k", self.config.top_k), given.get("cmt_cutoff", self.config.cmt_cutoff)
         if not 1 <= top_k <= 1024:
             raise InvalidInput(f"top_k must lie in 1..1024, is {top_k}")
+        if not 0 <= given.get("score_range", 0) < math.inf:
+            raise InvalidInput(f"score_range must be a finite number of at least 0, is {given['score_range']}")
         if not 0 <= cutoff <= 1:
             raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {cutoff}")
         if not 1 <= given.get("chunk_blocks", 1) <= 256:

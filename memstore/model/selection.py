@@ -37,6 +37,13 @@ def merge(
     return best.values[..., :top_k], candidates.gather(-1, best.indices)[..., :top_k]
 
 
+def in_range(scores: Tensor, candidates: Tensor, score_range: float | None) -> Tensor:
+    """Candidates [.., K], best first, with -1 where the score is below the best - score_range (None = all stay)."""
+    if score_range is None:
+        return candidates
+    return candidates.masked_fill(scores < scores[..., :1] - score_range, -1)
+
+
 def select(
     granularity: Granularity,
     scores: Tensor,
@@ -44,17 +51,19 @@ def select(
     lse: Tensor | None,
     open_rows: Tensor,
     num_kv_heads: int,
+    score_range: float | None = None,
 ) -> Selection:
     """The choice of every row from its own best.
 
     scores, candidates: [H, T, k], best first (-1 = none). lse: [H, T] over all candidates, needed unless every row chooses for itself.
-    open_rows: [H, T] bool; closed rows choose nothing and take no part in a maximum.
+    open_rows: [H, T] bool; closed rows choose nothing and take no part in a maximum. score_range: of what a choice finds it keeps
+    what scores at least its best - score_range (the scores it chooses by: those after the maximum), None = everything.
 
     A block among the top k of a maximum over rows is among the top k of the row that attains it, so the rows' own lists suffice.
     """
     heads, rows, k = scores.shape
     if granularity == "per_token_per_head":
-        chosen = candidates.masked_fill(~open_rows[..., None], -1)
+        chosen = in_range(scores, candidates, score_range).masked_fill(~open_rows[..., None], -1)
         order = torch.where(chosen < 0, torch.iinfo(torch.int64).max, chosen).argsort(dim=-1)
         return Selection(chosen.gather(-1, order), scores.gather(-1, order))
     assert lse is not None
@@ -70,8 +79,8 @@ def select(
         dense = dense.amax((0, 1), keepdim=True)
     width = min(k, len(known))
     newest = dense.flip(-1).sort(dim=-1, descending=True, stable=True)
-    chosen = known[len(known) - 1 - newest.indices[..., :width]]
-    chosen = chosen.masked_fill(newest.values[..., :width] <= NEG / 2, -1)
+    chosen, best = known[len(known) - 1 - newest.indices[..., :width]], newest.values[..., :width]
+    chosen = in_range(best, chosen.masked_fill(best <= NEG / 2, -1), score_range)
     if granularity == "per_head":
         chosen = chosen.repeat_interleave(heads // num_kv_heads, 0)
     order = torch.where(chosen < 0, torch.iinfo(torch.int64).max, chosen).argsort(dim=-1)

@@ -25,7 +25,7 @@ class Session:
     """One reader: an open chunk, a memory, and how lookups are made.
 
     `feed` takes content tokens; landmarks are inserted after every block_size of them. The config's lookup settings (top_k,
-    cmt_cutoff, granularity) may differ from the model's own.
+    score_range, cmt_cutoff, granularity) may differ from the model's own.
     """
 
     def __init__(
