@@ -35,6 +35,7 @@ from common import Books, table, tokens_number, tokens_text, wilson
 from needles import STORED, STREAMED, TASKS, Plan
 
 from memstore import MemoryStore
+from memstore.index import INDEX_KINDS
 from memstore.model.config import GRANULARITIES, ModelConfig
 
 
@@ -47,12 +48,15 @@ def main() -> None:
         if set(options.tasks) - set(STREAMED):
             common.in_fresh_process(needles.build, directory, build_settings(options))
         rows = common.in_fresh_process(ask_all, directory, options)
-    print("\n" + by_length(rows, model.config))
-    varied = variations(rows)
+    first = [row for row in rows if row["index"] == options.index[0]]
+    print("\n" + by_length(first, model.config))
+    if len(options.index) > 1:
+        print("\n" + by_index(rows, options.index))
+    varied = variations(first)
     if varied:
         print("\n" + varied)
     common.write_results(options, model, {"rows": rows})
-    common.plot(options, lambda figure: draw(figure, rows, model.config), (11, 4.6))
+    common.plot(options, lambda figure: draw(figure, first, model.config), (11, 4.6))
 
 
 def read_options() -> argparse.Namespace:
@@ -72,6 +76,9 @@ def read_options() -> argparse.Namespace:
         "--vary-tasks", nargs="*", choices=STORED, default=["passkey", "fact", "fact_unrelated", "of_20"]
     )
     options.add_argument("--vary-trials", type=int, help="trials of those points (default: --trials)")
+    options.add_argument(
+        "--index", nargs="+", choices=INDEX_KINDS, default=["packed"], help="kinds of index, asked in turn"
+    )
     options.add_argument("--in-place", type=int, default=20, help="long documents with a needle inside")
     options.add_argument("--in-place-length", default="32K")
     options.add_argument("--streamed-trials", type=int, default=40)
@@ -108,10 +115,11 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
     """Runs in a process of its own, which has read none of the text that is asked about."""
     model = common.load(options)
     rows: list[dict[str, Any]] = []
+    kind = options.index[0]
 
     def note(row: dict[str, Any] | None) -> None:
         if row is not None:
-            rows.append(row)
+            rows.append(row | {"index": kind})
             print(
                 f"  {row['task']:15} {tokens_text(row['length']):>5}  k={row['top_k']} "
                 f"{range_text(row['score_range']):10} {row['granularity']:19} "
@@ -123,7 +131,14 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
     if stored:
         plan = Plan.load(directory)
         assert plan is not None
-        with MemoryStore.open(directory / "memory", model.signature, read_only=True) as store:
+        for kind in options.index[1:]:
+            with MemoryStore.open(directory / "memory", model.signature, index=kind) as store:
+                print(f"index {kind}: {model.build_index(store)}", flush=True)
+                for task in stored:
+                    for length in options.lengths if task != "in_place" else [options.in_place_length]:
+                        note(needles.ask(model, store, plan, task, length, trials=options.trials, seed=options.seed))
+        kind = options.index[0]
+        with MemoryStore.open(directory / "memory", model.signature, read_only=True, index=kind) as store:
             model.ask("What is the pass key? The pass key is", store, documents=[next(iter(plan.tokens))])  # warm up
             for task in stored:
                 for length in options.lengths if task != "in_place" else [options.in_place_length]:
@@ -149,6 +164,20 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
             for length in options.streamed_lengths if task in STREAMED else []:
                 note(needles.streamed(model, books, task, length, trials=options.streamed_trials, seed=options.seed))
     return rows
+
+
+def by_index(rows: list[dict[str, Any]], kinds: list[str]) -> str:
+    """Accuracy and the time of a question by kind of index."""
+    points = {(row["task"], row["length"]): row for row in rows if row["index"] != kinds[0]}
+    of = {
+        (row["task"], row["length"], row["index"]): f"{cell(row)}, {row['seconds'] / row['trials'] * 1000:.0f} ms"
+        for row in reversed(rows)  # of rows at one point the first: the usual settings
+    }
+    body = [
+        [f"{task} {tokens_text(length)}", *(of.get((task, length, kind), "") for kind in kinds)]
+        for task, length in points
+    ]
+    return table(["", *kinds], body)
 
 
 def cell(row: dict[str, Any]) -> str:

@@ -103,6 +103,9 @@ def ingest(
             results.append(_ingest_one(reader, memory, text, mode, retrieve, lookup))
             if not as_json:
                 print(_told(results[-1]), flush=True)
+        if memory.update_index():
+            with console.working("index") as show:
+                reader.build_index(memory, show)
     if as_json:
         console.emit({"store": str(store), "documents": results})
 

@@ -87,8 +87,9 @@ class MemoryStore:
         precision = torch.promote_types(DTYPES[signature.kv_dtype], torch.float32)
         kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
         self._index: LandmarkIndex = make_index(
-            kind, signature.num_kv_heads, signature.head_dim, precision, recall=recall
-        )
+            kind, signature.num_kv_heads, signature.head_dim, precision, recall=recall,
+            device=options.get("device") or "cpu",
+        )  # fmt: skip
         self._engines: Engines | None = None
         self._tiers = Cascade(
             None if catalog is None else _disk_tier(catalog),
@@ -528,7 +529,12 @@ class MemoryStore:
             "landmarks": self._index.bytes,
             "tiers": self.tier_stats(),
             "prefetch": {"predictor": self._tiers.predictor, **self._tiers.prefetcher.stats.to_dict()},
-            "index": {"searches": self._index.searches, "rows": self._index.rows, **self._index.describe()},
+            "index": {
+                "searches": self._index.searches,
+                "rows": self._index.rows,
+                "file_bytes": 0 if self._engines is None else self._engines.file_bytes,
+                **self._index.describe(),
+            },
         }
 
     def tier_stats(self) -> dict[str, dict[str, int | float]]:
@@ -643,6 +649,14 @@ class MemoryStore:
         if self._closed:
             raise MemoryClosed("this memory is closed; open it again")
         return ScratchDocument(next(self._scratch_ids), self._tiers, self._index)
+
+    def update_index(self) -> bool:
+        """Bring the index's files up to the documents that came since they were built; is it time to build them anew?
+
+        Commands that write documents end with this. Raises StorageFull, ReadOnlyMemory.
+        """
+        self._refresh()
+        return self._engines is not None and self._engines.update(self._seen)
 
     def _find_engines(self) -> None:
         """Once it is known where the memory is."""

@@ -10,7 +10,10 @@ from typing import Any
 
 from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
 from memstore.index import saved
+from memstore.index.faiss_heads import has_faiss
 from memstore.index.faiss_index import FaissIndex
+
+PAYING = 65_536  # landmarks of a layer from where on `update` finds an engine worth building
 
 log = logging.getLogger("memstore")
 
@@ -79,6 +82,31 @@ class Engines:
         if progress is not None:
             progress(len(self.layers), len(self.layers))
         return self.index.describe()
+
+    def update(self, catalogue: int) -> bool:
+        """Bring the files up to the documents that came since; is it time to build anew (or for the first time)?
+
+        That is where an "auto" index holds as many landmarks as pay for an engine, and has none or an outgrown one.
+        Raises StorageFull, ReadOnlyMemory.
+        """
+        if self.directory is None or self.read_only:
+            return False
+        due = False
+        for layer in self.layers:
+            self.open(layer)
+            if layer not in self.index.built:
+                due |= self.index.thrifty and self.index.landmarks(layer) >= PAYING and has_faiss()
+            elif self.index.built[layer].stale:
+                due = True
+            elif self.index.join(layer):
+                self._write(layer, catalogue)
+        return due
+
+    @property
+    def file_bytes(self) -> int:
+        """Of the files of every layer."""
+        files = [] if self.directory is None else self.directory.glob("*.idx")
+        return sum(file.stat().st_size for file in files)
 
     def _take_samples(self) -> None:
         """The queries that were saved, if there are any."""

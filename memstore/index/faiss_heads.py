@@ -3,6 +3,7 @@
 The only file that imports FAISS, and only where it is used.
 """
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,6 +37,11 @@ def faiss() -> Any:
         ) from error
     library.omp_set_num_threads(torch.get_num_threads())
     return library
+
+
+def has_faiss() -> bool:
+    """Is FAISS installed?"""
+    return importlib.util.find_spec("faiss") is not None
 
 
 @dataclass

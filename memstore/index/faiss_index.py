@@ -18,6 +18,7 @@ import xxhash
 from torch import Tensor
 
 from memstore.index.base import Hits, Scope
+from memstore.index.faiss_gpu import GpuHead
 from memstore.index.faiss_heads import Family, HeadIndex, faiss, selector
 from memstore.index.packed import RESCORED, Layer, PackedIndex, rescore
 from memstore.index.rows import Ranges, Remembered, Rows, join, to_candidates, to_rows, total
@@ -25,9 +26,9 @@ from memstore.kernels.api import landmark_topk
 
 RECALL = 0.95
 LEAST = 256  # keys that are worth building anything over
-_FOLD = 1 / 4  # of an engine's size: so many new keys join it
-_LEAST_FOLD = 4096
-_STALE = 1 / 2  # of an engine's rows dropped, or of a layer's rows not in it after folding
+_JOIN = 1 / 4  # of an engine's size: so many new keys join it
+_LEAST_JOIN = 4096
+_STALE = 1 / 2  # of an engine's rows: with fewer still held by a document it is built anew
 _COVERED = 1 / 4  # the least share of an engine's keys that a scope may have for the engine to be asked
 _SAMPLED = 2048  # queries of a head that are kept
 _CALIBRATED = 256  # queries that the effort is chosen by
@@ -44,6 +45,7 @@ class Built:
     rows: Rows
     trained: int  # rows when it was trained
     scopes: Remembered = field(default_factory=Remembered)
+    copies: list[GpuHead] = field(default_factory=list)  # of the heads, on the index's GPU
 
     @property
     def family(self) -> Family:
@@ -108,9 +110,7 @@ class FaissIndex(PackedIndex):
             built = self.built.get(layer)
             if built is not None:
                 built.scopes.clear()
-                waiting = sum(size for _, _, size in self._missing(layer, built))
-                if waiting > max(_LEAST_FOLD, _FOLD * built.rows.end):
-                    self.fold(layer)
+                self.join(layer)
 
     def _keep(self, document: int, first: int, end: int, layer: int | None = None) -> None:
         with self._changing, self._lock:
@@ -133,13 +133,22 @@ class FaissIndex(PackedIndex):
                 missing.append((document, start, end - start))
         return missing
 
-    def fold(self, layer: int) -> None:
-        """Add to a layer's engines the keys that they do not hold yet."""
+    def landmarks(self, layer: int) -> int:
+        """Blocks of documents (not of sessions) that a layer holds."""
+        with self._lock:
+            packed = self._layers.get(layer)
+            if packed is None:
+                return 0
+            spans = [packed.rows.span(document) for document in packed.rows.runs if document > 0]
+            return sum(end - first for first, end in spans)
+
+    def join(self, layer: int) -> bool:
+        """Add to a layer's engines the keys that they lack, if there are enough of them; were there?"""
         with self._changing:
             built = self.built[layer]
             missing = self._missing(layer, built)
-            if not missing:
-                return
+            if sum(size for _, _, size in missing) <= max(_LEAST_JOIN, _JOIN * built.rows.end):
+                return False
             with self._lock:
                 for document, first, size in missing:
                     keys = self._numbers(layer, [(document, first, first + size)])
@@ -147,14 +156,14 @@ class FaissIndex(PackedIndex):
                         index.add(keys[head])
                     built.rows.append(document, first, size)
                 built.scopes.clear()
+            return True
 
     def install(self, layer: int, built: Built) -> None:
         """Take over a layer's engines from a file; keys that they lack join them where there are enough."""
         with self._changing:
             with self._lock:
                 self.built[layer] = built
-            if sum(size for _, _, size in self._missing(layer, built)) > max(_LEAST_FOLD, _FOLD * built.rows.end):
-                self.fold(layer)
+            self.join(layer)
 
     # Building
 
@@ -263,10 +272,16 @@ class FaissIndex(PackedIndex):
             built = self.built.get(layer)
             parts = None if built is None else self._parts(layer, built, packed, scope)
             rows, kv_heads = self._count(q, open_rows)
-            if built is None or parts is None or (self.thrifty and not self._pays(built, parts, rows, top_k)):
+            partial = parts is not None and parts.selector is not None
+            if (
+                built is None
+                or parts is None
+                or (partial and self._on_gpu)
+                or (self.thrifty and not self._pays(built, parts, rows, top_k))
+            ):
                 return self._exact(q, packed, ranges, top_k, return_lse, kv_heads)
             self.asked += 1
-            found = self._candidates(built, parts, q, top_k, open_rows)
+            found = (self._gpu_candidates if self._on_gpu else self._candidates)(built, parts, q, top_k, open_rows)
         if parts.rest:
             exact = landmark_topk(q.to(self.device), packed.keys, parts.rest, top_k, kv_heads=kv_heads)
             rest = to_candidates(exact.rows, parts.rest)
@@ -288,6 +303,23 @@ class FaissIndex(PackedIndex):
                 effort = head.effort(top_k, coverage)
                 found[mine][asked] = head.search(numbers[mine][asked], count, effort, parts.selector)
         return to_rows(to_candidates(torch.from_numpy(found), parts.held), parts.held_candidates)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def _gpu_candidates(self, built: Built, parts: Parts, q: Tensor, top_k: int, open_rows: Tensor | None) -> Tensor:
+        """As `_candidates`, without a copy to the host; all rows are searched, choosing would wait for the device."""
+        count, group = RESCORED * top_k, q.shape[0] // len(built.heads)
+        rows = q.to(self.device).unflatten(0, (-1, group))  # (Hkv, group, T, D)
+        if not built.copies:
+            built.copies = [GpuHead(head, self.device.index or 0) for head in built.heads]
+        found = [
+            copy.search(of_head.flatten(0, 1), count, copy.head.effort(top_k, 1.0))
+            for of_head, copy in zip(rows, built.copies)
+        ]
+        candidates = to_candidates(torch.stack(found).view(*q.shape[:2], count), parts.held)
+        return to_rows(candidates, parts.held_candidates)
 
     def _parts(self, layer: int, built: Built, packed: Layer, scope: Scope) -> Parts | None:
         """The scope in rows of the engines and the rest in packed rows; None if the engines hold too little of it."""
