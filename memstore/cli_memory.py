@@ -48,9 +48,8 @@ def stats(store: Store, as_json: Json = False) -> None:
     index = figures["index"]
     most = max(index["landmarks"].values(), default=0)
     built = f"; engines on disk {console.size(index['file_bytes'])}" if index["file_bytes"] else ""
-    print(
-        f"index: {most:,} landmarks a head, in main memory {console.size(figures['landmarks'])} ({index['kind']}{built})"
-    )
+    held = console.size(figures["landmarks"])
+    print(f"index: {most:,} landmarks a head, in main memory {held} ({index['kind']}{built})")
     for name, counts in figures["tiers"].items():
         held = (
             f"; holds {console.size(counts['held'])} of {console.size(counts['budget'])}" if "budget" in counts else ""

@@ -24,7 +24,7 @@ _ROUNDS = 8  # of k-means
 _LINKS = 32  # neighbours of a key in an HNSW graph
 _CANDIDATES = 80  # considered when a key is linked
 _PER_EFFORT = 60  # keys that HNSW looks at for each of efSearch
-_CALL = 3000  # keys that could be scored in the time that calling FAISS takes
+_CALL = 8000  # keys that could be scored in the time of calling FAISS and scoring what it proposes
 
 
 def faiss() -> Any:
