@@ -1,4 +1,4 @@
-"""A memory's index over a real store: built with the model's own queries, kept in files, followed by later documents."""
+"""A memory's index over a real store: built with the model's queries, kept in files, followed by later documents."""
 
 import logging
 import shutil
