@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from memstore.errors import MemstoreError as MemstoreError
     from memstore.model.landmark_model import Answer as Answer
+    from memstore.model.landmark_model import DocumentMatch as DocumentMatch
     from memstore.model.landmark_model import LandmarkModel as LandmarkModel
     from memstore.model.landmark_model import Source as Source
     from memstore.model.landmark_model import load_model as load_model
@@ -21,12 +22,22 @@ _HOME = {
     "MemstoreError": "memstore.errors",
     "MemoryStore": "memstore.store",
     "Answer": "memstore.model.landmark_model",
+    "DocumentMatch": "memstore.model.landmark_model",
     "LandmarkModel": "memstore.model.landmark_model",
     "Source": "memstore.model.landmark_model",
     "load_model": "memstore.model.landmark_model",
 }
 
-__all__ = ["Answer", "LandmarkModel", "MemoryStore", "MemstoreError", "Source", "__version__", "load_model"]
+__all__ = [
+    "Answer",
+    "DocumentMatch",
+    "LandmarkModel",
+    "MemoryStore",
+    "MemstoreError",
+    "Source",
+    "__version__",
+    "load_model",
+]
 
 
 def __getattr__(name: str) -> Any:

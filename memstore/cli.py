@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -157,24 +157,40 @@ def chat(
         console.emit({"answers": answers})
 
 
-@command("search", 'memstore search "the silver lighthouse" --store mem')
+@command(
+    "search",
+    'memstore search "the silver lighthouse" --store mem',
+    'memstore search "the silver lighthouse" --store mem --by document',
+)
 def search(
     phrase: Annotated[str, typer.Argument(help="What to look for.")],
     store: Store,
     document: Documents = None,
-    results: Annotated[int, typer.Option("--results", metavar="N", help="How many places to show.")] = 5,
+    by: Annotated[
+        Literal["passage", "document"], typer.Option("--by", help="Rank places, or documents by their best place.")
+    ] = "passage",
+    results: Annotated[int, typer.Option("--results", metavar="N", help="How many of them to show.")] = 5,
+    shortlist: Annotated[
+        int | None,
+        typer.Option("--shortlist", metavar="N", help="Blocks that are compared with the phrase word by word."),
+    ] = None,
     model: Model = None,
     *,
     tiers: Tiers,
     as_json: Json = False,
 ) -> None:
-    """Show the places of a memory that a phrase attends to most."""
+    """Show where in a memory a phrase is found.
+
+    The weight says how much of the phrase is found there: 1 is all of it, word for word.
+    """
     with _opened(store, model, tiers) as (reader, memory):
-        sources = [asdict(source) for source in reader.search(phrase, memory, documents=document, top_k=results)]
+        find = reader.search if by == "passage" else reader.search_documents
+        settings = {} if shortlist is None else {"shortlist": shortlist}
+        found = [asdict(one) for one in find(phrase, memory, documents=document, top_k=results, **settings)]
     if as_json:
-        console.emit({"sources": sources})
+        console.emit({"sources" if by == "passage" else "documents": found})
     else:
-        console.print_sources(sources)
+        console.print_sources(found if by == "passage" else [match["best"] for match in found])
 
 
 class _opened:

@@ -32,7 +32,7 @@ from memstore.model.transformer import Transformer
 from memstore.verify import walk
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ["ingest", "ask", "chat", "search", "docs", "stats", "forget", "verify", "export", "import", "compact",
+COMMANDS = ["ingest", "index", "ask", "chat", "search", "docs", "stats", "forget", "verify", "export", "import", "compact",
             "train", "demo"]  # fmt: skip
 STORY = "The red fox lives in the old mill. The code of the red fox is 4711. Nobody else knows it.\n" * 40
 OTHER = "A quite different text about boats and the harbour where they lie at night.\n" * 30
@@ -343,6 +343,14 @@ def test_search_shows_places(store: Path) -> None:
     assert run("search", "the old mill", "--store", store, "--results", "3").out.count("story[") == 3
 
 
+def test_search_ranks_documents(store: Path) -> None:
+    (best,) = run("search", "the old mill", "--store", store, "--by", "document", "--json").json["documents"]
+    (passage,) = run("search", "the old mill", "--store", store, "--results", "1", "--json").json["sources"]
+    assert best["document"] == "story" and best["weight"] == passage["weight"]
+    assert {"block", "span", "text"} <= best["best"].keys() and best["best"]["block"] == passage["block"]
+    assert run("search", "the old mill", "--store", store, "--by", "document").out.count("story[") == 1
+
+
 def test_a_memory_can_be_looked_after_without_a_model(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,6 +582,7 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
         (("chat", "--store", store, "--prefetch", "all"), "speculative"),
         (("search", "mill", "--store", store, "--trace", tmp_path / "no" / "trace"), "trace"),
         (("search", "mill", "--store", store, "--results", "0"), "1"),
+        (("search", "mill", "--store", store, "--shortlist", "0"), "shortlist"),
         (("ingest", story, "--store", new, "--policy", "fifo"), "s3fifo"),
         (("ingest", story, "--store", new, "--prefetch", "all"), "speculative"),
         (("ingest", story, "--store", new, "--trace", tmp_path / "no" / "trace"), "trace"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from memstore.model.checkpoint import SHIPPED, SHIPPED_NAME, load_checkpoint, si
 from memstore.model.config import GRANULARITIES, ModelConfig
 from memstore.model.indexing import build_index
 from memstore.model.ingest import IngestProgress, Mode, Text, ingest
+from memstore.model.search import SHORTLIST, Match, search_blocks
 from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
@@ -33,8 +35,8 @@ _SMALL = 20_000_000  # parameters
 class Source:
     """A block that was read: where its text stands in its document, and how strongly it was attended.
 
-    span: (first, end) characters of the document. weight: attention mass summed over layers, heads and answer tokens.
-    reads: one entry a (layer, head, tier): the mass read there.
+    span: (first, end) characters of the document. weight: attention mass summed over layers, heads and answer tokens;
+    of a search, how much of the phrase was found, 0..1. reads: one entry a (layer, head, tier): the part read there.
     """
 
     document: str
@@ -43,6 +45,15 @@ class Source:
     text: str
     weight: float
     reads: list[dict[str, Any]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class DocumentMatch:
+    """A document that a search found. weight: how much of the phrase was found in its best block, 0..1."""
+
+    document: str
+    weight: float
+    best: Source
 
 
 @dataclass(frozen=True)
@@ -118,15 +129,12 @@ class LandmarkModel:
     ) -> ScratchSession:
         """A session that has attached documents (None = every ready one, in the order they were created).
 
-        lookup: top_k, score_range, cmt_cutoff, granularity, chunk_blocks, where they shall differ from the model's.
+        on_read: told what the last row of every step reads, or all rows if `read_all_rows`. lookup: top_k, score_range,
+        cmt_cutoff, granularity, chunk_blocks, where they shall differ from the model's.
         """
-        attached = [store.document(name) for name in documents] if documents is not None else store.documents()
-        for document in attached:
-            if document.state != "ready" and documents is not None:
-                raise InvalidInput(f"document {document.name!r} is not read to its end; run ingest again to finish it")
-        ready = [(document.id, document.blocks) for document in attached if document.state == "ready"]
+        attached = [(document.id, document.blocks) for document in _ready(store, documents)]
         session = ScratchSession(
-            self.transformer, self.lookup_config(**lookup), store, ready, cmt_keys=self.cmt_keys, retrieve=retrieve,
+            self.transformer, self.lookup_config(**lookup), store, attached, cmt_keys=self.cmt_keys, retrieve=retrieve,
             on_read=on_read,
         )  # fmt: skip
         session.attention.read_all_rows = read_all_rows
@@ -221,18 +229,58 @@ class LandmarkModel:
             yield Chat(self, session, collector)
 
     def search(
-        self, phrase: str, store: MemoryStore, *, documents: Sequence[str] | None = None, top_k: int = 5
+        self,
+        phrase: str,
+        store: MemoryStore,
+        *,
+        documents: Sequence[str] | None = None,
+        top_k: int = 5,
+        shortlist: int = SHORTLIST,
     ) -> list[Source]:
-        """The blocks that the phrase attends to most: attention mass summed over its tokens, layers and heads."""
+        """The blocks where most of the phrase is found, best first: docs/method.md section 9.
+
+        shortlist: blocks that the landmark keys choose to be compared with the phrase word by word; more is slower.
+        Raises InvalidInput for an empty phrase, a number below 1 or no ready document, DocumentNotFound.
+        """
+        searched, matches = self._matches(phrase, store, documents, top_k, shortlist)
+        return [self._found(store, searched[match.document], match) for match in islice(matches, top_k)]
+
+    def search_documents(
+        self,
+        phrase: str,
+        store: MemoryStore,
+        *,
+        documents: Sequence[str] | None = None,
+        top_k: int = 5,
+        shortlist: int = SHORTLIST,
+    ) -> list[DocumentMatch]:
+        """The documents where most of the phrase is found in one block, best first; otherwise as `search`."""
+        searched, matches = self._matches(phrase, store, documents, top_k, shortlist)
+        best: dict[int, Source] = {}
+        for match in matches:
+            if match.document not in best:
+                best[match.document] = self._found(store, searched[match.document], match)
+                if len(best) == min(top_k, len(searched)):
+                    break
+        return [DocumentMatch(source.document, source.weight, source) for source in best.values()]
+
+    def _matches(
+        self, phrase: str, store: MemoryStore, documents: Sequence[str] | None, top_k: int, shortlist: int
+    ) -> tuple[dict[int, Document], Iterator[Match]]:
         if not phrase.strip():
             raise InvalidInput("the phrase is empty")
-        if top_k < 1:
-            raise InvalidInput(f"top_k must be at least 1, is {top_k}")
-        collector = _Collector()
-        collector.start()
-        with self.session(store, documents, on_read=collector, read_all_rows=True, cmt_cutoff=0.0) as session:
-            session.feed(self.tokenizer.encode(phrase))
-        return self._sources(store, collector, top_k)
+        for name, value in (("top_k", top_k), ("shortlist", shortlist)):
+            if value < 1:
+                raise InvalidInput(f"{name} must be at least 1, is {value}")
+        searched = {document.id: document for document in _ready(store, documents)}
+        if documents is None and not searched:
+            raise InvalidInput("the memory holds no finished document to search; run ingest first")
+        ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
+        scope = [(document.id, document.blocks) for document in searched.values()]
+        return searched, search_blocks(self.transformer, self.cmt_keys, store, scope, ids, max(shortlist, top_k))
+
+    def _found(self, store: MemoryStore, document: Document, match: Match) -> Source:
+        return self._source(store, document, match.block, {(match.layer, match.head, match.tier): match.weight})
 
     def score(self, session: ScratchSession, ids: Sequence[int]) -> np.ndarray:
         """Log probabilities [n - 1] of ids[1:], each after what stands before it in the session."""
@@ -296,6 +344,17 @@ class LandmarkModel:
                 for (layer, head, tier), mass in sorted(reads.items(), key=lambda item: -item[1])
             ],
         )
+
+
+def _ready(store: MemoryStore, documents: Sequence[str] | None) -> list[Document]:
+    """The named documents, or every ready one. Raises InvalidInput for one not read to its end, DocumentNotFound."""
+    if documents is None:
+        return [document for document in store.documents() if document.state == "ready"]
+    named = [store.document(name) for name in documents]
+    for document in named:
+        if document.state != "ready":
+            raise InvalidInput(f"document {document.name!r} is not read to its end; run ingest again to finish it")
+    return named
 
 
 class _Collector:
