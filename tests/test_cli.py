@@ -32,8 +32,8 @@ from memstore.model.transformer import Transformer
 from memstore.verify import walk
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ["ingest", "index", "ask", "chat", "search", "docs", "stats", "forget", "verify", "export", "import", "compact",
-            "train", "demo"]  # fmt: skip
+COMMANDS = ["ingest", "index", "ask", "chat", "search", "docs", "stats", "forget", "verify", "export", "import",
+            "compact", "train", "demo"]  # fmt: skip
 STORY = "The red fox lives in the old mill. The code of the red fox is 4711. Nobody else knows it.\n" * 40
 OTHER = "A quite different text about boats and the harbour where they lie at night.\n" * 30
 

@@ -143,8 +143,12 @@ def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
 
 
 @pytest.mark.parametrize("levels", [3, 40, 1 << 20])
-@pytest.mark.parametrize("n", [5_000, 5_056])
-def test_landmark_topk_of_many_keys_is_a_sort_too(n: int, levels: int) -> None:
+@pytest.mark.parametrize("n", [9_000, 9_024])
+@pytest.mark.parametrize("long", [64, reference._LONG])  # 64: maxima of maxima
+def test_landmark_topk_of_many_keys_is_a_sort_too(
+    n: int, levels: int, long: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "_LONG", long)
     generator = torch.Generator().manual_seed(levels + n)
     keys = torch.randint(0, levels, (2, n, 1), generator=generator).float()
     q = torch.tensor([1.0, -1.0, 2.0, 0.0])[None].repeat(2, 1)[..., None]  # the last finds all keys equal
@@ -154,6 +158,16 @@ def test_landmark_topk_of_many_keys_is_a_sort_too(n: int, levels: int) -> None:
             order = (keys[h] @ q[h, t]).flip(0).sort(descending=True, stable=True).indices[:4]
             assert found.rows[h, t].tolist() == (n - 1 - order).tolist()
             assert torch.equal(found.scores[h, t], keys[h, n - 1 - order] @ q[h, t])
+
+
+def test_half_precision_keys_with_room_behind_them_are_scored_alike() -> None:
+    keys = torch.randn(3, 700, 16).bfloat16()
+    q = torch.randn(3, 5, 16).bfloat16()
+    with_room, alone = keys[:, :500], keys[:, :500].contiguous()
+    mine, theirs = (api.landmark_topk(q, some, [(0, 500)], 4) for some in (with_room, alone))
+    assert torch.equal(mine.scores, theirs.scores) and torch.equal(mine.rows, theirs.rows)
+    exact = torch.einsum("htd,hnd->htn", q.double(), keys[:, :500].double())
+    torch.testing.assert_close(exact.gather(-1, mine.rows).float(), mine.scores, atol=0.05, rtol=0.01)
 
 
 @pytest.mark.parametrize("wanted", [[], [2], [0, 2], [0, 1, 2]])

@@ -11,7 +11,6 @@ from torch import Tensor
 
 Scope = Sequence[tuple[int, int, int]]
 """(document, first_block, end_block) runs, oldest first: the candidates of a search, numbered 0, 1, .. in this order.
-A tuple that is used again is resolved once.
 """
 
 

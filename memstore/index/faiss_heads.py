@@ -24,7 +24,7 @@ _ROUNDS = 8  # of k-means
 _LINKS = 32  # neighbours of a key in an HNSW graph
 _CANDIDATES = 80  # considered when a key is linked
 _PER_EFFORT = 60  # keys that HNSW looks at for each of efSearch
-_CALL = 8000  # keys that could be scored in the time of calling FAISS and scoring what it proposes
+_CALL = 1 << 18  # numbers of keys that could be scored in the time that asking FAISS takes, beside what it looks at
 
 
 def faiss() -> Any:
@@ -86,7 +86,7 @@ class HeadIndex:
         bits = library.ScalarQuantizer.QT_8bit
         if family == "sq8":
             index = library.IndexScalarQuantizer(dim, bits, product)
-            index.train(_some(moved, 1 << 17))
+            index.train(moved)  # all of them: a key outside the range seen is cut to it, and the best lie outside
         elif family == "hnsw":
             index = library.IndexHNSWFlat(moved.shape[1], _LINKS, library.METRIC_L2)  # links neighbours by distance
             index.hnsw.efConstruction = _CANDIDATES
@@ -166,7 +166,7 @@ class HeadIndex:
             looked_at = _PER_EFFORT * effort
         else:
             looked_at = self.size
-        return _CALL + rows * looked_at
+        return _CALL / int(self.index.d) + rows * looked_at
 
     def effort(self, top_k: int, coverage: float) -> int:
         """The calibrated effort, more of it for more blocks and where only a share `coverage` of the keys is wanted."""

@@ -323,11 +323,11 @@ class FaissIndex(PackedIndex):
 
     def _parts(self, layer: int, built: Built, packed: Layer, scope: Scope) -> Parts | None:
         """The scope in rows of the engines and the rest in packed rows; None if the engines hold too little of it."""
-        parts: Parts = built.scopes.get(scope, lambda: self._divide(layer, built, packed, scope))
-        return parts if total(parts.held) >= max(1, _COVERED * built.rows.end) else None
+        found: Parts | None = built.scopes.get(scope, lambda: self._divide(layer, built, packed, scope))
+        return found
 
     @staticmethod
-    def _divide(layer: int, built: Built, packed: Layer, scope: Scope) -> Parts:
+    def _divide(layer: int, built: Built, packed: Layer, scope: Scope) -> Parts | None:
         held: Ranges = []
         held_candidates: Ranges = []
         rest: Ranges = []
@@ -344,7 +344,9 @@ class FaissIndex(PackedIndex):
                         join(held if in_engine else rest, *some)
                     join(held_candidates if in_engine else rest_candidates, at, at + stop - start)
                     at += stop - start
-        return Parts(held, held_candidates, rest, rest_candidates, selector(held, built.rows.end) if held else None)
+        if total(held) < max(1, _COVERED * built.rows.end):
+            return None
+        return Parts(held, held_candidates, rest, rest_candidates, selector(held, built.rows.end))
 
     def _pays(self, built: Built, parts: Parts, rows: int, top_k: int) -> bool:
         """Is asking the engines cheaper than the exact search? rows: of all heads."""

@@ -98,30 +98,30 @@ class Rows:
 
 
 class Remembered:
-    """What was looked up for a scope, until `clear`. The same tuple again is known without a look at its runs."""
+    """What was looked up for a scope, until `clear`."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[tuple[int, int, int], ...], Any] = {}
-        self._latest: tuple[Scope | None, Any] = (None, None)
+        self._latest: tuple[tuple[tuple[int, int, int], ...], Any] | None = None
 
     def get(self, scope: Scope, look: Callable[[], Any]) -> Any:
         """look(), or what it returned for this scope before."""
-        latest, found = self._latest
-        if latest is scope:
-            return found
         key = tuple(scope)
-        if key not in self._found:
-            if len(self._found) >= _MOST:
-                self._found.clear()
-            self._found[key] = look()
-        if scope is key:  # a tuple, which nobody changes
-            self._latest = scope, self._found[key]
-        return self._found[key]
+        if self._latest is None or self._latest[0] != key:  # to hash a thousand documents takes as long as a search
+            if key not in self._found:
+                if len(self._found) >= _MOST:
+                    self._found.clear()
+                self._found[key] = look()
+            self._latest = key, self._found[key]
+        return self._latest[1]
 
     def clear(self) -> None:
         """Forget everything: rows have changed."""
         self._found.clear()
-        self._latest = (None, None)
+        self._latest = None
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def join(ranges: Ranges, start: int, end: int) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from memstore.kernels.results import NEG, LocalAttention, TopK
 
 _PART = 64  # scores whose maximum stands for them
-_LONG = 1 << 15  # scores in all from where on it pays to look at maxima first
-_NEAR = 256  # rows between two spans that are cheaper to score than another product
+_LONG = 1 << 16  # scores in all from where on it pays to look at maxima first
+_NEAR = 1024  # rows between two spans that are cheaper to score than another product
 _FROM_RIGHT = 1 << 21  # numbers of keys beyond which they no longer lie in a cache
 
 
@@ -202,8 +202,11 @@ def _in_spans(q: Tensor, landmarks: Tensor, spans: list[tuple[int, int]]) -> Ten
 def _product(q: Tensor, keys: Tensor) -> Tensor:
     """q [n, T, D] times keys [n, N, D] transposed; few rows against much memory are faster from the right."""
     keys = keys.to(q.dtype)
-    if q.shape[1] <= 8 and q.shape[2] >= 64 and keys.numel() > _FROM_RIGHT and q.device.type == "cpu":
-        return torch.bmm(keys, q.transpose(1, 2)).transpose(1, 2)
+    if q.device.type == "cpu":
+        if q.dtype.itemsize == 2:  # bmm copies half-precision keys that have room behind them, mm does not
+            return torch.stack([of_head @ its_keys.T for of_head, its_keys in zip(q, keys, strict=True)])
+        if q.shape[1] <= 8 and q.shape[2] >= 64 and keys.numel() > _FROM_RIGHT:
+            return torch.bmm(keys, q.transpose(1, 2)).transpose(1, 2)
     return torch.bmm(q, keys.transpose(1, 2))
 
 
@@ -233,31 +236,38 @@ def _of_all(x: Tensor, num_kv_heads: int, wanted: list[tuple[int, int]], nothing
 
 
 def _topk_newest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of the last axis, best first; of equals the later one wins (torch.topk promises no order among equals)."""
-    best, position = _largest(x, min(k + 1, x.shape[-1]))
+    """The k largest of the last axis, best first; of equals the later wins (torch.topk promises no order among them)."""
+    parts = x.shape[-1] // _PART
+    if x.numel() >= _LONG and parts > k:
+        return _topk_by_parts(x, k)
+    best, position = x.topk(min(k + 1, x.shape[-1]), -1)
     doubtful = best[..., 1:] == best[..., :-1]  # one more than wanted shows whether others equal the last
     best, position = best[..., :k], position[..., :k]
     if doubtful.any():
         of_row = doubtful.any(-1)
-        order = x[of_row].flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        some = x[of_row]
         position = position.clone()
-        position[of_row] = x.shape[-1] - 1 - order
+        if parts > k:
+            position[of_row] = _topk_by_parts(some, k)[1]
+        else:
+            order = some.flip(-1).sort(dim=-1, descending=True, stable=True).indices[..., :k]
+            position[of_row] = x.shape[-1] - 1 - order
         best = x.gather(-1, position)
     return best, position
 
 
-def _largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """x.topk(k), faster for much data: only the k parts of an axis with the greatest maxima can hold the k largest."""
+def _topk_by_parts(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """_topk_newest of more than k parts: the k with the greatest maxima, of equals the later, hold what is wanted.
+
+    A part left out has k elements elsewhere that come before its own.
+    """
     parts, tail = divmod(x.shape[-1], _PART)
-    if x.numel() < _LONG or parts <= k:
-        best, position = x.topk(k, -1)
-        return best, position
     whole = x[..., : parts * _PART].unflatten(-1, (parts, _PART))
-    chosen = whole.amax(-1).topk(k, -1).indices  # (.., k)
+    chosen = _topk_newest(whole.amax(-1), k)[1].sort(-1).values  # (.., k), so that later stays later
     inside = whole.gather(-2, chosen[..., None].expand(*chosen.shape, _PART)).flatten(-2)
     if tail:
         inside = torch.cat([inside, x[..., -tail:]], -1)
-    best, position = inside.topk(k, -1)
+    best, position = _topk_newest(inside, k)
     part = F.pad(chosen, (0, 1), value=parts).gather(-1, position // _PART)
     return best, part * _PART + position % _PART
 
