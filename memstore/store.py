@@ -33,6 +33,7 @@ from memstore.index import FaissIndex, Hits, LandmarkIndex, Scope, make_index
 from memstore.index.engines import Engines
 from memstore.tiers.base import Lease
 from memstore.tiers.cascade import HOST_BUDGET, Cascade, Predictor, TierOptions, check_options
+from memstore.tiers.device import usable_device
 from memstore.tiers.disk import DiskTier
 from memstore.tiers.stats import TierStats
 from memstore.transfer import IMPORTING, export_document, import_document, read_head
@@ -88,7 +89,7 @@ class MemoryStore:
         kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
         self._index: LandmarkIndex = make_index(
             kind, signature.num_kv_heads, signature.head_dim, precision, recall=recall,
-            device=options.get("device") or "cpu",
+            device=usable_device(options.get("device") or "cpu"),
         )  # fmt: skip
         self._engines: Engines | None = None
         self._tiers = Cascade(

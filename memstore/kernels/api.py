@@ -1,5 +1,7 @@
 """The three calls that inference stands on; every engine and kernel is put under them without changing a caller.
 
+Which implementation runs, memstore.kernels.dispatch says.
+
 A layer step runs `local_attention` first, because the gate must be known before anything is searched; `landmark_topk` for the rows
 whose gate is open; and `memory_attention`, which adds the retrieved blocks to the local result (softmax parts merge exactly, so the
 chunk is never scored twice). Queries arrive scaled by 1/sqrt(D) and rotated; nothing here knows positions, documents or tiers.
@@ -10,9 +12,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from memstore.kernels import reference
+from memstore.kernels.dispatch import use_triton
+from memstore.kernels.quantised import UnitScales
 from memstore.kernels.results import NEG, LocalAttention, TopK
 
-__all__ = ["NEG", "LocalAttention", "TopK", "landmark_topk", "local_attention", "memory_attention"]
+__all__ = ["NEG", "LocalAttention", "TopK", "UnitScales", "landmark_topk", "local_attention", "memory_attention"]
+
+_MOST_IN_REGISTERS = 64  # of top_k, that the search kernel keeps
 
 
 def local_attention(
@@ -53,6 +59,10 @@ def landmark_topk(
     kv_heads: the KV heads whose rows are wanted (None = all): the keys of the others are not read, and their rows find nothing.
     Returns TopK with exactly top_k columns, best first, scores in float32.
     """
+    if top_k <= _MOST_IN_REGISTERS and use_triton(q, landmarks):
+        from memstore.kernels import landmark_topk as kernel
+
+        return kernel.landmark_topk(q, landmarks, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads)
     return reference.landmark_topk(q, landmarks, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads)
 
 
@@ -68,18 +78,27 @@ def memory_attention(
     *,
     gated: bool,
     return_mass: bool = False,
+    scales: UnitScales | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Add the retrieved blocks to a chunk's local attention (docs/method.md sections 2 to 4).
 
     q: [R, B, H, T, D], the scaled queries under R rotations: one a slot position, or one for all old blocks.
-    keys, values: [S, block_size, D] slabs of unit slots, in any float dtype; lengths: [S] int64, valid content tokens of a slot.
+    keys, values: [S, block_size, D] contiguous slabs of unit slots, in any float dtype; lengths: [S] int64, valid content tokens of a slot.
     slots: [B, H, T or 1, K] int64 slot of each selected unit, -1 for none; a 1 shares the selection among all rows.
     rotations: like slots, the index into q's first axis under which that unit is scored.
     landmark_scores: [B, H, T, K] float, log-mass of each unit before the softmax over units; ignored where slots is -1.
     local: what `local_attention` gave for the same rows; with `gated` its gate is the memory's mass (0 closes a row; rows with no
         unit keep their missing mass); without, memory and chunk share one softmax through `local.lse`.
+    scales: of slabs that hold codes instead of numbers (memstore.kernels.quantised); None for slabs of numbers.
     Returns output [B, H, T, D] and, if asked, the attention mass of each unit [B, H, T, K] (else None).
     """
-    return reference.memory_attention(
-        q, keys, values, lengths, slots, rotations, landmark_scores, local, gated=gated, return_mass=return_mass
-    )
+    if use_triton(q, keys):
+        from memstore.kernels import memory_attention as kernel
+
+        attend = kernel.memory_attention
+    else:
+        attend = reference.memory_attention
+    return attend(
+        q, keys, values, lengths, slots, rotations, landmark_scores, local, gated=gated, return_mass=return_mass,
+        scales=scales,
+    )  # fmt: skip

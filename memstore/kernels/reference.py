@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memstore.kernels.quantised import UnitScales, decode_units
 from memstore.kernels.results import NEG, LocalAttention, TopK
 
 _PART = 64  # scores whose maximum stands for them
@@ -284,9 +285,17 @@ def memory_attention(
     *,
     gated: bool,
     return_mass: bool = False,
+    scales: UnitScales | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See `memstore.kernels.api.memory_attention`."""
     missing = slots < 0
+    if scales is not None:
+        used = slots.clamp(min=0).flatten()
+        lengths = lengths.index_select(0, used)
+        keys, values = decode_units(
+            keys.index_select(0, used), values.index_select(0, used), lengths, scales.take(used)
+        )  # fmt: skip
+        slots = torch.arange(len(used), device=used.device).view(slots.shape)
     logits = accumulate(landmark_scores).masked_fill(missing, NEG)
     if gated:
         gate, keep = accumulate(local.gate), None

@@ -131,10 +131,12 @@ class MemoryAttention:
         retrieve: bool = True,
         on_read: Callable[[list[Read]], None] | None = None,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> None:
         """retrieve=False: only the recent blocks are read, and nothing is searched (the default way to ingest).
 
-        dtype: of the queries, keys and values to come; stored blocks have the config's kv_dtype.
+        dtype, device: of the queries, keys and values to come; the store's leases must be there too. Finished blocks have
+        the config's kv_dtype and are on the CPU.
         """
         self.config, self.rope, self.cmt_keys, self.store, self.memory = config, rope, cmt_keys, store, memory
         self.retrieve, self.on_read = retrieve, on_read
@@ -144,16 +146,14 @@ class MemoryAttention:
         self.length = 0  # positions of the open chunk, landmarks included
         self.tail: int | None = None  # content tokens of the last block once a document's end closes it early
         self._fixed = config.old_block_position == "fixed"
-        self._layers = [self._empty(dtype) for _ in range(config.num_layers)]
+        self._layers = [self._empty(dtype, torch.device(device)) for _ in range(config.num_layers)]
         self._step: tuple[int, int] | None = None  # first position and number of the rows that `_turns` is for
         self.start_chunk()
 
-    def _empty(self, dtype: torch.dtype) -> _Layer:
+    def _empty(self, dtype: torch.dtype, device: torch.device) -> _Layer:
         shape = (1, self.config.num_kv_heads, (self.config.chunk_blocks + 1) * self.config.stride, self.config.head_dim)
-        landmarks = torch.zeros(0, self.config.num_kv_heads, self.config.head_dim, dtype=dtype)
-        return _Layer(
-            torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype), landmarks
-        )
+        k, rotated, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(3))
+        return _Layer(k, rotated, v, k.new_zeros(0, self.config.num_kv_heads, self.config.head_dim))
 
     def start_chunk(self) -> None:
         """Place the open chunk behind the memory as it is now."""
@@ -303,7 +303,7 @@ class MemoryAttention:
             chosen = self._search(layer_idx, rotated, near, opened)
             first = 0
         else:
-            recent = torch.arange(self._prefix.recent).expand(rotated.shape[2], 1, -1)
+            recent = torch.arange(self._prefix.recent, device=rotated.device).expand(rotated.shape[2], 1, -1)
             chosen, first = Selection(recent, None), self._prefix.old
         slot_of, scores = self._place(layer_idx, chosen, first, rotated, near)
         candidates = chosen.candidates + first if first else chosen.candidates
@@ -326,7 +326,7 @@ class MemoryAttention:
         )
         scores, candidates, lse = hits.scores.to(query.dtype), hits.candidates, hits.lse
         if near is not None:
-            own_slots = torch.arange(prefix.size - prefix.recent, prefix.size)
+            own_slots = torch.arange(prefix.size - prefix.recent, prefix.size, device=near.device)
             recent = near[own_slots].diagonal(dim1=0, dim2=3)  # (H, T, R): each at its own slot
             scores, candidates = merge(scores, candidates, recent, prefix.old, config.top_k)
             if lse is not None:
@@ -351,24 +351,24 @@ class MemoryAttention:
         candidates = chosen.candidates + first
         present = chosen.candidates >= 0
         is_recent = present & (candidates >= prefix.old)
-        rank = torch.arange(candidates.shape[-1])
+        rank = torch.arange(candidates.shape[-1], device=candidates.device)
         later = is_recent.flip(-1).cumsum(-1).flip(-1)  # recent ones from here on, this one included
         slots = torch.where(is_recent, prefix.size - later, prefix.size if self._fixed else rank)
         slots = slots.clamp(0, rotated.shape[0] - 1)
         wide = candidates.expand(-1, rows, -1)
+        h = torch.arange(wide.shape[0], device=wide.device)[:, None, None]
+        t = torch.arange(rows, device=wide.device)[None, :, None]
         if self._fixed and chosen.scores is not None:
             scores = chosen.scores
         elif prefix.old and (present & ~is_recent).any():
             keys = self.store.landmark_keys(layer_idx, self._old_scope, wide.where(wide < prefix.old, -1)).to(
                 rotated.dtype
             )
-            h, t = torch.arange(wide.shape[0])[:, None, None], torch.arange(rows)[None, :, None]
             queries = rotated[slots.expand(-1, rows, -1), 0, h, t]  # (H, T, K, D)
             scores = (queries * keys).sum(-1)
         else:
             scores = rotated.new_full(wide.shape, NEG)
         if near is not None and is_recent.any():
-            h, t = torch.arange(wide.shape[0])[:, None, None], torch.arange(rows)[None, :, None]
             at_slot = near[
                 slots.clamp(max=prefix.size - 1).expand(-1, rows, -1), h, t, (wide - prefix.old).clamp(min=0)
             ]
@@ -420,7 +420,7 @@ class MemoryAttention:
         heads, kv_heads = candidates.shape[0], self.config.num_kv_heads
         if candidates.numel() <= _FEW:
             return self._lease_few(layer_idx, candidates)
-        kv_head = torch.arange(heads)[:, None, None] // (heads // kv_heads)
+        kv_head = torch.arange(heads, device=candidates.device)[:, None, None] // (heads // kv_heads)
         present = candidates >= 0
         units, inverse = torch.where(present, candidates * kv_heads + kv_head, -1).unique(return_inverse=True)
         absent = int(len(units) > 0 and units[0] < 0)
@@ -430,7 +430,7 @@ class MemoryAttention:
             for document, block in [self._locate(unit // kv_heads)]
         ]
         lease = self._leased(layer_idx, keys)
-        slots = torch.cat([torch.full((absent,), -1), lease.slots])
+        slots = torch.nn.functional.pad(lease.slots, (absent, 0), value=-1).to(inverse.device)
         return lease, slots[inverse]
 
     def _lease_few(self, layer_idx: int, candidates: Tensor) -> tuple[Lease, Tensor]:
@@ -449,9 +449,9 @@ class MemoryAttention:
         ]
         lease = self._leased(layer_idx, keys)
         if len(distinct) == len(wanted):
-            return lease, lease.slots.view(candidates.shape)
+            return lease, lease.slots.to(candidates.device).view(candidates.shape)
         units.update(zip(distinct, lease.slots.tolist()))
-        return lease, torch.tensor([units[unit] for unit in wanted]).view(candidates.shape)
+        return lease, torch.tensor([units[unit] for unit in wanted], device=candidates.device).view(candidates.shape)
 
     def _leased(self, layer_idx: int, units: list[BlockKey]) -> Lease:
         lease = self.store.lease(units)
@@ -489,14 +489,14 @@ class MemoryAttention:
         self.length += positions
 
     def finished(self, kv_dtype: torch.dtype) -> Blocks:
-        """The complete blocks of the open chunk in stored form: keys rotated by their offset inside the block only."""
+        """The complete blocks of the open chunk in stored form, on the CPU: keys rotated by the offset in the block only."""
         b, size = self.config.stride, self.config.block_size
         n = self.length // b
-        offsets = torch.arange(b).repeat(n)
+        offsets = torch.arange(b, device=self._layers[0].k.device).repeat(n)
         blocks: Blocks = {}
         for index, layer in enumerate(self._layers):
-            k = self.rope(layer.k[0, :, : n * b], offsets).to(kv_dtype).unflatten(1, (n, b)).transpose(0, 1)
-            v = layer.v[0, :, : n * b].to(kv_dtype).unflatten(1, (n, b)).transpose(0, 1)
+            k = self.rope(layer.k[0, :, : n * b], offsets).to("cpu", kv_dtype).unflatten(1, (n, b)).transpose(0, 1)
+            v = layer.v[0, :, : n * b].to("cpu", kv_dtype).unflatten(1, (n, b)).transpose(0, 1)
             blocks[index] = (k[:, :, :size].contiguous(), v[:, :, :size].contiguous(), k[:, :, size].contiguous())
         return blocks
 
@@ -515,5 +515,5 @@ class MemoryAttention:
     def remember(self, layer_idx: int, landmarks: Tensor) -> None:
         """Note the landmark keys [n, Hkv, D] of the session's newest own blocks; only the latest top_k are kept."""
         layer = self._layers[layer_idx]
-        kept = torch.cat([layer.recent_landmarks.to(landmarks.dtype), landmarks])
+        kept = torch.cat([layer.recent_landmarks.to(landmarks.dtype), landmarks.to(layer.k.device)])
         layer.recent_landmarks = kept[max(0, len(kept) - self.config.top_k) :]

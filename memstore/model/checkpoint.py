@@ -2,11 +2,13 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from memstore.catalog import Signature
 from memstore.errors import InvalidWeights
@@ -35,6 +37,15 @@ def save_checkpoint(
     tokenizer.save(directory / "tokenizer.json")
 
 
+class _Uninitialised(TorchFunctionMode):
+    """Modules are made with weights as they come: to draw them on "meta", torch would import its whole compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def load_checkpoint(directory: Path) -> tuple[Transformer, Tokenizer]:
     """The model, in float32 and evaluation mode, and the tokenizer of a directory; InvalidWeights names what is wrong."""
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -54,7 +65,7 @@ def load_checkpoint(directory: Path) -> tuple[Transformer, Tokenizer]:
         weights = load_file(path)
     except (SafetensorError, OSError) as error:
         raise InvalidWeights(f"{path} is truncated or not a safetensors file: {error}") from None
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialised():
         model = Transformer(config)
     _check_shapes(path, {name: p.shape for name, p in model.state_dict().items()}, weights)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)

@@ -26,6 +26,7 @@ from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
 from memstore.store import MemoryStore
+from memstore.tiers.device import usable_device
 from memstore.tiers.stats import COUNTS
 
 _SMALL = 20_000_000  # parameters
@@ -286,7 +287,7 @@ class LandmarkModel:
         """Log probabilities [n - 1] of ids[1:], each after what stands before it in the session."""
         states = session.feed(list(ids[:-1]))
         logits = session.logits(states).log_softmax(-1)
-        return logits.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].double().numpy()
+        return logits.gather(-1, torch.tensor(ids[1:], device=logits.device)[:, None])[:, 0].double().cpu().numpy()
 
     def lookup_config(self, **lookup: Any) -> ModelConfig:
         """The model's configuration with other lookup settings (None = the model's); InvalidInput names one out of range."""
@@ -388,17 +389,21 @@ class Chat:
         return self._model.reply(self._session, question, collector=self._collector, **settings)
 
 
-def load_model(name_or_path: str | Path | None = None, *, seed: int = 0) -> LandmarkModel:
+def load_model(name_or_path: str | Path | None = None, *, device: str = "cpu") -> LandmarkModel:
     """The model that ships (None or its name, "books-1m"), or one from a directory written by `memstore train`.
 
-    Raises InvalidWeights for a directory that is no model, or whose weights do not fit its configuration.
+    device: where it computes, such as "cuda"; its memories have to be opened with the same.
+    Raises InvalidWeights for a directory that is no model, or whose weights do not fit its configuration, and InvalidConfig for a
+    device that this machine does not have.
     """
     directory = SHIPPED if name_or_path in (None, SHIPPED_NAME) else Path(str(name_or_path))
     if not directory.is_dir():
         raise InvalidWeights(
             f"{directory} is no directory; name one written by `memstore train`, or leave the model out"
         )
-    return LandmarkModel(*load_checkpoint(directory))
+    place = usable_device(device)
+    transformer, tokenizer = load_checkpoint(directory)
+    return LandmarkModel(transformer.to(place), tokenizer)
 
 
 def load_model_for_command(name_or_path: str | Path | None = None) -> LandmarkModel:

@@ -133,7 +133,7 @@ def _look_piece(
             looks[layer] = _Looks(model.rope.rotate(q, cos, sin)[0][:, rows], k[0][:, rows], gate[0][:, rows])
         return local.output
 
-    model.hidden(torch.tensor([sequence]), attend)
+    model.hidden(torch.tensor([sequence], device=model.embedding.weight.device), attend)
     return looks
 
 
@@ -164,10 +164,10 @@ def _point(
     heads: Sequence[tuple[int, int]], blocks: int,
 ) -> Tensor:  # fmt: skip
     """How much these heads point to every block of a scope, [blocks]: each token adds g log(1 + blocks p)."""
-    pointed = torch.zeros(blocks)
+    pointed = next(iter(looks.values())).q.new_zeros(blocks, dtype=torch.float32)
     for layer in sorted({layer for layer, _ in heads}):
         look, of_layer = looks[layer], [head for at, head in heads if at == layer]
-        wanted = torch.zeros(look.q.shape[:2], dtype=torch.bool)
+        wanted = torch.zeros(look.q.shape[:2], dtype=torch.bool, device=look.q.device)
         wanted[of_layer] = True
         hits = store.search(layer, look.q, scope, min(_HITS, blocks), return_lse=True, open_rows=wanted)
         value = look.gate[..., None] * _gain(hits, blocks).exp().log1p()

@@ -29,7 +29,8 @@ def merge(
     """The top_k of old hits [H, T, k] and all recent blocks [H, T, R], best first; of equals the newer wins."""
     if recent_scores.shape[-1] == 0:
         return scores, candidates
-    recent = torch.arange(first_recent, first_recent + recent_scores.shape[-1]).expand(recent_scores.shape)
+    last = first_recent + recent_scores.shape[-1]
+    recent = torch.arange(first_recent, last, device=recent_scores.device).expand(recent_scores.shape)
     scores, candidates = torch.cat([scores, recent_scores], -1), torch.cat([candidates, recent], -1)
     newest = candidates.argsort(dim=-1, descending=True)
     scores, candidates = scores.gather(-1, newest), candidates.gather(-1, newest)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memstore.block import DTYPES
-from memstore.errors import BudgetExceeded, InvalidInput
+from memstore.errors import BudgetExceeded, InvalidConfig, InvalidInput
 from memstore.kernels.api import NEG
 from memstore.model.attention import Blocks, Memory, MemoryAttention, Read
 from memstore.model.config import ModelConfig
@@ -40,7 +40,13 @@ class Session:
         retrieve: bool = True,
         on_read: Callable[[list[Read]], None] | None = None,
     ) -> None:
-        """Raises BudgetExceeded if the top tier cannot hold the units of one row."""
+        """Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig if it is on another device."""
+        self._device = model.norm.weight.device
+        if store.slot_lengths.device.type != self._device.type:
+            raise InvalidConfig(
+                f"the model is on {self._device.type} and the memory's blocks on {store.slot_lengths.device.type}; "
+                f"open the memory with device={str(self._device)!r}, or load the model with the memory's"
+            )
         choosing = config.num_heads if config.granularity == "per_token_per_head" else config.num_kv_heads
         needed = config.top_k * choosing
         if needed > store.capacity:
@@ -52,7 +58,7 @@ class Session:
         self._keep = keep
         self._dtype = DTYPES[config.kv_dtype]
         self.attention = MemoryAttention(
-            config, model.rope, cmt_keys, store, memory, retrieve=retrieve, on_read=on_read
+            config, model.rope, cmt_keys, store, memory, retrieve=retrieve, on_read=on_read, device=self._device
         )
         self._lookahead: Lookahead | None = None
         if store.predictor != "off" and retrieve:
@@ -89,7 +95,7 @@ class Session:
 
     def _forward(self, sequence: Sequence[int]) -> Tensor:
         enter = None if self._lookahead is None else self._lookahead.enter
-        hidden = self.model.hidden(torch.tensor([sequence]), self.attention.attend, enter)[0]
+        hidden = self.model.hidden(torch.tensor([sequence], device=self._device), self.attention.attend, enter)[0]
         self.attention.length += len(sequence)
         return hidden
 
@@ -152,7 +158,7 @@ class Session:
         logits = self.logits(state[None])[0]
         if temperature == 0:
             return int(logits.argmax())
-        weights = (logits / temperature).softmax(-1)
+        weights = (logits / temperature).softmax(-1).cpu()  # where the generator is: the same draw on every device
         return int(torch.multinomial(weights, 1, generator=generator))
 
 

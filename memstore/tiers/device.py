@@ -17,12 +17,19 @@ class DeviceTier(SlabTier):
         policy: str = "lru",
     ) -> None:  # fmt: skip
         """As SlabTier. Raises InvalidConfig for a device that this machine does not have."""
-        try:
-            if torch.empty(1, device=device).is_meta:
-                raise RuntimeError("it holds no data")
-        except (RuntimeError, AssertionError, ImportError) as error:  # torch has no error of its own for this
-            reason = str(error).splitlines()[0].partition(". ")[0][:150]
-            raise InvalidConfig(f"device {device!r} cannot be used here ({reason}); choose cuda or cpu") from error
         super().__init__(
-            host, budget_bytes, block_size=block_size, head_dim=head_dim, dtype=dtype, policy=policy, device=device
-        )
+            host, budget_bytes, block_size=block_size, head_dim=head_dim, dtype=dtype, policy=policy,
+            device=usable_device(device),
+        )  # fmt: skip
+
+
+def usable_device(device: str) -> torch.device:
+    """The device of that name. Raises InvalidConfig for one that this machine does not have."""
+    try:
+        place = torch.empty(1, device=device).device
+        if place.type == "meta":
+            raise RuntimeError("it holds no data")
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch has no error of its own for this
+        reason = str(error).splitlines()[0].partition(". ")[0][:150]
+        raise InvalidConfig(f"device {device!r} cannot be used here ({reason}); choose cuda or cpu") from error
+    return place

@@ -1,0 +1,47 @@
+"""Which implementation runs: Triton for tensors on a CUDA device where Triton is installed, torch otherwise.
+
+The environment variable MEMSTORE_KERNELS, read once, overrides that: `reference` never uses Triton; `triton` always does,
+which for tensors on the CPU needs Triton's interpreter (TRITON_INTERPRET=1) and is there for tests.
+"""
+
+import logging
+import os
+from functools import lru_cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+_log = logging.getLogger("memstore")
+
+
+def use_triton(*tensors: Tensor) -> bool:
+    """Do these go to a Triton kernel? Never in float64, which kernels do not keep.
+
+    Raises ValueError for a MEMSTORE_KERNELS that is neither triton nor reference.
+    """
+    chosen = _chosen()
+    wanted = chosen == "triton" or (chosen == "" and tensors[0].is_cuda and _installed())
+    if wanted and any(x.dtype == torch.float64 for x in tensors):
+        return False
+    _say("Triton" if wanted else "torch", tensors[0].device.type)
+    return wanted
+
+
+@lru_cache(maxsize=1)
+def _chosen() -> str:
+    chosen = os.environ.get("MEMSTORE_KERNELS", "")
+    if chosen not in ("", "triton", "reference"):
+        raise ValueError(f"MEMSTORE_KERNELS is {chosen!r}; set it to triton or reference, or leave it out")
+    return chosen
+
+
+@lru_cache(maxsize=1)
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+@lru_cache
+def _say(implementation: str, device: str) -> None:
+    """Once for each pair, which is once in a process that computes in one place."""
+    _log.info("kernels: %s on %s", implementation, device)
