@@ -27,8 +27,7 @@ from needles import Writer
 from torch import Tensor
 
 from memstore import LandmarkModel, MemoryStore
-from memstore.kernels.api import LocalAttention
-from memstore.kernels.reference import window_attention
+from memstore.kernels.api import LocalAttention, grouped_softmax_attention
 from memstore.model.data import TokenCorpus
 
 BLOCKS = 8  # of a window
@@ -71,7 +70,8 @@ def landmark_keys(model: LandmarkModel, content: Tensor) -> dict[int, Tensor]:
         if layer == max(layers):
             return torch.zeros_like(q)  # what comes after the last keys is nobody's
         k_cmt = None if cmt_keys is None else cmt_keys[layer]
-        return window_attention(rope(q * config.head_dim**-0.5, positions), rope(k, positions), v, size, k_cmt=k_cmt)
+        q, k = rope(q * config.head_dim**-0.5, positions), rope(k, positions)
+        return grouped_softmax_attention(q, k, v, size, k_cmt=k_cmt)
 
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         model.transformer.hidden(torch.cat([blocks, landmarks], -1).flatten(1), attend)

@@ -1,10 +1,11 @@
-"""The three calls that inference stands on; every engine and kernel is put under them without changing a caller.
+"""The calls that inference and training stand on; every engine and kernel is put under them without changing a caller.
 
 Which implementation runs, memstore.kernels.dispatch says.
 
 A layer step runs `local_attention` first, because the gate must be known before anything is searched; `landmark_topk` for the rows
 whose gate is open; and `memory_attention`, which adds the retrieved blocks to the local result (softmax parts merge exactly, so the
-chunk is never scored twice). Queries arrive scaled by 1/sqrt(D) and rotated; nothing here knows positions, documents or tiers.
+chunk is never scored twice). Training reads whole windows by `grouped_softmax_attention`. Queries arrive scaled by
+1/sqrt(D) and rotated; nothing here knows positions, documents or tiers.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,12 @@ from torch import Tensor
 from memstore.kernels import reference
 from memstore.kernels.dispatch import use_triton
 from memstore.kernels.quantised import UnitScales
-from memstore.kernels.results import NEG, LocalAttention, TopK
+from memstore.kernels.results import NEG, LocalAttention, Negatives, TopK
 
-__all__ = ["NEG", "LocalAttention", "TopK", "UnitScales", "landmark_topk", "local_attention", "memory_attention"]
+__all__ = [
+    "NEG", "LocalAttention", "Negatives", "TopK", "UnitScales", "grouped_softmax_attention", "landmark_topk",
+    "local_attention", "memory_attention",
+]  # fmt: skip
 
 _MOST_IN_REGISTERS = 64  # of top_k, that the search kernel keeps
 
@@ -102,3 +106,40 @@ def memory_attention(
         q, keys, values, lengths, slots, rotations, landmark_scores, local, gated=gated, return_mass=return_mass,
         scales=scales,
     )  # fmt: skip
+
+
+def grouped_softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    *,
+    k_cmt: Tensor | None = None,
+    controlled: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    negatives: Negatives | None = None,
+    triton: bool | None = None,
+) -> Tensor:
+    """Grouped softmax of whole windows, differentiable in q, k, v, k_cmt and the negatives (docs/method.md 2, 3 and 7).
+
+    q: [B, H, T, D] rotated and scaled; k, v: [B, Hkv, T, D]; k_cmt: [Hkv, D]; block_size as for `local_attention`.
+    controlled: [B, T // (block_size + 1)] bool, blocks that share the gate's mass; None = all free. Of packed documents
+        [1, n], the complete blocks of all of them in their order.
+    cu_seqlens: [documents + 1] int32, where packed documents start and the last one ends (B is 1): a row sees its own
+        document, and blocks are counted from its start. Rows past the last are zeros.
+    negatives: blocks of one token each that compete with every row's earlier blocks.
+    triton: True or False to choose the implementation; None for what `dispatch.use_triton` says. Memory grows with T in
+        the Triton kernels, with T * T in torch, where blocks too large for a tile go (`grouped_softmax_tile.supports`).
+    Returns [B, H, T, D]. Raises ValueError for packed documents in a batch of more than one.
+    """
+    if cu_seqlens is not None and len(q) != 1:
+        raise ValueError(f"packed documents lie in a batch of 1, not of {len(q)}")
+    attend = reference.grouped_softmax_attention
+    if use_triton(q, k, v) if triton is None else triton:
+        from memstore.kernels import grouped_softmax, grouped_softmax_tile
+
+        if grouped_softmax_tile.supports(q, k, block_size):
+            attend = grouped_softmax.grouped_softmax_attention
+    return attend(
+        q, k, v, block_size, k_cmt=k_cmt, controlled=controlled, cu_seqlens=cu_seqlens, negatives=negatives
+    )

@@ -4,14 +4,16 @@ Softmaxes and logsumexps run in float32 at least, whatever the input dtype; floa
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from memstore.kernels.quantised import UnitScales, decode_units
-from memstore.kernels.results import NEG, LocalAttention, TopK
+from memstore.kernels.results import NEG, LocalAttention, Negatives, TopK
 
 _PART = 64  # scores whose maximum stands for them
 _LONG = 1 << 16  # scores in all from where on it pays to look at maxima first
@@ -67,8 +69,10 @@ def adjusted_logits(
     k_cmt: Tensor | None,
     controlled: Tensor | None,
     last_length: int | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Adjusted logits over content [B, H, T, nb, l], and with a CMT its score c and its own logit (both [B, H, T]).
+    negatives: Negatives | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Adjusted logits over content [B, H, T, nb, l]; with a CMT its score c and its own logit (both [B, H, T]); and those
+    of negatives [B, H, T, N], if there are any.
 
     The CMT's own logit is NEG where controlled blocks take its mass. docs/method.md sections 2 and 3.
     """
@@ -83,30 +87,102 @@ def adjusted_logits(
         raw = F.pad(raw, (0, num_blocks * b - positions))
     raw = raw.view(*raw.shape[:3], num_blocks, b)
     content, mass = raw[..., :block_size], raw[..., block_size:]
+    against = None if negatives is None else _negative_scores(q, negatives)
     c = null = None
     if k_cmt is not None:
         of_kv_head = q.unflatten(1, (len(k_cmt), -1))  # (B, Hkv, H / Hkv, T, D)
         c = null = accumulate((of_kv_head * k_cmt[:, None, None].to(q.dtype)).sum(-1).flatten(1, 2))
+        governed = []  # log-masses of what is controlled, NEG elsewhere
         if controlled is not None:
             mine = F.pad(controlled, (0, num_blocks - controlled.shape[1]))[:, None, None, :] & earlier
-            y = mass[..., 0].masked_fill(~mine, NEG).logsumexp(-1)
-            mass = torch.where(mine[..., None], mass + (c - y)[..., None, None], mass)
-            null = c.masked_fill(mine.any(-1), NEG)
+            governed.append(mass[..., 0].masked_fill(~mine, NEG))
+        if against is not None and negatives is not None and negatives.controlled is not None:
+            under = negatives.controlled[:, None, None, :]
+            governed.append(against.masked_fill(~under, NEG))
+        if governed:
+            y = torch.cat(governed, -1).logsumexp(-1)
+            shift, some = (c - y)[..., None], y > NEG / 2
+            null = c.masked_fill(some, NEG)
+            if controlled is not None:
+                mass = torch.where(mine[..., None], mass + shift[..., None], mass)
+            if against is not None and len(governed) > (controlled is not None):
+                against = torch.where(under & some[..., None], against + shift, against)
     logits = torch.where(earlier[..., None], content.log_softmax(-1) + mass, content).masked_fill(hidden, NEG)
-    return logits, c, null
+    return logits, c, null, against
 
 
-def window_attention(
-    q: Tensor, k: Tensor, v: Tensor, block_size: int, *, k_cmt: Tensor | None = None, controlled: Tensor | None = None
+def _negative_scores(q: Tensor, negatives: Negatives) -> Tensor:
+    """Scores [B, H, T, N] with their bias, NEG at the lowest."""
+    queries = q if negatives.queries is None else negatives.queries
+    s = accumulate(scores(queries, negatives.keys.expand(len(q), -1, -1, -1)))
+    if negatives.bias is None:
+        return s
+    return (s + negatives.bias[:, None, None, :]).clamp(min=NEG)
+
+
+def grouped_softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    *,
+    k_cmt: Tensor | None = None,
+    controlled: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    negatives: Negatives | None = None,
 ) -> Tensor:
-    """What `local_attention` returns as output, by one softmax, for training on whole windows. Shapes as there."""
-    logits, _, null = adjusted_logits(q, k, block_size, k_cmt, controlled)
+    """See `memstore.kernels.api.grouped_softmax_attention`."""
+    if cu_seqlens is not None:
+        return _packed_attention(q, k, v, block_size, k_cmt, controlled, cu_seqlens, negatives)
+    logits, _, null, against = adjusted_logits(q, k, block_size, k_cmt, controlled, negatives=negatives)
     flat = logits.flatten(-2)
-    if null is None:
-        weights = flat.softmax(-1)
-    else:
-        weights = torch.cat([flat, null[..., None]], -1).softmax(-1)[..., :-1]
-    return weighted(weights, _content(v, block_size))
+    content = flat.shape[-1]
+    others = [x for x in (against, None if null is None else null[..., None]) if x is not None]
+    weights = (torch.cat([flat, *others], -1) if others else flat).softmax(-1)
+    output = weighted(weights[..., :content], _content(v, block_size))
+    if negatives is not None:
+        values = negatives.values.expand(len(q), -1, -1, -1)
+        output = output + weighted(weights[..., content : content + values.shape[2]], values)
+    return output
+
+
+def _packed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    k_cmt: Tensor | None,
+    controlled: Tensor | None,
+    cu_seqlens: Tensor,
+    negatives: Negatives | None,
+) -> Tensor:
+    """One document after the other; rows of none are zeros."""
+    bounds = cu_seqlens.tolist()
+    outputs, block = [], 0
+    for document, (start, end) in enumerate(pairwise(bounds)):
+        mine, blocks = slice(start, end), (end - start) // (block_size + 1)
+        of_document = None
+        if negatives is not None:
+            of_document = replace(
+                negatives,
+                bias=None if negatives.bias is None else negatives.bias[document, None],
+                controlled=None if negatives.controlled is None else negatives.controlled[document, None],
+                queries=None if negatives.queries is None else negatives.queries[:, :, mine],
+            )
+        outputs.append(
+            grouped_softmax_attention(
+                q[:, :, mine],
+                k[:, :, mine],
+                v[:, :, mine],
+                block_size,
+                k_cmt=k_cmt,
+                controlled=None if controlled is None else controlled[:, block : block + blocks],
+                negatives=of_document,
+            )
+        )
+        block += blocks
+    outputs.append(torch.zeros_like(q[:, :, bounds[-1] :]))
+    return torch.cat(outputs, 2)
 
 
 def local_attention(
@@ -120,7 +196,7 @@ def local_attention(
     last_length: int | None = None,
 ) -> LocalAttention:
     """See `memstore.kernels.api.local_attention`."""
-    logits, c, null = adjusted_logits(q, k, block_size, k_cmt, controlled, last_length)
+    logits, c, null, _ = adjusted_logits(q, k, block_size, k_cmt, controlled, last_length)
     # Landmarks get logits too, of no weight: then the values are used as they lie.
     everything = F.pad(logits, (0, 1), value=NEG).flatten(-2)[..., : k.shape[2]]
     if null is not None:

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memstore.kernels.reference import accumulate, local_attention, scores, weighted, window_attention
-from memstore.kernels.results import NEG
+from memstore.kernels.api import grouped_softmax_attention
+from memstore.kernels.reference import accumulate, local_attention, scores, weighted
+from memstore.kernels.results import NEG, Negatives
 from memstore.model.transformer import Transformer
 
 
@@ -21,14 +22,6 @@ class WindowMemory:
 
     keys: [W, Hkv, nb, l + 1, D], rotated by the offset inside the block only, the landmark key last. values: [W, Hkv, nb, l, D].
     """
-
-    keys: Tensor
-    values: Tensor
-
-
-@dataclass(frozen=True)
-class Negatives:
-    """Landmark keys [Hkv, N, D] with one value each [Hkv, N, D]: blocks a query should not choose."""
 
     keys: Tensor
     values: Tensor
@@ -58,7 +51,7 @@ def encode_windows(
         blocks = v.unflatten(2, (num_blocks, b))[:, :, :, : config.block_size]
         memory.append(WindowMemory(rope(k, offsets).unflatten(2, (num_blocks, b)), blocks))
         k_cmt = None if cmt_keys is None else cmt_keys[layer]
-        return window_attention(
+        return grouped_softmax_attention(
             rope(q * scale, positions), rope(k, positions), v, config.block_size, k_cmt=k_cmt, controlled=controlled
         )
 

@@ -1,0 +1,263 @@
+"""How windows of landmark blocks are cut into tiles for the grouped-softmax kernels, and what one tile computes.
+
+A tile of keys holds whole landmark blocks, each padded to a power of two inside the tile: with its landmark as one more
+column where that costs no larger power (63 + 1, 50 + 1), else with landmarks in a narrow tile of their own (32 + 1).
+So a block's inner softmax never leaves a tile, and one online softmax runs over the blocks' log-masses. All logarithms
+here are to base 2.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NEG = tl.constexpr(-1e30)
+LOG2E = tl.constexpr(1.4426950408889634)
+SIDE = tl.constexpr(64)  # landmarks or negatives in a tile of nothing else
+
+
+@triton.jit
+def place(cu_seqlens, tiles, index, batch, tile_rows, length):
+    """Sequence, first row, where the sequence starts and how long it is, of a tile; packed documents look it up."""
+    if cu_seqlens is None:
+        return batch, index * tile_rows, batch * 0, length
+    else:
+        sequence = tl.load(tiles + 2 * index).to(tl.int64)  # -1: fewer tiles than the bound that was launched
+        start = tl.load(cu_seqlens + sequence, mask=sequence >= 0, other=0)
+        end = tl.load(cu_seqlens + sequence + 1, mask=sequence >= 0, other=0)
+        return sequence, tl.load(tiles + 2 * index + 1), start.to(tl.int64), end - start
+
+
+@triton.jit
+def load_rows(base, index, keep, stride, D: tl.constexpr, DP: tl.constexpr):
+    """Rows [.., DP] of a matrix with D columns, zeros where not kept (keep None: all are)."""
+    dims = tl.arange(0, DP)
+    at = base + index[:, None] * stride + dims[None, :]
+    if keep is not None:
+        mask = keep[:, None] & (dims < D)[None, :] if DP != D else keep[:, None]
+        return tl.load(at, mask=mask, other=0.0)
+    elif DP != D:
+        return tl.load(at, mask=(dims < D)[None, :], other=0.0)
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def store_rows(base, index, keep, stride, x, D: tl.constexpr, DP: tl.constexpr):
+    dims = tl.arange(0, DP)
+    mask = keep[:, None] & (dims < D)[None, :]
+    tl.store(base + index[:, None] * stride + dims[None, :], x.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def column_index(first, length, BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr):
+    """Rows of a tile's NB * L columns inside their sequence, and which of them exist."""
+    column = tl.arange(0, NB * L)
+    index = (first + column // L) * (BLOCK + 1) + column % L
+    return index, (column % L < BLOCK + IN_TILE) & (index < length)
+
+
+@triton.jit
+def load_blocks(
+    k, v, first, length, k_t, v_t, BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of a tile of blocks; off the diagonal all of them are complete."""
+    index, keep = column_index(first, length, BLOCK, L, NB, IN_TILE)
+    if not DIAGONAL and L == BLOCK + IN_TILE:
+        keep = None
+    return load_rows(k, index, keep, k_t, D, DP), load_rows(v, index, keep, v_t, D, DP)
+
+
+@triton.jit
+def landmark_index(first, length, BLOCK: tl.constexpr, NB: tl.constexpr):
+    """The same of a narrow tile, where a block's landmark is the first of 8 columns or 16 and the others are zeros."""
+    WIDE: tl.constexpr = 8 if NB > 1 else 16
+    column = tl.arange(0, NB * WIDE)
+    index = (first + column // WIDE) * (BLOCK + 1) + BLOCK
+    return index, (column % WIDE == 0) & (index < length)
+
+
+@triton.jit
+def load_landmarks(
+    k, keys, first, length, k_t,
+    BLOCK: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, IN_TILE: tl.constexpr,
+):  # fmt: skip
+    """A narrow tile of landmark keys; `keys` itself, the tile of their blocks, where they lie in there."""
+    if IN_TILE:
+        return keys
+    else:
+        index, keep = landmark_index(first, length, BLOCK, NB)
+        return load_rows(k, index, keep, k_t, D, DP)
+
+
+@triton.jit
+def block_masses(
+    q, k, k_landmark, under, shift, own, offset, first,
+    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Of a tile: exp2 of content logits under their block's maximum [M, NB, L], its sums [M, NB], log-masses [M, NB].
+
+    under: [NB] controlled blocks or None; shift: [M] what is added to their log-mass.
+    own, offset: [M] block of the rows, and where in it they stand.
+    DIAGONAL: some block may be a row's own or a later one.
+    """
+    M: tl.constexpr = q.shape[0]
+    column = tl.arange(0, L)[None, None, :]
+    s = tl.reshape(tl.dot(q, tl.trans(k), input_precision=PRECISION), [M, NB, L])
+    if IN_TILE:
+        mass = tl.sum(tl.where(column == BLOCK, s, 0.0), 2) * LOG2E
+    else:
+        wide = tl.dot(q, tl.trans(k_landmark), input_precision=PRECISION)
+        mass = tl.sum(tl.reshape(wide, [M, NB, k_landmark.shape[0] // NB]), 2) * LOG2E
+    if under is not None:
+        mass += tl.where(under[None, :], shift[:, None], 0.0)
+    if DIAGONAL:
+        block = first + tl.arange(0, NB)
+        earlier = block[None, :] < own[:, None]
+        mine = block[None, :] == own[:, None]
+        visible = tl.where(earlier, BLOCK, tl.where(mine, tl.minimum(offset + 1, BLOCK)[:, None], 0))
+        s = tl.where(column < visible[:, :, None], s, NEG)
+    elif L != BLOCK:
+        s = tl.where(column < BLOCK, s, NEG)
+    peak = tl.max(s, 2) * LOG2E
+    e = tl.exp2(s * LOG2E - peak[:, :, None])
+    total = tl.sum(e, 2)
+    if DIAGONAL:
+        mass = tl.where(earlier, mass, tl.where(mine, peak + tl.log2(total), NEG))
+    return e, total, mass
+
+
+@triton.jit
+def side_mass(q, k, bias, under, shift, keep, PRECISION: tl.constexpr):
+    """Log-masses [M, SIDE] of landmarks alone."""
+    mass = tl.dot(q, tl.trans(k), input_precision=PRECISION) * LOG2E
+    if bias is not None:
+        mass += bias[None, :] * LOG2E
+    if under is not None:
+        mass += tl.where(under[None, :], shift[:, None], 0.0)
+    return tl.where(keep[None, :], mass, NEG)
+
+
+@triton.jit
+def load_negatives(n_k, kv_head, first, count, D: tl.constexpr, DP: tl.constexpr):
+    """A tile of negatives: their numbers, which of them exist, and their keys."""
+    column = first + tl.arange(0, SIDE)
+    exists = column < count
+    return column, exists, load_rows(n_k + kv_head * count * D, column, exists, D, D, DP)
+
+
+@triton.jit
+def load_of_negatives(x, sequence, column, exists, count):
+    """A tile's part of x [sequences, count], None if x is."""
+    if x is None:
+        return  # None, which a Triton function cannot say
+    else:
+        return tl.load(x + sequence * count + column, mask=exists, other=0)
+
+
+@triton.jit
+def add_mass(y_peak, y_total, mass):
+    """One more tile of log-masses in a running log of a sum."""
+    peak = tl.maximum(y_peak, tl.max(mass, 1))
+    return peak, y_total * tl.exp2(y_peak - peak) + tl.sum(tl.exp2(mass - peak[:, None]), 1)
+
+
+@triton.jit
+def load_controlled(controlled, cu_blocks, sequence, blocks, first, count: tl.constexpr):
+    """Which of `count` blocks of a sequence are controlled, or None. Packed documents' blocks lie one after another."""
+    if controlled is None:
+        return  # None, which a Triton function cannot say
+    else:
+        block = first + tl.arange(0, count)
+        if cu_blocks is None:
+            at, end = sequence * blocks, blocks
+        else:
+            at = tl.load(cu_blocks + sequence)
+            end = tl.load(cu_blocks + sequence + 1) - at
+        return tl.load(controlled + at + block, mask=block < end, other=0) != 0
+
+
+def kernel_constants(q: Tensor, k: Tensor, block_size: int) -> dict[str, Any]:
+    """What the kernels are compiled for: blocks of BLOCK tokens in L columns, NB of them a tile; D dimensions in DP."""
+    size, dim = triton.next_power_of_2(block_size), q.shape[3]
+    return {
+        "BLOCK": block_size,
+        "L": size,
+        "NB": max(1, 64 // size),
+        "D": dim,
+        "DP": max(16, triton.next_power_of_2(dim)),
+        "GROUP": q.shape[1] // k.shape[1],
+        "IN_TILE": triton.next_power_of_2(block_size + 1) == size,
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+    }
+
+
+def launch_options(q: Tensor, constants: dict[str, Any], *, forward: bool = False) -> dict[str, int]:
+    """Rows, warps and pipeline stages of a program.
+
+    Chosen by what ptxas says of registers and shared memory on sm_90 (`benchmarks/kernels.py --compile-only`): 128 rows
+    keep the reading of keys below what the L2 cache gives, and with 8 warps little is spilled up to D = 128.
+    """
+    if q.dtype == torch.float32:
+        return {"M": 32, "num_warps": 8, "num_stages": 1}
+    tile = _tile_bytes(q, constants)
+    if tile <= 1 << 14:
+        return {"M": 128, "num_warps": 8, "num_stages": 3 if forward else 2}
+    small = tile <= 1 << 15
+    return {"M": 128 if forward and small else 64, "num_warps": 8, "num_stages": 2 if small else 1}
+
+
+def _tile_bytes(q: Tensor, constants: dict[str, Any]) -> int:
+    return constants["NB"] * constants["L"] * constants["DP"] * q.element_size()
+
+
+def supports(q: Tensor, k: Tensor, block_size: int) -> bool:
+    """Whether a tile of keys and one of values fit shared memory, in a dtype that Triton multiplies."""
+    fits = q.shape[3] <= 256 and _tile_bytes(q, kernel_constants(q, k, block_size)) <= 1 << 16
+    return fits and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
+def tile_table(cu_seqlens: Tensor | None, total: int, rows: int) -> Tensor | None:
+    """(document, first row) of every tile of `rows` rows of packed documents [.., 2] int32; document -1 past the last.
+
+    As long as it can become, so that nothing has to wait for the device to say how long it is.
+    """
+    if cu_seqlens is None:
+        return None
+    tiles = (cu_seqlens.diff() + rows - 1) // rows
+    ends = tiles.cumsum(0)
+    index = torch.arange(total // rows + len(tiles), device=cu_seqlens.device)
+    document = torch.searchsorted(ends, index, right=True)
+    begin = (index - (ends - tiles)[document.clamp(max=len(tiles) - 1)]) * rows
+    return torch.stack([torch.where(document < len(tiles), document, -1), begin], 1).int()
+
+
+def blocks_before(cu_seqlens: Tensor | None, block_size: int) -> Tensor | None:
+    """Complete blocks before each document [n + 1]."""
+    if cu_seqlens is None:
+        return None
+    return F.pad((cu_seqlens.diff() // (block_size + 1)).cumsum(0), (1, 0))
+
+
+def tile_count(table: Tensor | None, length: int, rows: int) -> int:
+    """Tiles of `rows` rows in a sequence, or in all packed documents."""
+    return triton.cdiv(length, rows) if table is None else len(table)
+
+
+def strides(*tensors: Tensor | None) -> list[int]:
+    """Strides of batch, head and row of [B, H, T, D] tensors."""
+    return [stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3])]
+
+
+def width(x: Tensor | None) -> int:
+    return 0 if x is None else x.shape[1]
+
+
+def with_rows(x: Tensor) -> Tensor:
+    """x with the numbers of a row side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
