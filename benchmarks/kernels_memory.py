@@ -229,7 +229,7 @@ def compile_all(arch: int) -> Iterator[dict[str, Any]]:
             rows = "rows alike" if alike else "row by row"
             yield {
                 "kernel": f"attention, {rows}, {dtype}, {k} blocks, {bits or 16} bits", "head dim": dim,
-                **compiled(kernel, types, constants, "D q_r q_b q_h q_t", arch),
+                **compiled(kernel, types, constants, "D q_r q_b q_h q_t k_apart v_apart", arch),
             }  # fmt: skip
         for dtype, rows, k in (
             ("fp16", 1, 4), ("fp16", 4, 4), ("fp16", 4, 64), ("fp16", 16, 4), ("fp16", 1024, 4), ("fp16", 1024, 64),

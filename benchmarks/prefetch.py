@@ -51,7 +51,7 @@ class SlowSource:
         self._lock = threading.Lock()
         self.records = 0
 
-    def read(self, units: Sequence[BlockKey], out_k: Tensor, out_v: Tensor, slots: Sequence[int]) -> list[int]:
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         """As the source, once the last of its records would have come."""
         records = len({unit[:3] for unit in units})
         with self._lock:
@@ -61,7 +61,7 @@ class SlowSource:
                 heapq.heapreplace(self._free, done)
             self.records += records
         time.sleep(max(0.0, done - now))
-        return self._source.read(units, out_k, out_v, slots)
+        return self._source.read(units, slab, slots)
 
 
 def slowed(memory: MemoryStore, seconds: float, parallel: int) -> None:

@@ -167,7 +167,7 @@ def warm_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
     """One row: a shape, whole records or one head of them."""
     shape, size = memory.shape, len(heads) * memory.shape.unit
     count = BATCH * len(heads)
-    k, v = torch.zeros(2, count, shape.rows, shape.dim, dtype=torch.float16)
+    slab = torch.zeros(count, 2, shape.rows, shape.dim, dtype=torch.float16)
     half = shape.unit // 2
     source = memoryview(np.random.default_rng(random.randrange(1 << 32)).bytes(memory.records * shape.record))
     whole = memoryview(bytearray(BATCH * size))
@@ -180,7 +180,7 @@ def warm_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
 
     def disk(_: int) -> float:
         units = [BlockKey(1, 0, block, head) for block in memory.sample(1)[0] for head in heads]
-        return gigabytes(BATCH * size, lambda: memory.tier.read(units, k, v, slots))
+        return gigabytes(BATCH * size, lambda: memory.tier.read(units, slab, slots))
 
     def a_record(_: int) -> float:
         def run() -> None:
@@ -228,7 +228,7 @@ def cold_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
     """One row: a shape, whole records or one head of them."""
     shape, size = memory.shape, len(heads) * memory.shape.unit
     count = BATCH * len(heads)
-    k, v = torch.zeros(2, count, shape.rows, shape.dim, dtype=torch.float16)
+    slab = torch.zeros(count, 2, shape.rows, shape.dim, dtype=torch.float16)
     batches = max(1, min(memory.records // BATCH, (options.cold_megabytes << 20) // (BATCH * size)))
     kept: list[float] = []
     refused: list[str] = []
@@ -242,10 +242,9 @@ def cold_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
         kept.append(memory.drop_cache())
         if keys:
             with memory.database.read() as txn:
-                for _ in txn.places("blocks", b"", None):
-                    pass
+                txn.places_of("blocks", [block_key(1, block, 0) for block in range(memory.records)])
         return gigabytes(
-            batches * BATCH * size, lambda: [memory.tier.read(units, k, v, range(count)) for units in asked]
+            batches * BATCH * size, lambda: [memory.tier.read(units, slab, range(count)) for units in asked]
         )
 
     def gets(_: int) -> float:
@@ -295,7 +294,7 @@ def cold_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
         ranges = []
         with memory.database.read() as txn:
             for block in drawn:
-                place = txn.place("blocks", block_key(1, block, 0))
+                place = txn.places_of("blocks", [block_key(1, block, 0)])[0]
                 assert place is not None
                 start = place.offset + place.size - shape.record + heads[0] * shape.unit
                 header = (place.offset // mmap.PAGESIZE, place.offset // mmap.PAGESIZE + 1)

@@ -14,7 +14,7 @@ it. Every byte is under a checksum, and a record that is found under a key that 
 import functools
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -226,22 +226,49 @@ class HeaderReader:
             return digests if digest == _header_digest(packed) else None
         return None
 
+    def raw_digests_of(
+        self, records: Sequence[memoryview], keys: Sequence[tuple[int, int, int]]
+    ) -> list[Sequence[bytes]] | None:
+        """The same for several records of one size, with the checks of all taken together: the digests of each, or
+        None where one of them is something else, or damaged.
+
+        keys: document, block and layer of each.
+        """
+        form = self._raw_form(*keys[0])[1]
+        if len(records[0]) != form.size + self._raw_bytes:
+            return None
+        packed = b"".join([record[: form.size] for record in records])
+        magics, sizes, digests, owns, afters, *heads = zip(*form.iter_unpack(packed))
+        pack, size = self._packer(), form.size - _PREFIX.size
+        if (
+            owns != tuple([self._before + own for own in map(pack, keys)])
+            or {*magics, *sizes, *afters} != {_MAGIC, size, self._after}
+            or digests
+            != tuple([_header_digest(packed[at : at + size]) for at in range(_PREFIX.size, len(packed), form.size)])
+        ):
+            return None
+        return list(zip(*heads))
+
     def raw_bytes(self, document: int, block: int, layer: int) -> tuple[int, int]:
         """Bytes of header and payload that a full block in codec raw has, whatever its values."""
         return self._raw_form(document, block, layer)[1].size, self._raw_bytes
 
     def _raw_form(self, document: int, block: int, layer: int) -> tuple[bytes, struct.Struct]:
         """Of a full block in codec raw, what stands before the heads in the header, and the header's form."""
-        try:
-            pack = self._local.pack
-        except AttributeError:
-            pack = self._local.pack = msgpack.Packer(buf_size=64).pack  # making one takes ten times as long as using it
-        known = self._before + pack((document, block, layer))
+        known = self._before + self._packer()((document, block, layer))
         form = self._forms.get(len(known))
         if form is None:
             form = struct.Struct(f"{_PREFIX.format}{len(known)}s{len(self._after)}s{self._rest}")
             self._forms[len(known)] = form
         return known, form
+
+    def _packer(self) -> Callable[[tuple[int, int, int]], bytes]:
+        """What packs a key, of this thread."""
+        try:
+            pack: Callable[[tuple[int, int, int]], bytes] = self._local.pack
+        except AttributeError:
+            pack = self._local.pack = msgpack.Packer(buf_size=64).pack  # making one takes ten times as long as using it
+        return pack
 
 
 _reader = functools.lru_cache(maxsize=16)(HeaderReader)

@@ -9,7 +9,9 @@ import os
 import re
 import struct
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,6 +152,58 @@ def place_of(key: memoryview, page_size: int) -> Place | None:
         return None
     page = ctypes.c_uint64.from_address(address + size).value
     return Place(page * page_size + _PAGE_HEADER, low | high << 16)
+
+
+_TABLE = struct.Struct("<4xHH 32x Q")  # flags, depth and root page of a table, as the table of tables has it
+_BRANCH, _LEAF = 1, 2  # flags of pages
+_DEEPEST = 32
+
+
+def places_of(file: int, page_size: int, table: memoryview, keys: Sequence[bytes]) -> list[Place | None]:
+    """Where the values of keys lie; None for a key that there is not, and for a value that lies beside its key.
+
+    table: how the table of tables describes it. LMDB's own search touches the first page of every value that it finds,
+    one after the other. Here only pages of keys are read, and all of a level are asked for at once. What leads through
+    a page that is not as it must be is not found. Raises OSError.
+    """
+    _, depth, root = _TABLE.unpack(table)
+    end = os.fstat(file).st_size // page_size
+    found: dict[bytes, Place] = {}
+    pages = {root: list(keys)}
+    for _ in range(min(depth, _DEEPEST)):
+        pages = {number: inside for number, inside in pages.items() if number < end}
+        ask(file, [Place(number * page_size, page_size) for number in pages])
+        below: dict[int, list[bytes]] = {}
+        for number, inside in pages.items():
+            page = os.pread(file, page_size, number * page_size)
+            with suppress(struct.error, IndexError):
+                _look_up(page, page_size, inside, below, found)
+        pages = below
+    return [found.get(key) for key in keys]
+
+
+def _look_up(
+    page: bytes, page_size: int, keys: Sequence[bytes], below: dict[int, list[bytes]], found: dict[bytes, Place]
+) -> None:
+    """Look keys up in one page: into `below` go the pages that a branch leads to, into `found` the places in a leaf."""
+
+    def key_of(node: int) -> bytes:
+        size = _NODE.unpack_from(page, node)[3]
+        return page[node + _NODE.size : node + _NODE.size + size]
+
+    flags, lower = struct.unpack_from("<HH", page, 10)
+    nodes = struct.unpack_from(f"<{(lower - _PAGE_HEADER) // 2}H", page, _PAGE_HEADER)
+    for key in keys:
+        if flags & _BRANCH:  # its first node stands for all keys before the second one's
+            low, high, more, _ = _NODE.unpack_from(page, nodes[bisect_right(nodes, key, 1, key=key_of) - 1])
+            below.setdefault(low | high << 16 | more << 32, []).append(key)
+        elif flags & _LEAF:
+            at = bisect_left(nodes, key, key=key_of)
+            if at < len(nodes) and key_of(nodes[at]) == key:
+                low, high, more, size = _NODE.unpack_from(page, nodes[at])
+                if more & _OVERFLOW:
+                    (number,) = struct.unpack_from("<Q", page, nodes[at] + _NODE.size + size)
+                    found[key] = Place(number * page_size + _PAGE_HEADER, low | high << 16)
 
 
 def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:

@@ -1,5 +1,5 @@
-"""Writing one document into a memory: chunks are staged at once, encoded and committed on a worker thread, whole chunks
-at a time.
+"""Writing one document into a memory: chunks are staged at once, encoded on a worker thread, and committed on another,
+whole chunks at a time: while the disk takes in one transaction, the next one is encoded.
 
 A staged chunk can be searched and read immediately (pinned units, index rows). Killed at any instant, the memory holds
 what the last transaction held: a prefix of whole chunks.
@@ -96,6 +96,7 @@ class _Chunk:
     landmarks: dict[int, Tensor]
     units: list[BlockKey] = field(default_factory=list)
     records: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (block, layer) -> record, once encoded
+    encoding: Future[None] | None = None  # until it is done, blocks and records are the encoder's
 
     @property
     def boundary(self) -> int:
@@ -153,11 +154,12 @@ class DocumentWriter:
         self._staged: list[_Chunk] = []  # not yet given to a commit
         self._staged_bytes = 0
         self._pinned: list[BlockKey] = []  # committed, but still among the latest blocks
-        self._jobs: deque[tuple[Future[None], int]] = deque()
+        self._commits: deque[tuple[Future[None], int]] = deque()  # those that may not be done, and their bytes
         self._waiting_bytes = 0
         self._error: BaseException | None = None
         self._closed = False
         self._load_landmarks()
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="memstore-encoder")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
 
     @property
@@ -224,11 +226,10 @@ class DocumentWriter:
             self._flush()
             self._add_to_index(chunk)
         elif chunk.whole:
-            size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
-            self._submit(size, self._encode, chunk)
-            self._staged_bytes += size
+            self._staged_bytes += sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
+            chunk.encoding = self._encoder.submit(self._encode_ahead, chunk)
             if self._staged_bytes >= self._commit_bytes:
-                self._submit(0, self._commit, self._take_staged(), False)
+                self._submit_commit()
         while self._waiting_bytes > 2 * self._commit_bytes:
             self._wait_for_one()
         self._check()
@@ -248,7 +249,7 @@ class DocumentWriter:
         ]
         shape = (len(blocks), self._heads, self._block_size, self._dim)
         with self._tiers.lease(units) as lease:
-            k, v = lease.k[lease.slots].view(shape), lease.v[lease.slots].view(shape)
+            k, v = (half.index_select(0, lease.slots).view(shape) for half in (lease.k, lease.v))
         if layer in self._other_layers:
             landmarks = self._landmark_rows(layer, first, self._blocks)
         else:
@@ -262,10 +263,9 @@ class DocumentWriter:
         return it.
         """
         self._check()
-        chunks = self._take_staged()
-        unseen = [chunk for chunk in chunks if not chunk.units]  # an appended end that replaces old blocks
-        self._submit(0, self._commit, chunks, True)
-        while self._jobs:
+        unseen = [chunk for chunk in self._staged if not chunk.units]  # an appended end that replaces old blocks
+        self._submit_commit(final=True)
+        while self._commits:
             self._wait_for_one()
         self._check()
         for chunk in unseen:
@@ -281,9 +281,10 @@ class DocumentWriter:
         self._closed = True
         try:
             if not self._finished:
-                whole = [chunk for chunk in self._take_staged() if chunk.whole]
-                if whole and self._error is None:
-                    self._submit(0, self._commit, whole, False)
+                self._staged = [chunk for chunk in self._staged if chunk.whole]
+                if self._staged and self._error is None:
+                    self._submit_commit()
+            self._encoder.shutdown(wait=True)
             self._worker.shutdown(wait=True)
         finally:
             memory = set(self._memory_layers)
@@ -353,7 +354,7 @@ class DocumentWriter:
         try:
             chunk.units = self._pin(chunk, short)
         except BudgetExceeded:
-            if not self._staged and not self._jobs:
+            if not self._staged and not self._commits:
                 raise
             self._flush()  # what is committed needs no pin
             chunk.units = self._pin(chunk, short)
@@ -391,11 +392,14 @@ class DocumentWriter:
         """First block that must be at hand to continue from a boundary of chunks."""
         return max(0, boundary - self._top_k)
 
-    # The worker: one thread, so that jobs keep their order
+    # The workers: one thread to encode and one to commit, so that either keeps its order
 
-    def _submit(self, size: int, job: Callable[..., None], *arguments: object) -> None:
+    def _submit_commit(self, *, final: bool = False) -> None:
+        """Commit what is staged, when it is encoded and what was submitted before it is committed."""
+        chunks, size = self._staged, self._staged_bytes
+        self._staged, self._staged_bytes = [], 0
         self._waiting_bytes += size
-        self._jobs.append((self._worker.submit(self._run, job, *arguments), size))
+        self._commits.append((self._worker.submit(self._run, self._commit, chunks, final), size))
 
     def _run(self, job: Callable[..., None], *arguments: object) -> None:
         if self._error is not None:
@@ -407,29 +411,28 @@ class DocumentWriter:
             raise
 
     def _wait_for_one(self) -> None:
-        future, size = self._jobs[0]
+        future, size = self._commits[0]
         future.exception()  # waits; the error itself is in self._error
-        self._jobs.popleft()
+        self._commits.popleft()
         self._waiting_bytes -= size
 
     def _flush(self) -> None:
         """Commit every whole staged chunk, and wait for it."""
-        chunks = self._take_staged()
-        if chunks:
-            self._submit(0, self._commit, chunks, False)
-        while self._jobs:
+        if self._staged:
+            self._submit_commit()
+        while self._commits:
             self._wait_for_one()
         self._check()
 
-    def _take_staged(self) -> list[_Chunk]:
-        chunks, self._staged, self._staged_bytes = self._staged, [], 0
-        return chunks
-
     def _check(self) -> None:
-        while self._jobs and self._jobs[0][0].done():
+        while self._commits and self._commits[0][0].done():
             self._wait_for_one()
         if self._error is not None:
             raise self._error
+
+    def _encode_ahead(self, chunk: _Chunk) -> None:
+        if self._error is None:
+            self._encode(chunk)
 
     def _encode(self, chunk: _Chunk) -> None:
         layers = [layer for layer in self._memory_layers if layer in chunk.blocks]
@@ -471,6 +474,8 @@ class DocumentWriter:
         keep = max(self._keep, self._keep_from(chunks[-1].boundary)) if chunks else self._keep
         records: list[tuple[int, int, bytes]] = []
         for chunk in chunks:
+            if chunk.encoding is not None:
+                chunk.encoding.result()  # or its error, which is this commit's: what comes before it is stored
             self._encode(chunk)
             self._add_records(chunk, self._other_layers, keep)
             records += [

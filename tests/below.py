@@ -47,9 +47,7 @@ class Below:
         """Let them go on."""
         self._go.set()
 
-    def read(
-        self, units: Sequence[BlockKey], out_k: torch.Tensor, out_v: torch.Tensor, slots: Sequence[int]
-    ) -> list[int]:
+    def read(self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]) -> list[int]:
         self.reads.append(list(units))
         self.reading.release()
         assert self._go.wait(SECONDS), "nobody said go"
@@ -63,7 +61,7 @@ class Below:
         for key, slot in zip(units, slots):
             if key.document == 666:
                 raise DocumentNotFound("document 666 was forgotten")
-            out_k[slot], out_v[slot] = content(key)
+            slab[slot] = torch.stack(content(key))
         return [BLOCK - key.block % 2 for key in units]
 
 

@@ -16,9 +16,9 @@ class SlowSource:
     def __init__(self, source: UnitSource, seconds: float) -> None:
         self.source, self.seconds = source, seconds
 
-    def read(self, units: Sequence[BlockKey], out_k: Tensor, out_v: Tensor, slots: Sequence[int]) -> list[int]:
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         time.sleep(self.seconds * len({(unit.document, unit.layer, unit.block) for unit in units}))
-        return self.source.read(units, out_k, out_v, slots)
+        return self.source.read(units, slab, slots)
 
 
 class FailingSource:
@@ -36,11 +36,11 @@ class FailingSource:
         self._calls = 0
         self._lock = threading.Lock()
 
-    def read(self, units: Sequence[BlockKey], out_k: Tensor, out_v: Tensor, slots: Sequence[int]) -> list[int]:
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         with self._lock:
             call, self._calls = self._calls, self._calls + 1
         if self.fails(call, units):
             half = len(units) // 2
-            self.source.read(units[:half], out_k, out_v, slots[:half])
+            self.source.read(units[:half], slab, slots[:half])
             raise self.error()
-        return self.source.read(units, out_k, out_v, slots)
+        return self.source.read(units, slab, slots)

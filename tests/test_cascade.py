@@ -240,12 +240,10 @@ class Standing:
         self._source = source
         self.reading, self.go = threading.Event(), threading.Event()
 
-    def read(
-        self, units: Sequence[BlockKey], out_k: torch.Tensor, out_v: torch.Tensor, slots: Sequence[int]
-    ) -> list[int]:
+    def read(self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]) -> list[int]:
         self.reading.set()
         assert self.go.wait(60)
-        return self._source.read(units, out_k, out_v, slots)
+        return self._source.read(units, slab, slots)
 
 
 def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though_the_map_grows(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -271,20 +272,36 @@ def test_a_place_tells_where_a_value_lies_in_the_file(path, database):
     def work(txn: Transaction) -> None:
         for key, value in values.items():
             txn.put("blocks", key, value)
-            assert txn.place("blocks", key) is None  # not in the file yet
+            assert txn.places_of("blocks", [key])[0] is None  # not in the file yet
 
     database.write(work)
     data = (path / "data.mdb").read_bytes()
     with database.read() as txn:
-        places = {key: txn.place("blocks", key) for key in values}
+        places = {key: txn.places_of("blocks", [key])[0] for key in values}
         assert dict(txn.places("blocks", b"", None)) == places
         assert list(txn.places("blocks", block_key(1, 5, 0), block_key(1, 8, 0))) == list(places.items())[5:8]
-        assert txn.place("blocks", block_key(2, 0, 0)) is None
+        assert txn.places_of("blocks", [block_key(2, 0, 0)])[0] is None
     for key, place in places.items():
         if len(values[key]) < 2000:  # among the keys
             assert place is None
         else:
             assert place is not None and data[place.offset : place.offset + place.size] == values[key]
+
+
+def test_places_are_told_without_reading_the_values(path, database):
+    keys = [block_key(1, n, 0) for n in range(300)]
+    database.write(lambda txn: [txn.put("blocks", key, bytes(20_000)) for key in keys])
+    database.close()
+    with open(path / "data.mdb", "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    database = Database.open(path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+    with database.read() as txn:
+        assert all(txn.places_of("blocks", keys))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+    assert after - before < 300  # in units of 512 bytes: pages of keys, and none of those that hold values
+    database.close()
 
 
 def test_a_checked_value_is_refused_when_altered_or_under_another_key(database):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from faulty import FailingSource, SlowSource
 from test_database import hear, other_process, say
-from test_disk_tier import BLOCKS, DIM, HEADS, LAYERS, ROWS, keys_and_values, make, slabs
+from test_disk_tier import BLOCKS, DIM, HEADS, LAYERS, ROWS, keys_and_values, make, new_slab
 
 from memstore.block import BlockKey
 from memstore.catalog import Catalog
@@ -37,12 +37,13 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cat
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record counts as one that the page cache does not hold."""
-    monkeypatch.setattr("memstore.tiers.disk._disk_reads", itertools.count(0, 2).__next__)
+    monkeypatch.setattr("memstore.tiers.asked.disk_reads", itertools.count(0, 2).__next__)
 
 
 def check_right(disk: DiskTier, units: Sequence[BlockKey] = UNITS) -> None:
-    k, v = slabs(len(units))
-    assert disk.read(units, k, v, range(len(units))) == [ROWS] * len(units)
+    slab = new_slab(len(units))
+    k, v = slab.unbind(1)
+    assert disk.read(units, slab, range(len(units))) == [ROWS] * len(units)
     for slot, unit in enumerate(units):
         want_k, want_v = keys_and_values(unit.document, unit.layer, unit.block)
         assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(v[slot], want_v[unit.head])
@@ -89,7 +90,7 @@ def test_a_file_that_ends_within_a_record_is_an_error(memory, cold, monkeypatch)
 
 def test_a_slow_disk_gives_the_right_blocks_and_its_waits_overlap(memory, cold, monkeypatch):
     _, disk = memory
-    monkeypatch.setattr("memstore.tiers.disk._COPIERS", 4)
+    monkeypatch.setattr("memstore.tiers.asked._COPIERS", 4)
     units = [BlockKey(1, layer, block, head) for layer in (0, 1) for block in range(8) for head in range(HEADS)]
     units += [BlockKey(2, layer, block, head) for layer in (0, 1) for block in range(8) for head in range(HEADS)]
 
@@ -105,13 +106,15 @@ def test_a_slow_disk_gives_the_right_blocks_and_its_waits_overlap(memory, cold, 
 
 def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatch):
     _, disk = memory
-    true = Transaction.place
+    true = Transaction.places_of
 
-    def stale(txn: Transaction, table: str, key: bytes) -> Place | None:
-        place = true(txn, table, key)
-        return None if place is None else [Place(place.offset + 4096, place.size), Place(16, 3000)][key[-3] % 2]
+    def stale(txn: Transaction, table: str, keys: Sequence[bytes]) -> list[Place | None]:
+        return [
+            None if place is None else [Place(place.offset + 4096, place.size), Place(16, 3000)][key[-3] % 2]
+            for key, place in zip(keys, true(txn, table, keys))
+        ]
 
-    monkeypatch.setattr(Transaction, "place", stale)
+    monkeypatch.setattr(Transaction, "places_of", stale)
     check_right(disk)
 
 
@@ -120,14 +123,14 @@ def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatc
 def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(memory, monkeypatch, watch, reads):
     catalog, disk = memory
     with catalog.database.read() as txn:
-        place = txn.place("blocks", block_key(1, 4, 1))
+        place = txn.places_of("blocks", [block_key(1, 4, 1)])[0]
         assert place is not None
         end = place.offset + place.size - 1
     file = os.open(catalog.database.path / "data.mdb", os.O_RDWR)
     os.pwrite(file, bytes([os.pread(file, 1, end)[0] ^ 4]), end)  # the last head's payload
     os.close(file)
     monkeypatch.setattr("memstore.tiers.disk._WATCH", watch)
-    monkeypatch.setattr("memstore.tiers.disk._disk_reads", itertools.count(0, reads).__next__)
+    monkeypatch.setattr("memstore.tiers.asked.disk_reads", itertools.count(0, reads).__next__)
     disk = DiskTier(
         catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype="float16", codec="raw"
     )

@@ -30,7 +30,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "mapped":
         monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
     elif request.param == "asked":
-        monkeypatch.setattr("memstore.tiers.disk._disk_reads", itertools.count(0, 2).__next__)
+        monkeypatch.setattr("memstore.tiers.asked.disk_reads", itertools.count(0, 2).__next__)
     return str(request.param)
 
 
@@ -63,9 +63,8 @@ def make(path: Path, codec: str = "zstd", dtype: str = "float16", documents: int
     return catalog, disk
 
 
-def slabs(slots: int, dtype: str = "float16") -> tuple[torch.Tensor, torch.Tensor]:
-    k = torch.full((slots, ROWS, DIM), 9.0, dtype=DTYPES[dtype])
-    return k, k.clone()
+def new_slab(slots: int, dtype: str = "float16") -> torch.Tensor:
+    return torch.full((slots, 2, ROWS, DIM), 9.0, dtype=DTYPES[dtype])
 
 
 @pytest.fixture
@@ -91,8 +90,9 @@ def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, cod
     for count in (0, 1, 5, len(every)):
         units = rng.sample(every, count)
         slots = rng.sample(range(len(every) + 3), count)
-        k, v = slabs(len(every) + 3, dtype)
-        lengths = source.read(units, k, v, slots)
+        slab = new_slab(len(every) + 3, dtype)
+        k, v = slab.unbind(1)
+        lengths = source.read(units, slab, slots)
         for unit, slot, length in zip(units, slots, lengths, strict=True):
             want_k, want_v = keys_and_values(unit.document, unit.layer, unit.block, dtype)
             assert length == (1 if unit.block == BLOCKS - 1 else ROWS)
@@ -107,11 +107,36 @@ def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, cod
     catalog.close()
 
 
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.parametrize("layout", ["in a row", "a gap between records", "turned round", "a record twice"])
+def test_whole_records_land_right_however_their_slots_lie(tmp_path, codec, layout, way):
+    catalog, disk = make(tmp_path / "memory", codec)
+    blocks = [7, 2, 2 if layout == "a record twice" else 300, BLOCKS - 1, 0]  # the last but one is short
+    want = keys_and_values(1, 0, 300)
+    catalog.database.write(lambda txn: disk.write(txn, 1, 300, 0, *want, ROWS))  # with a longer header
+    units = [BlockKey(1, 0, block, head) for block in blocks for head in range(HEADS)]
+    slots = list(range(len(units)))
+    if layout == "a gap between records":
+        slots = [slot + slot // HEADS for slot in slots]
+    elif layout == "turned round":
+        slots.reverse()
+    slab = new_slab(len(units) + len(blocks))
+    lengths = disk.read(units, slab, slots)
+    for unit, slot, length in zip(units, slots, lengths, strict=True):
+        k, v = keys_and_values(1, 0, unit.block)
+        assert length == (1 if unit.block == BLOCKS - 1 else ROWS)
+        assert torch.equal(slab[slot, 0, :length], k[unit.head, :length])
+        assert torch.equal(slab[slot, 1, :length], v[unit.head, :length])
+    assert bool((slab[sorted(set(range(len(slab))) - set(slots))] == 9).all())
+    catalog.close()
+
+
 def test_one_unit_may_be_read_into_two_slots(memory, way):
     _, disk = memory
-    k, v = slabs(2)
+    slab = new_slab(2)
+    k, v = slab.unbind(1)
     unit = BlockKey(1, 1, 3, 2)
-    assert disk.read([unit, unit], k, v, [0, 1]) == [ROWS, ROWS]
+    assert disk.read([unit, unit], slab, [0, 1]) == [ROWS, ROWS]
     assert torch.equal(k[0], k[1]) and torch.equal(v[0], keys_and_values(1, 1, 3)[1][2])
 
 
@@ -131,9 +156,10 @@ def test_what_the_page_cache_dropped_comes_from_the_disk_bit_for_bit(tmp_path):
             BlockKey(rng.randint(1, 8), rng.randrange(LAYERS), rng.randrange(BLOCKS - 1), rng.randrange(HEADS))
             for _ in range(count)
         ]
-        k, v = slabs(count)
+        slab = new_slab(count)
+        k, v = slab.unbind(1)
         with catalog.database.read() if count == 20 else nullcontext():  # also inside a transaction
-            assert disk.read(units, k, v, range(count)) == [ROWS] * count
+            assert disk.read(units, slab, range(count)) == [ROWS] * count
         for slot, unit in enumerate(units):
             want_k, want_v = keys_and_values(unit.document, unit.layer, unit.block)
             assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(v[slot], want_v[unit.head])
@@ -144,11 +170,12 @@ def test_what_the_page_cache_dropped_comes_from_the_disk_bit_for_bit(tmp_path):
 def test_uncommitted_records_are_read_inside_their_transaction(memory, way):
     catalog, disk = memory
     want_k, want_v = keys_and_values(2, 0, 300)
-    k, v = slabs(2)
+    slab = new_slab(2)
+    k, v = slab.unbind(1)
 
     def work(txn: Transaction) -> None:
         disk.write(txn, 2, 300, 0, want_k, want_v, ROWS)
-        disk.read([BlockKey(2, 0, 300, 1), BlockKey(1, 0, 2, 1)], k, v, [0, 1])
+        disk.read([BlockKey(2, 0, 300, 1), BlockKey(1, 0, 2, 1)], slab, [0, 1])
 
     catalog.database.write(work)
     assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(1, 0, 2)[1][1])
@@ -157,19 +184,21 @@ def test_uncommitted_records_are_read_inside_their_transaction(memory, way):
 def test_a_batch_that_needed_the_disk_has_it_asked_in_advance_for_the_next_ones(tmp_path, monkeypatch):
     asked: list[int] = []
     reads = iter(range(0))
-    monkeypatch.setattr("memstore.tiers.disk.ask", lambda file, pieces: asked.append(len(pieces)))
-    monkeypatch.setattr("memstore.tiers.disk._disk_reads", lambda: next(reads, 0))
+    monkeypatch.setattr("memstore.tiers.asked.ask", lambda file, pieces: asked.append(len(pieces)))
+    monkeypatch.setattr("memstore.tiers.asked.disk_reads", lambda: next(reads, 0))
     monkeypatch.setattr("memstore.tiers.disk._WATCH", 3)
     monkeypatch.setattr("memstore.tiers.disk._SLOW", -1.0)
+    monkeypatch.setattr("memstore.tiers.disk._FEW", 1)
+    monkeypatch.setattr("memstore.tiers.disk._FEW_BYTES", 0)
     catalog, disk = make(tmp_path / "memory")
-    k, v = slabs(3)
+    slab = new_slab(3)
     units = [BlockKey(1, 0, block, 0) for block in range(3)]
 
     def batches_asked_for(count: int) -> list[bool]:
         before = []
         for _ in range(count):
             asked.clear()
-            disk.read(units, k, v, range(3))
+            disk.read(units, slab, range(3))
             before.append(bool(asked))
         return before
 
@@ -181,8 +210,9 @@ def test_a_batch_that_needed_the_disk_has_it_asked_in_advance_for_the_next_ones(
 
 def test_what_was_read_outlives_the_transaction_and_later_writes(memory):
     catalog, disk = memory
-    k, v = slabs(1)
-    disk.read([BlockKey(1, 1, 3, 2)], k, v, [0])
+    slab = new_slab(1)
+    k, v = slab.unbind(1)
+    disk.read([BlockKey(1, 1, 3, 2)], slab, [0])
     catalog.database.write(lambda txn: catalog.delete_document(txn, 1))
     noise = torch.zeros(HEADS, ROWS, DIM, dtype=torch.float16)
     for block in range(50):
@@ -200,19 +230,19 @@ def test_a_block_is_read_whole(memory):
 
 def test_a_forgotten_or_unknown_document_is_not_found(memory, way):
     catalog, disk = memory
-    k, v = slabs(2)
+    slab = new_slab(2)
     catalog.database.write(lambda txn: catalog.delete_document(txn, 1))
     for document in (1, 77, -1, -5):
         with pytest.raises(DocumentNotFound, match=f"document {document} "):
-            disk.read([BlockKey(2, 0, 0, 0), BlockKey(document, 0, 0, 0)], k, v, [0, 1])
+            disk.read([BlockKey(2, 0, 0, 0), BlockKey(document, 0, 0, 0)], slab, [0, 1])
 
 
 def test_a_missing_record_of_a_document_is_damage(memory, way):
     catalog, disk = memory
     catalog.database.write(lambda txn: txn.delete("blocks", block_key(1, 4, 1)))
-    k, v = slabs(1)
+    slab = new_slab(1)
     with pytest.raises(CorruptBlock, match="document 1, block 4, layer 1"):
-        disk.read([BlockKey(1, 1, 4, 0)], k, v, [0])
+        disk.read([BlockKey(1, 1, 4, 0)], slab, [0])
     with catalog.database.read() as txn, pytest.raises(CorruptBlock):
         disk.read_block(txn, 1, 99, 0)
 
@@ -226,9 +256,9 @@ def test_a_record_moved_to_another_key_is_refused(memory, way):
         disk.write_record(txn, 1, 5, 1, record)
 
     catalog.database.write(swap)
-    k, v = slabs(1)
+    slab = new_slab(1)
     with pytest.raises(CorruptBlock, match=r"block 5, layer 1 is damaged .*the record of document 1, block 4, layer 1"):
-        disk.read([BlockKey(1, 1, 5, 0)], k, v, [0])
+        disk.read([BlockKey(1, 1, 5, 0)], slab, [0])
 
 
 def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
@@ -255,9 +285,10 @@ def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
         for block in range(BLOCKS):
             for layer in range(LAYERS):
                 for head in range(HEADS):
-                    k, v = slabs(1)
+                    slab = new_slab(1)
+                    k, v = slab.unbind(1)
                     try:
-                        (length,) = again.read([BlockKey(1, layer, block, head)], k, v, [0])
+                        (length,) = again.read([BlockKey(1, layer, block, head)], slab, [0])
                     except CorruptBlock as error:
                         assert f"document 1, block {block}, layer {layer}" in str(error)
                         failed += 1
@@ -300,8 +331,8 @@ def test_blocks_and_layers_are_deleted_and_their_bytes_counted(memory):
     assert there() == ({key for key in keys if key[0] < 10}, left - freed)
     database.write(lambda txn: disk.delete_document(txn, 1))
     assert there() == (set(), 0)
-    k, v = slabs(1)
-    disk.read([BlockKey(2, 1, 11, 0)], k, v, [0])
+    slab = new_slab(1)
+    disk.read([BlockKey(2, 1, 11, 0)], slab, [0])
 
 
 def test_a_memory_may_hold_records_of_several_codecs(memory, way):
@@ -311,8 +342,9 @@ def test_a_memory_may_hold_records_of_several_codecs(memory, way):
     )
     want_k, want_v = keys_and_values(9, 9, 9)
     catalog.database.write(lambda txn: other.write(txn, 2, 50, 0, want_k, want_v, ROWS))
-    k, v = slabs(2)
-    disk.read([BlockKey(2, 0, 50, 1), BlockKey(2, 0, 1, 1)], k, v, [0, 1])
+    slab = new_slab(2)
+    k, v = slab.unbind(1)
+    disk.read([BlockKey(2, 0, 50, 1), BlockKey(2, 0, 1, 1)], slab, [0, 1])
     assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(2, 0, 1)[1][1])
     with pytest.raises(InvalidConfig, match="lz9"):
         DiskTier(catalog.database, num_kv_heads=1, block_size=1, head_dim=1, kv_dtype="float16", codec="lz9")
@@ -329,8 +361,9 @@ def test_threads_read_while_a_document_is_written(memory, way):
                 units = [
                     BlockKey(1, rng.randrange(2), rng.randrange(BLOCKS - 1), rng.randrange(HEADS)) for _ in range(8)
                 ]
-                k, v = slabs(8)
-                disk.read(units, k, v, range(8))
+                slab = new_slab(8)
+                k, v = slab.unbind(1)
+                disk.read(units, slab, range(8))
                 for slot, unit in enumerate(units):
                     want_k, want_v = keys_and_values(1, unit.layer, unit.block)
                     assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(v[slot], want_v[unit.head])
@@ -350,13 +383,13 @@ def test_threads_read_while_a_document_is_written(memory, way):
 
 def test_reads_are_counted_by_layer(memory):
     _, disk = memory
-    k, v = slabs(3)
-    disk.read([BlockKey(1, 0, 0, 0), BlockKey(1, 1, 0, 0), BlockKey(1, 1, 0, 1)], k, v, [0, 1, 2])
+    slab = new_slab(3)
+    disk.read([BlockKey(1, 0, 0, 0), BlockKey(1, 1, 0, 0), BlockKey(1, 1, 0, 1)], slab, [0, 1, 2])
     before = disk.stats.snapshot()
     assert (before.hits, before.misses, before.evictions) == (3, 0, 0)
     assert before.bytes == 3 * 2 * ROWS * DIM * 2 and before.seconds > 0
     assert {layer: stats.hits for layer, stats in disk.stats.layers().items()} == {0: 1, 1: 2}
-    disk.read([BlockKey(1, 1, 5, 0)], k, v, [0])
+    disk.read([BlockKey(1, 1, 5, 0)], slab, [0])
     assert disk.stats.snapshot().difference(before).hits == 1
     assert disk.stats.snapshot().difference(before).bytes == 2 * ROWS * DIM * 2
 
@@ -379,7 +412,7 @@ def test_counts_add_up_over_layers_and_threads():
 
 def test_a_lease_is_given_back_once():
     given_back = []
-    k, v = slabs(1)
+    k, v = new_slab(1).unbind(1)
     slots, lengths, missed = torch.tensor([0]), torch.tensor([ROWS]), torch.tensor([True])
     with Lease(slots, lengths, missed, k, v, lambda: given_back.append("slot 0")) as lease:
         assert not given_back

@@ -88,7 +88,7 @@ class Step:
             return torch.randint(low, high, shape, generator=generator).to(DEVICE)
 
         choice = (batch, heads, 1 if shared else rows, chosen)
-        keys, values = normal(slots, size, dim), normal(slots, size, dim)
+        keys, values = normal(slots, 2, size, dim).unbind(1)  # as a tier's slab has them
         lengths = whole(1, size + 1, slots) if short else torch.full((slots,), size, device=DEVICE)
         behind = torch.arange(size, device=DEVICE) >= lengths[:, None]
         keys[behind] = values[behind] = 0

@@ -261,11 +261,9 @@ class Slow:
     def __init__(self, source: UnitSource) -> None:
         self._source = source
 
-    def read(
-        self, units: Sequence[BlockKey], out_k: torch.Tensor, out_v: torch.Tensor, slots: Sequence[int]
-    ) -> list[int]:
+    def read(self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]) -> list[int]:
         time.sleep(0.002)
-        return self._source.read(units, out_k, out_v, slots)
+        return self._source.read(units, slab, slots)
 
 
 def states(model: LandmarkModel, path: Path, budget: int, prefetch: str, **lookup: object) -> torch.Tensor:

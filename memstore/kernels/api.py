@@ -87,7 +87,8 @@ def memory_attention(
     """Add the retrieved blocks to a chunk's local attention (docs/method.md sections 2 to 4).
 
     q: [R, B, H, T, D], the scaled queries under R rotations: one a slot position, or one for all old blocks.
-    keys, values: [S, block_size, D] contiguous slabs of unit slots, in any float dtype; lengths: [S] int64, valid content tokens of a slot.
+    keys, values: [S, block_size, D] slabs of unit slots, in any float dtype, each slot contiguous; lengths: [S] int64, valid
+        content tokens of a slot.
     slots: [B, H, T or 1, K] int64 slot of each selected unit, -1 for none; a 1 shares the selection among all rows.
     rotations: like slots, the index into q's first axis under which that unit is scored.
     landmark_scores: [B, H, T, K] float, log-mass of each unit before the softmax over units; ignored where slots is -1.

@@ -36,10 +36,10 @@ def _shares(logits, present, inside, gate, lse, GATED: tl.constexpr, AXIS: tl.co
 
 
 @triton.jit
-def _unit_k(k, steps, zeros, slot, length, token, channel, L, D, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A unit's keys [BLOCK_L, BLOCK_D], zeros behind its length; of codes, what they stand for."""
+def _unit_k(k, steps, zeros, slot, apart, length, token, channel, L, D, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A unit's keys [BLOCK_L, BLOCK_D], zeros behind its length; of codes, what they stand for. Slots are `apart`."""
     inside = (token < length)[:, None] & (channel < D)[None, :]
-    tile = tl.load(k + slot * L * D + token[:, None] * D + channel[None, :], mask=inside, other=0)
+    tile = tl.load(k + slot * apart + token[:, None] * D + channel[None, :], mask=inside, other=0)
     if BITS > 0:
         if BITS == 4:
             tile = tile.to(tl.int8, bitcast=True) << 4 >> 4
@@ -50,10 +50,10 @@ def _unit_k(k, steps, zeros, slot, length, token, channel, L, D, BITS: tl.conste
 
 
 @triton.jit
-def _unit_v(v, steps, zeros, slot, length, token, channel, L, D, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _unit_v(v, steps, zeros, slot, apart, length, token, channel, L, D, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
     """The same of a unit's values."""
     inside = (token < length)[:, None] & (channel < D)[None, :]
-    tile = tl.load(v + slot * L * D + token[:, None] * D + channel[None, :], mask=inside, other=0)
+    tile = tl.load(v + slot * apart + token[:, None] * D + channel[None, :], mask=inside, other=0)
     if BITS > 0:
         if BITS == 4:
             tile = tile.to(tl.int8, bitcast=True) >> 4
@@ -67,7 +67,7 @@ def _unit_v(v, steps, zeros, slot, length, token, channel, L, D, BITS: tl.conste
 @triton.jit
 def _rows_kernel(  # type: ignore[no-untyped-def]
     q, k, v, k_steps, k_zeros, v_steps, v_zeros, lengths, slots, rotations, scores, local, gates, lses, out, mass,
-    H, T, K, L, D, units,
+    H, T, K, L, D, units, k_apart, v_apart,
     q_r, q_b, q_h, q_t, s_b, s_h, s_t, s_k, r_b, r_h, r_t, r_k, m_b, m_h, m_t, m_k,
     GATED: tl.constexpr, MASS: tl.constexpr, BITS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -95,15 +95,15 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
             slot, turn = tl.load(slots + i * s_k), tl.load(rotations + i * r_k)
             length = tl.load(lengths + slot)
             query = tl.load(q + turn * q_r + channel, mask=channel < D, other=0.0).to(tl.float32)
-            tile = _unit_k(k, k_steps, k_zeros, slot, length, token, channel, L, D, BITS)
+            tile = _unit_k(k, k_steps, k_zeros, slot, k_apart, length, token, channel, L, D, BITS)
             if BITS == 0:  # on its way while the scores are made; decoding takes too many registers for that
-                value = _unit_v(v, v_steps, v_zeros, slot, length, token, channel, L, D, BITS)
+                value = _unit_v(v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS)
             s = tl.sum(tile.to(tl.float32) * query[None, :], 1)
             s = tl.where(token < length, s, tl.where(token < L, _NEG, float("-inf")))
             p = tl.exp(s - tl.max(s, 0))
             p *= weight / tl.sum(p, 0)
             if BITS != 0:
-                value = _unit_v(v, v_steps, v_zeros, slot, length, token, channel, L, D, BITS)
+                value = _unit_v(v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS)
             acc += tl.sum(p[:, None] * value.to(tl.float32), 0)
     rows = tl.num_programs(0).to(tl.int64)
     tl.store(out + (split * rows + row) * D + channel, acc.to(out.dtype.element_ty), mask=channel < D)
@@ -112,7 +112,7 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
 @triton.jit
 def _shared_kernel(  # type: ignore[no-untyped-def]
     q, k, v, k_steps, k_zeros, v_steps, v_zeros, lengths, slots, rotations, scores, local, gates, lses, out, mass,
-    H, T, K, L, D, units,
+    H, T, K, L, D, units, k_apart, v_apart,
     q_r, q_b, q_h, q_t, s_b, s_h, s_k, r_b, r_h, r_k, m_b, m_h, m_t, m_k,
     GATED: tl.constexpr, MASS: tl.constexpr, BITS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -153,12 +153,12 @@ def _shared_kernel(  # type: ignore[no-untyped-def]
             slot, turn = tl.load(slots + i * s_k), tl.load(rotations + i * r_k)
             length = tl.load(lengths + slot)
             query = tl.load(q + turn * q_r + t[:, None] * q_t + channel[None, :], mask=content, other=0.0)
-            tile = _unit_k(k, k_steps, k_zeros, slot, length, token, channel, L, D, BITS).to(query.dtype)
+            tile = _unit_k(k, k_steps, k_zeros, slot, k_apart, length, token, channel, L, D, BITS).to(query.dtype)
             s = tl.dot(query, tl.trans(tile), input_precision="ieee")
             s = tl.where((token < length)[None, :], s, tl.where(token < L, _NEG, float("-inf"))[None, :])
             p = tl.exp(s - tl.max(s, 1)[:, None])
             p *= (weight / tl.sum(p, 1))[:, None]
-            tile = _unit_v(v, v_steps, v_zeros, slot, length, token, channel, L, D, BITS).to(query.dtype)
+            tile = _unit_v(v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS).to(query.dtype)
             acc = tl.dot(p.to(query.dtype), tile, acc, input_precision="ieee")
     out += split * tl.num_programs(1).to(tl.int64) * T * D
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=content)
@@ -208,8 +208,8 @@ def memory_attention(
     arguments: list[Any] = [
         q, keys, values, coded.k_steps, coded.k_zeros, coded.v_steps, coded.v_zeros, lengths, slots, rotations,
         landmark_scores, local.output.contiguous(), local.gate.contiguous(), local.lse.contiguous(), into,
-        output if mass is None else mass, heads, rows, k, keys.shape[1], dim, units, *q.stride()[:4],
-        *tables[0].stride(), *tables[1].stride(), *landmark_scores.stride(),
+        output if mass is None else mass, heads, rows, k, keys.shape[1], dim, units, keys.stride(0), values.stride(0),
+        *q.stride()[:4], *tables[0].stride(), *tables[1].stride(), *landmark_scores.stride(),
     ]  # fmt: skip
     settings: dict[str, Any] = {"GATED": gated, "MASS": return_mass, "BITS": bits, **sizes}
     if alike:

@@ -13,10 +13,10 @@ from memstore.block import BlockKey
 class UnitSource(Protocol):
     """What an upper tier reads its misses from."""
 
-    def read(self, units: Sequence[BlockKey], out_k: Tensor, out_v: Tensor, slots: Sequence[int]) -> list[int]:
-        """Fill slot `slots[i]` of both slabs with unit `units[i]`; return each unit's valid content tokens.
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
+        """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content tokens.
 
-        out_k, out_v: slabs [S, block_size, head_dim] in the KV dtype, of a CPU tier for the disk below it. Rows of a
+        slab: [S, 2, block_size, head_dim] in the KV dtype, K before V, of a CPU tier for the disk below it. Rows of a
         slot at and after the returned length are zero. Units may come in any order; no two may name one slot. When an
         error is raised, the named slots hold nothing of use.
 
@@ -30,8 +30,8 @@ class Lease:
     """Slots that hold the requested units and are not evicted until `release` (or the end of the `with` block).
 
     slots, lengths: int64 [n], aligned with the requested units; missed: bool [n], units that this lease
-    read from the tier below; k, v: slabs [S, block_size, head_dim] to index with slots; a unit's rows at and after its
-    length are zero. The slabs may be on a device; slots, lengths and missed are on the CPU.
+    read from the tier below; k, v: slabs [S, block_size, head_dim] to index with slots, views of one in which K and V of
+    a slot are neighbours; a unit's rows at and after its length are zero. The slabs may be on a device; slots, lengths and missed are on the CPU.
     """
 
     slots: Tensor

@@ -14,7 +14,7 @@ from memstore.tiers.slab import SlabTier
 class NoSource:
     """Below a memory without a directory: nothing was ever stored."""
 
-    def read(self, units: Sequence[BlockKey], out_k: Tensor, out_v: Tensor, slots: Sequence[int]) -> list[int]:
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         raise DocumentNotFound(
             f"document {units[0].document} is not in this memory, which holds only its sessions' own blocks"
         )
@@ -37,8 +37,8 @@ class HostTier(SlabTier):
             pin_memory=torch.cuda.is_available(),
         )  # fmt: skip
 
-    def read(self, units: Sequence[BlockKey], out_k: Tensor, out_v: Tensor, slots: Sequence[int]) -> list[int]:
-        """Copy units into slots of the slabs of a tier above (see UnitSource), in groups that fit in this one.
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
+        """Copy units into slots of the slab of a tier above (see UnitSource), in groups that fit in this one.
 
         Raises BudgetExceeded if not even one unit fits, and what `lease` raises.
         """
@@ -55,8 +55,7 @@ class HostTier(SlabTier):
                 group = (end - start) // 2  # much is pinned
                 continue
             with lease:
-                to = torch.tensor(slots[start:end], device=out_k.device)
-                out_k[to] = lease.k[lease.slots].to(out_k.device)
-                out_v[to] = lease.v[lease.slots].to(out_v.device)
+                to = torch.tensor(slots[start:end], device=slab.device)
+                slab.index_copy_(0, to, self.slab.index_select(0, lease.slots).to(slab.device))
                 lengths += lease.lengths.tolist()
         return lengths

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,9 +30,9 @@ _PATIENCE = 60.0  # seconds that a lookup waits for slots which other threads us
 class SlabTier:
     """Slots for units.
 
-    k, v: slabs [S, block_size, head_dim] in the KV dtype; lengths: int64 [S], valid content tokens of the unit in a
-    slot. S is what the budget admits; pages of the slabs that were never written cost no main memory. Safe for several
-    threads.
+    slab: [S, 2, block_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves, [S, block_size,
+    head_dim]; lengths: int64 [S], valid content tokens of the unit in a slot. S is what the budget admits; pages of the
+    slab that were never written cost no main memory. Safe for several threads.
     """
 
     name = "slab"
@@ -61,10 +62,15 @@ class SlabTier:
                 f"one takes {self.unit_bytes} bytes, so raise the budget"
             )
         try:
-            shape = (self.capacity, block_size, head_dim)
-            self.k, self.v = (torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory) for _ in range(2))
+            shape = (self.capacity, 2, block_size, head_dim)
+            if pin_memory or torch.device(device).type != "cpu":
+                self.slab = torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
+            else:  # NumPy asks for huge pages, whose first use takes a third of the time
+                size = self.capacity * self.unit_bytes
+                self.slab = torch.from_numpy(np.empty(size, dtype=np.uint8)).view(dtype).view(shape)
+            self.k, self.v = self.slab.unbind(1)
             self.lengths = torch.zeros(self.capacity, dtype=torch.int64, device=device)
-        except RuntimeError as error:  # torch has no error of its own for this on the CPU
+        except (RuntimeError, MemoryError) as error:  # torch has no error of its own for this
             raise BudgetExceeded(
                 f"the machine refuses a {self.name} budget of {budget_bytes} bytes; lower the budget"
             ) from error
@@ -228,8 +234,9 @@ class SlabTier:
             else:
                 slot = self._fresh
                 self._fresh += 1
-            self._units[slot] = unit
             taken.append(slot)
+        taken.sort()  # neighbours in a record go to neighbouring slots, if any are: the source copies them as one
+        self._units.update(zip(taken, units))
         return taken
 
     def _blocked(self, unit: BlockKey) -> bool:
@@ -246,7 +253,7 @@ class SlabTier:
         lengths: list[int] | None = None
         slots = list(missing.values())
         try:
-            lengths = self.source.read(list(missing), self.k, self.v, slots)
+            lengths = self.source.read(list(missing), self.slab, slots)
         finally:
             with self._lock:
                 wanted = {unit: slot for unit, slot in missing.items() if self._arriving.get(unit) == slot}
@@ -342,8 +349,9 @@ class SlabTier:
                 )
             taken = self._take(units, cached=False)
             slots = torch.tensor(taken, dtype=torch.int64)
-            self.k[slots] = k.reshape(-1, *self.k.shape[1:])
-            self.v[slots] = v.reshape(-1, *self.v.shape[1:])
+            where = slice(taken[0], taken[-1] + 1) if n and taken[-1] - taken[0] == len(taken) - 1 else slots
+            self.k[where] = k.reshape(-1, *self.k.shape[1:])
+            self.v[where] = v.reshape(-1, *self.v.shape[1:])
             self.lengths[slots] = block_size
             if last_length is not None and n:
                 self.lengths[slots[-heads:]] = last_length
