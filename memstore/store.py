@@ -687,10 +687,16 @@ class MemoryStore:
                 for number, loaded in list(self._loaded.items()):
                     if rows.get(number) != loaded and number not in self._writers:
                         self._unload(number)
-                for number, row in rows.items():
-                    if row.state == "ready" and number not in self._loaded and number not in self._writers:
-                        self._load(txn, row)
-                        self._loaded[number] = row
+                new = [
+                    row for number, row in rows.items()
+                    if row.state == "ready" and number not in self._loaded and number not in self._writers
+                ]  # fmt: skip
+                if len(new) > 1:
+                    for layer in self.signature.memory_layers:
+                        self._index.reserve(layer, sum(row.blocks for row in new))
+                for row in new:
+                    self._load(txn, row)
+                    self._loaded[row.id] = row
             self._rows = rows
             self._seen = last
 

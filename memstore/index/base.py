@@ -37,6 +37,9 @@ class LandmarkIndex(Protocol):
     def add(self, document: int, layer: int, first_block: int, keys: Tensor) -> None:
         """Append keys [n, Hkv, D] of blocks first_block ..; they must follow the blocks the document already has."""
 
+    def reserve(self, layer: int, keys: int) -> None:
+        """Make room for that many more keys of every KV head, so that adding them in pieces moves nothing."""
+
     def remove(self, document: int) -> None:
         """Drop every key of a document; an unknown one is no error."""
 

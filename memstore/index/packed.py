@@ -1,9 +1,11 @@
 """Exact search: all landmark keys of a layer in one tensor, one product for all KV heads."""
 
+import math
 import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,19 +32,24 @@ class Layer:
         self.rows.append(document, first_block, n)  # raises before anything is written
         start = self.rows.end - n
         if self.rows.end > self.keys.shape[1]:
-            self._grow(start)
+            holes = 2 * self.rows.live < self.rows.end
+            self._move(start, (self.rows.live if holes else self.rows.end) * 3 // 2 + 64, holes)
             start = self.rows.end - n
         self.keys[:, start : start + n] = keys.transpose(0, 1)
         if self.scan is not None:
             self.scan[:, start : start + n] = self.keys[:, start : start + n]
 
-    def _grow(self, written: int) -> None:
-        """Move into new tensors, unnoticed by a thread that searches the old ones; many holes are left out."""
+    def reserve(self, n: int) -> None:
+        """Make room for n more keys at once."""
+        if self.rows.end + n > self.keys.shape[1]:
+            self._move(self.rows.end, self.rows.end + n, False)
+
+    def _move(self, written: int, room: int, holes: bool) -> None:
+        """Move into new tensors, unnoticed by a thread that searches the old ones; with `holes`, those are left out."""
         old, rows = self.keys, self.rows
         n = rows.end - written
-        moved, holes = Rows(), 2 * rows.live < rows.end
-        room = (rows.live + rows.live // 2 if holes else rows.end + rows.end // 2) + 64
-        self.keys = old.new_empty(old.shape[0], room, old.shape[2])
+        moved = Rows()
+        self.keys = _empty((old.shape[0], room, old.shape[2]), old.dtype, old.device)
         if not holes:
             self.keys[:, :written] = old[:, :written]
         else:
@@ -93,6 +100,11 @@ class PackedIndex:
                 packed = self._layers[layer] = self._empty()
             packed.add(document, first_block, keys)
             packed.scopes.clear()
+
+    def reserve(self, layer: int, keys: int) -> None:
+        """Make room for that many more keys, so that adding them in pieces moves nothing."""
+        with self._lock:
+            self._layers.setdefault(layer, self._empty()).reserve(keys)
 
     def remove(self, document: int) -> None:
         self._keep(document, 0, 0)
@@ -209,6 +221,14 @@ class PackedIndex:
             packed = self._layers.get(layer) or self._empty()
             ranges = packed.scopes.get(scope, lambda: packed.rows.ranges(layer, scope))
             return Layer(packed.keys, packed.scan, packed.rows), ranges
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised tensor; on the CPU by way of NumPy, which asks for huge pages: their first use is cheaper."""
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.empty(size, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def gather(keys: Tensor, ranges: Ranges, candidates: Tensor) -> Tensor:
