@@ -502,6 +502,8 @@ def opening(data: Data, options: argparse.Namespace) -> dict[str, Any]:
         index = make("auto", any_keys)
         assert isinstance(index, FaissIndex)
         at = 0
+        for layer in layers:
+            index.reserve(layer, size)
         for document, length in enumerate(lengths, 1):
             for layer in layers:
                 index.add(document, layer, 0, data.keys[layer][at : at + length])
