@@ -2,10 +2,10 @@
 
 Which implementation runs, memstore.kernels.dispatch says.
 
-A layer step runs `local_attention` first, because the gate must be known before anything is searched; `landmark_topk` for the rows
-whose gate is open; and `memory_attention`, which adds the retrieved blocks to the local result (softmax parts merge exactly, so the
-chunk is never scored twice). Training reads whole windows by `grouped_softmax_attention`. Queries arrive scaled by
-1/sqrt(D) and rotated; nothing here knows positions, documents or tiers.
+A layer step runs `local_attention` first, because the gate must be known before anything is searched; `landmark_topk`
+for the rows whose gate is open; and `memory_attention`, which adds the retrieved blocks to the local result (softmax
+parts merge exactly, so the chunk is never scored twice). Training reads whole windows by `grouped_softmax_attention`.
+Queries arrive scaled by 1/sqrt(D) and rotated; nothing here knows positions, documents or tiers.
 """
 
 from collections.abc import Sequence
@@ -38,11 +38,13 @@ def local_attention(
     """Grouped softmax of the last T positions of a run of blocks over that run (docs/method.md sections 2 and 3).
 
     q: [B, H, T, D] rotated and scaled; the rows are the last T of the S positions.
-    k, v: [B, Hkv, S, D]; position s is the landmark of its block where s % (block_size + 1) == block_size; a partial last block
-        has none. H is a multiple of Hkv.
+    k, v: [B, Hkv, S, D]; position s is the landmark of its block where s % (block_size + 1) == block_size; a partial
+        last block has none. H is a multiple of Hkv.
     k_cmt: [Hkv, D], the context miss token's key rotated to position -1; None for a model without one.
-    controlled: [B, S // (block_size + 1)] bool, blocks that share the gate's mass (training); None = all free (inference).
-    last_length: content tokens of the last block that are real, the rest being padding (a document's closed last block).
+    controlled: [B, S // (block_size + 1)] bool, blocks that share the gate's mass (training); None = all free
+        (inference).
+    last_length: content tokens of the last block that are real, the rest being padding (a document's closed last
+        block).
     """
     return reference.local_attention(q, k, v, block_size, k_cmt=k_cmt, controlled=controlled, last_length=last_length)
 
@@ -60,7 +62,8 @@ def landmark_topk(
 
     q: [H, T, D] rotated and scaled. landmarks: [Hkv, N, D], each query head scores its KV head's keys.
     ranges: (start, end) rows, oldest first, disjoint. Ties go to the newer row (later in `ranges`).
-    kv_heads: the KV heads whose rows are wanted (None = all): the keys of the others are not read, and their rows find nothing.
+    kv_heads: the KV heads whose rows are wanted (None = all): the keys of the others are not read, and their rows find
+        nothing.
     Returns TopK with exactly top_k columns, best first, scores in float32.
     """
     if top_k <= _MOST_IN_REGISTERS and use_triton(q, landmarks):
@@ -87,13 +90,13 @@ def memory_attention(
     """Add the retrieved blocks to a chunk's local attention (docs/method.md sections 2 to 4).
 
     q: [R, B, H, T, D], the scaled queries under R rotations: one a slot position, or one for all old blocks.
-    keys, values: [S, block_size, D] slabs of unit slots, in any float dtype, each slot contiguous; lengths: [S] int64, valid
-        content tokens of a slot.
+    keys, values: [S, block_size, D] slabs of unit slots, in any float dtype, each slot contiguous; lengths: [S] int64,
+        valid content tokens of a slot.
     slots: [B, H, T or 1, K] int64 slot of each selected unit, -1 for none; a 1 shares the selection among all rows.
     rotations: like slots, the index into q's first axis under which that unit is scored.
     landmark_scores: [B, H, T, K] float, log-mass of each unit before the softmax over units; ignored where slots is -1.
-    local: what `local_attention` gave for the same rows; with `gated` its gate is the memory's mass (0 closes a row; rows with no
-        unit keep their missing mass); without, memory and chunk share one softmax through `local.lse`.
+    local: what `local_attention` gave for the same rows; with `gated` its gate is the memory's mass (0 closes a row;
+        rows with no unit keep their missing mass); without, memory and chunk share one softmax through `local.lse`.
     scales: of slabs that hold codes instead of numbers (memstore.kernels.quantised); None for slabs of numbers.
     Returns output [B, H, T, D] and, if asked, the attention mass of each unit [B, H, T, K] (else None).
     """

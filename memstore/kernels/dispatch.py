@@ -1,7 +1,7 @@
 """Which implementation runs: Triton for tensors on a CUDA device where Triton is installed, torch otherwise.
 
-The environment variable MEMSTORE_KERNELS, read once, overrides that: `reference` never uses Triton; `triton` always does,
-which for tensors on the CPU needs Triton's interpreter (TRITON_INTERPRET=1) and is there for tests.
+The environment variable MEMSTORE_KERNELS, read once, overrides that: `reference` never uses Triton; `triton` always
+does, which for tensors on the CPU needs Triton's interpreter (TRITON_INTERPRET=1) and is there for tests.
 """
 
 import logging

@@ -1,4 +1,5 @@
-"""Grouped-softmax attention in plain torch, in the adjusted-logit form of docs/method.md: any dtype, differentiable by autograd.
+"""Grouped-softmax attention in plain torch, in the adjusted-logit form of docs/method.md: any dtype, differentiable by
+autograd.
 
 Softmaxes and logsumexps run in float32 at least, whatever the input dtype; float64 stays float64.
 """
@@ -44,7 +45,8 @@ def weighted(weights: Tensor, v: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _grid(first_block: int, num_blocks: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`_visibility` of every position from first_block on. Cached, because every step asks for it: do not write to it."""
+    """`_visibility` of every position from first_block on. Cached, because every step asks for it: do not write to it.
+    """
     b = block_size + 1
     query = torch.arange(first_block * b, num_blocks * b, device=device)
     block = torch.arange(num_blocks, device=device)
@@ -56,7 +58,9 @@ def _grid(first_block: int, num_blocks: int, block_size: int, device: torch.devi
 
 
 def _visibility(rows: int, positions: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For the last `rows` of `positions`: earlier[T, nb] complete blocks before the row's own; hidden[T, nb, l] content."""
+    """For the last `rows` of `positions`: earlier[T, nb] complete blocks before the row's own; hidden[T, nb, l]
+    content.
+    """
     first_block, start = divmod(positions - rows, block_size + 1)
     earlier, hidden = _grid(first_block, -(-positions // (block_size + 1)), block_size, device)
     return earlier[start : start + rows], hidden[start : start + rows]
@@ -71,8 +75,8 @@ def adjusted_logits(
     last_length: int | None = None,
     negatives: Negatives | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Adjusted logits over content [B, H, T, nb, l]; with a CMT its score c and its own logit (both [B, H, T]); and those
-    of negatives [B, H, T, N], if there are any.
+    """Adjusted logits over content [B, H, T, nb, l]; with a CMT its score c and its own logit (both [B, H, T]); and
+    those of negatives [B, H, T, N], if there are any.
 
     The CMT's own logit is NEG where controlled blocks take its mass. docs/method.md sections 2 and 3.
     """
@@ -208,7 +212,9 @@ def local_attention(
 
 
 def _content(v: Tensor, block_size: int) -> Tensor:
-    """Values [B, H, S, D] of a run of blocks without its landmarks, the last block padded with zeros: [B, H, nb * l, D]."""
+    """Values [B, H, S, D] of a run of blocks without its landmarks, the last block padded with zeros: [B, H, nb * l,
+    D].
+    """
     b = block_size + 1
     missing = -v.shape[2] % b
     if missing:
@@ -313,7 +319,8 @@ def _of_all(x: Tensor, num_kv_heads: int, wanted: list[tuple[int, int]], nothing
 
 
 def _topk_newest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of the last axis, best first; of equals the later wins (torch.topk promises no order among them)."""
+    """The k largest of the last axis, best first; of equals the later wins (torch.topk promises no order among them).
+    """
     parts = x.shape[-1] // _PART
     if x.numel() >= _LONG and parts > k:
         return _topk_by_parts(x, k)
@@ -405,7 +412,7 @@ def _attend_shared(
     q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, slots: Tensor, rotations: Tensor, share: Tensor
 ) -> Tensor:
     """Every row reads the same units of its head: slots [B, H, 1, K]."""
-    batch, heads, _, k = slots.shape
+    batch, heads = slots.shape[:2]
     index = slots[:, :, 0]  # (B, H, K)
     unit_k, unit_v = _units(keys, index, q.dtype), _units(values, index, q.dtype)  # (B, H, K, l, D)
     b_index = torch.arange(batch, device=q.device)[:, None, None]

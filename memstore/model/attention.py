@@ -1,7 +1,8 @@
 """Landmark attention over a chunk and a memory: the seam between a model and its store, in position-free q, k, v.
 
-One `MemoryAttention` serves one session. For every layer it keeps the open chunk's keys and values, and a layer step goes: local
-scores and the gate; a search for the rows whose gate is open; a lease on the distinct units found; one attention over chunk and slots.
+One `MemoryAttention` serves one session. For every layer it keeps the open chunk's keys and values, and a layer step
+goes: local scores and the gate; a search for the rows whose gate is open; a lease on the distinct units found; one
+attention over chunk and slots.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ class Observer(Protocol):
 
 @dataclass
 class Memory:
-    """What a session remembers, oldest first: attached documents, then its own blocks (an id under which the store has them)."""
+    """What a session remembers, oldest first: attached documents, then its own blocks, under an id of the store."""
 
     documents: list[tuple[int, int]] = field(default_factory=list)  # (document id, blocks)
     own_document: int | None = None
@@ -109,7 +110,7 @@ class _Open:
 
 @dataclass
 class _Layer:
-    """The open chunk of one layer: S positions of keys without position and rotated, and values, [1, Hkv, capacity, D]."""
+    """The open chunk of one layer: keys without position and rotated, and values, [1, Hkv, capacity, D]."""
 
     k: Tensor
     rotated: Tensor
@@ -135,8 +136,8 @@ class MemoryAttention:
     ) -> None:
         """retrieve=False: only the recent blocks are read, and nothing is searched (the default way to ingest).
 
-        dtype, device: of the queries, keys and values to come; the store's leases must be there too. Finished blocks have
-        the config's kv_dtype and are on the CPU.
+        dtype, device: of the queries, keys and values to come; the store's leases must be there too. Finished blocks
+        have the config's kv_dtype and are on the CPU.
         """
         self.config, self.rope, self.cmt_keys, self.store, self.memory = config, rope, cmt_keys, store, memory
         self.retrieve, self.on_read = retrieve, on_read
@@ -172,7 +173,7 @@ class MemoryAttention:
     # One layer step
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Append k, v [1, Hkv, T, D] to the layer's chunk and attend with q [1, H, T, D], all position-free -> [1, H, T, D].
+        """Append k, v [1, Hkv, T, D] to the layer's chunk and attend with q -> [1, H, T, D]; all position-free.
 
         The caller advances `length` by T when every layer has attended (`Session` does).
         """
@@ -217,7 +218,8 @@ class MemoryAttention:
     def _local(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, *, memory: bool) -> tuple[Tensor, LocalAttention]:
         """Write k, v into the layer's chunk behind what is there, and attend to the chunk.
 
-        Returns the scaled queries under every rotation for memory [R, 1, H, T, D] (R = 0 without `memory`), and the result.
+        Returns the scaled queries under every rotation for memory [R, 1, H, T, D] (R = 0 without `memory`), and the
+        result.
         """
         layer, rows = self._layers[layer_idx], q.shape[2]
         first, end = self.length, self.length + rows
@@ -244,7 +246,8 @@ class MemoryAttention:
             )
 
     def _rotations(self, rows: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [1 + R, 1, 1, T, D] of every rotation of the next `rows` queries; every layer of a step has the same.
+        """cos and sin [1 + R, 1, 1, T, D] of every rotation of the next `rows` queries; every layer of a step has the
+        same.
 
         The first is for the chunk. Of the others, rotation r < size scores a block in slot r; with a fixed distance,
         rotation `size` (the last) scores every old block.
@@ -378,8 +381,8 @@ class MemoryAttention:
     # Units
 
     def _attend_units(
-        self, layer_idx: int, rotated: Tensor, local: LocalAttention, candidates: Tensor, rotations: Tensor, scores: Tensor,
-        is_last: bool,
+        self, layer_idx: int, rotated: Tensor, local: LocalAttention, candidates: Tensor, rotations: Tensor,
+        scores: Tensor, is_last: bool,
     ) -> Tensor:  # fmt: skip
         """Lease the distinct units and attend; if they exceed the budget, in halves of the rows: slower and right."""
         try:
@@ -400,7 +403,7 @@ class MemoryAttention:
                         rotations[:, part],
                         scores[:, part],
                         is_last and part.stop == rows,
-                    )  # fmt: skip
+                    )
                 )
             return torch.cat(halves, 2)
         with lease:
@@ -489,7 +492,9 @@ class MemoryAttention:
         self.length += positions
 
     def finished(self, kv_dtype: torch.dtype) -> Blocks:
-        """The complete blocks of the open chunk in stored form, on the CPU: keys rotated by the offset in the block only."""
+        """The complete blocks of the open chunk in stored form, on the CPU: keys rotated by the offset in the block
+        only.
+        """
         b, size = self.config.stride, self.config.block_size
         n = self.length // b
         offsets = torch.arange(b, device=self._layers[0].k.device).repeat(n)
@@ -501,7 +506,9 @@ class MemoryAttention:
         return blocks
 
     def drop_finished(self, blocks: Blocks) -> None:
-        """Let the finished blocks go from the open chunk (the memory has them now) and start the next chunk behind them."""
+        """Let the finished blocks go from the open chunk (the memory has them now) and start the next chunk behind
+        them.
+        """
         b = self.config.stride
         moved = self.length // b * b
         rest = self.length - moved

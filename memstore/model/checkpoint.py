@@ -1,4 +1,6 @@
-"""A model on disk: config.json, model.safetensors and tokenizer.json in one directory; the weights that ship are one too."""
+"""A model on disk: config.json, model.safetensors and tokenizer.json in one directory; the weights that ship are one
+too.
+"""
 
 import hashlib
 from pathlib import Path
@@ -24,7 +26,9 @@ SHIPPED_NAME = "books-1m"
 def save_checkpoint(
     model: Transformer, tokenizer: Tokenizer, directory: Path, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write config, weights (as `dtype`) and tokenizer; each file is replaced whole, so an interrupted save leaves the old one."""
+    """Write config, weights (as `dtype`) and tokenizer; each file is replaced whole, so an interrupted save leaves the
+    old one.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().to(dtype).contiguous() for name, tensor in model.state_dict().items()}
     temporary = directory / "model.safetensors.partial"
@@ -47,7 +51,8 @@ class _Uninitialised(TorchFunctionMode):
 
 
 def load_checkpoint(directory: Path) -> tuple[Transformer, Tokenizer]:
-    """The model, in float32 and evaluation mode, and the tokenizer of a directory; InvalidWeights names what is wrong."""
+    """The model, in float32 and evaluation mode, and the tokenizer of a directory; InvalidWeights names what is wrong.
+    """
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (directory / name).is_file():
             raise InvalidWeights(f"{directory} is not a model: {name} is missing")
@@ -58,7 +63,8 @@ def load_checkpoint(directory: Path) -> tuple[Transformer, Tokenizer]:
     tokenizer = Tokenizer.load(directory / "tokenizer.json")
     if tokenizer.vocab_size != config.vocab_size:
         raise InvalidWeights(
-            f"{directory}: tokenizer.json has {tokenizer.vocab_size} ids but config.json says vocab_size {config.vocab_size}"
+            f"{directory}: tokenizer.json has {tokenizer.vocab_size} ids but config.json says vocab_size "
+            f"{config.vocab_size}"
         )
     path = directory / "model.safetensors"
     try:
@@ -87,9 +93,11 @@ def _check_shapes(path: Path, expected: dict[str, torch.Size], weights: dict[str
 
 
 def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
-    """What ties a memory to this model: hashes of weights and tokenizer, the architecture and the geometry of what is stored.
+    """What ties a memory to this model: hashes of weights and tokenizer, the architecture and the geometry of what is
+    stored.
 
-    Settings of a lookup (top_k, score_range, granularity, cmt_cutoff) do not change what is stored, so they are no part of it.
+    Settings of a lookup (top_k, score_range, granularity, cmt_cutoff) do not change what is stored, so they are no
+    part of it.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):

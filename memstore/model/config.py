@@ -123,7 +123,8 @@ PRESETS: dict[str, ModelConfig] = {
     "test": ModelConfig(),  # 1.07M parameters: the one that ships
     "small": ModelConfig(vocab_size=4096, num_layers=6, hidden_size=256, num_heads=8, num_kv_heads=8, mlp_size=704),
     "medium": ModelConfig(
-        vocab_size=8192, num_layers=8, hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64, mlp_size=1408, block_size=63
+        vocab_size=8192, num_layers=8, hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64, mlp_size=1408,
+        block_size=63
     ),
     "paper": ModelConfig(
         vocab_size=32_002, num_layers=12, hidden_size=1024, num_heads=8, num_kv_heads=8, head_dim=128, mlp_size=2816,

@@ -1,6 +1,8 @@
-"""The stages of training: what each mixes, how long it lasts and how fast it learns (docs/training.md has the evidence)."""
+"""The stages of training: what each mixes, how long it lasts and how fast it learns (docs/training.md has the
+evidence).
+"""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from memstore.errors import InvalidConfig
@@ -16,7 +18,7 @@ class Stage:
     steps: int
     lr: float  # AdamW: embeddings and gains
     muon_lr: float  # Muon: matrices of the layers
-    data: RecallConfig = RecallConfig()
+    data: RecallConfig = field(default_factory=RecallConfig)
     cmt: bool = False  # the context miss token takes part, landmarks under it with probability 0.5
     batch: int = 16  # windows of a step (kind windows), chunks of a step (kind memory)
     blocks: int = 8  # blocks of a window (kind windows)
@@ -35,10 +37,11 @@ class Stage:
 
 
 def default_curriculum() -> tuple[Stage, ...]:
-    """Learn to retrieve inside a window, then train as inference runs; about an hour and a half of one core for a million parameters.
+    """Learn to retrieve inside a window, then train as inference runs; about an hour and a half of one core for a
+    million parameters.
 
-    First plain sentences and numbers whose digits say nothing about each other: with varied sentences and repeated digits from the start
-    the model learns those, and its lookup stays at the plateau.
+    First plain sentences and numbers whose digits say nothing about each other: with varied sentences and repeated
+    digits from the start the model learns those, and its lookup stays at the plateau.
     """
     data = RecallConfig()
     plain = replace(data, simple=1.0, repeats=0.0, hard=0.0, updates=0.0, near=0.05)
@@ -55,13 +58,16 @@ def default_curriculum() -> tuple[Stage, ...]:
     polish = replace(text, name="polish", steps=600, data=replace(text.data, repeats=0.3, hard=0.6, one_form=0.5))
     finish = replace(
         polish, name="finish", steps=600, lr=1.5e-3, muon_lr=0.008, long_chunks=0.3,
-        data=replace(polish.data, simple=0.6, stop_weight=2.0, one_form=0.6, updates=0.05, plain=0.15, continuations=0.12),
+        data=replace(
+            polish.data, simple=0.6, stop_weight=2.0, one_form=0.6, updates=0.05, plain=0.15, continuations=0.12
+        ),
     )  # fmt: skip
     return windows, varied, memory, text, polish, finish
 
 
 def stages_from(name: str | None) -> tuple[Stage, ...]:
-    """The default curriculum from the stage `name` on (None = all of it). Raises InvalidConfig, which lists the names."""
+    """The default curriculum from the stage `name` on (None = all of it). Raises InvalidConfig, which lists the names.
+    """
     stages = default_curriculum()
     if name is None:
         return stages

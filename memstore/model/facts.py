@@ -374,7 +374,9 @@ def _name(rng: Random, split: Split) -> str:
     def one() -> str:
         while True:
             syllables = [
-                rng.choice(_ONSETS) + rng.choice("aeiou") + rng.choice(_CODAS) if wide else rng.choice(_SYLLABLES[split])
+                rng.choice(_ONSETS) + rng.choice("aeiou") + rng.choice(_CODAS)
+                if wide
+                else rng.choice(_SYLLABLES[split])
                 for _ in range(rng.randint(2, 3))
             ]
             word = "".join(syllables)

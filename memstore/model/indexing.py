@@ -22,8 +22,8 @@ def build_index(
 ) -> dict[str, Any]:
     """Sample queries, then build and save the store's index; returns what was built (see MemoryStore.build_index).
 
-    Sessions read stretches of the memory's own text and questions in the plain form, and every lookup that the gate lets
-    through is a sample: a head whose gate opens at questions only is sampled there.
+    Sessions read stretches of the memory's own text and questions in the plain form, and every lookup that the gate
+    lets through is a sample: a head whose gate opens at questions only is sampled there.
 
     Raises InvalidInput for a memory without a finished document or an index that builds nothing, ReadOnlyMemory,
     StorageFull.

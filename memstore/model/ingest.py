@@ -66,7 +66,9 @@ class Text:
             raise InvalidInput(f"cannot read {self.source}: {error.strerror}") from None
 
     def check(self) -> tuple[str, int]:
-        """(BLAKE2 hash, characters) of the whole text; raises what `pieces` raises, and InvalidInput if there is nothing in it."""
+        """(BLAKE2 hash, characters) of the whole text; raises what `pieces` raises, and InvalidInput if there is
+        nothing in it.
+        """
         digest, characters, blank = hashlib.blake2b(digest_size=20), 0, True
         for piece in self.pieces():
             digest.update(piece.encode("utf-8", "surrogatepass"))
@@ -129,7 +131,8 @@ def ingest(
         report = progress or (lambda state: None)
         resumed, base = writer.tokens, writer.base_tokens
         total = characters + _characters_before(store, tokenizer, writer.document.id, base)
-        # An append reads again what stood behind the last full chunk, then the new text; a resumed ingest skips what it has.
+        # An append reads again what stood behind the last full chunk, then the new text; a resumed ingest skips what
+        # it has.
         pending = writer.replaced_tokens().ids.tolist()
         skip = max(0, resumed - base)
         for ids in tokenizer.encode_stream(text.pieces()):
@@ -176,7 +179,8 @@ class _Reader:
             self.session.attention.start_chunk()
 
     def chunk(self, ids: list[int]) -> None:
-        """Read one chunk and stage its blocks; the last chunk of a document may be shorter and is closed by a landmark."""
+        """Read one chunk and stage its blocks; the last chunk of a document may be shorter and is closed by a landmark.
+        """
         self._chunk = ids
         self.session.feed(ids)
         self._last_length = self.session.close_block() or None

@@ -104,7 +104,8 @@ class LandmarkModel:
         progress: Callable[[IngestProgress], None] | None = None,
         **lookup: Any,
     ) -> Document:
-        """Read a document (a path, or a text with a name) into the store; idempotent, and resumed where it was interrupted.
+        """Read a document (a path, or a text with a name) into the store; idempotent, and resumed where it was
+        interrupted.
 
         mode: "new" refuses a name already used with other content; "append" continues the document; "replace" swaps it.
         retrieve: attend to retrieved blocks while reading instead of the latest ones (slower, for perplexity).
@@ -157,7 +158,8 @@ class LandmarkModel:
     ) -> Answer:
         """Answer a question, taken as typed, from the documents of a store, in a fresh session.
 
-        until_sentence: stop at the end of a sentence or line. on_token: called with every piece of text as it is generated.
+        until_sentence: stop at the end of a sentence or line. on_token: called with every piece of text as it is
+        generated.
         Raises InvalidInput for an empty question or no ready document, DocumentNotFound for an unknown one.
         """
         if documents is None and not any(document.state == "ready" for document in store.documents()):
@@ -165,7 +167,8 @@ class LandmarkModel:
         collector = _Collector()
         with self.session(store, documents, on_read=collector, **lookup) as session:
             return self.reply(
-                session, question, collector=collector, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed,
+                session, question, collector=collector, max_new_tokens=max_new_tokens, temperature=temperature,
+                seed=seed,
                 until_sentence=until_sentence, max_sources=max_sources, on_token=on_token,
             )  # fmt: skip
 
@@ -290,7 +293,9 @@ class LandmarkModel:
         return logits.gather(-1, torch.tensor(ids[1:], device=logits.device)[:, None])[:, 0].double().cpu().numpy()
 
     def lookup_config(self, **lookup: Any) -> ModelConfig:
-        """The model's configuration with other lookup settings (None = the model's); InvalidInput names one out of range."""
+        """The model's configuration with other lookup settings (None = the model's); InvalidInput names one out of
+        range.
+        """
         given = {name: value for name, value in lookup.items() if value is not None}
         unknown = set(given) - {"top_k", "score_range", "cmt_cutoff", "granularity", "chunk_blocks"}
         if unknown:
@@ -384,7 +389,9 @@ class Chat:
         self._model, self._session, self._collector = model, session, collector
 
     def ask(self, question: str, **settings: Any) -> Answer:
-        """As `LandmarkModel.ask`, in this session; settings: max_new_tokens, temperature, seed, until_sentence, max_sources, on_token."""
+        """As `LandmarkModel.ask`, in this session; settings: max_new_tokens, temperature, seed, until_sentence,
+        max_sources, on_token.
+        """
         self._collector.active = False
         return self._model.reply(self._session, question, collector=self._collector, **settings)
 
@@ -393,8 +400,8 @@ def load_model(name_or_path: str | Path | None = None, *, device: str = "cpu") -
     """The model that ships (None or its name, "books-1m"), or one from a directory written by `memstore train`.
 
     device: where it computes, such as "cuda"; its memories have to be opened with the same.
-    Raises InvalidWeights for a directory that is no model, or whose weights do not fit its configuration, and InvalidConfig for a
-    device that this machine does not have.
+    Raises InvalidWeights for a directory that is no model, or whose weights do not fit its configuration, and
+    InvalidConfig for a device that this machine does not have.
     """
     directory = SHIPPED if name_or_path in (None, SHIPPED_NAME) else Path(str(name_or_path))
     if not directory.is_dir():
@@ -409,8 +416,8 @@ def load_model(name_or_path: str | Path | None = None, *, device: str = "cpu") -
 def load_model_for_command(name_or_path: str | Path | None = None) -> LandmarkModel:
     """`load_model` for a process of its own: a small model then runs on one thread.
 
-    Its products are too short to share, and with several threads every one of them ends at a barrier: on a machine that is busy
-    otherwise reading was 50 times slower. OMP_NUM_THREADS, where it is set, is obeyed.
+    Its products are too short to share, and with several threads every one of them ends at a barrier: on a machine
+    that is busy otherwise reading was 50 times slower. OMP_NUM_THREADS, where it is set, is obeyed.
     """
     model = load_model(name_or_path)
     if "OMP_NUM_THREADS" not in os.environ and sum(p.numel() for p in model.transformer.parameters()) < _SMALL:

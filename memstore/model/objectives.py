@@ -1,7 +1,8 @@
 """What training computes: whole windows by landmark attention, and fresh chunks that read windows as a memory.
 
-The second is the forward pass of inference made differentiable (docs/method.md sections 4 and 7): old blocks at one fixed distance,
-every block of a visible window attended instead of the top k, and landmarks of all other windows as valued negatives.
+The second is the forward pass of inference made differentiable (docs/method.md sections 4 and 7): old blocks at one
+fixed distance, every block of a visible window attended instead of the top k, and landmarks of all other windows as
+valued negatives.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from memstore.model.transformer import Transformer
 class WindowMemory:
     """One layer's blocks of W encoded windows, as they would be stored.
 
-    keys: [W, Hkv, nb, l + 1, D], rotated by the offset inside the block only, the landmark key last. values: [W, Hkv, nb, l, D].
+    keys: [W, Hkv, nb, l + 1, D], rotated by the offset inside the block only, the landmark key last. values: [W, Hkv,
+    nb, l, D].
     """
 
     keys: Tensor
@@ -74,10 +76,12 @@ def read_memory(
     """Fresh chunks that see themselves, the content of some windows as memory, and negatives.
 
     ids: [C, T] chunks, T a multiple of block_size + 1. visible: [C, V] the windows whose blocks a chunk may read.
-    continues: [C] bool, chunks that directly follow the end of window visible[:, 0]: its last `recent` blocks (default: the
-        model's top_k) stand at their true positions before the chunk, the rest and all other windows at the fixed distance.
+    continues: [C] bool, chunks that directly follow the end of window visible[:, 0]: its last `recent` blocks
+        (default: the model's top_k) stand at their true positions before the chunk, the rest and all other windows at
+        the fixed distance.
     negatives: per layer, landmark keys that compete without being visible, their scores lowered by negative_bias.
-    top_k: of visible blocks and negatives together every (token, head) sees only its best, as inference does; None = all.
+    top_k: of visible blocks and negatives together every (token, head) sees only its best, as inference does; None =
+    all.
     Returns hidden states [C, T, hidden].
     """
     config, rope = model.config, model.rope
@@ -171,7 +175,8 @@ def negatives_of(memory: list[WindowMemory], token: int) -> list[Negatives]:
 
 @dataclass(frozen=True)
 class Loss:
-    """total: weighted sum of cross entropies; weight: sum of the weights; correct, answers: answer tokens right, and in all.
+    """total: weighted sum of cross entropies; weight: sum of the weights; correct, answers: answer tokens right, and
+    in all.
 
     lookups_correct, lookups: the same of the tokens that weigh more than 1, the first of each answer.
     """
@@ -187,8 +192,9 @@ class Loss:
 def next_token_loss(model: Transformer, hidden: Tensor, ids: Tensor, weights: Tensor) -> Loss:
     """Weighted next-token cross entropy with the landmark rules of docs/method.md section 7.
 
-    ids, weights: [B, T]; a token's weight is that of predicting it (0 for landmarks). The token before a landmark predicts the
-    token after it, and so does the landmark itself. Tokens of weight 1 or more are answers and are counted.
+    ids, weights: [B, T]; a token's weight is that of predicting it (0 for landmarks). The token before a landmark
+    predicts the token after it, and so does the landmark itself. Tokens of weight 1 or more are answers and are
+    counted.
     """
     targets, target_weights = ids[:, 1:], weights[:, 1:]
     before_landmark = targets == model.config.landmark_id

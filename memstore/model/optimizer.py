@@ -21,13 +21,14 @@ def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalised, for 2-d parameters (K. Jordan, "Muon", 2024); Nesterov, decoupled decay."""
+    """Momentum whose update is orthogonalised, for 2-d parameters (K. Jordan, "Muon", 2024); Nesterov, decoupled decay.
+    """
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.01) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # noqa: ARG002
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:

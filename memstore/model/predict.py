@@ -1,9 +1,10 @@
 """Predicting what the next lookups will read, so that it is on its way before they ask.
 
-Two predictors. `previous`: what a layer read for the last step, it probably reads again. `speculative`: layer n's state without its
-memory, taken through the rest of layer n and the projections of layer n + 1, gives nearly the queries that layer n + 1 will
-search with (measured on the first weights that shipped: of the units that layers 2 and 3 read, .74 to .90 were predicted, and .70 to .92 of
-the predicted were read; with layer n's plain input instead of its local attention, as prefetchers of experts do, .45 to .66).
+Two predictors. `previous`: what a layer read for the last step, it probably reads again. `speculative`: layer n's
+state without its memory, taken through the rest of layer n and the projections of layer n + 1, gives nearly the
+queries that layer n + 1 will search with (measured on the first weights that shipped: of the units that layers 2 and 3
+read, .74 to .90 were predicted, and .70 to .92 of the predicted were read; with layer n's plain input instead of its
+local attention, as prefetchers of experts do, .45 to .66).
 A prediction never changes a result: it only tells the tiers what to fetch.
 """
 

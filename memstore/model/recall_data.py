@@ -156,8 +156,8 @@ class RecallData:
     ) -> QuestionBatch:
         """`num_chunks` chunks of `blocks` blocks that ask for facts of the `visible` windows each of them may read.
 
-        Half of those that directly follow a window ask first for what its last `recents` blocks state. Of a memory of runs every chunk
-        continues the text of one window and may read its run.
+        Half of those that directly follow a window ask first for what its last `recents` blocks state. Of a memory of
+        runs every chunk continues the text of one window and may read its run.
         """
         config, rng = self.config, self._rng
         visible = len(memory.runs[0]) if memory.runs else min(visible, len(memory.contents))

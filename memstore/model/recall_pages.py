@@ -167,8 +167,8 @@ class Page:
         del self.ids[self._size :], self.weights[self._size :]
 
     def plain(self, after: int | None = None) -> int:
-        """Fill the page with text of the corpus, from a random place or a little after offset `after`; returns the offset of what
-        follows it."""
+        """Fill the page with text of the corpus, from a random place or a little after offset `after`; returns the
+        offset of what follows it."""
         corpus = self._source.corpus
         if after is not None and after + _RUN_GAP + self._size + _TEXT_AFTER <= len(corpus):
             offset = after + _RUN_GAP

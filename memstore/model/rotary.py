@@ -1,4 +1,6 @@
-"""Rotary positions (RoPE), and where memory's blocks stand: stingy slots or one fixed distance (docs/method.md section 4)."""
+"""Rotary positions (RoPE), and where memory's blocks stand: stingy slots or one fixed distance (docs/method.md section
+4).
+"""
 
 from dataclasses import dataclass
 
@@ -9,13 +11,14 @@ from torch import Tensor
 class Rope:
     """Rotates the last axis of queries and keys by integer positions, which may be negative (the CMT stands at -1).
 
-    `interleaved` pairs dimensions (0,1),(2,3)..; otherwise (0,D/2),(1,D/2+1).. as Hugging Face models do. Rotations compose:
-    a query at p against a key at r equals the query at p - r against the key unrotated.
+    `interleaved` pairs dimensions (0,1),(2,3)..; otherwise (0,D/2),(1,D/2+1).. as Hugging Face models do. Rotations
+    compose: a query at p against a key at r equals the query at p - r against the key unrotated.
     """
 
     def __init__(self, head_dim: int, base: float = 10_000.0, interleaved: bool = False) -> None:
         self.interleaved = interleaved
-        # Rounded to float32 as the published implementation has them; angles, cosines and sines are then taken in float64.
+        # Rounded to float32 as the published implementation has them; angles, cosines and sines are then taken in
+        # float64.
         self.frequencies = (base ** (-torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)).double()
         self._tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor, int]] = {}
 
@@ -32,7 +35,8 @@ class Rope:
         return table
 
     def _paired(self, first: Tensor, second: Tensor) -> Tensor:
-        """Values [.., D/2] of the first and the second dimension of every pair, in the order of the dimensions [.., D]."""
+        """Values [.., D/2] of the first and the second dimension of every pair, in the order of the dimensions [.., D].
+        """
         return torch.stack([first, second], -1).flatten(-2) if self.interleaved else torch.cat([first, second], -1)
 
     def angles(self, start: int, end: int, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,10 +64,11 @@ class Rope:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The slots before a chunk for a memory of `blocks` blocks, the last `recent` of them recent (docs/method.md section 4).
+    """The slots before a chunk for a memory of `blocks` blocks, the last `recent` of them recent (docs/method.md
+    section 4).
 
-    size: prefix slots of block_size + 1 positions each; the chunk starts behind them. Stingy mapping gives old blocks slots from
-    the left; a fixed distance gives them none. Chosen recent blocks take the right-most slots in order.
+    size: prefix slots of block_size + 1 positions each; the chunk starts behind them. Stingy mapping gives old blocks
+    slots from the left; a fixed distance gives them none. Chosen recent blocks take the right-most slots in order.
     """
 
     blocks: int

@@ -148,8 +148,8 @@ def _sharpest(
 ) -> list[tuple[int, int]]:
     """The (layer, head) of all memory layers, the one that points most sharply to blocks of the scope first.
 
-    With p a token's landmark softmax and g its gate: by the sum of g p log(blocks p) over tokens and blocks, as far as p
-    is above its mean.
+    With p a token's landmark softmax and g its gate: by the sum of g p log(blocks p) over tokens and blocks, as far as
+    p is above its mean.
     """
     sharpness: dict[tuple[int, int], float] = {}
     for layer, look in looks.items():

@@ -1,4 +1,5 @@
-"""Which blocks are read: the choice among old and recent candidates, shared over tokens or heads as the granularity says.
+"""Which blocks are read: the choice among old and recent candidates, shared over tokens or heads as the granularity
+says.
 
 A candidate is a block's number in the session's memory, 0 = the oldest. docs/method.md section 5.
 """
@@ -14,9 +15,11 @@ from memstore.model.config import Granularity
 
 @dataclass(frozen=True)
 class Selection:
-    """Chosen candidates, oldest first: candidates int64 [H, T or 1, K], -1 = none; scores [H, T, K] per row, NEG for none.
+    """Chosen candidates, oldest first: candidates int64 [H, T or 1, K], -1 = none; scores [H, T, K] per row, NEG for
+    none.
 
-    `scores` are the rows' own search scores where every row chose for itself, else None: then a row may not have searched its block.
+    `scores` are the rows' own search scores where every row chose for itself, else None: then a row may not have
+    searched its block.
     """
 
     candidates: Tensor
@@ -56,11 +59,14 @@ def select(
 ) -> Selection:
     """The choice of every row from its own best.
 
-    scores, candidates: [H, T, k], best first (-1 = none). lse: [H, T] over all candidates, needed unless every row chooses for itself.
-    open_rows: [H, T] bool; closed rows choose nothing and take no part in a maximum. score_range: of what a choice finds it keeps
-    what scores at least its best - score_range (the scores it chooses by: those after the maximum), None = everything.
+    scores, candidates: [H, T, k], best first (-1 = none). lse: [H, T] over all candidates, needed unless every row
+    chooses for itself.
+    open_rows: [H, T] bool; closed rows choose nothing and take no part in a maximum. score_range: of what a choice
+    finds it keeps what scores at least its best - score_range (the scores it chooses by: those after the maximum), None
+    = everything.
 
-    A block among the top k of a maximum over rows is among the top k of the row that attains it, so the rows' own lists suffice.
+    A block among the top k of a maximum over rows is among the top k of the row that attains it, so the rows' own
+    lists suffice.
     """
     heads, rows, k = scores.shape
     if granularity == "per_token_per_head":

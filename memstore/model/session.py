@@ -1,4 +1,6 @@
-"""A session: tokens go in chunk by chunk, attend to the chunk and to memory, and finished blocks become memory themselves."""
+"""A session: tokens go in chunk by chunk, attend to the chunk and to memory, and finished blocks become memory
+themselves.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -24,8 +26,8 @@ Keep = Callable[[Blocks], None]
 class Session:
     """One reader: an open chunk, a memory, and how lookups are made.
 
-    `feed` takes content tokens; landmarks are inserted after every block_size of them. The config's lookup settings (top_k,
-    score_range, cmt_cutoff, granularity) may differ from the model's own.
+    `feed` takes content tokens; landmarks are inserted after every block_size of them. The config's lookup settings
+    (top_k, score_range, cmt_cutoff, granularity) may differ from the model's own.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class Session:
         retrieve: bool = True,
         on_read: Callable[[list[Read]], None] | None = None,
     ) -> None:
-        """Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig if it is on another device."""
+        """Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig if it is on another
+        device.
+        """
         self._device = model.norm.weight.device
         if store.slot_lengths.device.type != self._device.type:
             raise InvalidConfig(
@@ -101,7 +105,9 @@ class Session:
 
     @torch.no_grad()
     def end_chunk(self) -> Blocks:
-        """Move the open chunk's complete blocks into the session's own memory; an unfinished block stays and opens the next chunk."""
+        """Move the open chunk's complete blocks into the session's own memory; an unfinished block stays and opens the
+        next chunk.
+        """
         blocks = self.attention.finished(self._dtype)
         count = len(blocks[0][0])
         if count:
@@ -113,7 +119,9 @@ class Session:
 
     @torch.no_grad()
     def close_block(self) -> int:
-        """Close an unfinished last block with a landmark that sees its n content tokens; returns n (0 = nothing was open)."""
+        """Close an unfinished last block with a landmark that sees its n content tokens; returns n (0 = nothing was
+        open).
+        """
         n = self.content % self.config.block_size
         if n:
             self.attention.pad(self.config.block_size - n)
@@ -131,7 +139,8 @@ class Session:
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
     ) -> Iterator[int]:
-        """Yield content tokens that follow `state` [hidden], each read back into the session once the next one is asked for.
+        """Yield content tokens that follow `state` [hidden], each read back into the session once the next one is
+        asked for.
 
         temperature 0 is greedy; otherwise samples, repeatably under `seed`. stop(token) ends after that token.
         """

@@ -92,7 +92,9 @@ def train(
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc to keep freed memory: without it every large activation is mapped and page-faulted anew (measured: 2x a step)."""
+    """Ask glibc to keep freed memory: without it every large activation is mapped and page-faulted anew (measured: 2x
+    a step).
+    """
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
@@ -271,7 +273,9 @@ class _Run:
         )
 
     def _enqueue(self, fresh: list[Negatives], pass_key_window: int | None) -> None:
-        """Keep this step's landmarks for later steps, but never a pass key's: it would answer the next memory's question."""
+        """Keep this step's landmarks for later steps, but never a pass key's: it would answer the next memory's
+        question.
+        """
         stage = self.stage
         window = torch.arange(stage.memory_windows).repeat_interleave(stage.memory_blocks)
         keep = window != (-1 if pass_key_window is None else pass_key_window)

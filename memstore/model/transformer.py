@@ -1,7 +1,9 @@
-"""The decoder: RMSNorm, RoPE attention, SwiGLU, tied embeddings. What attends to what is the caller's, through one seam.
+"""The decoder: RMSNorm, RoPE attention, SwiGLU, tied embeddings. What attends to what is the caller's, through one
+seam.
 
-`Transformer.hidden(ids, attention)` calls `attention(layer_idx, q, k, v)` once a layer with position-free queries, keys and values
-[B, H, T, D] and goes on with what it returns; training and sessions pass different functions and share every weight.
+`Transformer.hidden(ids, attention)` calls `attention(layer_idx, q, k, v)` once a layer with position-free queries,
+keys and values [B, H, T, D] and goes on with what it returns; training and sessions pass different functions and share
+every weight.
 """
 
 import math
@@ -78,7 +80,8 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Normal weights of deviation 0.02, the projections back into the residual stream smaller by sqrt(2 * layers)."""
+        """Normal weights of deviation 0.02, the projections back into the residual stream smaller by sqrt(2 * layers).
+        """
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -111,7 +114,8 @@ class Transformer(nn.Module):
     def cmt_keys(self) -> list[Tensor] | None:
         """The context miss token's key of every layer, [Hkv, D], rotated to position -1; None for a model without one.
 
-        The CMT passes through the layers with zero attention output, so the keys depend on weights alone (docs/method.md section 3).
+        The CMT passes through the layers with zero attention output, so the keys depend on weights alone
+        (docs/method.md section 3).
         """
         if not self.config.cmt:
             return None

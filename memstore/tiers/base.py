@@ -30,8 +30,9 @@ class Lease:
     """Slots that hold the requested units and are not evicted until `release` (or the end of the `with` block).
 
     slots, lengths: int64 [n], aligned with the requested units; missed: bool [n], units that this lease
-    read from the tier below; k, v: slabs [S, block_size, head_dim] to index with slots, views of one in which K and V of
-    a slot are neighbours; a unit's rows at and after its length are zero. The slabs may be on a device; slots, lengths and missed are on the CPU.
+    read from the tier below; k, v: slabs [S, block_size, head_dim] to index with slots, views of one in which K and V
+    of a slot are neighbours; a unit's rows at and after its length are zero. The slabs may be on a device; slots,
+    lengths and missed are on the CPU.
     """
 
     slots: Tensor

@@ -1,4 +1,5 @@
-"""A batch of units on the way from records into the slots of a slab: which record has which, checking, decoding, placing.
+"""A batch of units on the way from records into the slots of a slab: which record has which, checking, decoding,
+placing.
 
 Of small records the work around the copies is most of it. So records whose headers are alike are checked together, and
 what lies together in a record and in the slab is copied at once.

@@ -1,4 +1,5 @@
-"""The tiers of a memory as one: lookups go to the top, misses come up from below, and every tier but the disk is a cache.
+"""The tiers of a memory as one: lookups go to the top, misses come up from below, and every tier but the disk is a
+cache.
 
     device (where one is asked for)  ->  host  ->  disk, the durable truth
 

@@ -1,4 +1,5 @@
-"""The host tier: units in main memory, in slots that attention on the CPU reads directly and a device tier copies from."""
+"""The host tier: units in main memory, in slots that attention on the CPU reads directly and a device tier copies from.
+"""
 
 from collections.abc import Sequence
 

@@ -215,7 +215,9 @@ class SlabTier:
         return True
 
     def _take(self, units: Sequence[BlockKey], *, cached: bool = True) -> list[int]:
-        """A slot for each of some new units, evicting where none is free; there must be room. cached: the policy keeps them."""
+        """A slot for each of some new units, evicting where none is free; there must be room. cached: the policy keeps
+        them.
+        """
         policy, taken = self._policy, []
         for unit in units:
             full = not self._free and self._fresh == self.capacity
@@ -344,8 +346,8 @@ class SlabTier:
                 if self._wait_for_room(len(units), room, 0, thread, until):
                     continue
                 raise BudgetExceeded(
-                    f"the {self.name} tier of {self.capacity * self.unit_bytes} bytes has no room for {len(units)} more "
-                    f"blocks of a running session; raise the {self.name} budget"
+                    f"the {self.name} tier of {self.capacity * self.unit_bytes} bytes has no room for {len(units)} "
+                    f"more blocks of a running session; raise the {self.name} budget"
                 )
             taken = self._take(units, cached=False)
             slots = torch.tensor(taken, dtype=torch.int64)

@@ -9,8 +9,9 @@ from typing import Any
 class TierStats:
     """Lookups of one tier, or of one layer in one tier, since it was opened.
 
-    Every unit a lookup asks for is a hit or a miss. `prefetched` and `late` are parts of the hits; a unit that another lookup
-    is reading is a hit too, for it is read once. So what was read from below is the misses, and what was prefetched.
+    Every unit a lookup asks for is a hit or a miss. `prefetched` and `late` are parts of the hits; a unit that another
+    lookup is reading is a hit too, for it is read once. So what was read from below is the misses, and what was
+    prefetched.
     """
 
     hits: int = 0  # units that were here, or on their way

@@ -1,15 +1,14 @@
 """A trace of lookups: what was asked for, what was predicted and what was missed, in a file that a replay can read.
 
 The file is zstd over msgpack: a header {"format", "unit_bytes"}, then one entry a lookup or prediction:
-[kind, microseconds since the trace began, layer, documents, blocks, heads, missed], of which the last four are lists with
-one number a unit; missed is empty for predictions and for lookups without a miss. Units of several layers make several
-entries.
+[kind, microseconds since the trace began, layer, documents, blocks, heads, missed], of which the last four are lists
+with one number a unit; missed is empty for predictions and for lookups without a miss. Units of several layers make
+several entries.
 """
 
 import os
 import threading
 import time
-from contextlib import suppress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +37,7 @@ class TraceWriter:
         self._pid = os.getpid()
         self._error: OSError | None = None
         # Unbuffered: nothing is left for a forked child to write a second time.
-        self._file = Path(path).open("wb", buffering=0)
+        self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 - open for as long as the trace is
         self._stream = zstandard.ZstdCompressor(level=9).stream_writer(self._file)
         self._pack = msgpack.Packer().pack
         self._lock = threading.Lock()
