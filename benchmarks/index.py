@@ -675,7 +675,7 @@ def draw(figure: Any, results: dict[str, Any]) -> None:
         axes.axhline(RECALL, color="grey", linewidth=0.7, linestyle="--")
         axes.set(title=f"{tokens_text(at['landmarks'])} landmarks a head", xscale="log", xlabel="ms a search")
     panels[0].set_ylabel("recall@4 (circle: 1 query row a head, square: 64)")
-    panels[0].legend(fontsize=8, loc="lower right")
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncol=8)
 
 
 MEASURES: dict[str, Callable[[Data, argparse.Namespace], Any]] = {
