@@ -63,7 +63,7 @@ class OpenOptions(TierOptions, total=False):
     """Settings of a store's index and tiers."""
 
     index: str  # a kind of memstore.index.INDEX_KINDS; default "auto"
-    index_recall: float  # share of the true top blocks that an approximate index shall find; default: 0.95, or as built
+    index_recall: float  # share of the true top blocks that an approximate index shall find; default 0.95, or as built
 
 
 class MemoryStore:
@@ -580,9 +580,9 @@ class MemoryStore:
     def build_index(self, top_k: int = 4, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
         """Build the index's engines anew over every document, and save them; return what was built.
 
-        Queries that were kept by `sampled_queries`, or saved before, tell what to optimise for; without any the engines
-        are calibrated on the keys themselves, which are distributed differently. top_k: blocks wanted of a search.
-        progress: called with (layers done, layers).
+        Queries that were kept by `sampled_queries`, or saved before, tell what to optimise for; a head without any
+        looks at everything it has, which is right and slow. top_k: blocks wanted of a search. progress: called with
+        (layers done, layers).
 
         Raises InvalidInput for an index that builds nothing ("packed") or without FAISS, ReadOnlyMemory, StorageFull.
         """

@@ -447,3 +447,22 @@ def test_without_faiss_only_what_needs_it_is_refused(
     assert "searching exactly" in warnings.text
     assert torch.equal(index.search(0, q, scope, TOP_K).candidates, exact(index, q, scope).candidates)
     assert saved.file_of(tmp_path, 0).read_bytes() == file
+
+
+@pytest.mark.parametrize("kind", ["faiss-ivf", "faiss-ivf-sq8", "faiss-hnsw"])
+def test_a_head_without_sampled_queries_looks_at_everything(kind: str) -> None:
+    index, scope = filled(kind)
+    assert isinstance(index, FaissIndex)
+    with index.sampled():  # the gates of the second KV head never open
+        for seed in range(20):
+            q = queries(8, seed)
+            opened = torch.zeros(q.shape[:2], dtype=torch.bool)
+            opened[: len(q) // KV_HEADS] = True
+            index.search(0, q, scope, TOP_K, open_rows=opened)
+    assert set(index.samples) == {(0, 0)}
+    index.build(0, TOP_K)
+    q = queries(60)
+    hits, best = index.search(0, q, scope, TOP_K), exact(index, q, scope)
+    found = (hits.candidates[..., :, None] == best.candidates[..., None, :]).any(-2).float().mean((1, 2))
+    assert found[: len(q) // KV_HEADS].mean() >= 0.9
+    assert found[len(q) // KV_HEADS :].min() > 0.99

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from memstore.index.base import Hits, Scope
 from memstore.index.faiss_gpu import GpuHead
-from memstore.index.faiss_heads import Family, HeadIndex, faiss, selector
+from memstore.index.faiss_heads import Calibration, Family, HeadIndex, faiss, selector
 from memstore.index.packed import RESCORED, Layer, PackedIndex, rescore
 from memstore.index.rows import Ranges, Remembered, Rows, join, to_candidates, to_rows, total
 from memstore.kernels.api import landmark_topk
@@ -212,6 +212,8 @@ class FaissIndex(PackedIndex):
                 head = HeadIndex.build(self.family, of_head, train)
                 if len(held_out):
                     calibrate(head, of_head, held_out, top_k, self.recall)
+                else:  # a gate that never opened while queries were sampled: nothing tells how little would do
+                    head.calibration = Calibration(head.efforts[-1], top_k)
                 heads.append(head)
             with self._lock:
                 self.built[layer] = Built(heads, rows, rows.end)
@@ -361,10 +363,10 @@ class FaissIndex(PackedIndex):
         opened = None if open_rows is None else open_rows.unflatten(0, (self._shape[0], -1))
         with self._lock:
             for head, queries in enumerate(grouped):
-                kept = self._samples.setdefault((layer, head), [])
                 some = queries.flatten(0, 1) if opened is None else queries[opened[head]]
+                kept = self._samples.get((layer, head), [])
                 if len(some) and sum(map(len, kept)) < _SAMPLED:
-                    kept.append(some.clone())
+                    self._samples[layer, head] = [*kept, some.clone()]
 
 
 def calibrate(head: HeadIndex, keys: np.ndarray, queries: np.ndarray, top_k: int, target: float) -> None:
