@@ -567,7 +567,7 @@ class MemoryStore:
         """
         self._refresh()
         if self._engines is not None:
-            self._engines.open(layer)
+            self._engines.open(layer, self._seen)
         return self._index.search(layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows)
 
     def sampled_queries(self) -> AbstractContextManager[None]:

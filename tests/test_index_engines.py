@@ -403,7 +403,7 @@ def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
     assert isinstance(index, FaissIndex)
     saved.write_samples(tmp_path, samples())
     engines = Engines(index, [0], tmp_path, read_only=read_only)
-    engines.open(0)
+    engines.open(0, 1)
     assert "damaged; building it again" in warnings.text
     q = queries(50)
     assert recall(index.search(0, q, scope, TOP_K), exact(index, q, scope)) >= 0.93
@@ -413,7 +413,7 @@ def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
     else:
         assert saved.read(tmp_path, index, 0).rows.end == DOCUMENTS * EACH
     warnings.clear()
-    engines.open(0)
+    engines.open(0, 1)
     assert not warnings.text
 
 
@@ -443,7 +443,7 @@ def test_without_faiss_only_what_needs_it_is_refused(
     with pytest.raises(InvalidInput, match=r"memstore\[cpu\]"):
         index.build(0)
     saved.file_of(tmp_path, 0).write_bytes(file)  # somebody else's
-    Engines(index, [0], tmp_path, read_only=False).open(0)
+    Engines(index, [0], tmp_path, read_only=False).open(0, 1)
     assert "searching exactly" in warnings.text
     assert torch.equal(index.search(0, q, scope, TOP_K).candidates, exact(index, q, scope).candidates)
     assert saved.file_of(tmp_path, 0).read_bytes() == file

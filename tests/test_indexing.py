@@ -120,6 +120,22 @@ def test_a_damaged_file_is_built_again_with_a_warning(
     assert not caplog.text
 
 
+def test_a_file_that_cannot_be_read_or_written_ends_no_search(
+    memory: Path, model: LandmarkModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    for file in (memory / "index" / f"layer-{LAYER}.idx", memory / "index" / "queries.idx"):
+        file.unlink()
+        file.mkdir()
+        (file / "in the way").touch()
+    with caplog.at_level(logging.WARNING), MemoryStore.open(memory, model.signature, index="faiss-ivf") as store:
+        found = hits(store)[1]
+        with pytest.raises(ReadOnlyMemory, match="cannot be written"):
+            store.build_index()
+    assert "building it again" in caplog.text and "cannot be written" in caplog.text
+    with MemoryStore.open(memory, model.signature, index="packed") as store:
+        assert torch.equal(found, hits(store)[1])  # without a sample of queries an engine looks at everything
+
+
 def test_without_its_files_a_memory_loses_nothing(memory: Path, model: LandmarkModel) -> None:
     for file in (memory / "index").iterdir():
         file.unlink()

@@ -27,10 +27,11 @@ class Engines:
         self._opened: set[int] = set()
         self._opening = threading.RLock()
 
-    def open(self, layer: int) -> None:
+    def open(self, layer: int, catalogue: int) -> None:
         """Take a layer's engines from their file, the first time it is asked for.
 
-        They are built anew where the file is damaged or stale, or, for an index that is not "auto", missing.
+        They are built anew where the file is damaged, stale or unreadable, or, for an index but "auto", missing;
+        what cannot be written then is only missing again the next time. catalogue: see `saved.write`.
         """
         if layer in self._opened:
             return
@@ -49,7 +50,7 @@ class Engines:
             except InvalidInput as error:  # no FAISS here
                 log.warning("%s; searching exactly", error)
                 return
-            except saved.Unusable as problem:
+            except (saved.Unusable, OSError) as problem:
                 log.warning("%s: %s; building it again from the landmark keys", self.directory, problem)
             self._take_samples()
             if self.index.thrifty and not self.index.samples:
@@ -57,7 +58,10 @@ class Engines:
                 return
             self.index.build(layer)
             if not self.read_only:
-                self._write(layer, -1)
+                try:
+                    self._write(layer, catalogue)
+                except (StorageFull, ReadOnlyMemory) as error:
+                    log.warning("%s", error)
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
@@ -78,7 +82,8 @@ class Engines:
             self.index.build(layer, top_k)
             self._write(layer, catalogue)
         if self.directory is not None and self.index.samples:
-            saved.write_samples(self.directory, self.index.samples)
+            with self._writing():
+                saved.write_samples(self.directory, self.index.samples)
         if progress is not None:
             progress(len(self.layers), len(self.layers))
         return self.index.describe()
@@ -93,7 +98,7 @@ class Engines:
             return False
         due = False
         for layer in self.layers:
-            self.open(layer)
+            self.open(layer, catalogue)
             if layer not in self.index.built:
                 due |= self.index.thrifty and self.index.landmarks(layer) >= PAYING and has_faiss()
             elif self.index.built[layer].stale:
@@ -116,14 +121,20 @@ class Engines:
             self.index.samples = saved.read_samples(self.directory)
         except FileNotFoundError:
             pass
-        except saved.Unusable as problem:
+        except (saved.Unusable, OSError) as problem:
             log.warning("%s: %s", self.directory, problem)
 
     def _write(self, layer: int, catalogue: int) -> None:
         if self.directory is None or layer not in self.index.built:
             return
-        try:
+        with self._writing():
             saved.write(self.directory, self.index, layer, catalogue)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What the system refuses, by name: StorageFull or ReadOnlyMemory."""
+        try:
+            yield
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageFull(f"{self.directory}: no room for the index; make room and run it again") from error

@@ -232,11 +232,6 @@ class FaissIndex(PackedIndex):
         return digest.digest()
 
     @property
-    def head_dim(self) -> int:
-        """Numbers of a key."""
-        return self._shape[1]
-
-    @property
     def bytes(self) -> int:
         return super().bytes + sum(head.bytes for built in self.built.values() for head in built.heads)
 
