@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -297,6 +298,34 @@ def test_closed_gates_touch_neither_index_nor_tiers() -> None:
     assert driver.attention.lookups.done == 10
     assert driver.store.stats()["index"]["rows"] == before["index"]["rows"] + 10
     assert driver.store.stats()["tiers"]["host"]["hits"] > before["tiers"]["host"]["hits"]
+
+
+@pytest.mark.parametrize("granularity", ["per_token_per_head", "per_token"])  # the others share among tokens
+def test_one_token_at_a_time_reads_for_its_open_heads_what_it_reads_in_a_chunk(granularity: str) -> None:
+    config = ModelConfig(
+        num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8, block_size=3, memory_layers=(0,), top_k=2,
+        kv_dtype="float64", cmt_cutoff=0.2, granularity=granularity,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(5)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    k_cmt, memory, rows = randn(2, 8), (randn(6, 2, 4, 8), randn(6, 2, 3, 8)), [randn(h, 16, 8) for h in (4, 2, 2)]
+    outputs, reads, opened = [], [], set()
+    for step in (16, 1):
+        driver = Driver(config, [k_cmt])
+        driver.attention.read_all_rows = True
+        driver.attach(0, *memory)
+        pieces = []
+        for at in range(0, 16, step):
+            pieces += driver.feed([tuple(x[:, at : at + step] for x in rows)])
+            opened.add(driver.attention.lookups.done)
+        outputs.append(torch.cat(pieces, 1))
+        reads.append(sorted((read.head, read.block, round(read.mass, 9)) for read in driver.reads))
+    assert {b - a for a, b in pairwise(sorted(opened))} >= {1, 2, 3}, "tokens with some of the heads open"
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-11)
+    assert reads[1] == reads[0] and reads[0]
 
 
 def test_a_budget_too_small_for_a_chunk_is_slower_and_right() -> None:

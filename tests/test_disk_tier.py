@@ -413,8 +413,7 @@ def test_counts_add_up_over_layers_and_threads():
 def test_a_lease_is_given_back_once():
     given_back = []
     k, v = new_slab(1).unbind(1)
-    slots, lengths, missed = torch.tensor([0]), torch.tensor([ROWS]), torch.tensor([True])
-    with Lease(slots, lengths, missed, k, v, lambda: given_back.append("slot 0")) as lease:
+    with Lease([0], [True], k, v, torch.tensor([ROWS]), lambda: given_back.append("slot 0")) as lease:
         assert not given_back
     lease.release()
     assert given_back == ["slot 0"]

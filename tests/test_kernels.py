@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from memstore.kernels import api, reference
-from memstore.kernels.api import NEG
+from memstore.kernels.api import NEG, LocalAttention
 
 DATA = Path(__file__).parent / "data"
 
@@ -230,6 +230,28 @@ def test_memory_attention_by_rows_and_shared_is_the_same_softmax() -> None:
                         (s * r for s, (_, r) in zip(total, weight)), reads
                     )
                 torch.testing.assert_close(shared[0, h, t], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_memory_attention_of_one_token_is_its_row_of_many() -> None:
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(1, 1, 4, 2, 8, dtype=torch.float64, generator=generator)
+    keys, values = (torch.randn(9, 3, 8, dtype=torch.float64, generator=generator) for _ in range(2))
+    lengths = torch.tensor([3, 3, 2, 3, 1, 3, 3, 3, 3])
+    slots = torch.tensor([[[0, 1, 3], [2, 4, 8], [5, 6, 7], [4, 0, 1]]])[:, :, None]
+    marks = torch.randn(1, 4, 2, 3, dtype=torch.float64, generator=generator)
+    k_cmt = torch.randn(4, 8, dtype=torch.float64, generator=generator)
+    local = api.local_attention(q[0], q[0], q[0].flip(-1), 3, k_cmt=k_cmt)
+    of_first = LocalAttention(local.output[:, :, :1], local.gate[:, :, :1], local.lse[:, :, :1])
+    for gated in (True, False):
+        both, mass = api.memory_attention(
+            q, keys, values, lengths, slots, slots * 0, marks, local, gated=gated, return_mass=True
+        )
+        one, its_mass = api.memory_attention(
+            q[..., :1, :], keys, values, lengths, slots, slots * 0, marks[:, :, :1], of_first, gated=gated,
+            return_mass=True,
+        )  # fmt: skip
+        torch.testing.assert_close(one, both[:, :, :1], rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(its_mass, mass[:, :, :1], rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(("rotations", "shared"), [(1, True), (2, True), (2, False)])

@@ -19,6 +19,7 @@ from memstore.kernels.results import NEG, LocalAttention, Negatives, TopK
 _PART = 64  # scores whose maximum stands for them
 _LONG = 1 << 16  # scores in all from where on it pays to look at maxima first
 _NEAR = 1024  # rows between two spans that are cheaper to score than another product
+_FEW = 64  # numbers that are looked at without tensors: in a decoding step every call costs more than they do
 _FROM_RIGHT = 1 << 21  # numbers of keys beyond which they no longer lie in a cache
 
 
@@ -310,6 +311,9 @@ def _joined(parts: list[Tensor], axis: int) -> Tensor:
 
 def _of_all(x: Tensor, num_kv_heads: int, wanted: list[tuple[int, int]], nothing: float) -> Tensor:
     """Results [n, ...] of the wanted runs of KV heads among those of all, the others filled with `nothing`."""
+    if len(wanted) == 1:
+        first, end = wanted[0]
+        return F.pad(x, (0, 0) * (x.dim() - 1) + (first, num_kv_heads - end), value=nothing)
     full = x.new_full((num_kv_heads, *x.shape[1:]), nothing)
     at = 0
     for first, end in wanted:
@@ -325,6 +329,8 @@ def _topk_newest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if x.numel() >= _LONG and parts > k:
         return _topk_by_parts(x, k)
     best, position = x.topk(min(k + 1, x.shape[-1]), -1)
+    if best.numel() <= _FEW and best.device.type == "cpu" and all(map(_distinct, best.flatten(0, -2).tolist())):
+        return best[..., :k], position[..., :k]
     doubtful = best[..., 1:] == best[..., :-1]  # one more than wanted shows whether others equal the last
     best, position = best[..., :k], position[..., :k]
     if doubtful.any():
@@ -338,6 +344,10 @@ def _topk_newest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
             position[of_row] = x.shape[-1] - 1 - order
         best = x.gather(-1, position)
     return best, position
+
+
+def _distinct(values: list[float]) -> bool:
+    return len(set(values)) == len(values)
 
 
 def _topk_by_parts(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -371,6 +381,10 @@ def memory_attention(
     scales: UnitScales | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See `memstore.kernels.api.memory_attention`."""
+    if gated and scales is None and slots.numel() <= _FEW and q.device.type == "cpu" and q.shape[:2] == (1, 1):
+        of_slots = slots.flatten().tolist()
+        if q.shape[3] == 1 and min(of_slots, default=-1) >= 0:
+            return _attend_token(q, keys, values, lengths, slots, landmark_scores, local, return_mass)
     missing = slots < 0
     if scales is not None:
         used = slots.clamp(min=0).flatten()
@@ -392,6 +406,16 @@ def memory_attention(
     memory = attend(q, keys, values, lengths, read, rotations, share)
     output = local.output if keep is None else local.output * keep[..., None].to(local.output.dtype)
     return output + memory.to(output.dtype), share if return_mass else None
+
+
+def _attend_token(
+    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, slots: Tensor, landmark_scores: Tensor,
+    local: LocalAttention, return_mass: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Gated attention of a decoding step whose heads all have their units: the same sums in half the calls."""
+    share = accumulate(landmark_scores).softmax(-1) * accumulate(local.gate)[..., None]
+    memory = _attend_one(q, keys, values, lengths, slots, slots, share)
+    return local.output + memory.to(local.output.dtype), share if return_mass else None
 
 
 def _attend_one(

@@ -93,19 +93,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class _Open:
-    """The rows of a layer step whose gate is open: rows [H, T] bool, how many, and the KV heads that have one."""
+    """The rows of a layer step whose gate is open: rows [H, T] bool, how many, and the heads that have one."""
 
     rows: Tensor
     count: int
-    kv_heads: list[int]
+    heads: list[int]
 
     @classmethod
-    def of(cls, rows: Tensor, num_kv_heads: int) -> "_Open":
+    def of(cls, rows: Tensor) -> "_Open":
         """Count rows [H, T]."""
         counts = [sum(of_head) for of_head in rows.tolist()]
-        group = len(counts) // num_kv_heads
-        kv_heads = [head for head in range(num_kv_heads) if any(counts[head * group : (head + 1) * group])]
-        return cls(rows, sum(counts), kv_heads)
+        return cls(rows, sum(counts), [head for head, count in enumerate(counts) if count])
 
 
 @dataclass
@@ -268,8 +266,8 @@ class MemoryAttention:
         """The rows whose gate is not below the cutoff; without a context miss token, all."""
         if self.cmt_keys is None:
             every = torch.ones_like(local.gate[0], dtype=torch.bool)
-            return _Open(every, every.numel(), list(range(self.config.num_kv_heads)))
-        return _Open.of(local.gate[0] >= self.config.cmt_cutoff, self.config.num_kv_heads)
+            return _Open(every, every.numel(), list(range(self.config.num_heads)))
+        return _Open.of(local.gate[0] >= self.config.cmt_cutoff)
 
     def _gate(self, local: LocalAttention) -> tuple[LocalAttention, _Open]:
         """Close the rows below the cutoff, and count."""
@@ -310,7 +308,15 @@ class MemoryAttention:
             chosen, first = Selection(recent, None), self._prefix.old
         slot_of, scores = self._place(layer_idx, chosen, first, rotated, near)
         candidates = chosen.candidates + first if first else chosen.candidates
-        return self._attend_units(layer_idx, rotated, local, candidates, slot_of, scores, is_last)
+        of, end = opened.heads[0], opened.heads[-1] + 1
+        if end - of == self.config.num_heads:
+            return self._attend_units(layer_idx, rotated, local, candidates, slot_of, scores, is_last)
+        part = LocalAttention(local.output[:, of:end], local.gate[:, of:end], local.lse[:, of:end])
+        output = local.output.clone()
+        output[:, of:end] = self._attend_units(
+            layer_idx, rotated[:, :, of:end], part, candidates[of:end], slot_of[of:end], scores[of:end], is_last, of
+        )  # fmt: skip
+        return output
 
     def _recent_scores(self, layer_idx: int, rotated: Tensor) -> Tensor:
         """Landmark scores [P, H, T, R] of every recent block in every slot."""
@@ -336,8 +342,9 @@ class MemoryAttention:
                 lse = torch.logaddexp(lse.to(query.dtype), recent.logsumexp(-1))
         if self._fixed and near is None and not shared:  # where no slot depends on it, the order among units is free
             candidates = in_range(scores, candidates, config.score_range)
-            searched_rows = opened.rows.numel() // config.num_kv_heads * len(opened.kv_heads)
-            if opened.count < searched_rows:
+            group = config.num_heads // config.num_kv_heads
+            searched_heads = group * len({head // group for head in opened.heads})
+            if opened.count < searched_heads * opened.rows.shape[1]:
                 candidates = candidates.masked_fill(~opened.rows[..., None], -1)
             return Selection(candidates, scores)
         return select(
@@ -382,11 +389,14 @@ class MemoryAttention:
 
     def _attend_units(
         self, layer_idx: int, rotated: Tensor, local: LocalAttention, candidates: Tensor, rotations: Tensor,
-        scores: Tensor, is_last: bool,
+        scores: Tensor, is_last: bool, first_head: int = 0,
     ) -> Tensor:  # fmt: skip
-        """Lease the distinct units and attend; if they exceed the budget, in halves of the rows: slower and right."""
+        """Lease the distinct units and attend; if they exceed the budget, in halves of the rows: slower and right.
+
+        For the heads from first_head on that the tensors have: rotated [R, 1, h, T, D], candidates [h, T or 1, K].
+        """
         try:
-            lease, slots = self._lease(layer_idx, candidates)
+            lease, slots = self._lease(layer_idx, candidates, first_head)
         except BudgetExceeded:
             rows = candidates.shape[1]
             if rows == 1:
@@ -403,6 +413,7 @@ class MemoryAttention:
                         rotations[:, part],
                         scores[:, part],
                         is_last and part.stop == rows,
+                        first_head,
                     )
                 )
             return torch.cat(halves, 2)
@@ -415,15 +426,18 @@ class MemoryAttention:
             if recording and mass is not None:
                 for row in range(0 if self.read_all_rows else mass.shape[2] - 1, mass.shape[2]):
                     own = min(row, candidates.shape[1] - 1)
-                    self._record(layer_idx, candidates[:, own], mass[0, :, row], slots[:, own], lease)
+                    self._record(layer_idx, candidates[:, own], mass[0, :, row], slots[:, own], lease, first_head)
         return output
 
-    def _lease(self, layer_idx: int, candidates: Tensor) -> tuple[Lease, Tensor]:
-        """A lease on the distinct units of candidates [H, T or 1, K], and their slots in the same shape (-1 = none)."""
-        heads, kv_heads = candidates.shape[0], self.config.num_kv_heads
+    def _lease(self, layer_idx: int, candidates: Tensor, first_head: int) -> tuple[Lease, Tensor]:
+        """A lease on the distinct units of candidates [h, T or 1, K] of the heads from first_head on, and their slots
+        in the same shape (-1 = none).
+        """
         if candidates.numel() <= _FEW:
-            return self._lease_few(layer_idx, candidates)
-        kv_head = torch.arange(heads, device=candidates.device)[:, None, None] // (heads // kv_heads)
+            return self._lease_few(layer_idx, candidates, first_head)
+        kv_heads = self.config.num_kv_heads
+        head = torch.arange(first_head, first_head + len(candidates), device=candidates.device)[:, None, None]
+        kv_head = head // (self.config.num_heads // kv_heads)
         present = candidates >= 0
         units, inverse = torch.where(present, candidates * kv_heads + kv_head, -1).unique(return_inverse=True)
         absent = int(len(units) > 0 and units[0] < 0)
@@ -436,12 +450,13 @@ class MemoryAttention:
         slots = torch.nn.functional.pad(lease.slots, (absent, 0), value=-1).to(inverse.device)
         return lease, slots[inverse]
 
-    def _lease_few(self, layer_idx: int, candidates: Tensor) -> tuple[Lease, Tensor]:
+    def _lease_few(self, layer_idx: int, candidates: Tensor, first_head: int) -> tuple[Lease, Tensor]:
         """The same without tensors: a decoding step has few units, and every call costs more than the units do."""
-        a_head = candidates.numel() // self.config.num_kv_heads
+        group = self.config.num_heads // self.config.num_kv_heads
         wanted = [
-            (candidate, at // a_head) if candidate >= 0 else None
-            for at, candidate in enumerate(candidates.flatten().tolist())
+            (candidate, head // group) if candidate >= 0 else None
+            for head, of_head in enumerate(candidates.flatten(1).tolist(), first_head)
+            for candidate in of_head
         ]
         units: dict[tuple[int, int] | None, int] = dict.fromkeys(wanted, -1)
         distinct = [unit for unit in units if unit is not None]
@@ -453,13 +468,13 @@ class MemoryAttention:
         lease = self._leased(layer_idx, keys)
         if len(distinct) == len(wanted):
             return lease, lease.slots.to(candidates.device).view(candidates.shape)
-        units.update(zip(distinct, lease.slots.tolist()))
+        units.update(zip(distinct, lease.held))
         return lease, torch.tensor([units[unit] for unit in wanted], device=candidates.device).view(candidates.shape)
 
     def _leased(self, layer_idx: int, units: list[BlockKey]) -> Lease:
         lease = self.store.lease(units)
         if self.observer is not None:
-            self.observer.read(layer_idx, units, bool(lease.missed.any()))
+            self.observer.read(layer_idx, units, any(lease.missing))
         return lease
 
     def _locate(self, candidate: int) -> tuple[int, int]:
@@ -470,11 +485,13 @@ class MemoryAttention:
             candidate -= end - first
         raise IndexError(candidate)
 
-    def _record(self, layer_idx: int, candidates: Tensor, mass: Tensor, slots: Tensor, lease: Lease) -> None:
-        missed = set(lease.slots[lease.missed].tolist())
+    def _record(
+        self, layer_idx: int, candidates: Tensor, mass: Tensor, slots: Tensor, lease: Lease, first_head: int
+    ) -> None:
+        missed = {slot for slot, missing in zip(lease.held, lease.missing) if missing}
         reads = [
             Read(layer_idx, head, *self._locate(candidate), weight, "disk" if slot in missed else "host")
-            for head, row in enumerate(zip(candidates.tolist(), mass.tolist(), slots.tolist()))
+            for head, row in enumerate(zip(candidates.tolist(), mass.tolist(), slots.tolist()), first_head)
             for candidate, weight, slot in zip(*row)
             if candidate >= 0 and weight > 0
         ]

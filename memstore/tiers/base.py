@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
@@ -29,19 +31,33 @@ class UnitSource(Protocol):
 class Lease:
     """Slots that hold the requested units and are not evicted until `release` (or the end of the `with` block).
 
-    slots, lengths: int64 [n], aligned with the requested units; missed: bool [n], units that this lease
-    read from the tier below; k, v: slabs [S, block_size, head_dim] to index with slots, views of one in which K and V
-    of a slot are neighbours; a unit's rows at and after its length are zero. The slabs may be on a device; slots,
-    lengths and missed are on the CPU.
+    held, missing: of each requested unit its slot, and whether this lease read it from the tier below; k, v: slabs [S,
+    block_size, head_dim] to index with slots, views of one in which K and V of a slot are neighbours; a unit's rows at
+    and after its length are zero; slot_lengths: int64 [S], the lengths. The slabs and slot_lengths may be on a device.
     """
 
-    slots: Tensor
-    lengths: Tensor
-    missed: Tensor
+    held: Sequence[int]
+    missing: Sequence[bool]
     k: Tensor
     v: Tensor
+    slot_lengths: Tensor
     on_release: Callable[[], None] = field(repr=False)
     released: bool = False
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """int64 [n], the slots on the CPU."""
+        return torch.tensor(self.held, dtype=torch.int64)
+
+    @property
+    def lengths(self) -> Tensor:
+        """int64 [n], valid content tokens of each unit, on the CPU."""
+        return self.slot_lengths[self.slots].cpu()
+
+    @property
+    def missed(self) -> Tensor:
+        """bool [n], the units that this lease read from the tier below."""
+        return torch.tensor(self.missing, dtype=torch.bool)
 
     def release(self) -> None:
         """Give the slots back; more than once is the same as once."""

@@ -128,9 +128,8 @@ class SlabTier:
             self._count_lookups(units, missing, waited)
         if missing:
             self._fetch(missing, held, thread)
-        taken = torch.tensor(held, dtype=torch.int64)
-        missed = torch.tensor([slot is None for slot in slots], dtype=torch.bool)
-        return Lease(taken, self.lengths[taken].cpu(), missed, self.k, self.v, lambda: self._release(held, thread))
+        was_missing = [slot is None for slot in slots]
+        return Lease(held, was_missing, self.k, self.v, self.lengths, lambda: self._release(held, thread))
 
     def prefetch(self, units: Iterable[BlockKey]) -> int:
         """Read units that will probably be looked up into slots that nobody needs now; return how many were read.
