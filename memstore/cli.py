@@ -238,6 +238,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run in DIR.")] = False,
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="CPU cores to use.")] = 1,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where to compute: cpu or cuda.")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Train a model on text; the directory can be given to --model."""
@@ -258,7 +259,7 @@ def train(
 
     config = TrainConfig(
         out=out, model=PRESETS[preset], stages=stages_from(from_stage), minutes=minutes, seed=seed or 0,
-        threads=threads, init=init,
+        threads=threads, device=device, init=init,
     )  # fmt: skip
     run_training(config, texts, resume=resume, report=report)
     if as_json:

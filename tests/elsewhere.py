@@ -35,7 +35,7 @@ class Elsewhere(TorchFunctionMode):
             self._check(func, args, tensors)
         if func in (Tensor.numpy, Tensor.__array__):
             assert not _marked(args[0]), "numpy() of a tensor that is not on the CPU"
-        args, kwargs = tree_map(lambda x: HERE if x == THERE or x in ("cuda", "cuda:0") else x, (list(args), kwargs))
+        args, kwargs = tree_map(lambda x: HERE if _is_there(x) else x, (list(args), kwargs))
         result = func(*args, **kwargs)
         marked = any(map(_marked, tensors[:1] if func in _COPY else tensors)) if target is None else target == THERE
         if func == _SET_DATA:
@@ -66,6 +66,10 @@ class Elsewhere(TorchFunctionMode):
             tensors = [into, *values] if indices else []  # without an index tensor it is a view, or a copy into one
         places = {_marked(x) for x in tensors if isinstance(x, Tensor) and x.dim()}
         assert len(places) < 2, f"{getattr(func, '__name__', func)} mixes tensors of two devices"
+
+
+def _is_there(x: Any) -> bool:
+    return isinstance(x, (str, torch.device)) and x in (THERE, "cuda", "cuda:0")
 
 
 def _marked(x: Tensor) -> bool:

@@ -467,6 +467,8 @@ def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> 
     tokenizers = [(tmp_path / name / "tokenizer.json").read_text() for name in ("run", "run4")]
     assert tokenizers[0] == tokenizers[1]
     refused(run("train", text, "--out", tmp_path / "run5", "--from-stage", "dense"), "windows, varied")
+    refused(run("train", text, "--out", tmp_path / "run5", "--device", "cuda:99"), "'cuda:99'", "choose cuda or cpu")
+    assert not (tmp_path / "run5").exists()
     refused(run("train", text, "--out", tmp_path / "run6", "--init", tmp_path / "run", "--preset", "small"), "another")
 
 

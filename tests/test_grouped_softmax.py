@@ -22,6 +22,9 @@ import interpreted  # noqa: F401 (before anything imports Triton)
 
 from memstore.kernels import api, grouped_softmax, grouped_softmax_backward, reference
 from memstore.kernels.api import NEG, Negatives, grouped_softmax_attention
+from memstore.model.config import ModelConfig
+from memstore.model.objectives import encode_windows, next_token_loss
+from memstore.model.transformer import Transformer
 
 DATA = Path(__file__).parent / "data"
 CUDA = torch.cuda.is_available()
@@ -289,6 +292,28 @@ def test_importing_memstore_and_attending_on_a_cpu_needs_no_triton() -> None:
         "assert sys.modules['triton'] is None and not any(name.startswith('triton.') for name in sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_model_learns_from_windows_the_same_through_the_kernel() -> None:
+    config = ModelConfig(
+        vocab_size=60, num_layers=2, hidden_size=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_size=16, block_size=5
+    )
+    model = Transformer(config)
+    model.initialise(torch.Generator().manual_seed(0))
+    model.to(DEVICE)
+    ids = (torch.arange(48).view(2, 24) * 7 % 58).to(DEVICE)
+    controlled = torch.tensor([[True, False, True, True], [False, True, True, False]], device=DEVICE)
+    jumps = torch.tensor([[0, 2, 0, 1], [0, 0, 3, 0]], device=DEVICE)
+
+    def learned(triton: bool) -> dict[str, Tensor]:
+        hidden, _ = encode_windows(model, ids, controlled, jumps, triton=triton)
+        loss = next_token_loss(model, hidden, ids, torch.ones(2, 24, device=DEVICE))
+        gradients = torch.autograd.grad(loss.total, list(model.parameters()))
+        return {"loss": loss.total.detach()} | dict(zip(dict(model.named_parameters()), gradients))
+
+    expected = learned(triton=False)
+    assert all(x.any() for x in expected.values())
+    torch.testing.assert_close(learned(triton=True), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")

@@ -170,10 +170,14 @@ def test_position_jumps_move_later_blocks_only() -> None:
     assert not torch.allclose(far[:, 10:], near[:, 10:])
 
 
-def test_muon_orthogonalises_and_every_parameter_has_one_optimiser() -> None:
-    generator = torch.Generator().manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalise(torch.randn(24, 8, generator=generator)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_muon_orthogonalises(dtype: torch.dtype) -> None:
+    gradient = torch.randn(24, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    values = torch.linalg.svdvals(orthogonalise(gradient).float())
     assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_every_parameter_has_one_optimiser() -> None:
     built = model(cmt=True)
     held = [id(p) for o in make_optimizers(built, 1e-3, 1e-2) for g in o.param_groups for p in g["params"]]
     assert sorted(held) == sorted(id(p) for p in built.parameters())

@@ -30,7 +30,7 @@ def save_checkpoint(
     old one.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().to(dtype).contiguous() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()}
     temporary = directory / "model.safetensors.partial"
     save_file(weights, temporary)
     temporary.chmod(0o644)  # safetensors makes it private, and a wheel keeps the mode

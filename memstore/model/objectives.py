@@ -30,32 +30,36 @@ class WindowMemory:
 
 
 def encode_windows(
-    model: Transformer, ids: Tensor, controlled: Tensor | None = None, jumps: Tensor | None = None, *, cmt: bool = True
-) -> tuple[Tensor, list[WindowMemory]]:
+    model: Transformer, ids: Tensor, controlled: Tensor | None = None, jumps: Tensor | None = None, *,
+    cmt: bool = True, triton: bool | None = None,
+) -> tuple[Tensor, list[WindowMemory]]:  # fmt: skip
     """Whole windows by grouped-softmax attention at true positions.
 
     ids: [W, T], T a multiple of block_size + 1. controlled: [W, nb] bool, blocks under the context miss gate.
     jumps: [W, nb] extra positions skipped before each block (the paper's appendix E), or None.
     cmt: whether the context miss token takes part (a model learns to retrieve before it learns to gate).
+    triton: as for `grouped_softmax_attention`. All tensors are on the model's device.
     Returns hidden states [W, T, hidden] and each layer's blocks.
     """
     config, rope = model.config, model.rope
     b, num_blocks = config.stride, ids.shape[1] // config.stride
-    positions = torch.arange(ids.shape[1])
-    offsets = positions % b
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    in_block = rope.angles_at(positions % b, model.embedding.weight)
     if jumps is not None:
         positions = (positions + jumps.cumsum(1).repeat_interleave(b, 1))[:, None]
+    in_window = rope.angles_at(positions, model.embedding.weight)
     scale = config.head_dim**-0.5
     cmt_keys = model.cmt_keys() if cmt else None
     memory: list[WindowMemory] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         blocks = v.unflatten(2, (num_blocks, b))[:, :, :, : config.block_size]
-        memory.append(WindowMemory(rope(k, offsets).unflatten(2, (num_blocks, b)), blocks))
+        memory.append(WindowMemory(rope.rotate(k, *in_block).unflatten(2, (num_blocks, b)), blocks))
         k_cmt = None if cmt_keys is None else cmt_keys[layer]
         return grouped_softmax_attention(
-            rope(q * scale, positions), rope(k, positions), v, config.block_size, k_cmt=k_cmt, controlled=controlled
-        )
+            rope.rotate(q * scale, *in_window), rope.rotate(k, *in_window), v, config.block_size, k_cmt=k_cmt,
+            controlled=controlled, triton=triton,
+        )  # fmt: skip
 
     return model.hidden(ids, attend), memory
 
@@ -82,7 +86,7 @@ def read_memory(
     negatives: per layer, landmark keys that compete without being visible, their scores lowered by negative_bias.
     top_k: of visible blocks and negatives together every (token, head) sees only its best, as inference does; None =
     all.
-    Returns hidden states [C, T, hidden].
+    All tensors are on the model's device. Returns hidden states [C, T, hidden].
     """
     config, rope = model.config, model.rope
     b, size = config.stride, config.block_size
@@ -90,25 +94,30 @@ def read_memory(
     num_windows, num_blocks = memory[0].keys.shape[0], memory[0].keys.shape[2]
     count = visible.shape[1] * num_blocks
     recent = min(config.top_k if recent is None else recent, num_blocks)
-    steps = torch.arange(length)
+    steps = torch.arange(length, device=ids.device)
     positions = (steps + continues[:, None] * (recent * b))[:, None]  # (C, 1, T)
-    distance = torch.tensor([config.old_block_distance])
+    in_chunk = rope.angles_at(positions, model.embedding.weight)
+    old = rope.angles(config.old_block_distance, config.old_block_distance + 1, model.embedding.weight)
+    from_recent = [
+        rope.angles((recent - r) * b, (recent - r) * b + length, model.embedding.weight) for r in range(recent)
+    ]
     following = continues.nonzero().flatten()
-    is_recent = torch.zeros(count, dtype=torch.bool)
-    is_recent[num_blocks - recent : num_blocks] = True
+    columns = torch.arange(num_blocks - recent, num_blocks, device=ids.device)
+    is_recent = torch.zeros(count, dtype=torch.bool, device=ids.device)
+    is_recent[columns] = True
     recent_only = continues[:, None] & is_recent  # (C, N)
     scale = config.head_dim**-0.5
     cmt_keys = model.cmt_keys() if cmt else None
 
     def unwanted(total: int) -> Tensor:
         """[C, total] bool: negatives that are blocks of a chunk's own visible windows."""
-        mine = torch.zeros(chunks, num_windows, dtype=torch.bool).scatter_(1, visible, True)
+        mine = torch.zeros(chunks, num_windows, dtype=torch.bool, device=ids.device).scatter_(1, visible, True)
         return F.pad(mine.repeat_interleave(num_blocks, 1), (0, total - num_windows * num_blocks))
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q = q * scale
         k_cmt = None if cmt_keys is None else cmt_keys[layer]
-        local = local_attention(rope(q, positions), rope(k, positions), v, size, k_cmt=k_cmt)
+        local = local_attention(rope.rotate(q, *in_chunk), rope.rotate(k, *in_chunk), v, size, k_cmt=k_cmt)
         searched = layer in (config.memory_layers or ())
         if not searched and not len(following):
             return local.output
@@ -116,14 +125,13 @@ def read_memory(
         heads = window.keys.shape[1]
         keys = window.keys[visible].transpose(1, 2).reshape(chunks, heads, count * b, -1)
         values = window.values[visible].transpose(1, 2).reshape(chunks, heads, count * size, -1)
-        far = rope(q, distance)
+        far = rope.rotate(q, *old)
         s = accumulate(scores(far, keys)).unflatten(-1, (count, b))  # (C, H, T, N, b)
         if len(following):
-            near = torch.stack([rope(q[following], steps + (recent - r) * b) for r in range(recent)], 2)
+            near = torch.stack([rope.rotate(q[following], *angles) for angles in from_recent], 2)
             group = q.shape[1] // heads
             own = window.keys[visible[following, 0], :, num_blocks - recent :].repeat_interleave(group, 1)
             close = accumulate(near @ own.transpose(-1, -2)).transpose(2, 3)  # (F, H, T, R, b)
-            columns = is_recent.nonzero().flatten()
             s[following[:, None], :, :, columns[None]] = close.permute(0, 3, 1, 2, 4)
         landmark = s[..., size]
         if not searched:

@@ -22,6 +22,8 @@ def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
 
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised, for 2-d parameters (K. Jordan, "Muon", 2024); Nesterov, decoupled decay.
+
+    On a CUDA device the iteration runs in bfloat16, as it was published: float32 does not use the tensor cores.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.01) -> None:
@@ -37,7 +39,8 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(p)
                 buffer = state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                update = orthogonalise(p.grad.lerp(buffer, group["momentum"]))
+                gradient = p.grad.lerp(buffer, group["momentum"])
+                update = orthogonalise(gradient.bfloat16() if gradient.is_cuda else gradient)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.add_(update, alpha=-group["lr"] * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
 

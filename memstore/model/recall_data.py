@@ -5,9 +5,9 @@ with questions from fresh chunks, and the loss weight of every token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,8 @@ from memstore.model.tokenizer import Tokenizer
 
 __all__ = ["MemoryBatch", "QuestionBatch", "RecallConfig", "RecallData", "StatedFact", "WindowBatch"]
 
+Batch = TypeVar("Batch", "WindowBatch", "MemoryBatch", "QuestionBatch")
+
 
 @dataclass(frozen=True)
 class WindowBatch:
@@ -27,6 +29,10 @@ class WindowBatch:
     ids: torch.Tensor  # int64 [B, T]
     weights: torch.Tensor  # float32 [B, T]: loss weight of each id as a target; 0 for landmarks
     pass_key: torch.Tensor  # bool [B]: states a pass key (two such windows must not be each other's negatives)
+
+    def to(self, device: torch.device) -> WindowBatch:
+        """The same, its tensors there."""
+        return _on(device, self)
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,10 @@ class MemoryBatch:
     contents: list[list[int]] = field(repr=False)  # content ids of each window, without landmarks
     pools: Pools = field(repr=False)
 
+    def to(self, device: torch.device) -> MemoryBatch:
+        """The same, its tensors there."""
+        return _on(device, self)
+
 
 @dataclass(frozen=True)
 class QuestionBatch:
@@ -51,6 +61,15 @@ class QuestionBatch:
     weights: torch.Tensor  # float32 [B, T]
     visible: torch.Tensor  # int64 [B, V]: windows whose content the chunk may read; oldest first, but see `continues`
     continues: torch.Tensor  # bool [B]: the chunk directly follows the end of window visible[:, 0]
+
+    def to(self, device: torch.device) -> QuestionBatch:
+        """The same, its tensors there."""
+        return _on(device, self)
+
+
+def _on(device: torch.device, batch: Batch) -> Batch:
+    tensors: dict[str, Any] = {n: x.to(device) for n, x in vars(batch).items() if isinstance(x, torch.Tensor)}
+    return replace(batch, **tensors)
 
 
 class RecallData:

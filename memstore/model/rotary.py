@@ -49,9 +49,16 @@ class Rope:
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [..., T, D] rotated to positions [T] (or any shape that broadcasts against x's axes but the last)."""
+        return self.rotate(x, *self.angles_at(positions, x))
+
+    def angles_at(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [..., D] for rotating x, and all that has its device and precision, to positions [...].
+
+        A device has to say first how far they reach: take them once, not once a layer.
+        """
         reach = int(positions.abs().max()) if positions.numel() else 0
         cos, sin, zero = self._table(reach, x)
-        return self.rotate(x, cos[positions + zero], sin[positions + zero])
+        return cos[positions + zero], sin[positions + zero]
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [..., D] rotated by `angles` that broadcast against it; the result has x's dtype."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.checkpoint import load_checkpoint, save_checkpoint
@@ -24,6 +25,7 @@ from memstore.model.optimizer import make_optimizers
 from memstore.model.recall_data import RecallData
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
+from memstore.tiers.device import usable_device
 
 _CLIP = 1.0
 
@@ -38,6 +40,7 @@ class TrainConfig:
     minutes: float | None = None  # shared among the stages in proportion to their steps times what a step costs
     seed: int = 0
     threads: int = 1
+    device: str = "cpu"  # where it computes, such as "cuda"; no part of a run: it is resumed on any device
     init: Path | None = None  # weights and tokenizer to start from: a checkpoint with the same configuration
     bfloat16: bool = True  # autocast of the forward pass; weights and optimisers stay float32
     save_every: int = 100  # steps between checkpoints
@@ -64,8 +67,10 @@ def train(
     """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
 
     resume: go on from the run that stands there. report: called with every line of metrics.
-    KeyboardInterrupt saves a checkpoint before it is raised again.
+    KeyboardInterrupt saves a checkpoint before it is raised again. Raises InvalidConfig for a device that this machine
+    does not have.
     """
+    device = usable_device(config.device)
     torch.set_num_threads(config.threads)
     keep_freed_memory()
     config.out.mkdir(parents=True, exist_ok=True)
@@ -78,7 +83,7 @@ def train(
         )
     tokenizer = _tokenizer(config, texts)
     corpus = TokenCorpus.build(texts, tokenizer, config.out / "tokens")
-    run = _Run(config, tokenizer, corpus)
+    run = _Run(config, tokenizer, corpus, device)
     if resume:
         run.restore(_read_state(state_path))
     else:
@@ -140,11 +145,21 @@ def _cuts(documents: Iterable[str], rng: random.Random, length: int = 24_000) ->
             yield text[start : start + length]
 
 
-class _Run:
-    """The mutable state of a run."""
+def update(model: Transformer, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
+    """One step down the loss: gradients, clipped, and the optimisers."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
+    for optimizer in optimizers:
+        optimizer.step()
 
-    def __init__(self, config: TrainConfig, tokenizer: Tokenizer, corpus: TokenCorpus) -> None:
-        self.config, self.tokenizer = config, tokenizer
+
+class _Run:
+    """The mutable state of a run. Draws are made on the CPU, so that they are the same on every device."""
+
+    def __init__(self, config: TrainConfig, tokenizer: Tokenizer, corpus: TokenCorpus, device: torch.device) -> None:
+        self.config, self.tokenizer, self.device = config, tokenizer, device
         self.model = Transformer(config.model)
         self.model.initialise(torch.Generator().manual_seed(config.seed))
         if config.init is not None:
@@ -152,6 +167,7 @@ class _Run:
             if first.config != config.model:
                 raise InvalidConfig(f"{config.init} is a model of another configuration than the one to train")
             self.model.load_state_dict(first.state_dict())
+        self.model.to(device)
         self.rng = random.Random(config.seed)
         self.generator = torch.Generator().manual_seed(config.seed + 1)
         self.data = RecallData(tokenizer, corpus, config.stages[0].data, config.seed + 2)
@@ -209,18 +225,13 @@ class _Run:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * factor
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.config.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bfloat16):
             document, question = self._windows(share) if stage.kind == "windows" else self._memory(share)
-        parts = [document] if question is None else [document, question]
-        loss = sum((part.total for part in parts), torch.zeros(())) / sum(
-            (part.weight for part in parts), torch.zeros(())
-        )
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        total, weight = document.total, document.weight
+        if question is not None:
+            total, weight = total + question.total, weight + question.weight
+        loss = total / weight
+        update(self.model, self.optimizers, loss)
         line = {"loss": float(loss.detach())}
         for kind, part in (("window", document), ("chunk", question)):
             if part is not None:
@@ -229,27 +240,30 @@ class _Run:
         return line
 
     def _controlled(self, windows: int, blocks: int) -> Tensor | None:
-        return torch.rand(windows, blocks, generator=self.generator) < 0.5 if self.stage.cmt else None
+        if not self.stage.cmt:
+            return None
+        return (torch.rand(windows, blocks, generator=self.generator) < 0.5).to(self.device)
 
     def _windows(self, share: float) -> tuple[Loss, None]:
         stage, first_last = self.stage, self.stage.gap
         gap = first_last[0] + (first_last[1] - first_last[0]) * min(1.0, share * 1.5)
-        batch = self.data.windows(stage.batch, stage.blocks, gap=gap)
+        batch = self.data.windows(stage.batch, stage.blocks, gap=gap).to(self.device)
         jumps = None
         if stage.max_jump > 1:
             jumps = torch.randint(stage.max_jump, (stage.batch, stage.blocks), generator=self.generator)
             jumps[:, 0] = 0
+            jumps = jumps.to(self.device)
         controlled = self._controlled(stage.batch, stage.blocks)
         hidden, _ = encode_windows(self.model, batch.ids, controlled, jumps, cmt=stage.cmt)
         return next_token_loss(self.model, hidden, batch.ids, batch.weights), None
 
     def _memory(self, share: float) -> tuple[Loss, Loss]:
         stage, size = self.stage, self.config.model.block_size
-        memory = self.data.memory(stage.memory_windows, stage.memory_blocks)
+        memory = self.data.memory(stage.memory_windows, stage.memory_blocks).to(self.device)
         chunks, blocks = stage.batch, stage.chunk_blocks
         if self.rng.random() < stage.long_chunks:
             chunks, blocks = chunks // 2, blocks * 2
-        questions = self.data.questions(memory, chunks, blocks, recents=self.config.model.top_k)
+        questions = self.data.questions(memory, chunks, blocks, recents=self.config.model.top_k).to(self.device)
         controlled = self._controlled(stage.memory_windows, stage.memory_blocks)
         hidden, encoded = encode_windows(self.model, memory.ids, controlled, cmt=stage.cmt)
         fresh = negatives_of(encoded, self.rng.randrange(size))
@@ -303,7 +317,7 @@ class _Run:
         report(line)
 
     def save(self) -> None:
-        """Write the checkpoint and everything a resumed run needs."""
+        """Write the checkpoint and everything a resumed run needs, on the CPU whatever the device."""
         state = {
             "progress": vars(self.progress),
             "model": self.model.state_dict(),
@@ -315,7 +329,7 @@ class _Run:
             "stages": [stage.name for stage in self.config.stages],
         }
         temporary = self.config.out / "state.pt.partial"
-        torch.save(state, temporary)
+        torch.save(tree_map_only(Tensor, Tensor.cpu, state), temporary)
         temporary.replace(self.config.out / "state.pt")
         save_checkpoint(self.model, self.tokenizer, self.config.out)
 
@@ -331,4 +345,7 @@ class _Run:
         self.data.restore(state["data"])
         self.rng.setstate((3, tuple(state["rng"]), None))
         self.generator.set_state(state["generator"])
-        self.queue = [[Negatives(keys, values) for keys, values in entry] for entry in state["queue"]]
+        self.queue = [
+            [Negatives(keys.to(self.device), values.to(self.device)) for keys, values in entry]
+            for entry in state["queue"]
+        ]

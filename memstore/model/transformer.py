@@ -120,10 +120,10 @@ class Transformer(nn.Module):
         if not self.config.cmt:
             return None
         x = self.embedding.weight[self.config.cmt_id][None, None]
-        position = torch.tensor([-1], device=x.device)
+        cos, sin = self.rope.angles(-1, 0, x)
         keys = []
         for block in self._layers():
             _, k, _ = block.project(x)
-            keys.append(self.rope(k, position)[0, :, 0])
+            keys.append(self.rope.rotate(k, cos, sin)[0, :, 0])
             x = block.mlp(x)
         return keys

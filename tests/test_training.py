@@ -1,0 +1,111 @@
+"""A training run is the same on every device, and goes on on another one."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import torch
+from elsewhere import Elsewhere
+from torch.utils._pytree import tree_leaves
+
+from memstore.errors import InvalidConfig
+from memstore.model.checkpoint import load_checkpoint
+from memstore.model.config import ModelConfig
+from memstore.model.curriculum import default_curriculum
+from memstore.model.train import TrainConfig, train
+
+MODEL = ModelConfig(
+    vocab_size=1024, num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=48, block_size=16,
+    top_k=2,
+)  # fmt: skip
+
+
+def stages() -> tuple:
+    """Both kinds, with the gate, position jumps, negatives of earlier steps and chunks that continue a window."""
+    windows, _, memory, text, *_ = default_curriculum()
+    small = {"steps": 3, "batch": 4, "blocks": 3, "chunk_blocks": 2, "memory_windows": 4, "memory_blocks": 4,
+             "queue": 32, "negatives": 1.0, "warmup": 1}  # fmt: skip
+    gated = replace(text, **small, data=replace(text.data, question_follows=0.5))
+    return replace(windows, **small, max_jump=3, cmt=True), replace(memory, **small), gated
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "topics.txt"
+    path.write_text("\n".join(list(topics.values())[:25]))
+    return path
+
+
+def trained(out: Path, book: Path, *devices: str, bfloat16: bool = False) -> tuple[list[float], dict[str, Any]]:
+    """Losses and weights of a run that is interrupted after every fourth step and resumed on the next device.
+
+    "cuda" is the stand-in for one, "cuda:0" is one.
+    """
+    losses: list[float] = []
+
+    def report(line: dict[str, Any]) -> None:
+        losses.append(line["loss"])
+        if len(losses) % 4 == 0 and len(losses) < 4 * len(devices):
+            raise KeyboardInterrupt
+
+    for turn, device in enumerate(devices):
+        config = TrainConfig(out, MODEL, stages(), seed=3, log_every=1, bfloat16=bfloat16, device=device)
+        with Elsewhere() if device == "cuda" else nullcontext():
+            try:
+                model = train(config, [book], resume=turn > 0, report=report)
+            except KeyboardInterrupt:
+                continue
+            assert {p.device.type for p in model.parameters()} == {torch.device(device).type}
+    return losses, model.state_dict()
+
+
+def same(found: tuple[list[float], dict[str, Any]], expected: tuple[list[float], dict[str, Any]]) -> None:
+    assert found[0] == pytest.approx(expected[0], abs=1e-4)
+    torch.testing.assert_close(found[1], expected[1])
+
+
+def test_a_run_on_another_device_is_the_run_on_the_cpu_and_each_resumes_the_other(tmp_path: Path, book: Path) -> None:
+    expected = trained(tmp_path / "here", book, "cpu")
+    assert len(expected[0]) == 9
+    same(trained(tmp_path / "moved", book, "cuda", "cpu", "cuda"), expected)
+    state = torch.load(tmp_path / "moved" / "state.pt", weights_only=True)
+    tensors = [x for x in tree_leaves(state) if isinstance(x, torch.Tensor)]
+    assert tensors and not any(getattr(x, "elsewhere", False) for x in tensors)
+    torch.testing.assert_close(load_checkpoint(tmp_path / "moved")[0].state_dict(), state["model"])
+
+
+def test_an_interrupted_run_on_the_cpu_ends_with_the_same_bits(tmp_path: Path, book: Path) -> None:
+    whole, resumed = (trained(tmp_path / str(n), book, *["cpu"] * n) for n in (1, 3))
+    assert whole[0] == resumed[0] and all(torch.equal(whole[1][name], x) for name, x in resumed[1].items())
+
+
+def test_the_forward_pass_runs_in_bfloat16_where_the_device_is(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = trained(tmp_path / "here", book, "cpu", bfloat16=True)
+    asked, autocast = [], torch.autocast
+
+    def on_the_cpu(device_type: str, *arguments: Any, **options: Any) -> torch.autocast:
+        asked.append(device_type)
+        return autocast("cpu", *arguments, **options)
+
+    monkeypatch.setattr(torch, "autocast", on_the_cpu)
+    same(trained(tmp_path / "there", book, "cuda", bfloat16=True), expected)
+    assert set(asked) == {"cuda"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_run_on_a_gpu_is_near_that_on_the_cpu(tmp_path: Path, book: Path, bfloat16: bool) -> None:
+    expected, _ = trained(tmp_path / "here", book, "cpu")
+    found, _ = trained(tmp_path / "there", book, "cuda:0", "cpu", "cuda:0", bfloat16=bfloat16)
+    assert found == pytest.approx(expected, abs=0.02)
+
+
+def test_a_device_that_is_not_there_leaves_no_directory(tmp_path: Path, book: Path) -> None:
+    with pytest.raises(InvalidConfig, match="cuda:99"):
+        train(TrainConfig(tmp_path / "run", MODEL, device="cuda:99"), [book])
+    assert not (tmp_path / "run").exists()
