@@ -138,19 +138,18 @@ def attention_part(device: Device) -> Iterator[dict[str, Any]]:
 
 def gather_part(device: Device) -> Iterator[dict[str, Any]]:
     for size, dim in ((52, 128), (63, 128)):  # K and V of a unit in float16: 26 KB and 32 KB
-        host = tuple(torch.zeros(4096, size, dim, dtype=torch.float16, pin_memory=True) for _ in range(2))
-        slabs = tuple(torch.zeros(4096, size, dim, dtype=torch.float16, device="cuda") for _ in range(2))
-        count, unit = 64, 2 * host[0][0].nbytes
+        host = torch.zeros(4096, 2, size, dim, dtype=torch.float16, pin_memory=True)
+        slab = torch.zeros(4096, 2, size, dim, dtype=torch.float16, device="cuda")
+        count, unit = 64, host[0].nbytes
         for name, places in (("scattered", list(range(0, 4096, 64))), ("in a row", list(range(100, 164)))):
 
-            def one_by_one(into: Any, source: Any, places: list[int] = places) -> None:
+            def one_by_one(into: Tensor, source: Tensor, places: list[int] = places) -> None:
                 for slot in places:
-                    for x, y in zip(source, into):
-                        y[slot].copy_(x[slot], non_blocking=True)
+                    into[slot].copy_(source[slot], non_blocking=True)
 
             for direction, move, source, target, peak in (
-                ("up", gather.load_units, host, slabs, device.load),
-                ("down", gather.save_units, slabs, host, device.save),
+                ("up", gather.load_units, host, slab, device.load),
+                ("down", gather.save_units, slab, host, device.save),
             ):
                 row: dict[str, Any] = {
                     "what": f"{count} units of {unit / 1000:.0f} KB {name}, {direction}", "bytes": count * unit,
@@ -256,7 +255,7 @@ def compile_all(arch: int) -> Iterator[dict[str, Any]]:
         "kernel": "attention, adding up parts", "head dim": "any",
         **compiled(memory_attention._sum_kernel, types, {"BLOCK": 1024}, "size", arch),
     }  # fmt: skip
-    types = dict.fromkeys(("k_in", "v_in", "k_out", "v_out"), "*i32") | dict.fromkeys(("sources", "targets"), "*i64")
+    types = dict.fromkeys(("slab_in", "slab_out"), "*i32") | dict.fromkeys(("sources", "targets"), "*i64")
     yield {
         "kernel": "copying units", "head dim": "any",
         **compiled(copy_units._copy_kernel, types, {"BLOCK": copy_units._BLOCK}, "words", arch),

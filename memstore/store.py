@@ -31,7 +31,7 @@ from memstore.errors import (
 )
 from memstore.index import FaissIndex, Hits, LandmarkIndex, Scope, make_index
 from memstore.index.engines import Engines
-from memstore.tiers.base import Lease
+from memstore.tiers.base import Lease, UnitSource
 from memstore.tiers.cascade import HOST_BUDGET, Cascade, Predictor, TierOptions, check_options
 from memstore.tiers.device import usable_device
 from memstore.tiers.disk import DiskTier
@@ -181,9 +181,17 @@ class MemoryStore:
         return store
 
     @classmethod
-    def in_memory(cls, signature: Signature, **options: Unpack[OpenOptions]) -> Self:
-        """A memory without a directory, that holds only its sessions' own blocks. Raises BudgetExceeded."""
+    def in_memory(
+        cls, signature: Signature, source: UnitSource | None = None, **options: Unpack[OpenOptions]
+    ) -> Self:
+        """A memory without a directory, that holds only its sessions' own blocks. Raises BudgetExceeded.
+
+        source: read from below the host tier, as the disk would be: documents of it have positive numbers, and are
+        found once `add_landmarks` has told their landmark keys.
+        """
         store = cls(None, signature, read_only=True, **options)
+        if source is not None:
+            store._tiers.host.source = source
         store._find_engines()
         return store
 
@@ -650,6 +658,17 @@ class MemoryStore:
         if self._closed:
             raise MemoryClosed("this memory is closed; open it again")
         return ScratchDocument(next(self._scratch_ids), self._tiers, self._index)
+
+    def add_landmarks(self, document: int, layer: int, keys: Tensor) -> None:
+        """Make the next blocks of a document of `in_memory`'s source known in a layer; best all of them at once.
+
+        keys: [n, Hkv, D]. Raises InvalidInput for a memory with a directory, whose documents are written, or a number
+        below 1.
+        """
+        if self._catalog is not None or document < 1:
+            raise InvalidInput("landmark keys are added to documents above 0 of a memory without a directory")
+        self._index.reserve(layer, len(keys))
+        self._index.add(document, layer, self._index.span(document, layer)[1], keys)
 
     def update_index(self) -> bool:
         """Bring the index's files up to the documents that came since they were built; is it time to build them anew?

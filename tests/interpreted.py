@@ -1,8 +1,9 @@
 """Triton's interpreter on machines without a CUDA device: import this before Triton, then kernels run on the CPU.
 
-Three changes to the interpreter of Triton 3.6 to 3.9: the bounds of loops are taken from arrays of one element in a way
+Four changes to the interpreter of Triton 3.6 to 3.9: the bounds of loops are taken from arrays of one element in a way
 that NumPy 2.4 refuses; the language is patched anew at every call of a device function, which takes half of the time;
-and a comparison of scalars that becomes a mask takes the scalars' type, which loads of 3.9 refuse.
+a comparison of scalars that becomes a mask takes the scalars' type, which loads of 3.9 refuse; and matrix products of
+bfloat16, which NumPy does not have, are made of its bits as if they were whole numbers.
 """
 
 import os
@@ -37,6 +38,18 @@ if not torch.cuda.is_available():
         value = np.full(shaped.shape, scalar.data.reshape(-1)[0], dtype=scalar.data.dtype)
         return interpreter.TensorHandle(value, scalar.dtype.scalar)
 
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def numbers(x: Any) -> Any:
+        if x.dtype.scalar != interpreter.tl.bfloat16:
+            return x
+        wide = (x.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(wide, interpreter.tl.float32)
+
+    def dot_of_numbers(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, numbers(a), numbers(b), *rest)
+
+    interpreter.InterpreterBuilder.create_dot = dot_of_numbers
     interpreter.InterpreterBuilder.create_splat = splat
     interpreter._patch_lang_tensor = patch_index
     interpreter.GridExecutor.__call__ = launch_anew

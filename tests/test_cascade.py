@@ -15,6 +15,7 @@ from tiny import text, tiny_model
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig, InvalidInput
 from memstore.model.landmark_model import LandmarkModel
+from memstore.model.session import ScratchSession
 from memstore.store import MemoryStore
 from memstore.tiers.base import UnitSource
 from memstore.tiers.cascade import Cascade
@@ -101,6 +102,36 @@ def test_a_long_question_never_exceeds_a_host_smaller_than_the_device(model: Lan
         answer = model.ask(text(1000, seed=3), store, max_new_tokens=3, until_sentence=False)
         assert len(answer.tokens) == 3
         check_tiers(store)
+
+
+def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
+    model: LandmarkModel, memory: Path
+) -> None:
+    with MemoryStore.open(memory, model.signature) as disk:
+        document = disk.document("a")
+        read = [(document.id, document.blocks)]
+
+        def states(store: MemoryStore) -> torch.Tensor:
+            arguments = (model.transformer, model.config, store, read)
+            with ScratchSession(*arguments, cmt_keys=model.cmt_keys) as session:
+                return session.feed(model.tokenizer.encode(text(20, seed=4)))
+
+        budgets = {"host_budget": 400 * TINY_BYTES, "device_budget": 300 * TINY_BYTES}
+        with MemoryStore.in_memory(model.signature, disk._tiers.disk, device="cpu", **budgets) as store:
+            for layer in model.signature.memory_layers:
+                keys = disk.landmark_keys(layer, [(document.id, 0, document.blocks)]).transpose(0, 1)
+                for part in (keys[:5], keys[5:]):
+                    store.add_landmarks(document.id, layer, part)
+            assert torch.equal(states(store), states(disk))
+            tiers = store.tier_stats()
+            assert list(tiers) == ["device", "host"] and tiers["host"]["misses"] > 0
+            check_tiers(store)
+            with pytest.raises(DocumentNotFound), store.lease([BlockKey(document.id + 1, 1, 0, 0)]):
+                pass
+            with pytest.raises(InvalidInput, match="above 0"):
+                store.add_landmarks(-1, 1, keys)
+        with pytest.raises(InvalidInput, match="without a directory"):
+            disk.add_landmarks(document.id, 1, keys)
 
 
 def test_two_threads_answer_from_one_store(model: LandmarkModel, memory: Path) -> None:

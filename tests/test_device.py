@@ -28,12 +28,16 @@ def use(model: LandmarkModel, memory: Path, device: str | None, granularity: str
 
 
 # Reading and asking choose per token and head, as the model does; the session at the end chooses as the case says.
-@pytest.mark.parametrize("granularity,positions", [("shared", "fixed"), ("per_head", "stingy")])
-def test_a_model_on_another_device_answers_as_on_the_cpu(tmp_path: Path, granularity: str, positions: str) -> None:
+@pytest.mark.parametrize(
+    "granularity,positions,dtype", [("shared", "fixed", torch.float32), ("per_head", "stingy", torch.bfloat16)]
+)
+def test_a_model_on_another_device_answers_as_on_the_cpu(
+    tmp_path: Path, granularity: str, positions: str, dtype: torch.dtype
+) -> None:
     directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0, old_block_position=positions)
-    expected = use(load_model(directory), tmp_path / "here", None, granularity)
+    expected = use(load_model(directory, dtype=dtype), tmp_path / "here", None, granularity)
     with Elsewhere():
-        there = load_model(directory, device="cuda")
+        there = load_model(directory, device="cuda", dtype=dtype)
         assert {p.device.type for p in there.transformer.parameters()} == {"cuda"}
         assert use(there, tmp_path / "there", "cuda", granularity) == expected
 

@@ -155,7 +155,10 @@ def test_memory_attention_equals_the_reference(
 def test_memory_attention_in_half_precision_over_many_units(size: int, shared: bool, gated: bool) -> None:
     step = Step.draw(size, torch.float16, rows=3, size=size, dim=40, chosen=4, turns=3, shared=shared)
     step.check(gated=gated)
-    replace(step, q=step.q.float(), scores=step.scores.float()).check(gated=gated)  # half slabs under a float32 model
+    # Under models of other dtypes, whose landmark scores are float32:
+    for dtype in (torch.float32, torch.bfloat16):
+        local = LocalAttention(step.local.output.to(dtype), step.local.gate, step.local.lse)
+        replace(step, q=step.q.to(dtype), scores=step.scores.float(), local=local).check(gated=gated)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -330,23 +333,23 @@ def test_landmark_topk_of_a_slice_of_keys_in_another_dtype() -> None:
 
 @pytest.mark.parametrize("dtype,size,dim", [(torch.float16, 50, 40), (torch.float32, 63, 32), (torch.float16, 3, 5)])
 def test_units_arrive_in_their_slots_and_no_other_slot_changes(dtype: torch.dtype, size: int, dim: int) -> None:
-    host = tuple(torch.randn(9, size, dim).to(dtype) for _ in range(2))
-    host = tuple(x.pin_memory() for x in host) if CUDA else host
+    host = torch.randn(9, 2, size, dim).to(dtype)
+    host = host.pin_memory() if CUDA else host
     taken, given_to = [3, 4, 5, 0, 8], [6, 7, 8, 1, 0]
     ways = ["copies", "kernel"] if CUDA else ["copies"]
     targets = []
     for way in ways:
-        slabs = tuple(torch.full((9, size, dim), 7.0, dtype=dtype, device=DEVICE) for _ in range(2))
-        gather.load_units(host, slabs, taken, given_to, by=way).finish()  # type: ignore[arg-type]
-        back = tuple(torch.full_like(x, 7.0, pin_memory=CUDA) for x in host)
-        gather.save_units(slabs, back, given_to, taken, by=way).finish()  # type: ignore[arg-type]
-        targets += [(slabs, given_to), (back, taken)]
-    slabs = tuple(torch.full((9, size, dim), 7.0, dtype=dtype, device=DEVICE) for _ in range(2))
-    copy_units.copy_units(host, slabs, taken, given_to, torch.device(DEVICE))  # interpreted where there is no device
-    for target, places in [*targets, (slabs, given_to)]:
-        for x, y in zip(host, target):
-            rest = [slot for slot in range(9) if slot not in places]
-            assert torch.equal(y[places].cpu(), x[taken]) and (y[rest] == 7.0).all()
+        slab = torch.full(host.shape, 7.0, dtype=dtype, device=DEVICE)
+        gather.load_units(host, slab, taken, given_to, by=way).finish()  # type: ignore[arg-type]
+        back = torch.full_like(host, 7.0, pin_memory=CUDA)
+        gather.save_units(slab, back, given_to, taken, by=way).finish()  # type: ignore[arg-type]
+        targets += [(slab, given_to), (back, taken)]
+    slab, back = (torch.full(host.shape, 7.0, dtype=dtype, device=DEVICE) for _ in range(2))
+    copy_units.copy_units(host, slab, taken, given_to, torch.device(DEVICE))  # interpreted where there is no device
+    copy_units.copy_units(slab, back, given_to, taken, torch.device(DEVICE))
+    for target, places in [*targets, (slab, given_to), (back, taken)]:
+        rest = [slot for slot in range(9) if slot not in places]
+        assert torch.equal(target[places].cpu(), host[taken]) and (target[rest] == 7.0).all()
 
 
 def test_consecutive_slots_are_one_copy() -> None:
@@ -364,16 +367,19 @@ if os.environ.get("MEMSTORE_KERNELS") == "triton":
     import interpreted
 import torch
 from pathlib import Path
-from tiny import text, tiny_model
+from tiny import save_tiny_model, text
+from memstore.model.landmark_model import load_model
 from memstore.store import MemoryStore
 torch.set_num_threads(1)
-for granularity in ("per_token_per_head", "shared"):
-    model = tiny_model(Path(sys.argv[1]), cmt_cutoff=0.0, granularity=granularity, num_heads=2, num_kv_heads=1,
-                       head_dim=8, block_size=4, chunk_blocks=1, top_k=2)
+for granularity, dtype in (("per_token_per_head", "float32"), ("shared", "float32"), ("shared", "bfloat16")):
+    directory = save_tiny_model(
+        Path(sys.argv[1]), cmt_cutoff=0.0, granularity=granularity, num_heads=2, num_kv_heads=1, head_dim=8,
+        block_size=4, chunk_blocks=1, top_k=2)
+    model = load_model(directory, dtype=getattr(torch, dtype))
     with MemoryStore.in_memory(model.signature, host_budget=1 << 22) as store, model.session(store, []) as session:
         states = session.feed(model.tokenizer.encode(text(6)))
         print("searches", store.stats()["index"]["searches"])
-    print("numbers", *(f"{{x:.9g}}" for x in states.flatten().tolist()))
+    print(dtype, *(f"{{x:.9g}}" for x in states.flatten().tolist()))
 print("imported", "triton" in sys.modules)
 """
 
@@ -387,13 +393,16 @@ def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_t
             timeout=120, check=True, env={"MEMSTORE_KERNELS": kernels, "PYTHONPATH": str(HERE.parent)},
         )  # fmt: skip
         lines = [line.split() for line in run.stdout.splitlines()]
-        found[kernels] = torch.tensor([float(x) for name, *line in lines if name == "numbers" for x in line])
+        for dtype in ("float32", "bfloat16"):
+            numbers = [float(x) for name, *line in lines if name == dtype for x in line]
+            found[kernels, dtype] = torch.tensor(numbers)
         assert all(int(line[0]) > 0 for name, *line in lines if name == "searches")
         said = [line for line in lines if line[:2] == ["memstore", "kernels:"]]
         assert said == [["memstore", "kernels:", "Triton" if kernels else "torch", "on", "cpu"]]
         assert ["imported", str(bool(kernels))] in lines
-    assert len(found[""])
-    torch.testing.assert_close(found["triton"], found[""], rtol=1e-4, atol=1e-5)
+    assert len(found["", "float32"]) == 2 * len(found["", "bfloat16"]) > 0
+    torch.testing.assert_close(found["triton", "float32"], found["", "float32"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["triton", "bfloat16"], found["", "bfloat16"], rtol=0, atol=0.1)  # of numbers to 3
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")

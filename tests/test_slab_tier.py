@@ -4,15 +4,18 @@ import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from below import BLOCK, DIM, SECONDS, UNIT_BYTES, Aside, Below, check_lease, check_slots, content, unit
+from elsewhere import Elsewhere
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound, InvalidConfig
+from memstore.kernels.gather import load_units
 from memstore.tiers.base import Lease
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device import DeviceTier
@@ -399,6 +402,44 @@ def test_a_host_smaller_than_the_device_passes_everything_up(below: Below, host_
     with pytest.raises(BudgetExceeded, match="raise the host budget"):
         device.lease([unit(100)])
     check_slots(device), check_slots(host)
+
+
+def test_a_host_slot_is_not_let_go_before_the_copy_to_the_device_is_done(
+    below: Below, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late:
+        """A copy that is made as late as it may be: when somebody waits for it."""
+
+        def __init__(self, *arguments: Any) -> None:
+            self._arguments = arguments
+
+        def finish(self) -> None:
+            assert set(self._arguments[2]) <= host._leases.keys()
+            load_units(*self._arguments).finish()
+
+    monkeypatch.setattr("memstore.tiers.host.load_units", Late)
+    device, host = make_pair(below, 8, 3)
+    for first in range(0, 30, 5):
+        check_lease(device, [unit(n) for n in range(first, first + 8)])
+    check_slots(device), check_slots(host)
+
+
+def test_slots_and_lengths_on_another_device_are_those_of_the_units(below: Below) -> None:
+    with Elsewhere():
+        host = make_tier(below, 5)
+        device = DeviceTier(
+            host, 8 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, device="cuda"
+        )  # fmt: skip
+        assert device.slab.device.type == device.lengths.device.type == "cuda"
+        for first in range(0, 40, 3):
+            units = [unit(n) for n in range(first, first + 8)]
+            with device.lease(units) as lease:
+                expected = torch.stack([torch.stack(content(key)) for key in units])
+                assert torch.equal(device.slab[lease.slots].cpu(), expected)
+                assert lease.lengths.tolist() == [BLOCK - key.block % 2 for key in units]
+                assert device.lengths[lease.slots].tolist() == lease.lengths.tolist()
+                assert lease.lengths.device.type == "cpu"
+        check_slots(device), check_slots(host)
 
 
 def test_many_threads_share_a_device_tier_over_a_host_of_one_unit(below: Below) -> None:

@@ -263,7 +263,7 @@ class FaissIndex(PackedIndex):
             self._sample(layer, q, open_rows)
         if layer not in self.built or return_lse:
             return super().search(layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows)
-        self._check(q, top_k)
+        q = self._checked(q, top_k)
         with self._lock:
             packed, ranges = self._resolve(layer, scope)
             built = self.built.get(layer)

@@ -13,6 +13,7 @@ from memstore.errors import InvalidInput
 from memstore.index.base import Hits, Scope
 from memstore.index.rows import Ranges, Remembered, Rows, to_candidates, to_rows
 from memstore.kernels.api import NEG, landmark_topk
+from memstore.kernels.reference import accumulate
 
 RESCORED = 4  # candidates a wanted block that a coarse search proposes, before their exact scores choose
 
@@ -156,7 +157,7 @@ class PackedIndex:
         return_lse: bool = False,
         open_rows: Tensor | None = None,
     ) -> Hits:
-        self._check(q, top_k)
+        q = self._checked(q, top_k)
         _, kv_heads = self._count(q, open_rows)
         packed, ranges = self._resolve(layer, scope)
         return self._exact(q, packed, ranges, top_k, return_lse, kv_heads)
@@ -200,7 +201,8 @@ class PackedIndex:
         packed, ranges = self._resolve(layer, scope)
         return gather(packed.keys, ranges, candidates.to(self.device)).to(candidates.device)
 
-    def _check(self, q: Tensor, top_k: int) -> None:
+    def _checked(self, q: Tensor, top_k: int) -> Tensor:
+        """The queries, in float32 at least, so that scores are of the keys as they are held."""
         num_kv_heads, head_dim = self._shape
         if q.dim() != 3 or q.shape[0] % num_kv_heads or q.shape[2] != head_dim:
             raise InvalidInput(
@@ -209,6 +211,7 @@ class PackedIndex:
             )
         if top_k < 1:
             raise InvalidInput(f"top_k must be at least 1, is {top_k}")
+        return accumulate(q)
 
     def _empty(self) -> Layer:
         heads, dim = self._shape

@@ -12,31 +12,27 @@ _BLOCK = 2048  # words of a unit that one program copies
 
 @triton.jit
 def _copy_kernel(  # type: ignore[no-untyped-def]
-    k_in, v_in, k_out, v_out, sources, targets, words, BLOCK: tl.constexpr
+    slab_in, slab_out, sources, targets, words, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Grid (units, parts of a unit). Slabs of `words` words a unit."""
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(sources + tl.program_id(0)) * words
     target = tl.load(targets + tl.program_id(0)) * words
-    k = tl.load(k_in + source + at, mask=at < words)
-    v = tl.load(v_in + source + at, mask=at < words)
-    tl.store(k_out + target + at, k, mask=at < words)
-    tl.store(v_out + target + at, v, mask=at < words)
+    tl.store(slab_out + target + at, tl.load(slab_in + source + at, mask=at < words), mask=at < words)
 
 
 def copy_units(
-    source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], from_slots: Sequence[int], to_slots: Sequence[int],
-    device: torch.device,
-) -> None:  # fmt: skip
+    source: Tensor, target: Tensor, from_slots: Sequence[int], to_slots: Sequence[int], device: torch.device
+) -> None:
     """Copy units slot by slot, as `memstore.kernels.gather.load_units` says, on `device`'s current stream.
 
-    source, target: slabs [S, block_size, D], each on the device or in page-locked memory.
+    source, target: slabs [S, ...], contiguous, each on the device or in page-locked memory.
     """
-    k_in, v_in, k_out, v_out = (_words(slab) for slab in (*source, *target))
+    slab_in, slab_out = _words(source), _words(target)
     slots = torch.tensor([from_slots, to_slots], dtype=torch.int64).to(device, non_blocking=True)
-    words = k_in.shape[1]
+    words = slab_in.shape[1]
     grid = (len(from_slots), triton.cdiv(words, _BLOCK))
-    _copy_kernel[grid](k_in, v_in, k_out, v_out, slots[0], slots[1], words, BLOCK=_BLOCK)
+    _copy_kernel[grid](slab_in, slab_out, slots[0], slots[1], words, BLOCK=_BLOCK)
 
 
 def _words(slab: Tensor) -> Tensor:

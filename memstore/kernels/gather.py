@@ -1,5 +1,5 @@
 """Units between main memory and a device: slots of a page-locked slab to slots of a device's slab and back, on a stream
-of their own, beside what the device computes.
+of their own.
 
 Two ways, of which benchmarks/kernels_memory.py says which is faster on a device: `copies`, one for each run of slots
 that are consecutive on both sides; `kernel`, one Triton kernel that reads or writes the page-locked memory itself.
@@ -13,8 +13,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Slabs = tuple[Tensor, Tensor]
-"""Keys and values of units, [S, block_size, D] each, contiguous."""
 Way = Literal["copies", "kernel"]
 
 
@@ -36,32 +34,33 @@ class Transfer:
 
 
 def load_units(
-    host: Slabs, device: Slabs, from_slots: Sequence[int], to_slots: Sequence[int], *, by: Way = "copies"
+    host: Tensor, device: Tensor, from_slots: Sequence[int], to_slots: Sequence[int], *, by: Way = "copies"
 ) -> Transfer:
-    """Copy units from slots of a host's slabs into slots of a device's, to_slots[i] from from_slots[i].
+    """Copy units from slots of a host's slab into slots of a device's, to_slots[i] from from_slots[i].
 
-    host: page-locked where `device` is on a CUDA device, else a copy blocks. No slot is named twice in to_slots. Begins
-    after what was given to the device before.
+    host, device: [S, ...] contiguous, of one dtype, slots of one shape; the host's page-locked where the device's is on
+    a CUDA device, else a copy blocks. No slot is named twice in to_slots. Begins after what the device's current stream
+    (of this thread) was given before, which may still read the slots that are written.
     """
-    return _move(host, device, device[0].device, from_slots, to_slots, by)
+    return _move(host, device, device, from_slots, to_slots, by)
 
 
 def save_units(
-    device: Slabs, host: Slabs, from_slots: Sequence[int], to_slots: Sequence[int], *, by: Way = "copies"
+    device: Tensor, host: Tensor, from_slots: Sequence[int], to_slots: Sequence[int], *, by: Way = "copies"
 ) -> Transfer:
-    """The other way, for blocks that a model has finished: as `load_units`, from a device's slabs to a host's."""
-    return _move(device, host, device[0].device, from_slots, to_slots, by)
+    """The other way: as `load_units`, from a device's slab to a host's."""
+    return _move(device, host, device, from_slots, to_slots, by)
 
 
 def _move(
-    source: Slabs, target: Slabs, device: torch.device, from_slots: Sequence[int], to_slots: Sequence[int], by: Way
+    source: Tensor, target: Tensor, there: Tensor, from_slots: Sequence[int], to_slots: Sequence[int], by: Way
 ) -> Transfer:
     if not from_slots:
         return Transfer(None)
-    if device.type != "cuda":
-        taken, given = torch.tensor(from_slots, device=device), torch.tensor(to_slots, device=device)
-        for x, y in zip(source, target):
-            y.index_copy_(0, given, x.index_select(0, taken))
+    device = there.device
+    if not there.is_cuda:
+        taken, given = torch.tensor(from_slots, device=source.device), torch.tensor(to_slots, device=target.device)
+        target.index_copy_(0, given, source.index_select(0, taken).to(target.device))
         return Transfer(None)
     stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -72,8 +71,7 @@ def _move(
             copy_units(source, target, from_slots, to_slots, device)
         else:
             for start, end, to in runs(from_slots, to_slots):
-                for x, y in zip(source, target):
-                    y[to : to + end - start].copy_(x[start:end], non_blocking=True)
+                target[to : to + end - start].copy_(source[start:end], non_blocking=True)
         return Transfer(stream.record_event())
 
 

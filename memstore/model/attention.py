@@ -145,6 +145,7 @@ class MemoryAttention:
         self.length = 0  # positions of the open chunk, landmarks included
         self.tail: int | None = None  # content tokens of the last block once a document's end closes it early
         self._fixed = config.old_block_position == "fixed"
+        self._exact = torch.promote_types(dtype, torch.float32)  # of landmark scores: they choose, and weigh blocks
         self._layers = [self._empty(dtype, torch.device(device)) for _ in range(config.num_layers)]
         self._step: tuple[int, int] | None = None  # first position and number of the rows that `_turns` is for
         self.start_chunk()
@@ -320,11 +321,11 @@ class MemoryAttention:
 
     def _recent_scores(self, layer_idx: int, rotated: Tensor) -> Tensor:
         """Landmark scores [P, H, T, R] of every recent block in every slot."""
-        keys = self._layers[layer_idx].recent_landmarks.to(rotated.dtype)  # (R, Hkv, D)
+        keys = self._layers[layer_idx].recent_landmarks.to(self._exact)  # (R, Hkv, D)
         keys = keys.permute(1, 2, 0).repeat_interleave(
             self.config.num_heads // self.config.num_kv_heads, 0
         )  # (H, D, R)
-        return rotated[: self._prefix.size, 0] @ keys
+        return rotated[: self._prefix.size, 0].to(self._exact) @ keys
 
     def _search(self, layer_idx: int, rotated: Tensor, near: Tensor | None, opened: _Open) -> Selection:
         config, prefix = self.config, self._prefix
@@ -333,13 +334,13 @@ class MemoryAttention:
         hits = self.store.search(
             layer_idx, query, self._old_scope, config.top_k, return_lse=shared, open_rows=opened.rows
         )
-        scores, candidates, lse = hits.scores.to(query.dtype), hits.candidates, hits.lse
+        scores, candidates, lse = hits.scores.to(self._exact), hits.candidates, hits.lse
         if near is not None:
             own_slots = torch.arange(prefix.size - prefix.recent, prefix.size, device=near.device)
             recent = near[own_slots].diagonal(dim1=0, dim2=3)  # (H, T, R): each at its own slot
             scores, candidates = merge(scores, candidates, recent, prefix.old, config.top_k)
             if lse is not None:
-                lse = torch.logaddexp(lse.to(query.dtype), recent.logsumexp(-1))
+                lse = torch.logaddexp(lse.to(self._exact), recent.logsumexp(-1))
         if self._fixed and near is None and not shared:  # where no slot depends on it, the order among units is free
             candidates = in_range(scores, candidates, config.score_range)
             group = config.num_heads // config.num_kv_heads
@@ -372,12 +373,12 @@ class MemoryAttention:
             scores = chosen.scores
         elif prefix.old and (present & ~is_recent).any():
             keys = self.store.landmark_keys(layer_idx, self._old_scope, wide.where(wide < prefix.old, -1)).to(
-                rotated.dtype
+                self._exact
             )
             queries = rotated[slots.expand(-1, rows, -1), 0, h, t]  # (H, T, K, D)
             scores = (queries * keys).sum(-1)
         else:
-            scores = rotated.new_full(wide.shape, NEG)
+            scores = rotated.new_full(wide.shape, NEG, dtype=self._exact)
         if near is not None and is_recent.any():
             at_slot = near[
                 slots.clamp(max=prefix.size - 1).expand(-1, rows, -1), h, t, (wide - prefix.old).clamp(min=0)
@@ -514,13 +515,15 @@ class MemoryAttention:
         """
         b, size = self.config.stride, self.config.block_size
         n = self.length // b
-        offsets = torch.arange(b, device=self._layers[0].k.device).repeat(n)
-        blocks: Blocks = {}
-        for index, layer in enumerate(self._layers):
-            k = self.rope(layer.k[0, :, : n * b], offsets).to("cpu", kv_dtype).unflatten(1, (n, b)).transpose(0, 1)
-            v = layer.v[0, :, : n * b].to("cpu", kv_dtype).unflatten(1, (n, b)).transpose(0, 1)
-            blocks[index] = (k[:, :, :size].contiguous(), v[:, :, :size].contiguous(), k[:, :, size].contiguous())
-        return blocks
+        cos, sin = self.rope.angles(0, b, self._layers[0].k)
+        parts = []
+        for layer in self._layers:
+            k, v = (x[0, :, : n * b].unflatten(1, (n, b)) for x in (layer.k, layer.v))
+            parts += [self.rope.rotate(k, cos, sin).to(kv_dtype), v.to(kv_dtype)]
+        # In one piece, since every copy from a device waits for it: (layers, K and V, n, Hkv, b, D).
+        stored = torch.stack(parts).to("cpu").unflatten(0, (-1, 2)).transpose(2, 3)
+        content, landmarks = stored[..., :size, :].contiguous(), stored[:, 0, :, :, size].contiguous()
+        return {index: (*content[index], landmarks[index]) for index in range(len(self._layers))}
 
     def drop_finished(self, blocks: Blocks) -> None:
         """Let the finished blocks go from the open chunk (the memory has them now) and start the next chunk behind

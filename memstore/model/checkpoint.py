@@ -50,8 +50,9 @@ class _Uninitialised(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def load_checkpoint(directory: Path) -> tuple[Transformer, Tokenizer]:
-    """The model, in float32 and evaluation mode, and the tokenizer of a directory; InvalidWeights names what is wrong.
+def load_checkpoint(directory: Path, dtype: torch.dtype = torch.float32) -> tuple[Transformer, Tokenizer]:
+    """The model, with weights of a dtype and in evaluation mode, and the tokenizer of a directory; InvalidWeights names
+    what is wrong.
     """
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (directory / name).is_file():
@@ -74,7 +75,7 @@ def load_checkpoint(directory: Path) -> tuple[Transformer, Tokenizer]:
     with torch.device("meta"), _Uninitialised():
         model = Transformer(config)
     _check_shapes(path, {name: p.shape for name, p in model.state_dict().items()}, weights)
-    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, assign=True)
+    model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()}, assign=True)
     return model.requires_grad_(False).eval(), tokenizer
 
 
@@ -97,12 +98,13 @@ def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
     stored.
 
     Settings of a lookup (top_k, score_range, granularity, cmt_cutoff) do not change what is stored, so they are no
-    part of it.
+    part of it. Weights count as the numbers they are: the same in half precision and in float32 are the same model.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        digest.update(tensor.detach().to("cpu", wide).contiguous().numpy().tobytes())
     config = model.config
     lookup = ("top_k", "score_range", "granularity", "cmt_cutoff", "chunk_blocks")
     architecture = {name: value for name, value in config.to_dict().items() if name not in lookup}

@@ -396,10 +396,14 @@ class Chat:
         return self._model.reply(self._session, question, collector=self._collector, **settings)
 
 
-def load_model(name_or_path: str | Path | None = None, *, device: str = "cpu") -> LandmarkModel:
+def load_model(
+    name_or_path: str | Path | None = None, *, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> LandmarkModel:
     """The model that ships (None or its name, "books-1m"), or one from a directory written by `memstore train`.
 
-    device: where it computes, such as "cuda"; its memories have to be opened with the same.
+    device: where it computes, such as "cuda"; its memories have to be opened with the same. dtype: of its weights and
+    of what it computes; landmark scores, softmaxes and logits are float32 under a half-precision one as well. Weights
+    that lose digits by it are another model, with memories of its own.
     Raises InvalidWeights for a directory that is no model, or whose weights do not fit its configuration, and
     InvalidConfig for a device that this machine does not have.
     """
@@ -409,7 +413,7 @@ def load_model(name_or_path: str | Path | None = None, *, device: str = "cpu") -
             f"{directory} is no directory; name one written by `memstore train`, or leave the model out"
         )
     place = usable_device(device)
-    transformer, tokenizer = load_checkpoint(directory)
+    transformer, tokenizer = load_checkpoint(directory, dtype)
     return LandmarkModel(transformer.to(place), tokenizer)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from memstore.block import DTYPES
 from memstore.errors import BudgetExceeded, InvalidConfig, InvalidInput
 from memstore.kernels.api import NEG
+from memstore.kernels.reference import accumulate
 from memstore.model.attention import Blocks, Memory, MemoryAttention, Read
 from memstore.model.config import ModelConfig
 from memstore.model.predict import Lookahead
@@ -62,8 +63,9 @@ class Session:
         self._keep = keep
         self._dtype = DTYPES[config.kv_dtype]
         self.attention = MemoryAttention(
-            config, model.rope, cmt_keys, store, memory, retrieve=retrieve, on_read=on_read, device=self._device
-        )
+            config, model.rope, cmt_keys, store, memory, retrieve=retrieve, on_read=on_read,
+            dtype=model.norm.weight.dtype, device=self._device,
+        )  # fmt: skip
         self._lookahead: Lookahead | None = None
         if store.predictor != "off" and retrieve:
             self._lookahead = self.attention.observer = Lookahead(model, self.attention, store)
@@ -158,7 +160,7 @@ class Session:
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
         """Next-token logits [n, vocab] of states [n, hidden]; landmark and CMT are never predicted."""
-        logits = self.model.logits(states)
+        logits = accumulate(self.model.logits(states))  # float16 has no NEG
         logits[..., self.config.landmark_id :] = NEG
         return logits
 

@@ -33,7 +33,7 @@ class Lease:
 
     held, missing: of each requested unit its slot, and whether this lease read it from the tier below; k, v: slabs [S,
     block_size, head_dim] to index with slots, views of one in which K and V of a slot are neighbours; a unit's rows at
-    and after its length are zero; slot_lengths: int64 [S], the lengths. The slabs and slot_lengths may be on a device.
+    and after its length are zero; slot_lengths: int64 [S], the lengths. The slabs may be on a device, the rest is not.
     """
 
     held: Sequence[int]
@@ -46,13 +46,13 @@ class Lease:
 
     @cached_property
     def slots(self) -> Tensor:
-        """int64 [n], the slots on the CPU."""
+        """int64 [n], the slots."""
         return torch.tensor(self.held, dtype=torch.int64)
 
     @property
     def lengths(self) -> Tensor:
-        """int64 [n], valid content tokens of each unit, on the CPU."""
-        return self.slot_lengths[self.slots].cpu()
+        """int64 [n], valid content tokens of each unit."""
+        return self.slot_lengths[self.slots]
 
     @property
     def missed(self) -> Tensor:

@@ -8,7 +8,11 @@ from memstore.tiers.slab import SlabTier
 
 
 class DeviceTier(SlabTier):
-    """Slots on a torch device such as "cuda" ("cpu" is taken too: the same tier without the other memory)."""
+    """Slots on a torch device such as "cuda" ("cpu" is taken too: the same tier without the other memory).
+
+    A slot may be filled anew as soon as its lease is released, by any thread. The copy then waits for what the filling
+    thread's current stream was given before, so every thread must read slots on the same: the device's default stream.
+    """
 
     name = "device"
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, DocumentNotFound
+from memstore.kernels.gather import load_units
 from memstore.tiers.base import UnitSource
 from memstore.tiers.slab import SlabTier
 
@@ -55,8 +56,7 @@ class HostTier(SlabTier):
                     raise
                 group = (end - start) // 2  # much is pinned
                 continue
-            with lease:
-                to = torch.tensor(slots[start:end], device=slab.device)
-                slab.index_copy_(0, to, self.slab.index_select(0, lease.slots).to(slab.device))
+            with lease:  # until the copy is done: after that others may write over these slots
+                load_units(self.slab, slab, lease.held, slots[start:end]).finish()
                 lengths += lease.lengths.tolist()
         return lengths

@@ -69,7 +69,10 @@ class SlabTier:
                 size = self.capacity * self.unit_bytes
                 self.slab = torch.from_numpy(np.empty(size, dtype=np.uint8)).view(dtype).view(shape)
             self.k, self.v = self.slab.unbind(1)
-            self.lengths = torch.zeros(self.capacity, dtype=torch.int64, device=device)
+            self.lengths = torch.full((self.capacity,), block_size, dtype=torch.int64, device=device)
+            # The same in main memory: leases tell theirs without asking the device.
+            here = self.lengths.device.type == "cpu"
+            self._lengths = self.lengths if here else torch.full((self.capacity,), block_size, dtype=torch.int64)
         except (RuntimeError, MemoryError) as error:  # torch has no error of its own for this
             raise BudgetExceeded(
                 f"the machine refuses a {self.name} budget of {budget_bytes} bytes; lower the budget"
@@ -129,7 +132,7 @@ class SlabTier:
         if missing:
             self._fetch(missing, held, thread)
         was_missing = [slot is None for slot in slots]
-        return Lease(held, was_missing, self.k, self.v, self.lengths, lambda: self._release(held, thread))
+        return Lease(held, was_missing, self.k, self.v, self._lengths, lambda: self._release(held, thread))
 
     def prefetch(self, units: Iterable[BlockKey]) -> int:
         """Read units that will probably be looked up into slots that nobody needs now; return how many were read.
@@ -261,7 +264,7 @@ class SlabTier:
                 for unit in wanted:
                     del self._arriving[unit]
                 if lengths is not None:
-                    self.lengths[torch.tensor(slots)] = torch.tensor(lengths, device=self.lengths.device)
+                    self._note_lengths(slots, lengths)
                     self._slots.update(wanted)
                 else:
                     for unit, slot in wanted.items():
@@ -277,6 +280,18 @@ class SlabTier:
                 if thread is None or lengths is None:
                     self._release(held, thread)
                 self._lock.notify_all()
+
+    def _note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
+        """Write down the lengths of the units that came into slots. All blocks but a document's last are full, so a
+        device is seldom told anything.
+        """
+        where, new = torch.tensor(slots, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64)
+        changed = self._lengths[where] != new
+        if changed.any():
+            where, new = where[changed], new[changed]
+            self._lengths[where] = new
+            if self.lengths is not self._lengths:
+                self.lengths[where.to(self.lengths.device)] = new.to(self.lengths.device)
 
     def _hold(self, slots: Iterable[int]) -> None:
         leases = self._leases
@@ -353,9 +368,10 @@ class SlabTier:
             where = slice(taken[0], taken[-1] + 1) if n and taken[-1] - taken[0] == len(taken) - 1 else slots
             self.k[where] = k.reshape(-1, *self.k.shape[1:])
             self.v[where] = v.reshape(-1, *self.v.shape[1:])
-            self.lengths[slots] = block_size
+            lengths = [block_size] * len(taken)
             if last_length is not None and n:
-                self.lengths[slots[-heads:]] = last_length
+                lengths[-heads:] = [last_length] * heads
+            self._note_lengths(taken, lengths)
             self._slots.update(zip(units, taken))
             self._pinned.update(units)
         return units
