@@ -235,8 +235,8 @@ def compile_all(arch: int) -> Iterator[dict[str, Any]]:
             ("fp32", 4, 4), ("fp32", 1024, 4), ("fp32", 1024, 64),
         ):  # fmt: skip
             types = dict.fromkeys(("q", "keys"), f"*{dtype}") | dict.fromkeys(("firsts", "heads"), "*i32")
-            types |= {"table": "*i64", "best_out": "*i64", "lse_out": "*fp32"}
-            constants = {"LSE": True, "GROUP": 1 if rows == 1 else 4}
+            types |= {"bias": "*fp32", "table": "*i64", "best_out": "*i64", "lse_out": "*fp32"}
+            constants = {"LSE": True, "BIAS": True, "GROUP": 1 if rows == 1 else 4}
             constants |= landmark_topk.tile_sizes(rows, k, dim, names[dtype])
             yield {
                 "kernel": f"search, {rows} rows, best {k}, {dtype}", "head dim": dim,

@@ -5,6 +5,7 @@ of the text before them in memory. For every memory size a session of its own re
 chunk, and its blocks become its memory; nothing of earlier text is in them. The targets are then read three times
 from that same memory:
   retrieved   retrieved blocks and the latest ones, as a session that goes on reading sees them
+  ageless     the same without what blocks lose by their age (recency 0)
   recent      the latest top_k blocks alone
   attached    a fresh session that has the text attached as an old document, and nothing just before the targets
 Reading the text itself attends to the latest blocks (the way documents are ingested), or with --read-retrieving to
@@ -33,7 +34,7 @@ from memstore import LandmarkModel, MemoryStore
 from memstore.model.session import ScratchSession
 
 TARGETS = 256
-MODES = ("retrieved", "recent", "attached")
+MODES = ("retrieved", "ageless", "recent", "attached")
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,11 @@ class Reading:
             )
         else:
             session = self.session
+            session.attention.retrieve = mode != "recent"
+            recency = 0.0 if mode == "ageless" else self.model.config.recency
+            session.attention.config = replace(session.attention.config, recency=recency)
             session.attention.length = session.content = 0  # the open chunk is begun again
-            session.attention.retrieve = mode == "retrieved"
+            session.attention.start_chunk()
         if cmt_cutoff is not None:
             session.attention.config = replace(session.attention.config, cmt_cutoff=cmt_cutoff)
         session.attention.lookups = type(session.attention.lookups)()
@@ -138,6 +142,8 @@ def main() -> None:
     )
     given = options.parse_args()
     given.sizes = sorted({0, *map(tokens_number, given.sizes)})
+    if len(given.sizes) < 2:
+        options.error("--sizes needs a memory beside 0")
     model = common.load(given)
     rows, began = [], time.perf_counter()
     for row in measure(model, given):
@@ -152,13 +158,18 @@ def main() -> None:
     )
     print(
         table(
-            ["memory", *MODES, "retrieved / none", "retrieved / recent", "attached / none"],
+            [
+                "memory", *MODES, "retrieved / none", f"retrieved / {tokens_text(given.sizes[1])}", "retrieved / recent",
+                "retrieved / ageless", "attached / none",
+            ],
             [
                 [
                     tokens_text(p["size"]),
                     *(f"{p[mode]:.2f}" for mode in MODES),
                     interval(p["retrieved_to_none"]),
+                    interval(p["retrieved_to_least"]),
                     interval(p["retrieved_to_recent"]),
+                    interval(p["retrieved_to_ageless"]),
                     interval(p["attached_to_none"]),
                 ]
                 for p in points
@@ -176,7 +187,9 @@ def summary(losses: dict[str, np.ndarray], sizes: list[int]) -> list[dict[str, A
             "size": size,
             **{mode: math.exp(losses[f"{mode} {size}"].mean()) for mode in MODES},
             "retrieved_to_none": ratio(losses[f"retrieved {size}"], losses["recent 0"]),
+            "retrieved_to_least": ratio(losses[f"retrieved {size}"], losses[f"retrieved {sizes[1]}"]),
             "retrieved_to_recent": ratio(losses[f"retrieved {size}"], losses[f"recent {size}"]),
+            "retrieved_to_ageless": ratio(losses[f"retrieved {size}"], losses[f"ageless {size}"]),
             "attached_to_none": ratio(losses[f"attached {size}"], losses["recent 0"]),
         }
         for size in sizes

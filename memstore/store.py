@@ -568,6 +568,7 @@ class MemoryStore:
         *,
         return_lse: bool = False,
         open_rows: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Hits:
         """The top_k blocks of a scope for each row of q [H, T, D] (rotated, scaled): see LandmarkIndex.search.
 
@@ -576,7 +577,7 @@ class MemoryStore:
         self._refresh()
         if self._engines is not None:
             self._engines.open(layer, self._seen)
-        return self._index.search(layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows)
+        return self._index.search(layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias)
 
     def sampled_queries(self) -> AbstractContextManager[None]:
         """Keep the queries of the searches made meanwhile, all of them exact: what `build_index` trains with.

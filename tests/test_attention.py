@@ -133,12 +133,16 @@ GRANULARITIES = ["per_token_per_head", "per_token", "per_head", "shared"]
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("cmt", [True, False])
 @pytest.mark.parametrize(
-    ("documents", "retrieve", "score_range"),
-    [(0, True, None), (3, True, None), (0, False, None), (3, False, 0.3), (0, True, 0.3), (3, True, 0.3)],
-)
+    ("documents", "retrieve", "score_range", "recency"),
+    [
+        (0, True, None, 0), (3, True, None, 0), (0, False, None, 2), (3, False, 0.3, 0), (0, True, 0.3, 2),
+        (3, True, 0.3, 0), (3, True, None, 2),
+    ],
+)  # fmt: skip
 def test_every_memory_size_equals_the_transcription(
-    granularity: str, fixed: bool, cmt: bool, documents: int, retrieve: bool, score_range: float | None
-) -> None:
+    granularity: str, fixed: bool, cmt: bool, documents: int, retrieve: bool, score_range: float | None,
+    recency: float,
+) -> None:  # fmt: skip
     """N = 0 .. k + 2 own blocks, with and without attached documents; carried-over tokens; grouped queries."""
     heads, kv_heads, size, dim, top_k = 4, 2, 3, 8, 2 if score_range is None else 3
     config = ModelConfig(
@@ -149,6 +153,7 @@ def test_every_memory_size_equals_the_transcription(
         block_size=size,
         top_k=top_k,
         score_range=score_range,
+        recency=recency,
         cmt=cmt,
         memory_layers=(0,),
         old_block_position="fixed" if fixed else "stingy",
@@ -174,6 +179,7 @@ def test_every_memory_size_equals_the_transcription(
             distance=11,
             cutoff=config.cmt_cutoff,
             k_cmt=None if k_cmt is None else k_cmt[h // 2].numpy(),
+            recency=recency,
         )
         for h in range(heads)
     ]

@@ -43,6 +43,20 @@ def test_search_equals_the_direct_product_for_every_head_of_a_group(index: Landm
     assert index.search(3, q, [(1, 0, 200)], 8).lse is None
 
 
+@pytest.mark.parametrize("kind", ["packed", "packed-bfloat16", "faiss-flat"])
+def test_a_bias_counts_like_the_scores_themselves(kind: str) -> None:
+    index, stored, q = make_index(kind, KV_HEADS, DIM), keys(200), queries()
+    index.add(1, 3, 0, stored)
+    index.add(9, 3, 0, keys(30, 1))
+    bias = torch.linspace(-6, 6, 190)
+    hits = index.search(3, q, [(9, 10, 20), (1, 20, 200)], 8, bias=bias)
+    candidates = torch.cat([keys(30, 1)[10:20], stored[20:]])
+    each = candidates.transpose(0, 1).repeat_interleave(q.shape[0] // KV_HEADS, 0)
+    best = (q @ each.transpose(1, 2) + bias).topk(8, -1)
+    assert torch.equal(hits.candidates, best.indices)
+    torch.testing.assert_close(hits.scores, best.values, atol=1e-5, rtol=1e-5)
+
+
 def test_packed_equals_faiss_on_random_memories() -> None:
     packed, flat = PackedIndex(KV_HEADS, DIM), FaissIndex("flat", KV_HEADS, DIM)
     for seed in range(8):

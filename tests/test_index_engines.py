@@ -145,6 +145,26 @@ def test_a_sessions_own_blocks_are_found_though_no_engine_holds_them(memory: tup
     assert int(hits.candidates[0, 0, 0]) == DOCUMENTS * EACH
 
 
+def test_a_bias_is_kept_whether_an_engine_holds_what_it_is_for_or_not(
+    memory: tuple[PackedIndex, Scope], any_scope: None
+) -> None:
+    index, documents = memory
+    index.add(-1, 0, 0, keys(30, 50))
+    q, scope = queries(5), [*documents, (-1, 0, 30)]
+    packed = PackedIndex(KV_HEADS, DIM)
+    for document, _, end in scope:
+        packed.add(document, 0, 0, index.keys(0, [(document, 0, end)]).transpose(0, 1))
+    own, every = torch.zeros(DOCUMENTS * EACH + 30), torch.linspace(0, 50, DOCUMENTS * EACH + 30)
+    own[-30:] = 50
+    for bias, asked in ((own, 1), (every, 0)):
+        before = getattr(index, "asked", 0)
+        hits, best = (some.search(0, q, scope, TOP_K, bias=bias) for some in (index, packed))
+        assert torch.equal(hits.candidates, best.candidates)
+        torch.testing.assert_close(hits.scores, best.scores, atol=1e-4, rtol=1e-5)
+        if isinstance(index, FaissIndex):
+            assert index.asked - before == asked
+
+
 def test_keys_added_later_are_found_exactly_and_join_the_engine(
     memory: tuple[PackedIndex, Scope], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,10 +118,10 @@ def test_a_padded_last_block_equals_a_shorter_one() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(0, 40), k=st.integers(1, 8), group=st.integers(1, 2), rows=st.integers(0, 4), cut=st.integers(0, 40),
-    seed=st.integers(0, 999), coarse=st.booleans(),
+    seed=st.integers(0, 999), coarse=st.booleans(), biased=st.booleans(),
 )  # fmt: skip
 def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
-    n: int, k: int, group: int, rows: int, cut: int, seed: int, coarse: bool
+    n: int, k: int, group: int, rows: int, cut: int, seed: int, coarse: bool, biased: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     draw = (lambda *s: torch.randint(-1, 2, s, generator=generator).float()) if coarse else (
@@ -130,11 +130,14 @@ def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
     q, keys = draw(2 * group, rows, 3), draw(2, n, 3)
     cut = min(cut, n)
     ranges = [(cut, n), (0, cut)]  # the first rows are the newer ones here
-    found = api.landmark_topk(q, keys, ranges, k, return_lse=True)
+    bias = draw(n)
+    found = api.landmark_topk(q, keys, ranges, k, return_lse=True, bias=bias if biased else None)
     order = list(range(cut, n)) + list(range(cut))
     for h in range(2 * group):
         for t in range(rows):
             scores = keys[h // group] @ q[h, t]
+            if biased:
+                scores = scores.index_add(0, torch.tensor(order, dtype=torch.int64), bias)
             expected = sorted(range(n), key=lambda i: (-scores[order[i]].item(), -i))[:k]
             assert found.rows[h, t].tolist() == [order[i] for i in expected] + [-1] * (k - len(expected))
             assert (found.scores[h, t, len(expected) :] == NEG).all()

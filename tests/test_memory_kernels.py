@@ -250,11 +250,15 @@ def test_slots_of_codes_equal_the_codecs_units_decoded_before(bits: int, shared:
 # Search
 
 
-def check_search(q: Tensor, keys: Tensor, ranges: list[tuple[int, int]], k: int, kv: list[int] | None = None) -> TopK:
+def check_search(
+    q: Tensor, keys: Tensor, ranges: list[tuple[int, int]], k: int, kv: list[int] | None = None,
+    bias: Tensor | None = None,
+) -> TopK:  # fmt: skip
     """The kernel's result, with the scores of its own rows right and its rows the best by those scores."""
-    found = search.landmark_topk(q, keys, ranges, k, return_lse=True, kv_heads=kv)
+    found = search.landmark_topk(q, keys, ranges, k, return_lse=True, kv_heads=kv, bias=bias)
     own, exact = (
-        reference.landmark_topk(a, keys.to(a.dtype), ranges, k, return_lse=True, kv_heads=kv) for a in (q, q.double())
+        reference.landmark_topk(a, keys.to(a.dtype), ranges, k, return_lse=True, kv_heads=kv, bias=bias)
+        for a in (q, q.double())
     )
     assert found.scores.shape == found.rows.shape == (*q.shape[:2], k)
     assert found.scores.dtype == torch.float32 and found.rows.dtype == torch.int64
@@ -276,10 +280,10 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(
     n=st.integers(1, 200), k=st.sampled_from([1, 3, 4, 9]), group=st.integers(1, 2), rows=st.sampled_from([1, 2, 3, 6]),
     dim=st.sampled_from([8, 16, 40]), cuts=st.lists(st.integers(0, 200), max_size=4), coarse=st.booleans(),
-    seed=st.integers(0, 999),
+    biased=st.booleans(), seed=st.integers(0, 999),
 )  # fmt: skip
 def test_landmark_topk_equals_the_reference(
-    n: int, k: int, group: int, rows: int, dim: int, cuts: list[int], coarse: bool, seed: int
+    n: int, k: int, group: int, rows: int, dim: int, cuts: list[int], coarse: bool, biased: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     draw = (lambda *s: torch.randint(-1, 2, s, generator=generator).float()) if coarse else (
@@ -288,9 +292,10 @@ def test_landmark_topk_equals_the_reference(
     q, keys = draw(2 * group, rows, dim).to(DEVICE), draw(2, n, dim).to(DEVICE)
     edges = [0, *sorted(min(cut, n) for cut in cuts), n]
     ranges = list(pairwise(edges))[::-1]  # the later rows are the older ones here; some ranges are empty
-    found = check_search(q, keys, ranges, k)
+    bias = draw(n).to(DEVICE) if biased else None
+    found = check_search(q, keys, ranges, k, bias=bias)
     if coarse:  # all sums are exact, so equal scores are equal: the newer has to win
-        assert torch.equal(found.rows, reference.landmark_topk(q, keys, ranges, k).rows)
+        assert torch.equal(found.rows, reference.landmark_topk(q, keys, ranges, k, bias=bias).rows)
 
 
 def test_landmark_topk_finds_64_among_equals_from_several_programs() -> None:

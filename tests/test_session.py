@@ -288,6 +288,8 @@ def test_only_ready_documents_answer_and_the_rest_is_named(tmp_path: Path) -> No
         {"score_range": -0.5},
         {"score_range": float("nan")},
         {"score_range": float("inf")},
+        {"recency": -0.5},
+        {"recency": float("nan")},
         {"cmt_cutoff": 1.5},
         {"granularity": "all"},
         {"max_new_tokens": 0},
@@ -337,11 +339,41 @@ def test_a_range_of_scores_changes_neither_the_signature_nor_older_files(tmp_pat
     assert units[0] == units[3] > units[1] == units[2] > 0
 
 
+def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path) -> None:
+    directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
+    written = json.loads((directory / "config.json").read_text())
+    faded = tmp_path / "faded"
+    shutil.copytree(directory, faded)
+    (faded / "config.json").write_text(json.dumps(written | {"recency": 1e6}))
+    del written["recency"]  # as before there was one
+    (directory / "config.json").write_text(json.dumps(written))
+    model, fading = load_model(directory), load_model(faded)
+    assert model.config.recency == 0 and model.signature == fading.signature
+    ids = model.tokenizer.encode(text(300))
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(200), store, name="a")
+
+        def scores(model: LandmarkModel, documents: list[str], **settings: float | bool) -> np.ndarray:
+            with model.session(store, documents, **settings) as session:
+                return model.score(session, ids)
+
+        for documents in (["a"], []):
+            by_setting = scores(model, documents, recency=1e6)
+            np.testing.assert_array_equal(scores(fading, documents), by_setting)
+            assert np.abs(by_setting - scores(model, documents)).max() > 1e-3
+        # What has faded altogether has no weight beside the latest blocks, which alone are read without a search.
+        np.testing.assert_allclose(scores(model, [], recency=1e6), scores(model, [], retrieve=False), atol=1e-5)
+        with model.session(store, ["a"]) as one, model.session(store, ["a"], recency=1e6) as other:
+            first = one.chunk_tokens  # a session without old blocks of its own: nothing has faded
+            np.testing.assert_array_equal(model.score(one, ids[:first]), model.score(other, ids[:first]))
+
+
 @pytest.mark.parametrize(
     "content",
     [
         b"\xff\xfe", b"[]", b"{", b'{"num_layers": "4"}', b'{"memory_layers": 3}', b'{"colour": 1}',
         b'{"score_range": -1}', b'{"score_range": NaN}', b'{"score_range": "2"}',
+        b'{"recency": -1}',
     ],
 )
 def test_a_damaged_configuration_is_a_named_error(tmp_path: Path, content: bytes) -> None:

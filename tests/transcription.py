@@ -42,6 +42,7 @@ class Head:
     distance: int = 0
     k_cmt: np.ndarray | None = None  # position-free; it stands at -1
     cutoff: float = 0.0
+    recency: float = 0.0
     documents: list[Block] = field(default_factory=list)
     own: list[Block] = field(default_factory=list)
     open_k: list[np.ndarray] = field(default_factory=list)
@@ -79,9 +80,15 @@ class Head:
 
     def landmark_score(self, q: np.ndarray, at: int, block: Block, slot: int | None) -> float:
         """slot None: an old block at the fixed distance."""
+        faded = self.faded(block)
         if slot is None:
-            return self.score(q, self.distance, block.k[-1], self.block_size)
-        return self.score(q, at, block.k[-1], slot * self.b + self.block_size)
+            return self.score(q, self.distance, block.k[-1], self.block_size) - faded
+        return self.score(q, at, block.k[-1], slot * self.b + self.block_size) - faded
+
+    def faded(self, block: Block) -> float:
+        """What an own block has lost by its age; a document has none."""
+        ages = [len(self.own) - i for i, own in enumerate(self.own) if own is block]
+        return self.recency * math.log(max(1, ages[0] / self.top_k)) if ages else 0.0
 
     def candidate_scores(self, q: np.ndarray, index: int) -> list[float]:
         """What the search sees of every block: old ones in slot 0 or at the distance, recent ones at their own slot."""

@@ -64,6 +64,7 @@ class LandmarkIndex(Protocol):
         *,
         return_lse: bool = False,
         open_rows: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Hits:
         """The top_k blocks of the scope for each row of q [H, T, D] (rotated and scaled); of equals the newer first.
 
@@ -71,7 +72,7 @@ class LandmarkIndex(Protocol):
         return_lse the whole search is exact, since a denominator needs every candidate.
 
         open_rows: [H, T] bool, the rows that are searched (None = all); the others may find nothing and are not
-        counted.
+        counted. bias: [candidates of the scope] float32, added to their scores; None = none.
 
         Raises DocumentNotFound if the scope names blocks that are not held, InvalidInput for queries of another shape
         than the keys or top_k < 1.

@@ -258,11 +258,12 @@ class FaissIndex(PackedIndex):
         *,
         return_lse: bool = False,
         open_rows: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Hits:
         if self._sampling:
             self._sample(layer, q, open_rows)
         if layer not in self.built or return_lse:
-            return super().search(layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows)
+            return super().search(layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias)
         q = self._checked(q, top_k)
         with self._lock:
             packed, ranges = self._resolve(layer, scope)
@@ -275,15 +276,20 @@ class FaissIndex(PackedIndex):
                 or parts is None
                 or (partial and self._on_gpu)
                 or (self.thrifty and not self._pays(built, parts, rows, top_k))
+                or (bias is not None and any(bias[start:end].any() for start, end in parts.held_candidates))
             ):
-                return self._exact(q, packed, ranges, top_k, return_lse, kv_heads)
+                return self._exact(q, packed, ranges, top_k, return_lse, kv_heads, bias)
             self.asked += 1
             found = (self._gpu_candidates if self._on_gpu else self._candidates)(built, parts, q, top_k, open_rows)
         if parts.rest:
-            exact = landmark_topk(q.to(self.device), packed.keys, parts.rest, top_k, kv_heads=kv_heads)
+            exact = landmark_topk(
+                q.to(self.device), packed.keys, parts.rest, top_k, kv_heads=kv_heads,
+                bias=None if bias is None else torch.cat([bias[a:b] for a, b in parts.rest_candidates]).to(self.device),
+            )  # fmt: skip
             rest = to_candidates(exact.rows, parts.rest)
             found = torch.cat([found, to_rows(rest, parts.rest_candidates).to(found.device)], -1)
-        scores, candidates = rescore(q.to(self.device), packed.keys, ranges, found.to(self.device), top_k)
+        bias = None if bias is None else bias.to(self.device)
+        scores, candidates = rescore(q.to(self.device), packed.keys, ranges, found.to(self.device), top_k, bias)
         return Hits(scores.to(q.device), candidates.to(q.device), None)
 
     def _candidates(self, built: Built, parts: Parts, q: Tensor, top_k: int, open_rows: Tensor | None) -> Tensor:

@@ -156,11 +156,12 @@ class PackedIndex:
         *,
         return_lse: bool = False,
         open_rows: Tensor | None = None,
+        bias: Tensor | None = None,
     ) -> Hits:
         q = self._checked(q, top_k)
         _, kv_heads = self._count(q, open_rows)
         packed, ranges = self._resolve(layer, scope)
-        return self._exact(q, packed, ranges, top_k, return_lse, kv_heads)
+        return self._exact(q, packed, ranges, top_k, return_lse, kv_heads, bias)
 
     def _count(self, q: Tensor, open_rows: Tensor | None) -> tuple[int, list[int] | None]:
         """How many rows are searched, and the KV heads that have any (None = all)."""
@@ -175,16 +176,26 @@ class PackedIndex:
         return rows, [head for head in range(self._shape[0]) if any(counts[head * group : (head + 1) * group])]
 
     def _exact(
-        self, q: Tensor, packed: Layer, ranges: Ranges, top_k: int, return_lse: bool, kv_heads: list[int] | None
+        self,
+        q: Tensor,
+        packed: Layer,
+        ranges: Ranges,
+        top_k: int,
+        return_lse: bool,
+        kv_heads: list[int] | None,
+        bias: Tensor | None,
     ) -> Hits:
         here = q.to(self.device)
+        bias = None if bias is None else bias.to(self.device)
         if packed.scan is None or return_lse:
-            found = landmark_topk(here, packed.keys, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads)
+            found = landmark_topk(
+                here, packed.keys, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads, bias=bias
+            )
             scores, candidates, lse = found.scores, to_candidates(found.rows, ranges), found.lse
         else:
             coarse = here.to(packed.scan.dtype)
-            found = landmark_topk(coarse, packed.scan, ranges, RESCORED * top_k, kv_heads=kv_heads)
-            scores, candidates = rescore(here, packed.keys, ranges, to_candidates(found.rows, ranges), top_k)
+            found = landmark_topk(coarse, packed.scan, ranges, RESCORED * top_k, kv_heads=kv_heads, bias=bias)
+            scores, candidates = rescore(here, packed.keys, ranges, to_candidates(found.rows, ranges), top_k, bias)
             lse = None
         if self.device != q.device:
             scores, candidates = scores.to(q.device), candidates.to(q.device)
@@ -243,14 +254,20 @@ def gather(keys: Tensor, ranges: Ranges, candidates: Tensor) -> Tensor:
     return keys[kv_heads.view(-1, *[1] * (rows.dim() - 1)), rows]
 
 
-def rescore(q: Tensor, keys: Tensor, ranges: Ranges, candidates: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def rescore(
+    q: Tensor, keys: Tensor, ranges: Ranges, candidates: Tensor, top_k: int, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The top_k of candidates [H, T, C] (-1 = none, in any order) by their exact scores; of equals the newer first.
 
-    Returns scores [H, T, top_k] float32 and candidates, padded with NEG and -1.
+    bias: added to the scores of the scope's candidates. Returns scores [H, T, top_k] float32 and candidates, padded
+    with NEG and -1.
     """
     exact = torch.promote_types(keys.dtype, torch.float32)
     chosen = gather(keys, ranges, candidates).to(exact)  # (H, T, C, D)
-    scores = (chosen @ q.to(exact)[..., None])[..., 0].masked_fill(candidates < 0, NEG)
+    scores = (chosen @ q.to(exact)[..., None])[..., 0]
+    if bias is not None:
+        scores = scores + bias[candidates.clamp_min(0)]
+    scores = scores.masked_fill(candidates < 0, NEG)
     newest = candidates.argsort(-1, descending=True)
     best = scores.gather(-1, newest).sort(dim=-1, descending=True, stable=True)
     candidates, scores = candidates.gather(-1, newest).gather(-1, best.indices), best.values

@@ -57,6 +57,7 @@ def landmark_topk(
     *,
     return_lse: bool = False,
     kv_heads: Sequence[int] | None = None,
+    bias: Tensor | None = None,
 ) -> TopK:
     """The top_k landmark keys by inner product for every query row, within ranges of rows.
 
@@ -64,13 +65,16 @@ def landmark_topk(
     ranges: (start, end) rows, oldest first, disjoint. Ties go to the newer row (later in `ranges`).
     kv_heads: the KV heads whose rows are wanted (None = all): the keys of the others are not read, and their rows find
         nothing.
+    bias: [n] float32, added to the scores of the n rows of `ranges`, in their order; None = none.
     Returns TopK with exactly top_k columns, best first, scores in float32.
     """
     if top_k <= _MOST_IN_REGISTERS and use_triton(q, landmarks):
         from memstore.kernels import landmark_topk as kernel
 
-        return kernel.landmark_topk(q, landmarks, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads)
-    return reference.landmark_topk(q, landmarks, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads)
+        return kernel.landmark_topk(
+            q, landmarks, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads, bias=bias
+        )
+    return reference.landmark_topk(q, landmarks, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads, bias=bias)
 
 
 def memory_attention(

@@ -36,8 +36,8 @@ def _ordered(bits):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _partial_kernel(  # type: ignore[no-untyped-def]
-    q, keys, table, firsts, heads, best_out, lse_out, T, D, share, total, rows, q_h, q_t, k_h, k_n,
-    LSE: tl.constexpr, DOT: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr,
+    q, keys, bias, table, firsts, heads, best_out, lse_out, T, D, share, total, rows, q_h, q_t, k_h, k_n,
+    LSE: tl.constexpr, BIAS: tl.constexpr, DOT: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of a KV head's GROUP * T query rows, shares of the candidates, KV heads that are searched)."""
@@ -77,6 +77,8 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
                         q + row // T * q_h + row % T * q_t + channel, mask=(row < GROUP * T) & (channel < D), other=0.0
                     ).to(tl.float32)  # fmt: skip
                     s = tl.where((m == row)[:, None], tl.sum(tile.to(tl.float32) * one[None, :], 1)[None, :], s)
+            if BIAS:
+                s += tl.load(bias + candidate, mask=inside, other=0.0)[None, :]
             s = tl.where(s == 0, 0.0, s)  # -0 equals 0
             if LSE:
                 higher = tl.maximum(top, tl.max(tl.where(inside[None, :], s, _NEG), 1))
@@ -138,6 +140,7 @@ def landmark_topk(
     *,
     return_lse: bool = False,
     kv_heads: Sequence[int] | None = None,
+    bias: Tensor | None = None,
 ) -> TopK:
     """See `memstore.kernels.api.landmark_topk`; top_k at most MAX_TOP_K."""
     heads, rows, dim = q.shape
@@ -161,8 +164,9 @@ def landmark_topk(
     lse = torch.empty(heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
     each = torch.empty(parts, heads * rows, dtype=torch.float32, device=q.device) if return_lse else scores
     _partial_kernel[(tiles, parts, len(wanted))](
-        q, landmarks, table, firsts, searched, best, each, rows, dim, share, total, heads * rows, *q.stride()[:2],
-        *landmarks.stride()[:2], LSE=return_lse, GROUP=group, **sizes,
+        q, landmarks, scores if bias is None else bias.contiguous(), table, firsts, searched, best, each, rows, dim,
+        share, total, heads * rows, *q.stride()[:2], *landmarks.stride()[:2], LSE=return_lse, BIAS=bias is not None,
+        GROUP=group, **sizes,
     )  # fmt: skip
     _merge_kernel[(heads * rows,)](
         best, each, table, head_flags, scores, found, scores if lse is None else lse, heads * rows, rows, parts,

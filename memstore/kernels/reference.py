@@ -231,6 +231,7 @@ def landmark_topk(
     *,
     return_lse: bool = False,
     kv_heads: Sequence[int] | None = None,
+    bias: Tensor | None = None,
 ) -> TopK:
     """See `memstore.kernels.api.landmark_topk`."""
     heads, num_rows, dim = q.shape
@@ -245,6 +246,8 @@ def landmark_topk(
     grouped = q.reshape(num_kv_heads, -1, dim)
     all_scores = _joined([_in_spans(grouped[a:b], landmarks[a:b], spans) for a, b in wanted], 0)
     all_scores = accumulate(all_scores)
+    if bias is not None:
+        all_scores = all_scores + bias
     k = min(top_k, all_scores.shape[-1])
     best, rows = _topk_newest(all_scores, k)
     if len(spans) > 1:

@@ -161,6 +161,7 @@ class MemoryAttention:
         self._base = self._prefix.size * self.config.stride
         self._old_scope = self.memory.scope(self._prefix.old)
         self._scope = self.memory.scope(self._prefix.blocks)
+        self._bias = self._recency()
         self._step = None
         if self.length:
             for layer in self._layers:
@@ -168,6 +169,17 @@ class MemoryAttention:
                 layer.rotated[:, :, : self.length] = self.rope.rotate(
                     k, *self.rope.angles(self._base, self._base + self.length, k)
                 )
+
+    def _recency(self) -> Tensor | None:
+        """What is added to the scores of old blocks for their age: [candidates], 0 for attached documents, which have
+        none. The age of a block is how many came after it, itself included; the recent ones are top_k or younger.
+        """
+        old_own = self._prefix.old - (self.memory.blocks - self.memory.own)
+        if not self.config.recency or old_own <= 0:
+            return None
+        age = torch.arange(self.memory.own, self.memory.own - old_own, -1, dtype=self._exact)
+        fading = -self.config.recency * (age / self.config.top_k).log()
+        return torch.nn.functional.pad(fading, (self._prefix.old - old_own, 0)).to(self._layers[0].k.device)
 
     # One layer step
 
@@ -332,7 +344,7 @@ class MemoryAttention:
         shared = config.granularity != "per_token_per_head"
         query = rotated[prefix.size if self._fixed else 0, 0]  # every old block is scored in one place
         hits = self.store.search(
-            layer_idx, query, self._old_scope, config.top_k, return_lse=shared, open_rows=opened.rows
+            layer_idx, query, self._old_scope, config.top_k, return_lse=shared, open_rows=opened.rows, bias=self._bias
         )
         scores, candidates, lse = hits.scores.to(self._exact), hits.candidates, hits.lse
         if near is not None:
@@ -377,6 +389,8 @@ class MemoryAttention:
             )
             queries = rotated[slots.expand(-1, rows, -1), 0, h, t]  # (H, T, K, D)
             scores = (queries * keys).sum(-1)
+            if self._bias is not None:
+                scores = scores + self._bias[wide.clamp(0, prefix.old - 1)]
         else:
             scores = rotated.new_full(wide.shape, NEG, dtype=self._exact)
         if near is not None and is_recent.any():

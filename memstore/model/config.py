@@ -31,6 +31,7 @@ class ModelConfig:
     memory_layers: tuple[int, ...] | None = None  # layers with memory; None = all but layer 0
     top_k: int = 4  # blocks retrieved per lookup, and recent blocks of a session
     score_range: float | None = None  # of these, only those that score at least the best - score_range; None = all
+    recency: float = 0.0  # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
     old_block_position: OldBlockPosition = (
         "fixed"  # where old blocks are seen: one constant distance, or the paper's slots
@@ -70,6 +71,8 @@ class ModelConfig:
             return f"memory_layers {self.memory_layers} must lie in 0..{self.num_layers - 1}"
         if self.score_range is not None and not 0 <= self.score_range < math.inf:
             return f"score_range must be a finite number of at least 0, not {self.score_range}"
+        if not 0 <= self.recency < math.inf:
+            return f"recency must be a finite number of at least 0, not {self.recency}"
         if self.granularity not in GRANULARITIES:
             return f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
         if self.old_block_position not in get_args(OldBlockPosition):

@@ -118,6 +118,8 @@ def ingest(
         settings["granularity"] = config.granularity
         if config.score_range is not None:  # a document begun before there was a range goes on without one
             settings["score_range"] = config.score_range
+        if config.recency:
+            settings["recency"] = config.recency
     writer = store.write_document(
         text.name,
         source_hash=source_hash,

@@ -132,7 +132,7 @@ class LandmarkModel:
         """A session that has attached documents (None = every ready one, in the order they were created).
 
         on_read: told what the last row of every step reads, or all rows if `read_all_rows`. lookup: top_k, score_range,
-        cmt_cutoff, granularity, chunk_blocks, where they shall differ from the model's.
+        recency, cmt_cutoff, granularity, chunk_blocks, where they shall differ from the model's.
         """
         attached = [(document.id, document.blocks) for document in _ready(store, documents)]
         session = ScratchSession(
@@ -297,16 +297,19 @@ class LandmarkModel:
         range.
         """
         given = {name: value for name, value in lookup.items() if value is not None}
-        unknown = set(given) - {"top_k", "score_range", "cmt_cutoff", "granularity", "chunk_blocks"}
+        unknown = set(given) - {"top_k", "score_range", "recency", "cmt_cutoff", "granularity", "chunk_blocks"}
         if unknown:
             raise InvalidInput(
-                f"unknown setting {unknown.pop()!r}; choose top_k, score_range, cmt_cutoff, granularity or chunk_blocks"
+                f"unknown setting {unknown.pop()!r}; choose top_k, score_range, recency, cmt_cutoff, granularity or "
+                "chunk_blocks"
             )
         top_k, cutoff = given.get("top_k", self.config.top_k), given.get("cmt_cutoff", self.config.cmt_cutoff)
         if not 1 <= top_k <= 1024:
             raise InvalidInput(f"top_k must lie in 1..1024, is {top_k}")
         if not 0 <= given.get("score_range", 0) < math.inf:
             raise InvalidInput(f"score_range must be a finite number of at least 0, is {given['score_range']}")
+        if not 0 <= given.get("recency", 0) < math.inf:
+            raise InvalidInput(f"recency must be a finite number of at least 0, is {given['recency']}")
         if not 0 <= cutoff <= 1:
             raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {cutoff}")
         if not 1 <= given.get("chunk_blocks", 1) <= 256:
