@@ -159,8 +159,8 @@ def main() -> None:
     print(
         table(
             [
-                "memory", *MODES, "retrieved / none", f"retrieved / {tokens_text(given.sizes[1])}", "retrieved / recent",
-                "retrieved / ageless", "attached / none",
+                "memory", *MODES, "retrieved / none", f"retrieved / {tokens_text(given.sizes[1])}",
+                "retrieved / recent", "retrieved / ageless", "attached / none",
             ],
             [
                 [
