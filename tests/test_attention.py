@@ -221,7 +221,10 @@ def test_every_memory_size_equals_the_transcription(
             chosen = [[[]] * rows for _ in range(heads)]
         expected = np.array(
             [
-                [head.attend(q[h, t].numpy(), first + t, chosen[h][t]) for t in range(rows)]
+                [
+                    head.attend(q[h, t].numpy(), first + t, chosen[h][t], n if retrieve else head.recent)
+                    for t in range(rows)
+                ]
                 for h, head in enumerate(literal)
             ]
         )

@@ -133,13 +133,13 @@ class Head:
         gate = math.exp(logits["cmt", 0]) / total if self.k_cmt is not None else 0.0
         return weights, gate, math.log(total)
 
-    def attend(self, q: np.ndarray, index: int, chosen: list[int]) -> np.ndarray:
-        """Output [D] of the open chunk's row `index`, reading the memory blocks `chosen` (ascending)."""
+    def attend(self, q: np.ndarray, index: int, chosen: list[int], candidates: int) -> np.ndarray:
+        """Output [D] of the open chunk's row `index`, reading `chosen` (ascending) of so many candidates."""
         weights, gate, log_total = self.gate(q, index)
         at, old = self.prefix * self.b + index, len(self.memory) - self.recent
         out = sum((w * self.open_v[j] for (_, j), w in weights.items()), np.zeros_like(q))
-        if self.k_cmt is not None and gate < self.cutoff:
-            chosen = []
+        if self.k_cmt is not None and gate < self.cutoff and candidates:
+            return out / (1 - min(gate, 0.1))
         if not chosen:
             return out
         later = len([c for c in chosen if c >= old])

@@ -25,6 +25,7 @@ from memstore.tiers.base import Lease
 Blocks = dict[int, tuple[Tensor, Tensor, Tensor]]
 """Finished blocks of each layer in stored form: k and v [n, Hkv, block_size, D], landmark keys [n, Hkv, D]."""
 
+_GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
 _FEW = 256  # units of a step that are looked up without tensors
 
 
@@ -283,12 +284,17 @@ class MemoryAttention:
         return _Open.of(local.gate[0] >= self.config.cmt_cutoff)
 
     def _gate(self, local: LocalAttention) -> tuple[LocalAttention, _Open]:
-        """Close the rows below the cutoff, and count."""
+        """Close the rows below the cutoff, and count.
+
+        What a closed row would have given to memory, up to _GIVEN_BACK, goes to what it has seen.
+        """
         opened, rows = self._opened(local), local.gate[0].numel()
         self.lookups.done += opened.count
         self.lookups.skipped += rows - opened.count
         if opened.count < rows:
-            local = LocalAttention(local.output, local.gate * opened.rows, local.lse)
+            closed = local.gate.masked_fill(opened.rows, 0.0)
+            seen = (1 - closed.clamp(max=_GIVEN_BACK))[..., None].to(local.output.dtype)
+            local = LocalAttention(local.output / seen, local.gate - closed, local.lse)
         return local, opened
 
     def _attend_memory(
