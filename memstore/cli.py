@@ -224,7 +224,7 @@ def train(
     texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Files of text: .txt or .jsonl.zst.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory of the checkpoint and its metrics.")],
     preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="Shape: test, small, medium or paper.")
+        str, typer.Option("--preset", metavar="NAME", help="Shape: test, books, small, medium or paper.")
     ] = "test",
     minutes: Annotated[
         float | None, typer.Option("--minutes", metavar="M", help="Wall clock; default: the whole plan.")

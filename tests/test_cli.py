@@ -462,14 +462,16 @@ def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> 
     assert asked.status == 0 and len(asked.json["tokens"]) <= 3
     refused(run("train", tmp_path / "no.txt", "--out", tmp_path / "run2"), "no.txt")
     refused(run("train", text, "--out", tmp_path / "run3", "--resume"), "no training run")
-    last = ("--from-stage", "finish", "--minutes", "0.002")
+    last = ("--from-stage", "wide", "--minutes", "0.002")
     assert run("train", text, "--out", tmp_path / "run4", "--init", tmp_path / "run", *last).status == 0
     tokenizers = [(tmp_path / name / "tokenizer.json").read_text() for name in ("run", "run4")]
     assert tokenizers[0] == tokenizers[1]
     refused(run("train", text, "--out", tmp_path / "run5", "--from-stage", "dense"), "windows, varied")
     refused(run("train", text, "--out", tmp_path / "run5", "--device", "cuda:99"), "'cuda:99'", "choose cuda or cpu")
     assert not (tmp_path / "run5").exists()
-    refused(run("train", text, "--out", tmp_path / "run6", "--init", tmp_path / "run", "--preset", "small"), "another")
+    other = ("--init", tmp_path / "run", "--preset")
+    refused(run("train", text, "--out", tmp_path / "run6", *other, "small"), "2048 ids")
+    assert run("train", text, "--out", tmp_path / "run7", *other, "books", *last).status == 0  # which it grows into
 
 
 def test_demo_asks_a_new_process_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,10 @@ from memstore.errors import InvalidConfig
 from memstore.model.checkpoint import load_checkpoint
 from memstore.model.config import ModelConfig
 from memstore.model.curriculum import default_curriculum
+from memstore.model.grow import grow
+from memstore.model.objectives import encode_windows
 from memstore.model.train import TrainConfig, train
+from memstore.model.transformer import Transformer
 
 MODEL = ModelConfig(
     vocab_size=1024, num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=48, block_size=16,
@@ -109,3 +112,27 @@ def test_a_device_that_is_not_there_leaves_no_directory(tmp_path: Path, book: Pa
     with pytest.raises(InvalidConfig, match="cuda:99"):
         train(TrainConfig(tmp_path / "run", MODEL, device="cuda:99"), [book])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_grown_model_computes_the_same_and_every_new_weight_can_learn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = Transformer(replace(MODEL, num_layers=3, memory_layers=(1, 2)))
+    model.initialise(generator)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.data.normal_(1, 0.2, generator=generator)
+    ids = torch.randint(0, 1000, (2, 34), generator=generator)
+    larger = replace(MODEL, num_layers=5, mlp_size=64, memory_layers=(3, 4), recency=0.5)
+    grown = grow(model, larger, generator)
+    (same, memory), (expected, old) = encode_windows(grown, ids), encode_windows(model, ids)
+    torch.testing.assert_close(same, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(memory[-1].keys, old[-1].keys, rtol=1e-4, atol=1e-5)
+    for _ in range(2):  # what leads out of the new units learns first, then they do
+        optimizer = torch.optim.SGD(grown.parameters(), lr=0.1)
+        encode_windows(grown, ids)[0].square().mul(torch.linspace(0, 1, 34)[:, None]).sum().backward()
+        optimizer.step()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in grown.blocks[1].parameters())
+    assert grown.blocks[4].up_proj.weight.grad[48:].abs().max() > 0
+    for other in (replace(larger, hidden_size=64), replace(larger, memory_layers=(2, 4)), replace(larger, mlp_size=32)):
+        with pytest.raises(InvalidConfig, match="grow"):
+            grow(model, other, generator)

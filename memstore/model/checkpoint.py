@@ -97,9 +97,8 @@ def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
     """What ties a memory to this model: hashes of weights and tokenizer, the architecture and the geometry of what is
     stored.
 
-    Settings of a lookup (top_k, score_range, recency, granularity, cmt_cutoff) do not change what is stored, so they
-    are no part of it. Weights count as the numbers they are: the same in half precision and in float32 are the same
-    model.
+    Settings of a lookup (config.LOOKUP_SETTINGS) do not change what is stored, so they are no part of it. Weights
+    count as the numbers they are: the same in half precision and in float32 are the same model.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
@@ -107,12 +106,10 @@ def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
         wide = torch.promote_types(tensor.dtype, torch.float32)
         digest.update(tensor.detach().to("cpu", wide).contiguous().numpy().tobytes())
     config = model.config
-    lookup = ("top_k", "score_range", "recency", "granularity", "cmt_cutoff", "chunk_blocks")
-    architecture = {name: value for name, value in config.to_dict().items() if name not in lookup}
     return Signature(
         weights=digest.hexdigest(),
         tokenizer=tokenizer.fingerprint,
-        architecture=architecture,
+        architecture=config.architecture(),
         kv_dtype=config.kv_dtype,
         num_layers=config.num_layers,
         memory_layers=tuple(config.memory_layers or ()),

@@ -10,6 +10,8 @@ from memstore.errors import InvalidConfig
 Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
 OldBlockPosition = Literal["fixed", "stingy"]
 GRANULARITIES = get_args(Granularity)
+LOOKUP_SETTINGS = ("top_k", "score_range", "recency", "granularity", "cmt_cutoff", "chunk_blocks")
+"""Fields of a configuration that say how a lookup is made."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,10 @@ class ModelConfig:
         values = {name: value for name, value in asdict(self).items() if name not in ("landmark_id", "cmt_id")}
         return values | {"memory_layers": list(self.memory_layers or ())}
 
+    def architecture(self) -> dict[str, Any]:
+        """`to_dict` without the settings of a lookup, which change nothing that is trained or stored."""
+        return {name: value for name, value in self.to_dict().items() if name not in LOOKUP_SETTINGS}
+
     def to_json(self) -> str:
         """`to_dict` as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
@@ -123,7 +129,8 @@ class ModelConfig:
 
 
 PRESETS: dict[str, ModelConfig] = {
-    "test": ModelConfig(),  # 1.07M parameters: the one that ships
+    "test": ModelConfig(),  # 1.07M parameters
+    "books": ModelConfig(num_layers=5, mlp_size=512, memory_layers=(2, 3, 4)),  # 1.57M parameters: the one that ships
     "small": ModelConfig(vocab_size=4096, num_layers=6, hidden_size=256, num_heads=8, num_kv_heads=8, mlp_size=704),
     "medium": ModelConfig(
         vocab_size=8192, num_layers=8, hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64, mlp_size=1408,
@@ -134,4 +141,6 @@ PRESETS: dict[str, ModelConfig] = {
         block_size=50, top_k=4, chunk_blocks=5, old_block_position="stingy", qk_norm=False,
     ),
 }  # fmt: skip
-"""Named shapes: `test` (1M parameters) to `paper` (12 layers of 8 heads x 128, block 50, as in arXiv 2305.16300)."""
+"""Named shapes: `test`, `books` (grown from it by a layer without memory), and larger ones up to `paper` (12 layers of
+8 heads x 128, block 50, as in arXiv 2305.16300).
+"""

@@ -37,8 +37,8 @@ class Stage:
 
 
 def default_curriculum() -> tuple[Stage, ...]:
-    """Learn to retrieve inside a window, then train as inference runs; about an hour and a half of one core for a
-    million parameters.
+    """Learn to retrieve inside a window, then train as inference runs; about two hours of one core for a million
+    parameters.
 
     First plain sentences and numbers whose digits say nothing about each other: with varied sentences and repeated
     digits from the start the model learns those, and its lookup stays at the plateau.
@@ -62,7 +62,14 @@ def default_curriculum() -> tuple[Stage, ...]:
             polish.data, simple=0.6, stop_weight=2.0, one_form=0.6, updates=0.05, plain=0.15, continuations=0.12
         ),
     )  # fmt: skip
-    return windows, varied, memory, text, polish, finish
+    wide = replace(
+        finish, name="wide", steps=700, lr=1e-3, muon_lr=0.006, warmup=15, queue=1512,
+        data=replace(
+            finish.data, stop_weight=1.5, first_weight=1.5, repeats=0.2, hard=0.7, one_form=0.7, gaps=(3, 5, 8, 12, 30),
+            plain=0.12, continuations=0.1, updates=0.04, readings=0.1,
+        ),
+    )  # fmt: skip
+    return windows, varied, memory, text, polish, finish, wide
 
 
 def stages_from(name: str | None) -> tuple[Stage, ...]:

@@ -228,13 +228,16 @@ class Pools:
     def narrowed(self, rng: Random) -> Pools:
         """A few of each kind, often one attribute and one kind of name."""
         kinds = tuple(_ENTITY_SHARES)
-        colours = self.words if rng.random() < 0.3 else self.colours
-        nouns = self.words if rng.random() < 0.5 else self.nouns
+        colours = self.words if rng.random() < 0.5 else self.colours
+        nouns = self.words if rng.random() < 0.6 else self.nouns
+        attributes = self.attributes
+        if rng.random() < 0.6:  # any words: from a list of attributes a model learns the list
+            attributes = tuple(" ".join(rng.sample(self.words, rng.choice((1, 1, 2)))) for _ in range(8))
         return Pools(
             self.split,
             tuple(rng.sample(colours, min(rng.choice((2, 4, 8, 25)), len(colours)))),
             tuple(rng.sample(nouns, min(rng.choice((4, 8, 16, 40)), len(nouns)))),
-            tuple(rng.sample(self.attributes, min(rng.choice((1, 1, 2, 4)), len(self.attributes)))),
+            tuple(rng.sample(attributes, min(rng.choice((1, 1, 2, 4)), len(attributes)))),
             self.words,
             self.simple,
             self.repeats,
@@ -369,7 +372,7 @@ def _fill(form: str, fact: Fact) -> Sentence:
 
 
 def _name(rng: Random, split: Split) -> str:
-    wide = split == "train" and rng.random() < 0.6
+    wide = split == "train" and rng.random() < 0.8
 
     def one() -> str:
         while True:

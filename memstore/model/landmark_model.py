@@ -18,7 +18,7 @@ from memstore.catalog import Document, Signature
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.attention import Read
 from memstore.model.checkpoint import SHIPPED, SHIPPED_NAME, load_checkpoint, signature_of
-from memstore.model.config import GRANULARITIES, ModelConfig
+from memstore.model.config import GRANULARITIES, LOOKUP_SETTINGS, ModelConfig
 from memstore.model.indexing import build_index
 from memstore.model.ingest import IngestProgress, Mode, Text, ingest
 from memstore.model.search import SHORTLIST, Match, search_blocks
@@ -297,12 +297,9 @@ class LandmarkModel:
         range.
         """
         given = {name: value for name, value in lookup.items() if value is not None}
-        unknown = set(given) - {"top_k", "score_range", "recency", "cmt_cutoff", "granularity", "chunk_blocks"}
+        unknown = set(given) - set(LOOKUP_SETTINGS)
         if unknown:
-            raise InvalidInput(
-                f"unknown setting {unknown.pop()!r}; choose top_k, score_range, recency, cmt_cutoff, granularity or "
-                "chunk_blocks"
-            )
+            raise InvalidInput(f"unknown setting {unknown.pop()!r}; choose one of {', '.join(LOOKUP_SETTINGS)}")
         top_k, cutoff = given.get("top_k", self.config.top_k), given.get("cmt_cutoff", self.config.cmt_cutoff)
         if not 1 <= top_k <= 1024:
             raise InvalidInput(f"top_k must lie in 1..1024, is {top_k}")

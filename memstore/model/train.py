@@ -20,6 +20,7 @@ from memstore.model.checkpoint import load_checkpoint, save_checkpoint
 from memstore.model.config import ModelConfig
 from memstore.model.curriculum import Stage, default_curriculum
 from memstore.model.data import TokenCorpus, read_documents
+from memstore.model.grow import grow
 from memstore.model.objectives import Loss, Negatives, encode_windows, negatives_of, next_token_loss, read_memory
 from memstore.model.optimizer import make_optimizers
 from memstore.model.recall_data import RecallData
@@ -41,7 +42,7 @@ class TrainConfig:
     seed: int = 0
     threads: int = 1
     device: str = "cpu"  # where it computes, such as "cuda"; no part of a run: it is resumed on any device
-    init: Path | None = None  # weights and tokenizer to start from: a checkpoint with the same configuration
+    init: Path | None = None  # weights and tokenizer to start from: of this configuration, or one that grows into it
     bfloat16: bool = True  # autocast of the forward pass; weights and optimisers stay float32
     save_every: int = 100  # steps between checkpoints
     log_every: int = 20  # steps a line of metrics stands for
@@ -164,8 +165,8 @@ class _Run:
         self.model.initialise(torch.Generator().manual_seed(config.seed))
         if config.init is not None:
             first, _ = load_checkpoint(config.init)
-            if first.config != config.model:
-                raise InvalidConfig(f"{config.init} is a model of another configuration than the one to train")
+            if first.config.architecture() != config.model.architecture():
+                first = grow(first, config.model, torch.Generator().manual_seed(config.seed))
             self.model.load_state_dict(first.state_dict())
         self.model.to(device)
         self.rng = random.Random(config.seed)
