@@ -369,32 +369,33 @@ class _Gate:
     """Transactions pass together; a change of the map passes alone."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()  # of C: an interrupt between taking it and what it guards cannot keep it
+        self._changed = threading.Condition(self._lock)
         self._inside = 0
         self._shut = False
 
     def enter(self) -> None:
-        with self._condition:
-            self._condition.wait_for(lambda: not self._shut)
+        with self._lock:
+            self._changed.wait_for(lambda: not self._shut)
             self._inside += 1
 
     def leave(self) -> None:
-        with self._condition:
+        with self._lock:
             self._inside -= 1
             if not self._inside:
-                self._condition.notify_all()
+                self._changed.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        with self._condition:
-            self._condition.wait_for(lambda: not self._shut)
+        with self._lock:
+            self._changed.wait_for(lambda: not self._shut)
             self._shut = True
             try:
-                self._condition.wait_for(lambda: not self._inside)
+                self._changed.wait_for(lambda: not self._inside)
                 yield
             finally:
                 self._shut = False
-                self._condition.notify_all()
+                self._changed.notify_all()
 
 
 class _WriterLock:

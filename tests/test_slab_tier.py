@@ -1,8 +1,10 @@
 """What host and device tier share: replay equals life, prefetches, kept units, and drops at awkward moments."""
 
 import random
+import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -478,3 +480,32 @@ def test_a_device_budget_below_one_unit_is_refused_with_its_name(below: Below) -
         make(10)
     with pytest.raises(BudgetExceeded, match=r"device budget .* lower the budget"):
         make(1 << 60)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that interrupts")
+def test_an_interrupt_leaves_no_lock_taken(below: Below) -> None:
+    """Ctrl-C at any instant: the writer's thread has to get at the tier when the main thread closes the document."""
+    tier = make_tier(below)
+    free = ThreadPoolExecutor(1)
+
+    def taken() -> bool:
+        got = tier._lock.acquire(timeout=5)
+        if got:
+            tier._lock.release()
+        return not got
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for turn in range(1000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 5e-5 + turn % 7 * 1e-5)
+                while True:
+                    tier.unpin([])
+            except KeyboardInterrupt:
+                pass
+            if turn % 50 == 49:
+                assert not free.submit(taken).result()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        free.shutdown()

@@ -14,7 +14,7 @@ from typing import Protocol
 class Forked(Protocol):
     """What stays usable in a forked child."""
 
-    _lock: threading.Condition  # a reentrant one
+    _lock: threading.RLock
 
     def _in_child(self) -> None:
         """Called in the child, with the lock held."""

@@ -44,7 +44,8 @@ class Prefetcher:
 
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._wake = threading.Condition()
+        self._lock = threading.RLock()  # as in a slab tier, what an interrupt cannot leave taken
+        self._wake = threading.Condition(self._lock)
         self._waiting: dict[BlockKey, None] = {}  # in the order of asking
         self._threads: list[threading.Thread] = []
         self._busy = 0  # workers that are reading
@@ -68,11 +69,11 @@ class Prefetcher:
                 self._start()
             self._wake.notify_all()  # not only workers wait here
 
-    def _here(self) -> threading.Condition:
+    def _here(self) -> threading.RLock:
         """The lock of what waits in this process, which is not its parent's."""
         if self._pid != os.getpid():
             self._reset()
-        return self._wake
+        return self._lock
 
     def _start(self) -> None:
         for n in range(self._workers):
@@ -103,7 +104,7 @@ class Prefetcher:
         """Cancel, and wait for the reads under way; more than once is the same as once."""
         if self._pid != os.getpid():
             return
-        with self._wake:
+        with self._lock:
             self._closed = True
             self.stats.dropped += len(self._waiting)
             self._waiting.clear()
@@ -114,7 +115,7 @@ class Prefetcher:
 
     def _work(self) -> None:
         while True:
-            with self._wake:
+            with self._lock:
                 while not self._waiting and not self._closed:
                     self._wake.wait()
                 if self._closed:
@@ -129,7 +130,7 @@ class Prefetcher:
             except Exception:  # whatever it is, a lookup that needs one of them meets it again, and raises it
                 failed = len(units)
             finally:
-                with self._wake:
+                with self._lock:
                     self._busy -= 1
                     self.stats.read += read
                     self.stats.failed += failed

@@ -79,7 +79,9 @@ class SlabTier:
             ) from error
         self.source = source  # where misses are read from
         self._policy = make_policy(policy, self.capacity)
-        self._lock = threading.Condition()
+        # A lock of C, not a condition of Python: an interrupt between taking one and the block it guards would keep it.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._slots: dict[BlockKey, int] = {}  # the page table: units that are held, cached or pinned
         self._pinned: set[BlockKey] = set()
         self._leases: dict[int, int] = {}  # slot -> leases on it; a prefetch has one while it reads
@@ -159,7 +161,7 @@ class SlabTier:
         while not self._arriving.keys().isdisjoint(units):
             began = began or time.perf_counter()
             late = self._predicted.intersection(units)
-            self._lock.wait()
+            self._changed.wait()
             for unit in late & self._untouched:
                 self._untouched.remove(unit)
                 self._layer_counts(unit.layer)[_LATE] += 1
@@ -211,7 +213,7 @@ class SlabTier:
             return False
         self._short += 1
         try:
-            self._lock.wait(patience)
+            self._changed.wait(patience)
         finally:
             self._short -= 1
         return True
@@ -279,7 +281,7 @@ class SlabTier:
                         self._untouched.update(wanted)
                 if thread is None or lengths is None:
                     self._release(held, thread)
-                self._lock.notify_all()
+                self._changed.notify_all()
 
     def _note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         """Write down the lengths of the units that came into slots. All blocks but a document's last are full, so a
@@ -308,7 +310,7 @@ class SlabTier:
                 else:
                     del self._lessees[thread]
             if self._short:
-                self._lock.notify_all()
+                self._changed.notify_all()
 
     def _unlease(self, held: Iterable[int]) -> None:
         leases = self._leases
@@ -383,7 +385,7 @@ class SlabTier:
                 if unit in self._pinned:
                     self._pinned.remove(unit)
                     self._policy.insert(unit, full=False, blocked=self._blocked)
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def keep(self, units: Sequence[BlockKey]) -> None:
         """Read units that are missing and pin them all, until `unpin` or `drop`. Raises as `lease` does."""
@@ -415,7 +417,7 @@ class SlabTier:
                     self._predicted.discard(unit)
                     self._layer_counts(unit.layer)[_UNUSED] += 1
                 self._vacate(slot)
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def drop_document(self, document: int, first_block: int = 0) -> None:
         """Drop what is held or on its way of a document from block `first_block` on. Waits for nothing."""
