@@ -224,8 +224,12 @@ def train(
     texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="Files of text: .txt or .jsonl.zst.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory of the checkpoint and its metrics.")],
     preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="Shape: test, books, small, medium or paper.")
-    ] = "test",
+        str | None,
+        typer.Option(
+            "--preset", metavar="NAME",
+            help="Shape: test, books, small, medium or paper; default: that of --init, else test.",
+        ),
+    ] = None,
     minutes: Annotated[
         float | None, typer.Option("--minutes", metavar="M", help="Wall clock; default: the whole plan.")
     ] = None,
@@ -242,12 +246,13 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model on text; the directory can be given to --model."""
+    from memstore.model.checkpoint import load_checkpoint
     from memstore.model.config import PRESETS
     from memstore.model.curriculum import stages_from
     from memstore.model.train import TrainConfig
     from memstore.model.train import train as run_training
 
-    if preset not in PRESETS:
+    if preset is not None and preset not in PRESETS:
         raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")
     if minutes is not None and not minutes > 0:
         raise typer.BadParameter(f"--minutes must be above 0, is {minutes}")
@@ -257,8 +262,9 @@ def train(
         lines.append(line)
         console.note(", ".join(f"{name} {value}" for name, value in line.items()))
 
+    model = PRESETS[preset or "test"] if preset or init is None else load_checkpoint(init)[0].config
     config = TrainConfig(
-        out=out, model=PRESETS[preset], stages=stages_from(from_stage), minutes=minutes, seed=seed or 0,
+        out=out, model=model, stages=stages_from(from_stage), minutes=minutes, seed=seed or 0,
         threads=threads, device=device, init=init,
     )  # fmt: skip
     run_training(config, texts, resume=resume, report=report)

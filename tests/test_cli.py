@@ -472,6 +472,10 @@ def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> 
     other = ("--init", tmp_path / "run", "--preset")
     refused(run("train", text, "--out", tmp_path / "run6", *other, "small"), "2048 ids")
     assert run("train", text, "--out", tmp_path / "run7", *other, "books", *last).status == 0  # which it grows into
+    larger = ("--init", tmp_path / "run7", *last)
+    assert run("train", text, "--out", tmp_path / "run8", *larger).status == 0  # in the shape of its weights
+    refused(run("train", text, "--out", tmp_path / "run9", *larger, "--preset", "test"), "cannot grow")
+    refused(run("train", text, "--out", tmp_path / "run9", "--init", tmp_path / "none"), "none")
 
 
 def test_demo_asks_a_new_process_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -341,13 +341,13 @@ def test_units_arrive_in_their_slots_and_no_other_slot_changes(dtype: torch.dtyp
     host = torch.randn(9, 2, size, dim).to(dtype)
     host = host.pin_memory() if CUDA else host
     taken, given_to = [3, 4, 5, 0, 8], [6, 7, 8, 1, 0]
-    ways = ["copies", "kernel"] if CUDA else ["copies"]
+    ways: list[gather.Way] = ["copies", "kernel"] if CUDA else ["copies"]
     targets = []
     for way in ways:
         slab = torch.full(host.shape, 7.0, dtype=dtype, device=DEVICE)
-        gather.load_units(host, slab, taken, given_to, by=way).finish()  # type: ignore[arg-type]
+        gather.load_units(host, slab, taken, given_to, by=way).finish()
         back = torch.full_like(host, 7.0, pin_memory=CUDA)
-        gather.save_units(slab, back, given_to, taken, by=way).finish()  # type: ignore[arg-type]
+        gather.save_units(slab, back, given_to, taken, by=way).finish()
         targets += [(slab, given_to), (back, taken)]
     slab, back = (torch.full(host.shape, 7.0, dtype=dtype, device=DEVICE) for _ in range(2))
     copy_units.copy_units(host, slab, taken, given_to, torch.device(DEVICE))  # interpreted where there is no device

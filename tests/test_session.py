@@ -317,15 +317,19 @@ def test_scores_of_a_text_do_not_depend_on_how_it_is_fed(tmp_path: Path) -> None
     np.testing.assert_allclose(scores[2], scores[0], atol=1e-4)
 
 
+def without_and_with(directory: Path, **setting: float) -> tuple[LandmarkModel, LandmarkModel]:
+    """A tiny model whose configuration was written before there was a setting, and the same weights with it."""
+    plain = save_tiny_model(directory / "plain", cmt_cutoff=0.0)
+    written = json.loads((plain / "config.json").read_text())
+    other = directory / "set"
+    shutil.copytree(plain, other)
+    (other / "config.json").write_text(json.dumps(written | setting))
+    (plain / "config.json").write_text(json.dumps({name: x for name, x in written.items() if name not in setting}))
+    return load_model(plain), load_model(other)
+
+
 def test_a_range_of_scores_changes_neither_the_signature_nor_older_files(tmp_path: Path) -> None:
-    directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
-    written = json.loads((directory / "config.json").read_text())
-    ranged = tmp_path / "ranged"
-    shutil.copytree(directory, ranged)
-    (ranged / "config.json").write_text(json.dumps(written | {"score_range": 0.0}))
-    del written["score_range"]  # as before there was one
-    (directory / "config.json").write_text(json.dumps(written))
-    model, narrow = load_model(directory), load_model(ranged)
+    model, narrow = without_and_with(tmp_path, score_range=0.0)
     assert model.config.score_range is None and "score_range" not in model.signature.architecture
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         model.ingest(text(200), store, name="a")
@@ -340,14 +344,7 @@ def test_a_range_of_scores_changes_neither_the_signature_nor_older_files(tmp_pat
 
 
 def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path) -> None:
-    directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
-    written = json.loads((directory / "config.json").read_text())
-    faded = tmp_path / "faded"
-    shutil.copytree(directory, faded)
-    (faded / "config.json").write_text(json.dumps(written | {"recency": 1e6}))
-    del written["recency"]  # as before there was one
-    (directory / "config.json").write_text(json.dumps(written))
-    model, fading = load_model(directory), load_model(faded)
+    model, fading = without_and_with(tmp_path, recency=1e6)
     assert model.config.recency == 0 and model.signature == fading.signature
     ids = model.tokenizer.encode(text(300))
     with MemoryStore.create(tmp_path / "m", model.signature) as store:

@@ -94,7 +94,7 @@ class Cascade:
         """Slots of the top tier that hold these units: see SlabTier.lease."""
         lease = self.top.lease(units)
         if self.trace is not None:
-            self.trace.lookup(units, lease.missed)
+            self.trace.lookup(units, lease.missing)
         return lease
 
     def expect(self, units: Sequence[BlockKey]) -> int:

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgpack
 import zstandard
-from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidInput
@@ -45,9 +44,9 @@ class TraceWriter:
         self._pending = 0
         self._stream.write(self._pack({"format": TRACE_FORMAT, "unit_bytes": unit_bytes}))
 
-    def lookup(self, units: Sequence[BlockKey], missed: Tensor) -> None:
+    def lookup(self, units: Sequence[BlockKey], missing: Sequence[bool]) -> None:
         """One lease: its units, and a bool for each that was not there."""
-        self._write(_LOOKUP, units, missed.nonzero().flatten().tolist())
+        self._write(_LOOKUP, units, [place for place, is_missing in enumerate(missing) if is_missing])
 
     def prediction(self, units: Sequence[BlockKey]) -> None:
         """Units that were predicted at this moment."""
