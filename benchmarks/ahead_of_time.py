@@ -1,4 +1,6 @@
-"""Compiles Triton kernels for a GPU that this machine need not have: their launches compile and do not run."""
+"""Compiles Triton kernels for a GPU that this machine need not have: their launches compile and do
+not run.
+"""
 
 import re
 import subprocess
@@ -16,12 +18,15 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 H200 = GPUTarget("cuda", 90, 32)
-REGISTERS, SHARED = 65536, 232448  # of a multiprocessor; and the most shared memory one program may have
+# of a multiprocessor; and the most shared memory one program may have
+REGISTERS, SHARED = 65536, 232448
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel as ptxas left it: registers of a thread, bytes it spills (stores and loads), bytes of shared memory."""
+    """A kernel as ptxas left it: registers of a thread, bytes it spills (stores and loads), bytes
+    of shared memory.
+    """
 
     name: str
     registers: int
@@ -31,7 +36,9 @@ class Compiled:
 
     @property
     def programs(self) -> int:
-        """How many run side by side on a multiprocessor, as far as registers and shared memory decide it."""
+        """How many run side by side on a multiprocessor, as far as registers and shared memory
+        decide it.
+        """
         return min(REGISTERS // (self.registers * self.warps * 32), SHARED // max(1, self.shared))
 
 
@@ -50,11 +57,15 @@ class _Absent:
 
 @contextmanager
 def compiled() -> Iterator[list[Compiled]]:
-    """Inside, a launch of a kernel on tensors of any device compiles it as it would for these, into the list."""
+    """Inside, a launch of a kernel on tensors of any device compiles it as it would for these, into
+    the list.
+    """
     found: list[Compiled] = []
     run = JITFunction.run
 
-    def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+    def compile_only(
+        kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any
+    ) -> Any:
         built = run(kernel, *args, grid=grid, warmup=True, **kwargs)
         found.append(_resources(kernel.fn.__name__, built))
         return built
@@ -73,7 +84,14 @@ def _resources(name: str, built: Any) -> Compiled:
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "kernel.ptx"
         source.write_text(built.asm["ptx"])
-        command = [str(ptxas), "-v", "--gpu-name=sm_90a", str(source), "-o", str(source.with_suffix(".cubin"))]
+        command = [
+            str(ptxas),
+            "-v",
+            "--gpu-name=sm_90a",
+            str(source),
+            "-o",
+            str(source.with_suffix(".cubin")),
+        ]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     registers = int(re.findall(r"Used (\d+) registers", said)[-1])
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", said))

@@ -1,16 +1,22 @@
-"""What each way of storing blocks costs and saves: size, speed, what attention makes of it, and what is still found.
+"""What each way of storing blocks costs and saves: size, speed, what attention makes of it, and
+what is still found.
 
-size       bytes a token of book text ingested with each codec, records and their headers, and the ratio to raw.
-speed      MB of keys and values (as they are in main memory) a second: encoded a layer of a chunk at a time, as an
-           ingest does, and decoded from records head by head, as reading does; microseconds a unit (one block of one
-           KV head) likewise. Median of interleaved repeats after a warm-up.
-attention  a session reads book text over a lossless memory of another place in the books; for every lookup that it
-           makes, memory attention is computed in float64 once from the blocks as they are and once from what the
-           codec makes of them. Relative error: root of the summed squares over all rows; median and 99th percentile
-           of single rows. The blocks chosen, their landmark scores and the gate are those of the lossless memory.
-recall     one fact, a number in the plain form, hidden in book text (see needles.py) that is ingested with the codec
-           and asked for in another process; how many answers are right, and how many are the lossless memory's. What
-           zstd stores behind int8 or int4 reads back as they do, so that those rows are measured once.
+size       bytes a token of book text ingested with each codec, records and their headers, and the
+ratio to raw. speed      MB of keys and values (as they are in main memory) a second: encoded a
+layer of a chunk at a time, as an
+           ingest does, and decoded from records head by head, as reading does; microseconds a unit
+           (one block of one KV head) likewise. Median of interleaved repeats after a warm-up.
+attention  a session reads book text over a lossless memory of another place in the books; for every
+lookup that it
+           makes, memory attention is computed in float64 once from the blocks as they are and once
+           from what the codec makes of them. Relative error: root of the summed squares over all
+           rows; median and 99th percentile of single rows. The blocks chosen, their landmark scores
+           and the gate are those of the lossless memory.
+recall     one fact, a number in the plain form, hidden in book text (see needles.py) that is
+ingested with the codec
+           and asked for in another process; how many answers are right, and how many are the
+           lossless memory's. What zstd stores behind int8 or int4 reads back as they do, so that
+           those rows are measured once.
 
     python benchmarks/codecs.py --text books-test.jsonl.zst --out results/codecs.json
 """
@@ -36,10 +42,16 @@ from common import Books, interleaved, table, timed, tokens_number, tokens_text,
 from torch import Tensor
 
 from memstore import LandmarkModel, MemoryStore
-from memstore.block import decode_heads, decode_record, encode_record, encode_records, raw_view
-from memstore.codec import CODECS
+from memstore.disk.codec import CODECS
+from memstore.disk.record import (
+    decode_heads,
+    decode_record,
+    encode_record,
+    encode_records,
+    raw_view,
+)
 from memstore.kernels import api, reference
-from memstore.kernels.results import LocalAttention
+from memstore.kernels.types import LocalAttention
 from memstore.tiers.disk import DiskTier
 
 TASK = "fact"
@@ -68,7 +80,9 @@ def main() -> None:
             rows[codec] |= {
                 "trials": len(answers[plain]),
                 "right": sum(reply.right for reply in answers[plain]),
-                "same": sum(a.text == b.text for a, b in zip(answers[plain], answers["raw"], strict=True)),
+                "same": sum(
+                    a.text == b.text for a, b in zip(answers[plain], answers["raw"], strict=True)
+                ),
             }
     print("\n" + report(rows, options))
     common.write_results(options, model, {"rows": rows})
@@ -76,13 +90,19 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     options = common.parser(__doc__)
-    options.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="raw is always measured")
-    options.add_argument("--tokens", default="16K", help="tokens ingested with every codec, for size and speed")
+    options.add_argument(
+        "--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="raw is always measured"
+    )
+    options.add_argument(
+        "--tokens", default="16K", help="tokens ingested with every codec, for size and speed"
+    )
     options.add_argument("--queries", default="1K", help="tokens that attend to that memory")
     options.add_argument("--repeats", type=int, default=15, help="of every speed")
     options.add_argument("--trials", type=int, default=200, help="facts asked for; 0: none")
     options.add_argument("--length", default="8K", help="tokens of memory that a fact is among")
-    options.add_argument("--passage", type=int, default=512, help="tokens of the passage around a fact")
+    options.add_argument(
+        "--passage", type=int, default=512, help="tokens of the passage around a fact"
+    )
     given = options.parse_args()
     given.codecs = [codec for codec in CODECS if codec == "raw" or codec in given.codecs]
     for name in ("tokens", "queries", "length"):
@@ -98,9 +118,13 @@ def values_of(codec: str) -> str:
 # size
 
 
-def ingest(model: LandmarkModel, books: Books, memory: Path, codec: str, options: argparse.Namespace) -> dict[str, Any]:
+def ingest(
+    model: LandmarkModel, books: Books, memory: Path, codec: str, options: argparse.Namespace
+) -> dict[str, Any]:
     """Ingest the same text with a codec."""
-    text = model.tokenizer.decode(books.run(Random(f"codecs {options.seed}"), options.tokens).tolist())
+    text = model.tokenizer.decode(
+        books.run(Random(f"codecs {options.seed}"), options.tokens).tolist()
+    )
     shutil.rmtree(memory, ignore_errors=True)
     with MemoryStore.create(memory, model.signature, codec=codec) as store:
         seconds, document = timed(lambda: model.ingest(text, store, name="book"))
@@ -128,8 +152,16 @@ def runs_of(model: LandmarkModel, store: MemoryStore) -> list[Run]:
     with disk.database.read() as txn:
         for first in range(0, document.blocks - size, size):
             for layer in model.signature.memory_layers:
-                blocks = [disk.read_block(txn, document.id, block, layer) for block in range(first, first + size)]
-                runs.append(Run(torch.stack([k for k, _, _ in blocks]), torch.stack([v for _, v, _ in blocks])))
+                blocks = [
+                    disk.read_block(txn, document.id, block, layer)
+                    for block in range(first, first + size)
+                ]
+                runs.append(
+                    Run(
+                        torch.stack([k for k, _, _ in blocks]),
+                        torch.stack([v for _, v, _ in blocks]),
+                    )
+                )
     return runs
 
 
@@ -140,11 +172,18 @@ def speed(
     runs, dtype = runs_of(model, store), model.signature.kv_dtype
     full = model.signature.block_size
     shape = tuple(runs[0].k.shape[1:])
-    slab_k, slab_v = torch.empty(shape, dtype=runs[0].k.dtype), torch.empty(shape, dtype=runs[0].k.dtype)
+    slab_k, slab_v = (
+        torch.empty(shape, dtype=runs[0].k.dtype),
+        torch.empty(shape, dtype=runs[0].k.dtype),
+    )
     out_k, out_v = list(raw_view(slab_k)), list(raw_view(slab_v))
 
     def encode(codec: str) -> list[bytes]:
-        return [record for run in runs for record in encode_records(0, 0, 0, run.k, run.v, full, codec, dtype)]
+        return [
+            record
+            for run in runs
+            for record in encode_records(0, 0, 0, run.k, run.v, full, codec, dtype)
+        ]
 
     def decode(records: list[bytes]) -> None:
         for record, block in zip(records, cycle(range(len(runs[0].k)))):
@@ -158,7 +197,9 @@ def speed(
         records = encode(codec)
         decode(records)
         timings[f"encode {codec}"] = lambda repeat, codec=codec: timed(partial(encode, codec))[0]
-        timings[f"decode {codec}"] = lambda repeat, records=records: timed(partial(decode, records))[0]
+        timings[f"decode {codec}"] = lambda repeat, records=records: timed(
+            partial(decode, records)
+        )[0]
     seconds = interleaved(timings, options.repeats)
     units = sum(run.k.shape[0] * run.k.shape[1] for run in runs)
     megabytes = sum(run.k.nbytes + run.v.nbytes for run in runs) / 1e6
@@ -166,7 +207,10 @@ def speed(
         measured[codec] = {"units": units}
         for way in ("encode", "decode"):
             median = statistics.median(seconds[f"{way} {codec}"])
-            measured[codec] |= {f"{way}_mb_s": megabytes / median, f"{way}_us_a_unit": median / units * 1e6}
+            measured[codec] |= {
+                f"{way}_mb_s": megabytes / median,
+                f"{way}_us_a_unit": median / units * 1e6,
+            }
     return measured
 
 
@@ -187,10 +231,20 @@ class Call(NamedTuple):
     def output(self, keys: Tensor, values: Tensor) -> Tensor:
         """What the memory contributes [H, T, D] if its share of every row is 1, in float64."""
         q = self.q.double()
-        nothing = LocalAttention(torch.zeros_like(q[0]), torch.ones_like(q[0, ..., 0]), torch.zeros_like(q[0, ..., 0]))
+        nothing = LocalAttention(
+            torch.zeros_like(q[0]), torch.ones_like(q[0, ..., 0]), torch.zeros_like(q[0, ..., 0])
+        )
         scores = self.landmark_scores.double()
         out, _ = reference.memory_attention(
-            q, keys.double(), values.double(), self.lengths, self.slots, self.rotations, scores, nothing, gated=True
+            q,
+            keys.double(),
+            values.double(),
+            self.lengths,
+            self.slots,
+            self.rotations,
+            scores,
+            nothing,
+            gated=True,
         )
         return out[0]
 
@@ -202,9 +256,16 @@ def recording() -> Iterator[list[Call]]:
     compute = api.memory_attention
 
     def record(
-        q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, slots: Tensor, rotations: Tensor, scores: Tensor,
-        local: LocalAttention, **more: Any,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        slots: Tensor,
+        rotations: Tensor,
+        scores: Tensor,
+        local: LocalAttention,
+        **more: Any,
+    ) -> tuple[Tensor, Tensor | None]:
         units, inverse = slots.unique(return_inverse=True)
         absent = int(units[0] < 0)
         taken = units[absent:]
@@ -222,7 +283,9 @@ def recording() -> Iterator[list[Call]]:
 def attention(
     model: LandmarkModel, store: MemoryStore, books: Books, options: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
-    """Errors of memory attention, over the lookups of a session that reads another place of the books."""
+    """Errors of memory attention, over the lookups of a session that reads another place of the
+    books.
+    """
     ids = books.place(Random(f"codecs queries {options.seed}"), options.queries).tolist()
     with recording() as calls, model.session(store, ["book"]) as session:
         session.feed(ids)
@@ -254,7 +317,10 @@ def attention(
             "attention_error_p99": float(np.quantile(every, 0.99)),
             "attention_rows": len(every),
         }
-        print(f"  {codec}: relative error of attention {found[codec]['attention_error']:.4f}", flush=True)
+        print(
+            f"  {codec}: relative error of attention {found[codec]['attention_error']:.4f}",
+            flush=True,
+        )
     return found
 
 
@@ -262,7 +328,9 @@ def attention(
 
 
 def recall(directory: Path, codec: str, options: argparse.Namespace) -> list[needles.Reply]:
-    """Build a memory of facts with a codec, and ask it in a process that has read none of the text."""
+    """Build a memory of facts with a codec, and ask it in a process that has read none of the
+    text.
+    """
     place = directory / f"recall {codec}"
     shutil.copytree(directory / "tokens", place / "tokens", dirs_exist_ok=True)
     settings = {
@@ -284,14 +352,18 @@ def recall(directory: Path, codec: str, options: argparse.Namespace) -> list[nee
 
 
 def ask_all(place: Path, options: argparse.Namespace) -> list[needles.Reply]:
-    """The answers to every question, decoded greedily; the same documents in the same order whatever the codec."""
+    """The answers to every question, decoded greedily; the same documents in the same order
+    whatever the codec.
+    """
     model = common.load(options)
     plan = needles.Plan.load(place)
     assert plan is not None
     replies = []
     with MemoryStore.open(place / "memory", model.signature, read_only=True) as store:
         for n, question in enumerate(plan.of(TASK)[: options.trials]):
-            documents = plan.documents(question, options.length, Random(f"{options.seed} {TASK} {n}"))
+            documents = plan.documents(
+                question, options.length, Random(f"{options.seed} {TASK} {n}")
+            )
             assert documents is not None
             with model.session(store, documents) as session:
                 replies.append(needles.reply(model, session, question, generate=True))
@@ -299,8 +371,17 @@ def ask_all(place: Path, options: argparse.Namespace) -> list[needles.Reply]:
 
 
 def report(rows: dict[str, dict[str, Any]], options: argparse.Namespace) -> str:
-    head = ["codec", "bytes a token", "of raw", "encode MB/s", "decode MB/s", "decode us a unit", "attention error",
-            "median row", "99% of rows below"]  # fmt: skip
+    head = [
+        "codec",
+        "bytes a token",
+        "of raw",
+        "encode MB/s",
+        "decode MB/s",
+        "decode us a unit",
+        "attention error",
+        "median row",
+        "99% of rows below",
+    ]
     if options.trials:
         head += [f"one fact at {tokens_text(options.length)}", "answers as lossless"]
     lines = []
@@ -312,11 +393,17 @@ def report(rows: dict[str, dict[str, Any]], options: argparse.Namespace) -> str:
             f"{row['encode_mb_s']:.0f}",
             f"{row['decode_mb_s']:.0f}",
             f"{row['decode_us_a_unit']:.1f}",
-            *(f"{row[name]:.4f}" for name in ("attention_error", "attention_error_median", "attention_error_p99")),
+            *(
+                f"{row[name]:.4f}"
+                for name in ("attention_error", "attention_error_median", "attention_error_p99")
+            ),
         ]
         if options.trials:
             low, high = wilson(row["right"], row["trials"])
-            line += [f"{row['right'] / row['trials']:.3f} ({low:.3f}-{high:.3f})", f"{row['same']} of {row['trials']}"]
+            line += [
+                f"{row['right'] / row['trials']:.3f} ({low:.3f}-{high:.3f})",
+                f"{row['same']} of {row['trials']}",
+            ]
         lines.append(line)
     return table(head, lines)
 

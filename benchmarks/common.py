@@ -1,5 +1,6 @@
-"""What the benchmarks share: fresh processes, timing, intervals, tables, the text they read, and writing down what was
-found."""
+"""What the benchmarks share: fresh processes, timing, intervals, tables, the text they read, and
+writing down what was found.
+"""
 
 import argparse
 import hashlib
@@ -24,8 +25,8 @@ import numpy as np
 import torch
 
 from memstore import LandmarkModel, load_model
-from memstore.model.data import is_held_out, read_documents
 from memstore.model.tokenizer import Tokenizer
+from memstore.training.corpus import is_held_out, read_documents
 
 Z95 = 1.959964
 T = TypeVar("T")
@@ -33,15 +34,24 @@ T = TypeVar("T")
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has; the module's docstring is its help."""
-    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument(
-        "--text", nargs="+", required=True, help="files to read from: .jsonl.zst (one book a line) or .txt"
+        "--text",
+        nargs="+",
+        required=True,
+        help="files to read from: .jsonl.zst (one book a line) or .txt",
     )
     options.add_argument("--model", help="directory of a model (default: the one that ships)")
-    options.add_argument("--out", type=Path, help="write the results here as JSON, and a plot beside it as PNG")
+    options.add_argument(
+        "--out", type=Path, help="write the results here as JSON, and a plot beside it as PNG"
+    )
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--threads", type=int, default=1, help="threads of torch")
-    options.add_argument("--work", type=Path, help="keep memories in this directory (default: a temporary one)")
+    options.add_argument(
+        "--work", type=Path, help="keep memories in this directory (default: a temporary one)"
+    )
     return options
 
 
@@ -57,8 +67,8 @@ def load(options: argparse.Namespace) -> LandmarkModel:
 
 
 def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
-    """function(*arguments) in a newly started interpreter, which then ends: nothing stays in memory but what it
-    returns.
+    """function(*arguments) in a newly started interpreter, which then ends: nothing stays in memory
+    but what it returns.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
@@ -77,8 +87,14 @@ class Books:
     @classmethod
     def read(cls, paths: Sequence[str], tokenizer: Tokenizer, cache: Path) -> "Books":
         """Tokenise the files, or take what was tokenised into the directory `cache` before."""
-        named = [f"{Path(path).name} {Path(path).stat().st_size}" for path in paths if Path(path).exists()]
-        digest = hashlib.blake2b("\n".join([tokenizer.fingerprint, *named]).encode(), digest_size=8).hexdigest()
+        named = [
+            f"{Path(path).name} {Path(path).stat().st_size}"
+            for path in paths
+            if Path(path).exists()
+        ]
+        digest = hashlib.blake2b(
+            "\n".join([tokenizer.fingerprint, *named]).encode(), digest_size=8
+        ).hexdigest()
         file = cache / f"books-{digest}.npz"
         if not file.exists():
             counts: Counter[str] = Counter()
@@ -91,7 +107,9 @@ class Books:
             cache.mkdir(parents=True, exist_ok=True)
             partial = file.with_suffix(f".{os.getpid()}.npz")
             arrays: dict[str, Any] = {f"book{n}": book for n, book in enumerate(books)}
-            np.savez(partial, words=np.array(words), lengths=np.array(list(map(len, books))), **arrays)
+            np.savez(
+                partial, words=np.array(words), lengths=np.array(list(map(len, books))), **arrays
+            )
             partial.replace(file)
         stored = np.load(file)
         books = [stored[f"book{n}"].astype(np.int64) for n in range(len(stored["lengths"]))]
@@ -103,7 +121,9 @@ class Books:
         return sum(len(book) for book in self.books)
 
     def place(self, rng: Random, length: int) -> np.ndarray:
-        """`length` consecutive tokens of one book, from a random place; books weighed by their length."""
+        """`length` consecutive tokens of one book, from a random place; books weighed by their
+        length.
+        """
         room = [max(0, len(book) - length + 1) for book in self.books]
         if not any(room):
             raise SystemExit(f"no book has {length:,} tokens; give longer texts")
@@ -112,7 +132,9 @@ class Books:
         return book[start : start + length]
 
     def run(self, rng: Random, length: int) -> np.ndarray:
-        """`length` tokens: books in a random order, from a random place of the first, begun again at their end."""
+        """`length` tokens: books in a random order, from a random place of the first, begun again
+        at their end.
+        """
         order = list(self.books)
         rng.shuffle(order)
         skip = rng.randrange(max(1, len(order[0]) // 2))
@@ -144,7 +166,8 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, f
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2:
         return float(x.mean()), -math.inf, math.inf
-    t = Z95 * (1 + (Z95 * Z95 + 1) / (4 * (len(x) - 1)))  # first terms of the expansion of t in 1 / degrees of freedom
+    # first terms of the expansion of t in 1 / degrees of freedom
+    t = Z95 * (1 + (Z95 * Z95 + 1) / (4 * (len(x) - 1)))
     half = t * float(x.std(ddof=1)) / math.sqrt(len(x))
     return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
 
@@ -157,7 +180,8 @@ def timed(function: Callable[[], T]) -> tuple[float, T]:
 
 
 def interleaved(runs: Mapping[str, Callable[[int], float]], repeats: int) -> dict[str, list[float]]:
-    """Each run's measurements, taken in turns (A B B A ...) so that a change of the machine's speed meets all of them.
+    """Each run's measurements, taken in turns (A B B A ...) so that a change of the machine's speed
+    meets all of them.
 
     A run is called with the number of the repeat.
     """
@@ -182,8 +206,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A markdown table."""
     cells = [[str(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in cells]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |"
+        for row in cells
+    ]
+    return "\n".join(
+        [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
+    )
 
 
 def tokens_text(tokens: int) -> str:
@@ -233,20 +262,32 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_results(options: argparse.Namespace, model: LandmarkModel, results: dict[str, Any]) -> None:
+def write_results(
+    options: argparse.Namespace, model: LandmarkModel, results: dict[str, Any]
+) -> None:
     """Write --out, if asked for: the results with options, machine and the model's hash."""
     if options.out is None:
         return
-    given = {name: value.name if isinstance(value, Path) else value for name, value in vars(options).items()}
+    given = {
+        name: value.name if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+    }
     given["text"] = [Path(text).name for text in options.text]
     given["out"] = options.out.name
-    content = {"options": given, "machine": machine(), "weights": model.signature.weights, **results}
+    content = {
+        "options": given,
+        "machine": machine(),
+        "weights": model.signature.weights,
+        **results,
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(content, indent=1))
     print(f"\nwritten: {options.out}")
 
 
-def plot(options: argparse.Namespace, draw: Callable[[Any], None], size: tuple[float, float] = (7, 4)) -> None:
+def plot(
+    options: argparse.Namespace, draw: Callable[[Any], None], size: tuple[float, float] = (7, 4)
+) -> None:
     """Draw a figure beside --out as PNG, where matplotlib is installed."""
     if options.out is None:
         return

@@ -1,18 +1,21 @@
 """What memory costs and saves in time, each as a ratio of measurements taken in turns in one run.
 
-decode   tokens a second while generating from a memory of 128K tokens on disk, against the same model with no
+decode   tokens a second while generating from a memory of 128K tokens on disk, against the same
+model with no
          memory.
-first    seconds from opening that memory, with a question of 16 tokens, to the first answer token: cold (the file's
-         pages are dropped from the page cache first) and warm, against reading the whole text again with the
-         fastest forward that stores nothing. Candidates: a session that keeps only its latest blocks (chunks of
-         several sizes), and windows of 8 and 12 blocks in batches that attend to nothing outside themselves, each
-         in float32 and bfloat16; a short stretch finds the fastest. Text is tokens already on that side; the model
-         is loaded on both.
-ingest   tokens a second into a new memory on disk, against the same chunks through the same session without
+first    seconds from opening that memory, with a question of 16 tokens, to the first answer token:
+cold (the file's
+         pages are dropped from the page cache first) and warm, against reading the whole text again
+         with the fastest forward that stores nothing. Candidates: a session that keeps only its
+         latest blocks (chunks of several sizes), and windows of 8 and 12 blocks in batches that
+         attend to nothing outside themselves, each in float32 and bfloat16; a short stretch finds
+         the fastest. Text is tokens already on that side; the model is loaded on both.
+ingest   tokens a second into a new memory on disk, against the same chunks through the same session
+without
          storage; both tokenise.
-open     seconds to open a memory of 1 GB (random blocks), cold and warm.
-peak     peak resident memory of a process that ingests a document of a quarter, one and four times the length.
-Medians; a ratio is the median over repeats of the ratio within a repeat.
+open     seconds to open a memory of 1 GB (random blocks), cold and warm. peak     peak resident
+memory of a process that ingests a document of a quarter, one and four times the length. Medians; a
+ratio is the median over repeats of the ratio within a repeat.
 
     python benchmarks/decode.py --text books-test.jsonl.zst --out results/decode.json
 """
@@ -38,8 +41,8 @@ import torch
 from common import Books, interleaved, paired_ratio, table, timed, tokens_number, tokens_text
 
 from memstore import LandmarkModel, MemoryStore
-from memstore.model.objectives import encode_windows
 from memstore.model.session import ScratchSession
+from memstore.training.objectives import encode_windows
 
 PARTS = ("decode", "first", "ingest", "open", "peak")
 PROMPT = 32  # tokens before generation begins
@@ -59,25 +62,34 @@ def generate(
     seed: int = 0,
     cmt_cutoff: float | None = None,
 ) -> tuple[float, dict[str, int]]:
-    """Tokens a second while `tokens` are generated after a prompt, and the lookups (token, head, layer) done and
-    skipped.
+    """Tokens a second while `tokens` are generated after a prompt, and the lookups (token, head,
+    layer) done and skipped.
     """
     with model.session(store, documents, cmt_cutoff=cmt_cutoff) as session:
         state = session.feed(list(prompt))[-1]
         before = (session.attention.lookups.done, session.attention.lookups.skipped)
-        seconds, _ = timed(lambda: list(session.generate(state, tokens + 1, temperature=0.8, seed=seed)))
+        seconds, _ = timed(
+            lambda: list(session.generate(state, tokens + 1, temperature=0.8, seed=seed))
+        )
         after = session.attention.lookups
-        return tokens / seconds, {"done": after.done - before[0], "skipped": after.skipped - before[1]}
+        return tokens / seconds, {
+            "done": after.done - before[0],
+            "skipped": after.skipped - before[1],
+        }
 
 
-def decode_part(model: LandmarkModel, memory: Path, books: Books, options: argparse.Namespace) -> dict[str, Any]:
+def decode_part(
+    model: LandmarkModel, memory: Path, books: Books, options: argparse.Namespace
+) -> dict[str, Any]:
     rng = Random(f"decode {options.seed}")
     prompts = [books.place(rng, PROMPT).tolist() for _ in range(options.repeats + 1)]
     with MemoryStore.open(memory, model.signature, read_only=True) as store:
 
         def run(documents: list[str]) -> Callable[[int], float]:
             def once(repeat: int) -> float:
-                return generate(model, store, documents, prompts[repeat], options.tokens, seed=repeat)[0]
+                return generate(
+                    model, store, documents, prompts[repeat], options.tokens, seed=repeat
+                )[0]
 
             return once
 
@@ -113,26 +125,34 @@ def first_token(model: LandmarkModel, memory: Path, question: list[int], *, cold
     else:
         (memory / "data.mdb").read_bytes()
     began = time.perf_counter()
-    with MemoryStore.open(memory, model.signature, read_only=True) as store, model.session(store, ["book"]) as session:
+    with (
+        MemoryStore.open(memory, model.signature, read_only=True) as store,
+        model.session(store, ["book"]) as session,
+    ):
         state = session.feed(question)[-1]
         session.next_token(state, 0.0, None)
         return time.perf_counter() - began
 
 
 class Forgetful(ScratchSession):
-    """A session that keeps only the blocks that the next chunk attends to: the chunked forward pass, with nothing
-    stored.
+    """A session that keeps only the blocks that the next chunk attends to: the chunked forward
+    pass, with nothing stored.
     """
 
     def __init__(self, model: LandmarkModel, store: MemoryStore, chunk_blocks: int) -> None:
         config = replace(model.config, chunk_blocks=chunk_blocks)
-        super().__init__(model.transformer, config, store, [], cmt_keys=model.cmt_keys, retrieve=False)
+        super().__init__(
+            model.transformer, config, store, [], cmt_keys=model.cmt_keys, retrieve=False
+        )
         self._most = config.chunk_blocks + config.top_k
 
 
 def chunked_forward(model: LandmarkModel, ids: np.ndarray, chunk_blocks: int) -> None:
     """Read ids without storing anything."""
-    with MemoryStore.in_memory(model.signature) as store, Forgetful(model, store, chunk_blocks) as session:
+    with (
+        MemoryStore.in_memory(model.signature) as store,
+        Forgetful(model, store, chunk_blocks) as session,
+    ):
         step = chunk_blocks * model.config.block_size
         for start in range(0, len(ids), step):
             session.feed(ids[start : start + step].tolist())
@@ -169,7 +189,9 @@ def forwards(model: LandmarkModel) -> dict[str, Callable[[np.ndarray], None]]:
     return ways | {f"{name}, bfloat16": in_bfloat16(way) for name, way in windows.items()}
 
 
-def first_part(model: LandmarkModel, memory: Path, text: np.ndarray, options: argparse.Namespace) -> dict[str, Any]:
+def first_part(
+    model: LandmarkModel, memory: Path, text: np.ndarray, options: argparse.Namespace
+) -> dict[str, Any]:
     ways = forwards(model)
     trial = text[: min(len(text), 16 * 1024)]
     rates = {}
@@ -177,7 +199,9 @@ def first_part(model: LandmarkModel, memory: Path, text: np.ndarray, options: ar
         way(trial[:2048])
         rates[name] = len(trial) / min(timed(partial(way, trial))[0] for _ in range(2))
     best = max(rates, key=lambda name: rates[name])
-    question = model.tokenizer.encode(" What is the name of the old man who lives in the house near the river? It is")
+    question = model.tokenizer.encode(
+        " What is the name of the old man who lives in the house near the river? It is"
+    )
     question = question[-QUESTION:]
     first_token(model, memory, question, cold=False)  # warm up
     runs: dict[str, Callable[[int], float]] = {
@@ -192,7 +216,10 @@ def first_part(model: LandmarkModel, memory: Path, text: np.ndarray, options: ar
         "fastest_forward": best,
         "read_again_seconds": again,
         **{
-            name: {"seconds": statistics.median(values), "times_faster": again / statistics.median(values)}
+            name: {
+                "seconds": statistics.median(values),
+                "times_faster": again / statistics.median(values),
+            }
             for name, values in measured.items()
         },
         "measured": measured | {"reading": reading},
@@ -202,7 +229,9 @@ def first_part(model: LandmarkModel, memory: Path, text: np.ndarray, options: ar
 # ingest
 
 
-def ingest_part(model: LandmarkModel, text: np.ndarray, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+def ingest_part(
+    model: LandmarkModel, text: np.ndarray, directory: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     piece = text[: max(len(text) // 2, 4096)]
     written = model.tokenizer.decode(piece.tolist())
 
@@ -270,7 +299,9 @@ def open_part(model: LandmarkModel, directory: Path, options: argparse.Namespace
             return time.perf_counter() - began
 
     opened(False)
-    measured = interleaved({"cold": lambda _: opened(True), "warm": lambda _: opened(False)}, options.repeats)
+    measured = interleaved(
+        {"cold": lambda _: opened(True), "warm": lambda _: opened(False)}, options.repeats
+    )
     size = (memory / "data.mdb").stat().st_size
     shutil.rmtree(memory)
     return {
@@ -284,7 +315,9 @@ def open_part(model: LandmarkModel, directory: Path, options: argparse.Namespace
 # peak
 
 
-def ingest_and_weigh(model_path: str | None, text: Path, memory: Path, threads: int) -> dict[str, int]:
+def ingest_and_weigh(
+    model_path: str | None, text: Path, memory: Path, threads: int
+) -> dict[str, int]:
     """In a process of its own: peak resident bytes before and after ingesting a file."""
     common.prepare(threads)
     model = common.load_model(model_path)
@@ -293,15 +326,22 @@ def ingest_and_weigh(model_path: str | None, text: Path, memory: Path, threads: 
         before = peak_bytes()
         document = model.ingest(text, store)
         return {
-            "tokens": document.tokens, "before": before, "peak": peak_bytes(), "landmarks": store.stats()["landmarks"]
-        }  # fmt: skip
+            "tokens": document.tokens,
+            "before": before,
+            "peak": peak_bytes(),
+            "landmarks": store.stats()["landmarks"],
+        }
 
 
 def peak_bytes() -> int:
-    """Peak resident bytes of this process. getrusage is second choice: Linux hands it down from the parent process."""
+    """Peak resident bytes of this process. getrusage is second choice: Linux hands it down from the
+    parent process.
+    """
     try:
         status = Path("/proc/self/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+        return next(
+            int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")
+        )
     except (OSError, StopIteration):
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -314,9 +354,13 @@ def peak_part(
     for times in (0.25, 1, 4):
         length = round(tokens * times)
         path = directory / f"text {times}.txt"
-        path.write_text(model.tokenizer.decode(books.run(Random("peak"), length).tolist()), encoding="utf-8")
+        path.write_text(
+            model.tokenizer.decode(books.run(Random("peak"), length).tolist()), encoding="utf-8"
+        )
         memory = directory / f"peak {times}"
-        row = common.in_fresh_process(ingest_and_weigh, options.model, path, memory, options.threads)
+        row = common.in_fresh_process(
+            ingest_and_weigh, options.model, path, memory, options.threads
+        )
         found.append(row | {"file_bytes": (memory / "data.mdb").stat().st_size})
         shutil.rmtree(memory)
     return found
@@ -355,11 +399,15 @@ def main() -> None:
         }
         for name in options.parts:
             results[name] = parts[name]()
-            print("\n".join(" ".join(map(str, line)) for line in lines(name, results[name], length)), flush=True)
+            print(
+                "\n".join(" ".join(map(str, line)) for line in lines(name, results[name], length)),
+                flush=True,
+            )
     print(
         "\n"
         + table(
-            ["what", "measured", "ratio"], [r for name in options.parts for r in lines(name, results[name], length)]
+            ["what", "measured", "ratio"],
+            [r for name in options.parts for r in lines(name, results[name], length)],
         )
     )
     common.write_results(options, model, results)
@@ -380,7 +428,8 @@ def lines(name: str, found: Any, length: int) -> list[list[str]]:
         again = found["read_again_seconds"]
         return [
             [
-                f"first answer token from {size} tokens on disk, {kind} / reading again ({found['fastest_forward']})",
+                f"first answer token from {size} tokens on disk, {kind} / reading again "
+                f"({found['fastest_forward']})",
                 f"{found[kind]['seconds'] * 1000:.0f} ms / {again:.1f} s",
                 f"{found[kind]['times_faster']:.0f}x faster",
             ]
@@ -389,12 +438,15 @@ def lines(name: str, found: Any, length: int) -> list[list[str]]:
     if name == "open":
         seconds = found["seconds"]
         return [
-            [f"opening {found['bytes'] / 1e9:.2f} GB, {kind}", f"{seconds[kind] * 1000:.0f} ms", ""] for kind in seconds
+            [f"opening {found['bytes'] / 1e9:.2f} GB, {kind}", f"{seconds[kind] * 1000:.0f} ms", ""]
+            for kind in seconds
         ]
     return [
         [
-            f"peak memory while ingesting {row['tokens']:,} tokens ({row['file_bytes'] / 1e6:.0f} MB on disk)",
-            f"{row['peak'] / 1e6:.0f} MB, {(row['peak'] - row['before']) / 1e6:.0f} above a short text",
+            f"peak memory while ingesting {row['tokens']:,} tokens ({row['file_bytes'] / 1e6:.0f} "
+            "MB on disk)",
+            f"{row['peak'] / 1e6:.0f} MB, {(row['peak'] - row['before']) / 1e6:.0f} above a short "
+            "text",
             f"landmarks {row['landmarks'] / 1e6:.1f} MB",
         ]
         for row in found
@@ -407,8 +459,16 @@ def draw(figure: Any, results: dict[str, Any]) -> None:
     bars = {
         "decode: memory / none": results.get("decode", {}).get("ratio", {}).get("median"),
         "ingest: stored / not stored": results.get("ingest", {}).get("ratio", {}).get("median"),
-        "first token, cold: x100 faster": results.get("first", {}).get("cold", {}).get("times_faster", 0) / 100 or None,
-        "first token, warm: x100 faster": results.get("first", {}).get("warm", {}).get("times_faster", 0) / 100 or None,
+        "first token, cold: x100 faster": results.get("first", {})
+        .get("cold", {})
+        .get("times_faster", 0)
+        / 100
+        or None,
+        "first token, warm: x100 faster": results.get("first", {})
+        .get("warm", {})
+        .get("times_faster", 0)
+        / 100
+        or None,
     }
     shown = {name: value for name, value in bars.items() if value is not None}
     axes.barh(list(shown), list(shown.values()))

@@ -1,12 +1,17 @@
-"""What the context miss gate saves, and what it costs: the experiment of the paper's table 3, by cutoff.
+"""What the context miss gate saves, and what it costs: the experiment of the paper's table 3, by
+cutoff.
 
-text      share of lookups (token, head, layer) skipped, and perplexity of the same targets, while a session reads
-          on from its own memory of book text, and with that text attached as an old document (perplexity.py has the
-          construction; here a segment's memory is read once, with the model's own cutoff, and its targets are
-          scored under every cutoff). Differences to cutoff 0 are paired, with 95% intervals.
-recall    right answers to the same needles at every cutoff (recall.py has the construction), memory on disk, by a
+text      share of lookups (token, head, layer) skipped, and perplexity of the same targets, while a
+session reads
+          on from its own memory of book text, and with that text attached as an old document
+          (perplexity.py has the construction; here a segment's memory is read once, with the
+          model's own cutoff, and its targets are scored under every cutoff). Differences to cutoff
+          0 are paired, with 95% intervals.
+recall    right answers to the same needles at every cutoff (recall.py has the construction), memory
+on disk, by a
           fresh process.
-decode    tokens a second while generating from a memory of 128K tokens on disk, in turns with the other cutoffs,
+decode    tokens a second while generating from a memory of 128K tokens on disk, in turns with the
+other cutoffs,
           and what index and tiers really did a token: searches, query rows, units leased.
 
     python benchmarks/gate.py --text books-test.jsonl.zst --out results/gate.json
@@ -26,7 +31,16 @@ import decode
 import needles
 import numpy as np
 import perplexity
-from common import Books, interleaved, mean_interval, paired_ratio, table, tokens_number, tokens_text, wilson
+from common import (
+    Books,
+    interleaved,
+    mean_interval,
+    paired_ratio,
+    table,
+    tokens_number,
+    tokens_text,
+    wilson,
+)
 from needles import Plan
 
 from memstore import LandmarkModel, MemoryStore
@@ -35,9 +49,13 @@ TASKS = ("passkey", "fact", "fact_unrelated")
 MODES = ("retrieved", "attached")
 
 
-def text_part(model: LandmarkModel, books: Books, options: argparse.Namespace) -> list[dict[str, Any]]:
+def text_part(
+    model: LandmarkModel, books: Books, options: argparse.Namespace
+) -> list[dict[str, Any]]:
     """One row a cutoff."""
-    losses: dict[tuple[str, float], list[float]] = {(mode, c): [] for mode in MODES for c in options.cutoffs}
+    losses: dict[tuple[str, float], list[float]] = {
+        (mode, c): [] for mode in MODES for c in options.cutoffs
+    }
     skipped = {key: [0, 0] for key in losses}
     for segment in perplexity.segments(books, options.segments, options.text_memory, options.seed):
         with perplexity.Reading(model, segment.before) as reading:
@@ -45,7 +63,9 @@ def text_part(model: LandmarkModel, books: Books, options: argparse.Namespace) -
                 scores, session = reading.score(segment.targets, mode, cutoff)
                 losses[mode, cutoff].append(-float(scores.mean()))
                 skipped[mode, cutoff][0] += session.attention.lookups.skipped
-                skipped[mode, cutoff][1] += session.attention.lookups.skipped + session.attention.lookups.done
+                skipped[mode, cutoff][1] += (
+                    session.attention.lookups.skipped + session.attention.lookups.done
+                )
     rows = []
     for cutoff in options.cutoffs:
         row: dict[str, Any] = {"cutoff": cutoff}
@@ -72,12 +92,20 @@ def ask_part(directory: Path, options: argparse.Namespace) -> list[dict[str, Any
         for task in TASKS:
             for cutoff in options.cutoffs:
                 row = needles.ask(
-                    model, store, plan, task, options.length,
-                    trials=options.trials, seed=options.seed, cmt_cutoff=cutoff,
-                )  # fmt: skip
+                    model,
+                    store,
+                    plan,
+                    task,
+                    options.length,
+                    trials=options.trials,
+                    seed=options.seed,
+                    cmt_cutoff=cutoff,
+                )
                 assert row is not None
                 rows.append(row)
-                print(f"  {task} at cutoff {cutoff:g}: {row['right']} of {row['trials']}", flush=True)
+                print(
+                    f"  {task} at cutoff {cutoff:g}: {row['right']} of {row['trials']}", flush=True
+                )
     return rows
 
 
@@ -86,22 +114,35 @@ def decode_part(
 ) -> list[dict[str, Any]]:
     """One row a cutoff."""
     memory = directory / "long"
-    decode.build_memory(model, memory, books.run(Random(f"memory {options.seed}"), options.decode_memory))
+    decode.build_memory(
+        model, memory, books.run(Random(f"memory {options.seed}"), options.decode_memory)
+    )
     rng = Random(f"decode {options.seed}")
     prompts = [books.place(rng, decode.PROMPT).tolist() for _ in range(options.repeats + 1)]
-    counts = {cutoff: {"searches": 0, "rows": 0, "leased": 0, "done": 0, "skipped": 0} for cutoff in options.cutoffs}
+    counts = {
+        cutoff: {"searches": 0, "rows": 0, "leased": 0, "done": 0, "skipped": 0}
+        for cutoff in options.cutoffs
+    }
     with MemoryStore.open(memory, model.signature, read_only=True) as store:
 
         def once(cutoff: float, repeat: int) -> float:
             before = store.stats()
             rate, lookups = decode.generate(
-                model, store, ["book"], prompts[repeat], options.tokens, seed=repeat, cmt_cutoff=cutoff
+                model,
+                store,
+                ["book"],
+                prompts[repeat],
+                options.tokens,
+                seed=repeat,
+                cmt_cutoff=cutoff,
             )
             after = store.stats()
             for name in ("searches", "rows"):
                 counts[cutoff][name] += after["index"][name] - before["index"][name]
             for name in ("hits", "misses"):
-                counts[cutoff]["leased"] += after["tiers"]["host"][name] - before["tiers"]["host"][name]
+                counts[cutoff]["leased"] += (
+                    after["tiers"]["host"][name] - before["tiers"]["host"][name]
+                )
             for name, value in lookups.items():
                 counts[cutoff][name] += value
             return rate
@@ -118,8 +159,12 @@ def decode_part(
             "cutoff": cutoff,
             "tokens_per_second": statistics.median(measured[f"{cutoff:g}"]),
             "to_cutoff_0": paired_ratio(measured[f"{cutoff:g}"], zero),
-            "skipped": counts[cutoff]["skipped"] / max(1, counts[cutoff]["skipped"] + counts[cutoff]["done"]),
-            **{f"{name}_per_token": counts[cutoff][name] / fed for name in ("searches", "rows", "leased")},
+            "skipped": counts[cutoff]["skipped"]
+            / max(1, counts[cutoff]["skipped"] + counts[cutoff]["done"]),
+            **{
+                f"{name}_per_token": counts[cutoff][name] / fed
+                for name in ("searches", "rows", "leased")
+            },
             "measured": measured[f"{cutoff:g}"],
         }
         for cutoff in options.cutoffs
@@ -129,7 +174,10 @@ def decode_part(
 def main() -> None:
     parser = common.parser(__doc__)
     parser.add_argument(
-        "--parts", nargs="+", choices=("text", "recall", "decode"), default=["text", "recall", "decode"]
+        "--parts",
+        nargs="+",
+        choices=("text", "recall", "decode"),
+        default=["text", "recall", "decode"],
     )
     parser.add_argument("--cutoffs", nargs="+", type=float, default=[0, 0.1, 0.3, 0.5, 1.0])
     parser.add_argument("--segments", type=int, default=200)
@@ -180,15 +228,18 @@ def report(results: dict[str, Any], options: argparse.Namespace) -> str:
     head, columns = ["cutoff"], [[f"{c:g}" for c in options.cutoffs]]
     if "text" in results:
         head += [
-            f"skipped on text, memory {tokens_text(options.text_memory)}", "perplexity (change)",
-            "skipped, attached", "perplexity, attached (change)",
-        ]  # fmt: skip
+            f"skipped on text, memory {tokens_text(options.text_memory)}",
+            "perplexity (change)",
+            "skipped, attached",
+            "perplexity, attached (change)",
+        ]
         for mode in MODES:
             found = [row[mode] for row in results["text"]]
             columns.append([f"{f['skipped']:.1%}" for f in found])
             columns.append(
                 [
-                    f"{f['perplexity']:.2f} ({f['change'][0]:+.3f}, {f['change'][1]:+.3f} to {f['change'][2]:+.3f})"
+                    f"{f['perplexity']:.2f} ({f['change'][0]:+.3f}, {f['change'][1]:+.3f} to "
+                    f"{f['change'][2]:+.3f})"
                     for f in found
                 ]
             )
@@ -197,11 +248,21 @@ def report(results: dict[str, Any], options: argparse.Namespace) -> str:
         rows = [row for row in results["recall"] if row["task"] == task]
         ends = [wilson(row["right"], row["trials"]) for row in rows]
         columns.append(
-            [f"{row['right'] / row['trials']:.3f} ({low:.3f}-{high:.3f})" for row, (low, high) in zip(rows, ends)]
+            [
+                f"{row['right'] / row['trials']:.3f} ({low:.3f}-{high:.3f})"
+                for row, (low, high) in zip(rows, ends)
+            ]
         )
     if "decode" in results:
         rows = results["decode"]
-        head += ["skipped, generating", "searches a token", "query rows", "units leased", "tokens/s", "to cutoff 0"]
+        head += [
+            "skipped, generating",
+            "searches a token",
+            "query rows",
+            "units leased",
+            "tokens/s",
+            "to cutoff 0",
+        ]
         columns.append([f"{row['skipped']:.1%}" for row in rows])
         for name in ("searches", "rows", "leased"):
             columns.append([f"{row[f'{name}_per_token']:.2f}" for row in rows])
@@ -215,17 +276,28 @@ def draw(figure: Any, results: dict[str, Any]) -> None:
     axes = figure.subplots()
     if "text" in results:
         at = [row["cutoff"] for row in results["text"]]
-        axes.plot(at, [row["retrieved"]["skipped"] for row in results["text"]], "o-", label="lookups skipped on text")
+        axes.plot(
+            at,
+            [row["retrieved"]["skipped"] for row in results["text"]],
+            "o-",
+            label="lookups skipped on text",
+        )
     for task in TASKS if "recall" in results else ():
         rows = [row for row in results["recall"] if row["task"] == task]
         axes.plot(
-            [r["cmt_cutoff"] for r in rows], [r["right"] / r["trials"] for r in rows], "s--", label=f"recall: {task}"
+            [r["cmt_cutoff"] for r in rows],
+            [r["right"] / r["trials"] for r in rows],
+            "s--",
+            label=f"recall: {task}",
         )
     if "decode" in results:
         fastest = max(row["tokens_per_second"] for row in results["decode"])
         speeds = [row["tokens_per_second"] / fastest for row in results["decode"]]
         axes.plot(
-            [row["cutoff"] for row in results["decode"]], speeds, "^:", label="speed of generating (greatest = 1)"
+            [row["cutoff"] for row in results["decode"]],
+            speeds,
+            "^:",
+            label="speed of generating (greatest = 1)",
         )
     axes.set_xlabel("cmt_cutoff")
     axes.set_ylim(0, 1.02)

@@ -1,26 +1,35 @@
-"""What do the engines of the landmark index find, how fast, and what do they cost to build, keep and open?
+"""What do the engines of the landmark index find, how fast, and what do they cost to build, keep
+and open?
 
-Keys and queries are a model's own, as benchmarks/landmarks.py captures them. Landmarks are dealt out to documents of
-equal length. Of a head's queries the first half, in the order of reading, trains and calibrates engines (as many as an
-index keeps), and the second half is searched with; a measurement draws fresh ones. Kinds and their denominators are
-measured in turns; times are medians, ratios medians of the ratios within a repeat.
+Keys and queries are a model's own, as benchmarks/landmarks.py captures them. Landmarks are dealt
+out to documents of equal length. Of a head's queries the first half, in the order of reading,
+trains and calibrates engines (as many as an index keeps), and the second half is searched with; a
+measurement draws fresh ones. Kinds and their denominators are measured in turns; times are medians,
+ratios medians of the ratios within a repeat.
 
-engines  Every kind at every size, all heads of one layer. Recall: share of the exact top 4 that is found; mass: the sum
-         of exp(score) of what is found over that of the exact top 4; regret: exact minus found score, mean of the 4
-         (both as attention sees them). One query row a head, and 64. A kind whose build would take longer than
-         --build-limit, by its time at the size before, is left out.
-metric   Inverted lists as FAISS makes them (keys of a list by product) over the keys as they are and centred; and as
+engines  Every kind at every size, all heads of one layer. Recall: share of the exact top 4 that is
+found; mass: the sum
+         of exp(score) of what is found over that of the exact top 4; regret: exact minus found
+         score, mean of the 4 (both as attention sees them). One query row a head, and 64. A kind
+         whose build would take longer than --build-limit, by its time at the size before, is left
+         out.
+metric   Inverted lists as FAISS makes them (keys of a list by product) over the keys as they are
+and centred; and as
          memstore does (by distance) over the keys as they are, centred, and scaled by the queries
-         (memstore/index/metric.py): as many lists, as many of them probed. Beside it, 8-bit rounding.
-packed   Exact search for one query row a head, beside a sum over its keys (what reading them once takes) and a loop
-         over FAISS flat indexes, one a head. Random keys where no shape is captured: only bytes matter.
-scopes   Searches of some of 1,000 documents, one query row a head, beside the search of an index of these documents
+         (memstore/index/metric.py): as many lists, as many of them probed. Beside it, 8-bit
+         rounding.
+packed   Exact search for one query row a head, beside a sum over its keys (what reading them once
+takes) and a loop
+         over FAISS flat indexes, one a head. Random keys where no shape is captured: only bytes
+         matter.
+scopes   Searches of some of 1,000 documents, one query row a head, beside the search of an index of
+these documents
          only; by exact search, and by an engine with a FAISS selector.
-growth   Landmarks that come in 64 steps after an engine was built at half the size, and documents that go.
-open     From files and landmark keys in main memory to the first search of every layer.
+growth   Landmarks that come in 64 steps after an engine was built at half the size, and documents
+that go. open     From files and landmark keys in main memory to the first search of every layer.
 
-    python benchmarks/landmarks.py --text books-train-*.jsonl.zst --query-text books-val.jsonl.zst --to landmarks/
-    python benchmarks/index.py --captured landmarks/ --out results/index.json
+    python benchmarks/landmarks.py --text books-train-*.jsonl.zst --query-text books-val.jsonl.zst
+    --to landmarks/ python benchmarks/index.py --captured landmarks/ --out results/index.json
 
 Parts that are not asked for stay in --out as they are.
 """
@@ -44,7 +53,7 @@ from landmarks import Captured
 from torch import Tensor
 
 from memstore.index import INDEX_KINDS, Hits, PackedIndex, Scope, faiss_index, make_index, saved
-from memstore.index.faiss_heads import HeadIndex, _inverted_lists, faiss
+from memstore.index.faiss_head import HeadIndex, _inverted_lists, faiss
 from memstore.index.faiss_index import RECALL, FaissIndex
 from memstore.index.metric import QueryMetric
 from memstore.index.packed import RESCORED
@@ -78,10 +87,14 @@ class Data:
         """Test queries [H, rows, D], chosen at random."""
         rng = np.random.default_rng([rows, *seed])
         heads = [self.test[layer, head] for head in range(self.keys[layer].shape[1])]
-        return torch.from_numpy(np.stack([of_head[rng.integers(len(of_head), size=rows)] for of_head in heads]))
+        return torch.from_numpy(
+            np.stack([of_head[rng.integers(len(of_head), size=rows)] for of_head in heads])
+        )
 
     def evenly(self, layer: int, rows: int) -> Tensor:
-        """Test queries [H, rows, D], evenly spread; of a head with fewer each counts as often as the others."""
+        """Test queries [H, rows, D], evenly spread; of a head with fewer each counts as often as
+        the others.
+        """
         heads = [self.test[layer, head] for head in range(self.keys[layer].shape[1])]
         return torch.from_numpy(np.stack([spread(of_head, rows) for of_head in heads]))
 
@@ -101,7 +114,9 @@ def documents(landmarks: int, count: int) -> list[int]:
     return np.diff(edges).tolist()
 
 
-def fill(index: PackedIndex, layer: int, keys: Tensor, lengths: Sequence[int], first: int = 1) -> Scope:
+def fill(
+    index: PackedIndex, layer: int, keys: Tensor, lengths: Sequence[int], first: int = 1
+) -> Scope:
     """Add keys [n, Hkv, D] as documents first, first + 1, ..; returns the scope of them all."""
     scope, at = [], 0
     for document, length in enumerate(lengths, first):
@@ -118,12 +133,18 @@ def make(kind: str, keys: Tensor) -> PackedIndex:
 def in_parts(search: Callable[[Tensor], Hits], q: Tensor, rows: int = 32) -> Hits:
     """The hits of q [H, T, D], `rows` at a time."""
     hits = [search(part) for part in q.split(rows, 1)]
-    return Hits(torch.cat([hit.scores for hit in hits], 1), torch.cat([hit.candidates for hit in hits], 1), None)
+    return Hits(
+        torch.cat([hit.scores for hit in hits], 1),
+        torch.cat([hit.candidates for hit in hits], 1),
+        None,
+    )
 
 
 def quality(found: Hits, exact: Hits) -> dict[str, float]:
     """How good the found blocks are: see the module's docstring."""
-    same = (found.candidates[..., :, None] == exact.candidates[..., None, :]) & (found.candidates >= 0)[..., None]
+    same = (found.candidates[..., :, None] == exact.candidates[..., None, :]) & (
+        found.candidates >= 0
+    )[..., None]
     mass = (found.scores.double().logsumexp(-1) - exact.scores.double().logsumexp(-1)).exp()
     by_head = same.any(-2).double().mean((1, 2))
     return {
@@ -136,7 +157,9 @@ def quality(found: Hits, exact: Hits) -> dict[str, float]:
 
 def recall_of(index: PackedIndex, layer: int, scope: Scope, q: Tensor) -> dict[str, float]:
     """The quality of an index's hits against its own exact search."""
-    exact = in_parts(lambda some: PackedIndex.search(index, layer, some, scope, TOP_K, return_lse=True), q)
+    exact = in_parts(
+        lambda some: PackedIndex.search(index, layer, some, scope, TOP_K, return_lse=True), q
+    )
     return quality(in_parts(lambda some: index.search(layer, some, scope, TOP_K), q), exact)
 
 
@@ -173,10 +196,14 @@ def engines_at(
     rows: dict[str, dict[str, Any]] = {}
     indexes: dict[str, PackedIndex] = {}
     for kind in options.kinds:
-        growth = 1.3 if kind == "faiss-hnsw" else 1.0  # a graph's cost grows a little faster than its keys
+        # a graph's cost grows a little faster than its keys
+        growth = 1.3 if kind == "faiss-hnsw" else 1.0
         expected = growth * size * seconds_a_key.get(kind, 0.0)
         if expected > options.build_limit:
-            print(f"{kind} at {tokens_text(size)} left out: building it would take {expected:.0f} s", flush=True)
+            print(
+                f"{kind} at {tokens_text(size)} left out: building it would take {expected:.0f} s",
+                flush=True,
+            )
             continue
         index = indexes[kind] = make(kind, keys)
         rows[kind], scope = built(index, layer, keys, lengths, data, options)
@@ -191,7 +218,10 @@ def engines_at(
     for count in ROWS:
         name, burst = f"rows_{count}", max(1, min(16, (1 << 18) // (size * count)))
         repeats = options.repeats if count == 1 or size < 1 << 19 else max(3, options.repeats // 3)
-        clocks = {kind: clock(data, layer, index, scope, count, burst, options.seed) for kind, index in indexes.items()}
+        clocks = {
+            kind: clock(data, layer, index, scope, count, burst, options.seed)
+            for kind, index in indexes.items()
+        }
         before = {kind: (index.searches, asked(index)) for kind, index in indexes.items()}
         measured = interleaved(clocks, repeats)
         for kind, index in indexes.items():
@@ -204,7 +234,10 @@ def engines_at(
         if "auto" in rows:
             good = [kind for kind in rows if kind != "auto" and rows[kind]["recall"] >= RECALL]
             best = min((statistics.median(measured[kind]), kind) for kind in good)[1]
-            rows["auto"][name] |= {"best": best, "to_best": paired_ratio(measured["auto"], measured[best])}
+            rows["auto"][name] |= {
+                "best": best,
+                "to_best": paired_ratio(measured["auto"], measured[best]),
+            }
     return {"landmarks": size, "documents": len(lengths), "kinds": rows}
 
 
@@ -218,9 +251,16 @@ def asked(index: PackedIndex) -> int:
 
 
 def built(
-    index: PackedIndex, layer: int, keys: Tensor, lengths: Sequence[int], data: Data, options: argparse.Namespace
+    index: PackedIndex,
+    layer: int,
+    keys: Tensor,
+    lengths: Sequence[int],
+    data: Data,
+    options: argparse.Namespace,
 ) -> tuple[dict[str, Any], Scope]:
-    """Fill, build, save and open again one index; what that took, and the scope of all documents."""
+    """Fill, build, save and open again one index; what that took, and the scope of all
+    documents.
+    """
     adding, scope = timed(lambda: fill(index, layer, keys, lengths))
     row: dict[str, Any] = {"add_seconds": adding, "keys_bytes": index.bytes}
     if isinstance(index, FaissIndex):
@@ -231,7 +271,9 @@ def built(
             directory = Path(place)
             row["save_seconds"], _ = timed(lambda: saved.write(directory, index, layer, 0))
             row["file_bytes"] = saved.file_of(directory, layer).stat().st_size
-            row["open_seconds"], _ = timed(lambda: index.install(layer, saved.read(directory, index, layer)))
+            row["open_seconds"], _ = timed(
+                lambda: index.install(layer, saved.read(directory, index, layer))
+            )
     row["bytes"] = index.bytes
     return row, scope
 
@@ -242,10 +284,13 @@ def built(
 def metric(data: Data, options: argparse.Namespace) -> dict[str, Any]:
     layer = options.layer
     results: dict[str, Any] = {"layer": layer, "heads": []}
-    for size in (options.sizes[-2:] if len(options.sizes) > 1 else options.sizes):
+    for size in options.sizes[-2:] if len(options.sizes) > 1 else options.sizes:
         for number in range(data.keys[layer].shape[1]):
             keys = data.keys[layer][:size, number].float().numpy()
-            train, test = data.train[layer, number], spread(data.test[layer, number], options.queries)
+            train, test = (
+                data.train[layer, number],
+                spread(data.test[layer, number], options.queries),
+            )
             mean, none = keys.mean(0), np.zeros((0, keys.shape[1]), np.float32)
             eye = np.eye(keys.shape[1], dtype=np.float32)
             raw = QueryMetric(np.zeros_like(mean), eye, eye)
@@ -260,7 +305,9 @@ def metric(data: Data, options: argparse.Namespace) -> dict[str, Any]:
             best = scores.topk(TOP_K, -1).indices
             row: dict[str, Any] = {"landmarks": size, "head": number, **directions(keys, train)}
             for name, of_name in coordinates.items():
-                lists = HeadIndex("ivf", of_name, _inverted_lists(faiss(), of_name.keys(keys), False))
+                lists = HeadIndex(
+                    "ivf", of_name, _inverted_lists(faiss(), of_name.keys(keys), False)
+                )
                 if name.startswith("faiss"):
                     lists = as_faiss_does(of_name, of_name.keys(keys), int(lists.index.nlist))
                 else:
@@ -270,7 +317,9 @@ def metric(data: Data, options: argparse.Namespace) -> dict[str, Any]:
                 for probes in (probe for probe in PROBES if probe <= row["lists"]):
                     found = lists.search(test, RESCORED * TOP_K, probes)
                     share = looked_at(lists, test, probes)
-                    row[name]["ivf"].append({"nprobe": probes, "recall": recall(found, scores, best), "share": share})
+                    row[name]["ivf"].append(
+                        {"nprobe": probes, "recall": recall(found, scores, best), "share": share}
+                    )
             results["heads"].append(row)
             print(f"metric: {tokens_text(size)}, head {number} measured", flush=True)
     return results
@@ -290,7 +339,9 @@ def as_faiss_does(coordinates: QueryMetric, keys: np.ndarray, lists: int) -> Hea
 
 
 def directions(keys: np.ndarray, queries: np.ndarray) -> dict[str, float]:
-    """How far the keys' mean outweighs their spread, and how few directions hold the queries' second moment."""
+    """How far the keys' mean outweighs their spread, and how few directions hold the queries'
+    second moment.
+    """
     mean = keys.mean(0)
     moment = np.linalg.eigvalsh(queries.T.astype(np.float64) @ queries)
     return {
@@ -310,9 +361,13 @@ def recall(found: np.ndarray, scores: Tensor, best: Tensor) -> float:
 def rounded(
     coordinates: QueryMetric, keys: np.ndarray, test: np.ndarray, scores: Tensor, best: Tensor
 ) -> dict[str, float]:
-    """8 bits a number: recall of the 4 best by rounded keys alone, and of the 16 best scored exactly."""
+    """8 bits a number: recall of the 4 best by rounded keys alone, and of the 16 best scored
+    exactly.
+    """
     library, moved = faiss(), coordinates.keys(keys)
-    index = library.IndexScalarQuantizer(keys.shape[1], library.ScalarQuantizer.QT_8bit, library.METRIC_INNER_PRODUCT)
+    index = library.IndexScalarQuantizer(
+        keys.shape[1], library.ScalarQuantizer.QT_8bit, library.METRIC_INNER_PRODUCT
+    )
     index.train(moved)
     index.add(moved)
     found = index.search(coordinates.queries(test), RESCORED * TOP_K)[1]
@@ -322,7 +377,9 @@ def rounded(
 def looked_at(lists: HeadIndex, queries: np.ndarray, probes: int) -> float:
     """The mean share of all keys that lie in the probed lists."""
     assert lists.metric is not None
-    sizes = np.array([lists.index.invlists.list_size(number) for number in range(lists.index.nlist)])
+    sizes = np.array(
+        [lists.index.invlists.list_size(number) for number in range(lists.index.nlist)]
+    )
     probed = lists.index.quantizer.search(lists.metric.queries(queries), probes)[1]
     return float(sizes[probed].sum(1).mean() / lists.size)
 
@@ -337,11 +394,15 @@ def packed(data: Data, options: argparse.Namespace) -> list[dict[str, Any]]:
     return [packed_at(*shape, data, options) for shape in shapes]
 
 
-def packed_at(size: int, heads: int, dim: int, data: Data, options: argparse.Namespace) -> dict[str, Any]:
+def packed_at(
+    size: int, heads: int, dim: int, data: Data, options: argparse.Namespace
+) -> dict[str, Any]:
     captured = data.keys[options.layer]
     real = (heads, dim) == tuple(captured.shape[1:])
     index = PackedIndex(heads, dim)
-    scope = fill(index, 0, captured[:size].float() if real else torch.randn(size, heads, dim), [size])
+    scope = fill(
+        index, 0, captured[:size].float() if real else torch.randn(size, heads, dim), [size]
+    )
     stored = index.keys(0, scope)
     flat = [faiss().IndexFlatIP(dim) for _ in range(heads)]
     for number, of_head in enumerate(flat):
@@ -350,7 +411,9 @@ def packed_at(size: int, heads: int, dim: int, data: Data, options: argparse.Nam
 
     def queries(repeat: int) -> list[Tensor]:
         if real:
-            return [data.fresh(options.layer, 1, options.seed, repeat, turn) for turn in range(turns)]
+            return [
+                data.fresh(options.layer, 1, options.seed, repeat, turn) for turn in range(turns)
+            ]
         return [torch.randn(heads, 1, dim) for _ in range(turns)]
 
     def search(repeat: int) -> float:
@@ -362,20 +425,31 @@ def packed_at(size: int, heads: int, dim: int, data: Data, options: argparse.Nam
 
     def loop(repeat: int) -> float:
         some = [q.numpy() for q in queries(repeat)]
-        return timed(
-            lambda: [of_head.search(q[number], TOP_K) for q in some for number, of_head in enumerate(flat)]
-        )[0] / turns  # fmt: skip
+        return (
+            timed(
+                lambda: [
+                    of_head.search(q[number], TOP_K)
+                    for q in some
+                    for number, of_head in enumerate(flat)
+                ]
+            )[0]
+            / turns
+        )
 
     runs = {"packed": search, "stream": stream, "faiss_flat": loop}
     for run in runs.values():
         run(1 << 20)
     measured = interleaved(runs, max(15, 2 * options.repeats))
     return {
-        "landmarks": size, "heads": heads, "dim": dim, "real": real, "bytes": stored.nbytes,
+        "landmarks": size,
+        "heads": heads,
+        "dim": dim,
+        "real": real,
+        "bytes": stored.nbytes,
         "seconds": {name: statistics.median(seconds) for name, seconds in measured.items()},
         "to_stream": paired_ratio(measured["packed"], measured["stream"]),
         "to_faiss_flat": paired_ratio(measured["packed"], measured["faiss_flat"]),
-    }  # fmt: skip
+    }
 
 
 # Scopes
@@ -385,37 +459,58 @@ def scopes(data: Data, options: argparse.Namespace) -> list[dict[str, Any]]:
     layer, size = options.layer, options.sizes[-1]
     keys, lengths = data.keys[layer][:size], documents(size, options.documents)
     count = len(lengths)
-    indexes = {"packed": make("packed", keys), "auto": make("auto", keys), "selector": make(ENGINE, keys)}
+    indexes = {
+        "packed": make("packed", keys),
+        "auto": make("auto", keys),
+        "selector": make(ENGINE, keys),
+    }
     for index in indexes.values():
         everything = fill(index, layer, keys, lengths)
         if isinstance(index, FaissIndex):
             index.samples = data.samples(layer)
             index.build(layer, TOP_K)
     chosen = {"one": everything[count // 2 : count // 2 + 1]}
-    chosen |= {f"every {step}th": everything[step // 2 :: step] for step in (100, 10) if step < count}
-    chosen |= {"every second": everything[::2], "first half": everything[: count // 2], "all": everything}
+    chosen |= {
+        f"every {step}th": everything[step // 2 :: step] for step in (100, 10) if step < count
+    }
+    chosen |= {
+        "every second": everything[::2],
+        "first half": everything[: count // 2],
+        "all": everything,
+    }
     starts = np.cumsum([0, *lengths])
     rows = []
     for name, scope in chosen.items():
-        held = torch.cat([keys[starts[document - 1] : starts[document]] for document, _, _ in scope])
+        held = torch.cat(
+            [keys[starts[document - 1] : starts[document]] for document, _, _ in scope]
+        )
         rows.append({"scope": name, **scope_at(indexes, scope, held, data, options)})
     return rows
 
 
 def scope_at(
-    indexes: dict[str, PackedIndex], scope: Scope, held: Tensor, data: Data, options: argparse.Namespace
+    indexes: dict[str, PackedIndex],
+    scope: Scope,
+    held: Tensor,
+    data: Data,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     """held: the keys [n, Hkv, D] of the scope."""
     layer, q, auto = options.layer, data.evenly(options.layer, options.queries), indexes["auto"]
     alone = make("packed", held)
     of_alone = fill(alone, layer, held, [length for _, _, length in scope])
     burst = 16 if len(held) < 1 << 14 else 1
-    at_any_size = mock.patch.object(faiss_index, "_COVERED", 0)  # the engine is asked however small the scope
+    # the engine is asked however small the scope
+    at_any_size = mock.patch.object(faiss_index, "_COVERED", 0)
 
     def timer(index: PackedIndex, where: Scope) -> Callable[[int], float]:
         return clock(data, layer, index, where, 1, burst, options.seed)
 
-    clocks = {"alone": timer(alone, of_alone), "packed": timer(indexes["packed"], scope), "auto": timer(auto, scope)}
+    clocks = {
+        "alone": timer(alone, of_alone),
+        "packed": timer(indexes["packed"], scope),
+        "auto": timer(auto, scope),
+    }
     with at_any_size:
         of_selector = timer(indexes["selector"], scope)
 
@@ -426,7 +521,8 @@ def scope_at(
     before = auto.searches, asked(auto)
     measured = interleaved(clocks | {"selector": selected}, options.repeats)
     share = (asked(auto) - before[1]) / (auto.searches - before[0])
-    exact = in_parts(partial(searched, alone, layer, of_alone), q)  # of an index that has nothing else
+    # of an index that has nothing else
+    exact = in_parts(partial(searched, alone, layer, of_alone), q)
     hits = {
         "packed": in_parts(partial(searched, indexes["packed"], layer, scope), q),
         "auto": in_parts(partial(searched, auto, layer, scope), q, 1),
@@ -436,16 +532,22 @@ def scope_at(
     recalls = {kind: quality(of_kind, exact)["recall"] for kind, of_kind in hits.items()}
     outside = sum(leaked(of_kind, q, held) for of_kind in hits.values())
     return {
-        "documents": len(scope), "landmarks": len(held), "outside": outside, "auto_asked": share, "recall": recalls,
+        "documents": len(scope),
+        "landmarks": len(held),
+        "outside": outside,
+        "auto_asked": share,
+        "recall": recalls,
         "seconds": {kind: statistics.median(seconds) for kind, seconds in measured.items()},
         "packed_to_alone": paired_ratio(measured["packed"], measured["alone"]),
         "auto_to_alone": paired_ratio(measured["auto"], measured["alone"]),
         "selector_to_packed": paired_ratio(measured["selector"], measured["packed"]),
-    }  # fmt: skip
+    }
 
 
 def leaked(hits: Hits, q: Tensor, held: Tensor) -> int:
-    """Hits that are not blocks of the scope: their scores are not those of the scope's keys held [n, H, D]."""
+    """Hits that are not blocks of the scope: their scores are not those of the scope's keys held
+    [n, H, D].
+    """
     inside = (hits.candidates >= 0) & (hits.candidates < len(held))
     heads = torch.arange(len(q))[:, None, None]
     keys = held[hits.candidates.clamp(0, len(held) - 1), heads].float()  # (H, T, k, D)
@@ -477,9 +579,14 @@ def growth(data: Data, options: argparse.Namespace) -> dict[str, Any]:
         scope.append((document, 0, len(part)))
         if number in (steps // 4, steps - 1):
             result[f"after_{number + 1}"] = recall_of(index, layer, scope, q)
-    result |= {"add_seconds": sum(added), "slowest_step": max(added), "median_step": statistics.median(added),
-               "packed_seconds": sum(packed_added), "joins": joins,
-               "beside": sum(n for _, _, n in scope) - index.built[layer].rows.live}  # fmt: skip
+    result |= {
+        "add_seconds": sum(added),
+        "slowest_step": max(added),
+        "median_step": statistics.median(added),
+        "packed_seconds": sum(packed_added),
+        "joins": joins,
+        "beside": sum(n for _, _, n in scope) - index.built[layer].rows.live,
+    }
     gone = scope[::10]
     result["removed"] = len(gone)
     result["remove_seconds"], _ = timed(lambda: [index.remove(document) for document, _, _ in gone])
@@ -542,11 +649,15 @@ def opening(data: Data, options: argparse.Namespace) -> dict[str, Any]:
             times["first_search"].append(timed(partial(search, index, queries))[0])
             del index
     return {
-        "landmarks": size, "layers": len(layers), "heads": any_keys.shape[1], "build_seconds": building,
-        "save_seconds": saving, "file_bytes": files,
+        "landmarks": size,
+        "layers": len(layers),
+        "heads": any_keys.shape[1],
+        "build_seconds": building,
+        "save_seconds": saving,
+        "file_bytes": files,
         "key_bytes": 2 * sum(keys[:size].numel() for keys in data.keys.values()),
         "seconds": {name: statistics.median(values) for name, values in times.items()},
-    }  # fmt: skip
+    }
 
 
 # Showing
@@ -561,25 +672,54 @@ def ratio(value: dict[str, float]) -> str:
 
 
 def engines_table(at: dict[str, Any]) -> str:
-    head = ["kind", "recall@4", "worst head", "mass", "regret", *(f"{n} row, ms" for n in ROWS),
-            *(f"{n} row / packed" for n in ROWS), "engine asked", "memory MB", "build s", "file MB", "save s",
-            "open s"]  # fmt: skip
+    head = [
+        "kind",
+        "recall@4",
+        "worst head",
+        "mass",
+        "regret",
+        *(f"{n} row, ms" for n in ROWS),
+        *(f"{n} row / packed" for n in ROWS),
+        "engine asked",
+        "memory MB",
+        "build s",
+        "file MB",
+        "save s",
+        "open s",
+    ]
     lines = []
     for kind, row in at["kinds"].items():
         of_engine = ["-"] * 4
         if "build_seconds" in row:
-            of_engine = [f"{row['build_seconds']:.2f}", f"{row['file_bytes'] / 1e6:.1f}", f"{row['save_seconds']:.2f}",
-                         f"{row['open_seconds']:.2f}"]  # fmt: skip
-        lines.append([
-            kind, f"{row['recall']:.3f}", f"{row['worst_head']:.3f}", f"{row['mass']:.4f}", f"{row['regret']:.4f}",
-            *(ms(row[f"rows_{n}"]["seconds"]) for n in ROWS), *(ratio(row[f"rows_{n}"]["to_packed"]) for n in ROWS),
-            "/".join(f"{row[f'rows_{n}']['asked']:.0%}" for n in ROWS), f"{row['bytes'] / 1e6:.0f}", *of_engine,
-        ])  # fmt: skip
-    text = f"\nengines, {at['landmarks']:,} landmarks a head in {at['documents']} documents\n\n" + table(head, lines)
+            of_engine = [
+                f"{row['build_seconds']:.2f}",
+                f"{row['file_bytes'] / 1e6:.1f}",
+                f"{row['save_seconds']:.2f}",
+                f"{row['open_seconds']:.2f}",
+            ]
+        lines.append(
+            [
+                kind,
+                f"{row['recall']:.3f}",
+                f"{row['worst_head']:.3f}",
+                f"{row['mass']:.4f}",
+                f"{row['regret']:.4f}",
+                *(ms(row[f"rows_{n}"]["seconds"]) for n in ROWS),
+                *(ratio(row[f"rows_{n}"]["to_packed"]) for n in ROWS),
+                "/".join(f"{row[f'rows_{n}']['asked']:.0%}" for n in ROWS),
+                f"{row['bytes'] / 1e6:.0f}",
+                *of_engine,
+            ]
+        )
+    text = (
+        f"\nengines, {at['landmarks']:,} landmarks a head in {at['documents']} documents\n\n"
+        + table(head, lines)
+    )
     if "auto" in at["kinds"]:
         for n in ROWS:
             row = at["kinds"]["auto"][f"rows_{n}"]
-            text += f"\nauto / {row['best']}, the best with a recall of {RECALL}, {n} row: {ratio(row['to_best'])}"
+            best = f"{row['best']}, the best with a recall of {RECALL}"
+            text += f"\nauto / {best}, {n} row: {ratio(row['to_best'])}"
     return text
 
 
@@ -593,46 +733,110 @@ METRICS = {
 
 
 def metric_table(result: dict[str, Any]) -> str:
-    head = ["landmarks", "head", "mean / spread of keys", "directions of queries", "lists", "nprobe", *METRICS.values()]
+    head = [
+        "landmarks",
+        "head",
+        "mean / spread of keys",
+        "directions of queries",
+        "lists",
+        "nprobe",
+        *METRICS.values(),
+    ]
     lines, eight = [], []
     for row in result["heads"]:
         about = [tokens_text(row["landmarks"]), row["head"]]
-        eight.append([*about, *(f"{row[name]['sq8']['of_4']:.3f} / {row[name]['sq8']['of_16']:.3f}"
-                                for name in ("raw", "centred", "queries"))])  # fmt: skip
+        eight.append(
+            [
+                *about,
+                *(
+                    f"{row[name]['sq8']['of_4']:.3f} / {row[name]['sq8']['of_16']:.3f}"
+                    for name in ("raw", "centred", "queries")
+                ),
+            ]
+        )
         for turn, at in enumerate(row["raw"]["ivf"]):
             if at["nprobe"] in (4, 16, 64):
                 found = [row[name]["ivf"][turn] for name in METRICS]
-                lines.append([
-                    *about, f"{row['mean_of_keys']:.2f}", f"{row['directions_of_queries']:.1f}", row["lists"],
-                    at["nprobe"], *(f"{some['recall']:.3f} ({some['share']:.1%})" for some in found),
-                ])  # fmt: skip
-    text = f"\nmetric, layer {result['layer']}: recall@4 (share of the keys looked at)\n\n" + table(head, lines)
+                lines.append(
+                    [
+                        *about,
+                        f"{row['mean_of_keys']:.2f}",
+                        f"{row['directions_of_queries']:.1f}",
+                        row["lists"],
+                        at["nprobe"],
+                        *(f"{some['recall']:.3f} ({some['share']:.1%})" for some in found),
+                    ]
+                )
+    text = f"\nmetric, layer {result['layer']}: recall@4 (share of the keys looked at)\n\n" + table(
+        head, lines
+    )
     text += "\n\n8 bits a number: recall@4 of the best 4 / of the best 16, scored exactly\n\n"
     return text + table(["landmarks", "head", "as they are", "centred", "scaled"], eight)
 
 
 def packed_table(rows: list[dict[str, Any]]) -> str:
-    head = ["landmarks", "heads x dim", "MB", "packed ms", "reading ms", "FAISS flat ms", "packed / reading",
-            "packed / FAISS"]  # fmt: skip
-    return "\npacked, one query row a head\n\n" + table(head, [
-        [tokens_text(row["landmarks"]), f"{row['heads']} x {row['dim']}" + (" (captured)" if row["real"] else ""),
-         f"{row['bytes'] / 1e6:.1f}", *(ms(row["seconds"][name]) for name in ("packed", "stream", "faiss_flat")),
-         ratio(row["to_stream"]), ratio(row["to_faiss_flat"])]
-        for row in rows
-    ])  # fmt: skip
+    head = [
+        "landmarks",
+        "heads x dim",
+        "MB",
+        "packed ms",
+        "reading ms",
+        "FAISS flat ms",
+        "packed / reading",
+        "packed / FAISS",
+    ]
+    return "\npacked, one query row a head\n\n" + table(
+        head,
+        [
+            [
+                tokens_text(row["landmarks"]),
+                f"{row['heads']} x {row['dim']}" + (" (captured)" if row["real"] else ""),
+                f"{row['bytes'] / 1e6:.1f}",
+                *(ms(row["seconds"][name]) for name in ("packed", "stream", "faiss_flat")),
+                ratio(row["to_stream"]),
+                ratio(row["to_faiss_flat"]),
+            ]
+            for row in rows
+        ],
+    )
 
 
 def scopes_table(rows: list[dict[str, Any]]) -> str:
-    head = ["scope", "documents", "landmarks", "alone ms", "packed ms", "auto ms", "selector ms", "packed / alone",
-            "auto / alone", "selector / packed", "engine asked by auto", "recall auto", "recall selector",
-            "outside"]  # fmt: skip
-    return "\nscopes, one query row a head\n\n" + table(head, [
-        [row["scope"], row["documents"], f"{row['landmarks']:,}",
-         *(ms(row["seconds"][name]) for name in ("alone", "packed", "auto", "selector")), ratio(row["packed_to_alone"]),
-         ratio(row["auto_to_alone"]), ratio(row["selector_to_packed"]), f"{row['auto_asked']:.0%}",
-         f"{row['recall']['auto']:.3f}", f"{row['recall']['selector']:.3f}", row["outside"]]
-        for row in rows
-    ])  # fmt: skip
+    head = [
+        "scope",
+        "documents",
+        "landmarks",
+        "alone ms",
+        "packed ms",
+        "auto ms",
+        "selector ms",
+        "packed / alone",
+        "auto / alone",
+        "selector / packed",
+        "engine asked by auto",
+        "recall auto",
+        "recall selector",
+        "outside",
+    ]
+    return "\nscopes, one query row a head\n\n" + table(
+        head,
+        [
+            [
+                row["scope"],
+                row["documents"],
+                f"{row['landmarks']:,}",
+                *(ms(row["seconds"][name]) for name in ("alone", "packed", "auto", "selector")),
+                ratio(row["packed_to_alone"]),
+                ratio(row["auto_to_alone"]),
+                ratio(row["selector_to_packed"]),
+                f"{row['auto_asked']:.0%}",
+                f"{row['recall']['auto']:.3f}",
+                f"{row['recall']['selector']:.3f}",
+                row["outside"],
+            ]
+            for row in rows
+        ],
+    )
 
 
 def growth_table(row: dict[str, Any]) -> str:
@@ -640,26 +844,51 @@ def growth_table(row: dict[str, Any]) -> str:
         return f"{row[name]['recall']:.3f}"
 
     quarter = next(name for name in row if name.startswith("after_") and name != "after_removal")
-    return f"\ngrowth of {ENGINE}, {row['landmarks'][0]:,} to {row['landmarks'][1]:,} landmarks a head\n\n" + table(
-        ["what", "seconds", "recall@4"],
-        [["built at half", f"{row['build_seconds']:.2f}", found("at_half")],
-         [f"{quarter.removeprefix('after_')} steps added", "", found(quarter)],
-         [f"{row['steps']} steps added, {row['joins']} times to the engine, {row['beside']:,} keys beside",
-          f"{row['add_seconds']:.2f}", found(f"after_{row['steps']}")],
-         ["  a step, median / slowest", f"{row['median_step']:.4f} / {row['slowest_step']:.2f}", ""],
-         ["  the same into a packed index", f"{row['packed_seconds']:.2f}", ""],
-         [f"{row['removed']} documents removed", f"{row['remove_seconds']:.4f}", found("after_removal")],
-         ["built again", f"{row['rebuild_seconds']:.2f}", found("rebuilt")]],
-    )  # fmt: skip
+    return (
+        f"\ngrowth of {ENGINE}, {row['landmarks'][0]:,} to {row['landmarks'][1]:,} landmarks a "
+        "head\n\n"
+        + table(
+            ["what", "seconds", "recall@4"],
+            [
+                ["built at half", f"{row['build_seconds']:.2f}", found("at_half")],
+                [f"{quarter.removeprefix('after_')} steps added", "", found(quarter)],
+                [
+                    f"{row['steps']} steps added, {row['joins']} times to the engine, "
+                    f"{row['beside']:,} keys beside",
+                    f"{row['add_seconds']:.2f}",
+                    found(f"after_{row['steps']}"),
+                ],
+                [
+                    "  a step, median / slowest",
+                    f"{row['median_step']:.4f} / {row['slowest_step']:.2f}",
+                    "",
+                ],
+                ["  the same into a packed index", f"{row['packed_seconds']:.2f}", ""],
+                [
+                    f"{row['removed']} documents removed",
+                    f"{row['remove_seconds']:.4f}",
+                    found("after_removal"),
+                ],
+                ["built again", f"{row['rebuild_seconds']:.2f}", found("rebuilt")],
+            ],
+        )
+    )
 
 
 def opening_table(row: dict[str, Any]) -> str:
-    lines = [["landmark keys added", f"{row['seconds']['adding']:.2f}", f"{row['key_bytes'] / 1e6:.0f}"],
-             ["engines read from files", f"{row['seconds']['files']:.2f}", f"{row['file_bytes'] / 1e6:.0f}"],
-             ["first search of every layer", f"{row['seconds']['first_search']:.3f}", ""],
-             ["(engines built)", f"{row['build_seconds']:.1f}", ""],
-             ["(engines saved)", f"{row['save_seconds']:.2f}", ""]]  # fmt: skip
-    title = f"opening auto, {row['landmarks']:,} landmarks a head, {row['layers']} layers x {row['heads']} heads"
+    lines = [
+        ["landmark keys added", f"{row['seconds']['adding']:.2f}", f"{row['key_bytes'] / 1e6:.0f}"],
+        [
+            "engines read from files",
+            f"{row['seconds']['files']:.2f}",
+            f"{row['file_bytes'] / 1e6:.0f}",
+        ],
+        ["first search of every layer", f"{row['seconds']['first_search']:.3f}", ""],
+        ["(engines built)", f"{row['build_seconds']:.1f}", ""],
+        ["(engines saved)", f"{row['save_seconds']:.2f}", ""],
+    ]
+    size = f"{row['landmarks']:,} landmarks a head"
+    title = f"opening auto, {size}, {row['layers']} layers x {row['heads']} heads"
     return f"\n{title}, page cache warm\n\n" + table(["what", "seconds", "MB"], lines)
 
 
@@ -670,12 +899,24 @@ def draw(figure: Any, results: dict[str, Any]) -> None:
     for axes, at in zip(panels, sizes):
         for number, (kind, row) in enumerate(at["kinds"].items()):
             for count, marker in zip(ROWS, "os"):
-                axes.plot(1000 * row[f"rows_{count}"]["seconds"], row["recall"], marker, color=f"C{number}", alpha=0.75,
-                          label=kind if count == 1 else None)  # fmt: skip
+                axes.plot(
+                    1000 * row[f"rows_{count}"]["seconds"],
+                    row["recall"],
+                    marker,
+                    color=f"C{number}",
+                    alpha=0.75,
+                    label=kind if count == 1 else None,
+                )
         axes.axhline(RECALL, color="grey", linewidth=0.7, linestyle="--")
-        axes.set(title=f"{tokens_text(at['landmarks'])} landmarks a head", xscale="log", xlabel="ms a search")
+        axes.set(
+            title=f"{tokens_text(at['landmarks'])} landmarks a head",
+            xscale="log",
+            xlabel="ms a search",
+        )
     panels[0].set_ylabel("recall@4 (circle: 1 query row a head, square: 64)")
-    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncol=8)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncol=8
+    )
 
 
 MEASURES: dict[str, Callable[[Data, argparse.Namespace], Any]] = {
@@ -701,13 +942,18 @@ def main() -> None:
     common.prepare(options.threads)
     torch.manual_seed(options.seed)
     data = Data.load(options.captured)
-    options.layer = sorted(data.keys)[len(data.keys) // 2] if options.layer is None else options.layer
+    options.layer = (
+        sorted(data.keys)[len(data.keys) // 2] if options.layer is None else options.layer
+    )
     available = len(data.keys[options.layer])
     options.sizes = sorted(size for size in options.sizes if size <= available)
     content: dict[str, Any] = {}
     if options.out is not None and options.out.exists():
         content = json.loads(options.out.read_text())
-    given = {name: value.name if isinstance(value, Path) else value for name, value in vars(options).items()}
+    given = {
+        name: value.name if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+    }
     for part in options.parts:
         found = MEASURES[part](data, options)
         content[part] = {"options": given, "machine": common.machine(), "found": found}
@@ -716,26 +962,48 @@ def main() -> None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(content, indent=1))
     if "engines" in options.parts:
-        common.plot(options, lambda figure: draw(figure, {"engines": content["engines"]["found"]}), (12, 4.5))
+        common.plot(
+            options,
+            lambda figure: draw(figure, {"engines": content["engines"]["found"]}),
+            (12, 4.5),
+        )
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--captured", type=Path, required=True, help="directory that benchmarks/landmarks.py wrote")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--captured", type=Path, required=True, help="directory that benchmarks/landmarks.py wrote"
+    )
     parser.add_argument("--parts", nargs="+", choices=list(MEASURES), default=list(MEASURES))
     parser.add_argument("--kinds", nargs="+", choices=INDEX_KINDS, default=list(INDEX_KINDS))
     parser.add_argument(
-        "--sizes", nargs="+", type=tokens_number, default=[1 << 12, 1 << 16, 1 << 20], help="landmarks a head"
+        "--sizes",
+        nargs="+",
+        type=tokens_number,
+        default=[1 << 12, 1 << 16, 1 << 20],
+        help="landmarks a head",
     )
-    parser.add_argument("--layer", type=int, help="the layer that is searched (default: the middle one)")
+    parser.add_argument(
+        "--layer", type=int, help="the layer that is searched (default: the middle one)"
+    )
     parser.add_argument("--documents", type=int, default=1000)
-    parser.add_argument("--queries", type=int, default=256, help="query rows a head that quality is measured with")
+    parser.add_argument(
+        "--queries", type=int, default=256, help="query rows a head that quality is measured with"
+    )
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--build-limit", type=float, default=3600, help="seconds that building one kind may take")
+    parser.add_argument(
+        "--build-limit", type=float, default=3600, help="seconds that building one kind may take"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="write the results here as JSON, and a plot beside it as PNG")
-    parser.add_argument("--work", type=Path, help="keep files in this directory (default: a temporary one)")
+    parser.add_argument(
+        "--out", type=Path, help="write the results here as JSON, and a plot beside it as PNG"
+    )
+    parser.add_argument(
+        "--work", type=Path, help="keep files in this directory (default: a temporary one)"
+    )
     options = parser.parse_args()
     if "packed" not in options.kinds:
         parser.error("--kinds must have packed: it is what the others are compared with")

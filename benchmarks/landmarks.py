@@ -1,13 +1,15 @@
-"""Landmark keys and queries of a model, captured from books: what the index benchmark searches, and with what.
+"""Landmark keys and queries of a model, captured from books: what the index benchmark searches, and
+with what.
 
-Keys: windows of 8 blocks, as long as a chunk of an ingest, go through the model by grouped-softmax attention; their
-landmark keys are stored as an ingest stores them, in the KV dtype and rotated by their offset only. (Those of an
-ingest have seen up to 4 blocks before the chunk as well.)
-Queries: sessions that remember a stretch of books read other text, and questions for what nobody told them; of every
-lookup that the context miss gate lets through, the query is kept as the index gets it: scaled, and rotated to the
-fixed distance of old blocks.
+Keys: windows of 8 blocks, as long as a chunk of an ingest, go through the model by grouped-softmax
+attention; their landmark keys are stored as an ingest stores them, in the KV dtype and rotated by
+their offset only. (Those of an ingest have seen up to 4 blocks before the chunk as well.) Queries:
+sessions that remember a stretch of books read other text, and questions for what nobody told them;
+of every lookup that the context miss gate lets through, the query is kept as the index gets it:
+scaled, and rotated to the fixed distance of old blocks.
 
-    python benchmarks/landmarks.py --text books-train-*.jsonl.zst --query-text books-val.jsonl.zst --to landmarks/
+    python benchmarks/landmarks.py --text books-train-*.jsonl.zst --query-text books-val.jsonl.zst
+    --to landmarks/
 
 Continues where it was interrupted.
 """
@@ -28,7 +30,7 @@ from torch import Tensor
 
 from memstore import LandmarkModel, MemoryStore
 from memstore.kernels.api import LocalAttention, grouped_softmax_attention
-from memstore.model.data import TokenCorpus
+from memstore.training.corpus import TokenCorpus
 
 BLOCKS = 8  # of a window
 BATCH = 16  # windows
@@ -38,7 +40,8 @@ BATCH = 16  # windows
 class Captured:
     """Landmark keys and queries of a model.
 
-    keys: layer -> float16 [N, Hkv, D], a memory map. queries: (layer, head) -> float32 [n, D], in the order of reading.
+    keys: layer -> float16 [N, Hkv, D], a memory map. queries: (layer, head) -> float32 [n, D], in
+    the order of reading.
     """
 
     keys: dict[int, np.ndarray]
@@ -47,14 +50,23 @@ class Captured:
     @classmethod
     def load(cls, directory: Path) -> "Captured":
         """What `capture_keys` and `capture_queries` wrote."""
-        keys = {int(path.stem.split("-")[1]): np.load(path, mmap_mode="r") for path in directory.glob("keys-*.npy")}
+        keys = {
+            int(path.stem.split("-")[1]): np.load(path, mmap_mode="r")
+            for path in directory.glob("keys-*.npy")
+        }
         stored = np.load(directory / "queries.npz")
-        queries = {(int(layer), int(head)): stored[name] for name in stored.files for layer, head in [name.split("-")]}
+        queries = {
+            (int(layer), int(head)): stored[name]
+            for name in stored.files
+            for layer, head in [name.split("-")]
+        }
         return cls(dict(sorted(keys.items())), queries)
 
 
 def landmark_keys(model: LandmarkModel, content: Tensor) -> dict[int, Tensor]:
-    """Landmark keys [W * n, Hkv, D] of every memory layer; content: int64 [W, n * block_size], windows of text."""
+    """Landmark keys [W * n, Hkv, D] of every memory layer; content: int64 [W, n * block_size],
+    windows of text.
+    """
     config, rope = model.config, model.transformer.rope
     size, layers = config.block_size, config.memory_layers or ()
     blocks = content.view(len(content), -1, size)
@@ -65,7 +77,8 @@ def landmark_keys(model: LandmarkModel, content: Tensor) -> dict[int, Tensor]:
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer in layers:
-            at_landmarks = k[:, :, size :: config.stride].transpose(1, 2).flatten(0, 1)  # (W * n, Hkv, D)
+            # (W * n, Hkv, D)
+            at_landmarks = k[:, :, size :: config.stride].transpose(1, 2).flatten(0, 1)
             found[layer] = rope(at_landmarks.float(), torch.tensor(size))
         if layer == max(layers):
             return torch.zeros_like(q)  # what comes after the last keys is nobody's
@@ -86,12 +99,16 @@ def capture_keys(model: LandmarkModel, tokens: np.ndarray, count: int, directory
     done = int(done_file.read_text()) if done_file.exists() else 0
     mode: Any = "r+" if done else "w+"
     files = {
-        layer: np.lib.format.open_memmap(directory / f"keys-{layer}.npy", mode=mode, dtype=config.kv_dtype, shape=shape)
+        layer: np.lib.format.open_memmap(
+            directory / f"keys-{layer}.npy", mode=mode, dtype=config.kv_dtype, shape=shape
+        )
         for layer in config.memory_layers or ()
     }
     began, first = time.perf_counter(), done
     while done < count:
-        text = tokens[done * config.block_size : (done + BATCH * BLOCKS) * config.block_size].astype(np.int64)
+        text = tokens[
+            done * config.block_size : (done + BATCH * BLOCKS) * config.block_size
+        ].astype(np.int64)
         keys = landmark_keys(model, torch.from_numpy(text).view(BATCH, -1))
         take = min(BATCH * BLOCKS, count - done)
         for layer, file in files.items():
@@ -110,7 +127,8 @@ def lookups(
 ) -> list[tuple[int, int, Tensor]]:
     """(layer, head, queries [n, D]) of every step of a session that remembers `memory` tokens.
 
-    It reads, `turns` times, 256 tokens of a book and a question for something that nobody has told it.
+    It reads, `turns` times, 256 tokens of a book and a question for something that nobody has told
+    it.
     """
     group = model.config.num_heads // model.config.num_kv_heads
     writer = Writer(model.tokenizer, books, rng, "held_out")
@@ -132,7 +150,8 @@ def lookups(
 
         def noted(layer: int, q: Tensor, *arguments: Any, **options: Any) -> Any:
             opened = gates[layer] >= model.config.cmt_cutoff
-            opened = opened[:, opened.any(0)]  # of the tokens that are searched for: those with an open head
+            # of the tokens that are searched for: those with an open head
+            opened = opened[:, opened.any(0)]
             for head, rows in enumerate(opened):
                 found.append((layer, head // group, q[head, rows].clone()))
             return search(layer, q, *arguments, **options)
@@ -145,18 +164,29 @@ def lookups(
     return found
 
 
-def capture_queries(model: LandmarkModel, books: Books, sessions: int, rng: Random, directory: Path) -> None:
-    """Write the queries of every (memory layer, KV head); heads whose gate opens rarely have few."""
+def capture_queries(
+    model: LandmarkModel, books: Books, sessions: int, rng: Random, directory: Path
+) -> None:
+    """Write the queries of every (memory layer, KV head); heads whose gate opens rarely have
+    few.
+    """
     config = model.config
     held: dict[tuple[int, int], list[Tensor]] = {
-        (layer, head): [] for layer in config.memory_layers or () for head in range(config.num_kv_heads)
+        (layer, head): []
+        for layer in config.memory_layers or ()
+        for head in range(config.num_kv_heads)
     }
     for session in range(sessions):
         for layer, head, queries in lookups(model, books, rng, memory=16_384, turns=10):
             held[layer, head].append(queries)
         counts = sorted(sum(map(len, queries)) for queries in held.values())
-        print(f"session {session + 1} of {sessions}: {counts[0]:,} to {counts[-1]:,} queries a head", flush=True)
-    arrays: dict[str, Any] = {f"{layer}-{head}": torch.cat(x).numpy() for (layer, head), x in held.items() if x}
+        print(
+            f"session {session + 1} of {sessions}: {counts[0]:,} to {counts[-1]:,} queries a head",
+            flush=True,
+        )
+    arrays: dict[str, Any] = {
+        f"{layer}-{head}": torch.cat(x).numpy() for (layer, head), x in held.items() if x
+    }
     np.savez(directory / "queries.npz", **arrays)
 
 
@@ -170,15 +200,24 @@ def main() -> None:
     tokens = TokenCorpus.build(options.text, model.tokenizer, options.work or options.to).tokens
     needed = (options.landmarks + BATCH * BLOCKS) * model.config.block_size
     if len(tokens) < needed:
-        raise SystemExit(f"{options.landmarks:,} landmarks need {needed:,} tokens of text, there are {len(tokens):,}")
+        raise SystemExit(
+            f"{options.landmarks:,} landmarks need {needed:,} tokens of text, there are "
+            f"{len(tokens):,}"
+        )
     capture_keys(model, tokens, options.landmarks, options.to)
 
 
 def read_options() -> argparse.Namespace:
     parser = common.parser(__doc__)
-    parser.add_argument("--query-text", nargs="+", required=True, help="files that queries come from; other books")
-    parser.add_argument("--landmarks", type=int, default=1 << 20, help="blocks whose landmark keys are captured")
-    parser.add_argument("--sessions", type=int, default=20, help="sessions that queries are taken from")
+    parser.add_argument(
+        "--query-text", nargs="+", required=True, help="files that queries come from; other books"
+    )
+    parser.add_argument(
+        "--landmarks", type=int, default=1 << 20, help="blocks whose landmark keys are captured"
+    )
+    parser.add_argument(
+        "--sessions", type=int, default=20, help="sessions that queries are taken from"
+    )
     parser.add_argument("--to", type=Path, required=True, help="directory for what is captured")
     return parser.parse_args()
 

@@ -1,11 +1,14 @@
-"""Needles in book text: what is hidden, the memories it is hidden in, and the questions that ask for it.
+"""Needles in book text: what is hidden, the memories it is hidden in, and the questions that ask
+for it.
 
-A needle is written into a *passage* of some hundred tokens of book text, and every passage is ingested as a
-document of its own; books without needles are ingested as *fillers* of several sizes. A trial attaches its passage
-among as many fillers as its length asks for, at a random place in their order, so that one ingest of a passage
-serves every length. All blocks that are attached compete in one search, and old blocks all stand at the same
-distance, so this is the same as one long document, but for the few blocks on both sides of a needle's passage;
-`in_place` documents check that."""
+A needle is written into a *passage* of some hundred tokens of book text, and every passage is
+ingested as a document of its own; books without needles are ingested as *fillers* of several sizes.
+A trial attaches its passage among as many fillers as its length asks for, at a random place in
+their order, so that one ingest of a passage serves every length. All blocks that are attached
+compete in one search, and old blocks all stand at the same distance, so this is the same as one
+long document, but for the few blocks on both sides of a needle's passage; `in_place` documents
+check that.
+"""
 
 import json
 import time
@@ -61,8 +64,8 @@ _SMALL, _LARGE = 1024, 2048  # tokens of the small fillers
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a memory that holds the documents `passages`, and the value (with the space before it) that is
-    right.
+    """What is asked of a memory that holds the documents `passages`, and the value (with the space
+    before it) that is right.
     """
 
     task: str
@@ -103,7 +106,9 @@ class Plan:
         return [question for question in self.questions if question.task == task]
 
     def documents(self, question: Question, length: int, rng: Random) -> list[str] | None:
-        """The documents of one trial, in order; None if the passages alone are longer than `length`."""
+        """The documents of one trial, in order; None if the passages alone are longer than
+        `length`.
+        """
         if question.length:
             return question.passages if question.length == length else None
         room = length - sum(self.tokens[name] for name in question.passages)
@@ -112,12 +117,16 @@ class Plan:
         chosen: list[str] = []
         left = sum(tokens for _, tokens in self.fillers)
         if room > left + _SMALL // 2:
-            raise ValueError(f"the fillers of this memory do not reach {length:,} tokens; build it with longer ones")
+            raise ValueError(
+                f"the fillers of this memory do not reach {length:,} tokens; build it with longer "
+                "ones"
+            )
         for size in sorted({tokens for _, tokens in self.fillers}, reverse=True):
             same = [name for name, tokens in self.fillers if tokens == size]
             left -= size * len(same)
             needed = -(-(room - left) // size) if left else round(room / size)
-            count = max(0, min(needed, len(same)))  # as few large ones as will do: small ones make more orders
+            # as few large ones as will do: small ones make more orders
+            count = max(0, min(needed, len(same)))
             chosen += rng.sample(same, count)
             room -= count * size
         rng.shuffle(chosen)
@@ -141,13 +150,21 @@ def filler_sizes(longest: int) -> list[int]:
 class Writer:
     """Writes needles into passages of book text.
 
-    split: whether names, attributes and formats of values are training's or held out. Sentences and questions have
-    forms that training knows, except where a task asks for `forms="held_out"`. size: tokens of a passage; twice that
-    where it holds several sentences.
+    split: whether names, attributes and formats of values are training's or held out. Sentences and
+    questions have forms that training knows, except where a task asks for `forms="held_out"`. size:
+    tokens of a passage; twice that where it holds several sentences.
     """
 
-    def __init__(self, tokenizer: Tokenizer, books: Books, rng: Random, split: Split, size: int = 512) -> None:
-        self.tokenizer, self.books, self.rng, self.split, self.size = tokenizer, books, rng, split, size
+    def __init__(
+        self, tokenizer: Tokenizer, books: Books, rng: Random, split: Split, size: int = 512
+    ) -> None:
+        self.tokenizer, self.books, self.rng, self.split, self.size = (
+            tokenizer,
+            books,
+            rng,
+            split,
+            size,
+        )
         self.pools = Pools.of(split, books.words if split == "held_out" else ())
         texts = [tokenizer.decode([token]) for token in range(tokenizer.landmark_id)]
         self.ends = np.array([text[-1:] in (".", "!", "?", "\n") for text in texts])
@@ -159,13 +176,21 @@ class Writer:
         first = int(ends[0]) + 1 if len(ends) else 0
         return self.tokenizer.decode(ids[first : first + tokens].tolist())
 
-    def passage(self, sentences: Sequence[str], tokens: int, filler: np.ndarray | None = None) -> str:
-        """`sentences`, in their order, each after a random sentence of book text; about `tokens` tokens in all."""
+    def passage(
+        self, sentences: Sequence[str], tokens: int, filler: np.ndarray | None = None
+    ) -> str:
+        """`sentences`, in their order, each after a random sentence of book text; about `tokens`
+        tokens in all.
+        """
         encoded = [self.tokenizer.encode(" " + sentence) for sentence in sentences]
         if filler is None:
             filler = self.books.place(self.rng, max(tokens - sum(map(len, encoded)), tokens // 4))
         ends = np.flatnonzero(self.ends[filler]) + 1
-        places = sorted(self.rng.choices(ends.tolist() if len(ends) > 8 else range(1, len(filler)), k=len(sentences)))
+        places = sorted(
+            self.rng.choices(
+                ends.tolist() if len(ends) > 8 else range(1, len(filler)), k=len(sentences)
+            )
+        )
         pieces, last = [], 0
         for place, ids in zip(places, encoded):
             pieces += [*filler[last:place].tolist(), *ids]
@@ -173,12 +198,18 @@ class Writer:
         return self.tokenizer.decode(pieces + filler[last:].tolist())
 
     def fact(self, **choice: Any) -> Fact:
-        """A fact of the split whose value is a number of random digits, unless `choice` says otherwise."""
-        return language.draw_fact(self.rng, self.split, pools=self.pools, **{"kind": "digits"} | choice)
+        """A fact of the split whose value is a number of random digits, unless `choice` says
+        otherwise.
+        """
+        return language.draw_fact(
+            self.rng, self.split, pools=self.pools, **{"kind": "digits"} | choice
+        )
 
     def state(self, fact: Fact, forms: Split | None = None) -> str:
         """The sentence that states it: the plain form, or any of a split's."""
-        return language.statement(fact, self.rng.choice(language.STATEMENTS[forms]) if forms else 0).text
+        return language.statement(
+            fact, self.rng.choice(language.STATEMENTS[forms]) if forms else 0
+        ).text
 
     def ask(self, fact: Fact, forms: Split | None = None) -> Sentence:
         """The question for it, likewise."""
@@ -210,7 +241,9 @@ class Writer:
     def fact_any(self) -> tuple[list[str], list[Question]]:
         fact = self.fact(kind=None)
         asked = self.ask(fact)
-        return [self.passage([self.state(fact)], self.size)], [Question("fact_any", asked.prompt, asked.answer, [])]
+        return [self.passage([self.state(fact)], self.size)], [
+            Question("fact_any", asked.prompt, asked.answer, [])
+        ]
 
     def rephrased(self) -> tuple[list[str], list[Question]]:
         fact = self.fact()
@@ -219,7 +252,9 @@ class Writer:
             Question("rephrased", asked.prompt, asked.answer, [])
         ]
 
-    def many(self, task: str, count: int, passages: int, asked: int) -> tuple[list[str], list[Question]]:
+    def many(
+        self, task: str, count: int, passages: int, asked: int
+    ) -> tuple[list[str], list[Question]]:
         """`count` numbers that share attribute and kind of name, spread over some passages."""
         rng = self.rng
         kind = rng.choice(("words", "name") if count > 40 else ("colour_noun", "words", "name"))
@@ -232,9 +267,14 @@ class Writer:
                 facts[fact.entity] = Fact(fact.entity, attribute, fact.value)
                 values.add(fact.value)
         every = list(facts.values())
-        texts = [self.passage([self.state(f) for f in every[at::passages]], 2 * self.size) for at in range(passages)]
+        texts = [
+            self.passage([self.state(f) for f in every[at::passages]], 2 * self.size)
+            for at in range(passages)
+        ]
         questions = [self.ask(fact) for fact in rng.sample(every, asked)]
-        return texts, [Question(task, question.prompt, question.answer, []) for question in questions]
+        return texts, [
+            Question(task, question.prompt, question.answer, []) for question in questions
+        ]
 
     def updated(self) -> tuple[list[str], list[Question]]:
         """A fact that gets a new value once or twice, anywhere later in the passage."""
@@ -266,20 +306,28 @@ class Writer:
             place = int(self.rng.choice(ends[ends > block_size].tolist() or [block_size]))
             first = place + len(before)
             dropped = (first + self.rng.randrange(1, len(value))) % block_size
-            ids = [*filler[dropped:place].tolist(), *encode(" " + sentence), *filler[place : self.size].tolist()]
+            ids = [
+                *filler[dropped:place].tolist(),
+                *encode(" " + sentence),
+                *filler[place : self.size].tolist(),
+            ]
             text = self.tokenizer.decode(ids)
             first -= dropped
-            if encode(text)[: first + len(value)] == ids[: first + len(value)] and ids[first:][: len(value)] == value:
+            if (
+                encode(text)[: first + len(value)] == ids[: first + len(value)]
+                and ids[first:][: len(value)] == value
+            ):
                 assert first // block_size != (first + len(value) - 1) // block_size
                 asked = self.ask(fact)
                 return [text], [Question("split", asked.prompt, asked.answer, [])]
 
 
 def build(directory: Path, settings: dict[str, Any]) -> float:
-    """Ingest everything that `settings` ask for into directory/memory and write the plan; seconds it took.
+    """Ingest everything that `settings` ask for into directory/memory and write the plan; seconds
+    it took.
 
-    settings: model, text, seed, trials, tasks, longest (tokens), in_place, in_place_length, split, passage (tokens),
-    threads; codec, if not the default.
+    settings: model, text, seed, trials, tasks, longest (tokens), in_place, in_place_length, split,
+    passage (tokens), threads; codec, if not the default.
     """
     began = time.perf_counter()
     prepare(settings["threads"])
@@ -294,7 +342,9 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     writer = Writer(model.tokenizer, books, rng, settings["split"], settings["passage"])
     sizes = filler_sizes(settings["longest"]) if set(STORED) & set(settings["tasks"]) else []
     plan = Plan(settings, [(f"filler {n}", size) for n, size in enumerate(sizes)], {})
-    with MemoryStore.create(directory / "memory", model.signature, codec=settings.get("codec", "zstd")) as store:
+    with MemoryStore.create(
+        directory / "memory", model.signature, codec=settings.get("codec", "zstd")
+    ) as store:
 
         def ingest(name: str, text: str) -> int:
             tokens = model.ingest(text, store, name=name).tokens
@@ -311,11 +361,14 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
         for texts, questions in _needles(writer, settings, model.config.block_size):
             names = [f"{questions[0].task} {len(plan.tokens) + n}" for n in range(len(texts))]
             plan.tokens.update({name: ingest(name, text) for name, text in zip(names, texts)})
-            plan.questions.extend(Question(**asdict(question) | {"passages": names}) for question in questions)
+            plan.questions.extend(
+                Question(**asdict(question) | {"passages": names}) for question in questions
+            )
         seconds = time.perf_counter() - began
         held = store.stats()
         print(
-            f"memory: {held['tokens']:,} tokens in {held['documents']} documents, {held['file_bytes'] / 1e6:,.0f} MB, "
+            f"memory: {held['tokens']:,} tokens in {held['documents']} documents, "
+            f"{held['file_bytes'] / 1e6:,.0f} MB, "
             f"built in {seconds:.0f} s",
             flush=True,
         )
@@ -323,7 +376,9 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     return seconds
 
 
-def _needles(writer: Writer, settings: dict[str, Any], block_size: int) -> Iterator[tuple[list[str], list[Question]]]:
+def _needles(
+    writer: Writer, settings: dict[str, Any], block_size: int
+) -> Iterator[tuple[list[str], list[Question]]]:
     tasks, trials = settings["tasks"], settings["trials"]
     one_by_one: dict[str, Callable[[], tuple[list[str], list[Question]]]] = {
         "passkey": writer.passkey,
@@ -359,11 +414,14 @@ class Reply:
     old: bool = False  # the value that was replaced came instead
 
 
-def reply(model: LandmarkModel, session: ScratchSession, question: Question, *, generate: bool) -> Reply:
+def reply(
+    model: LandmarkModel, session: ScratchSession, question: Question, *, generate: bool
+) -> Reply:
     """Ask in a fresh session.
 
-    generate: decode token by token. Otherwise the value is fed with the question and every row's best token is
-    compared: the same as greedy decoding where each row chooses its own blocks (per_token_per_head), in one step.
+    generate: decode token by token. Otherwise the value is fed with the question and every row's
+    best token is compared: the same as greedy decoding where each row chooses its own blocks
+    (per_token_per_head), in one step.
     """
     tokenizer = model.tokenizer
     if question.before:
@@ -400,9 +458,11 @@ def ask(
     granularity: str | None = None,
     cmt_cutoff: float | None = None,
 ) -> dict[str, Any] | None:
-    """Ask every question of a task against `length` tokens of memory; None if that length cannot be asked.
+    """Ask every question of a task against `length` tokens of memory; None if that length cannot be
+    asked.
 
-    blocks_read: by all lookups that were done; a block is read by a row that gives it any attention.
+    blocks_read: by all lookups that were done; a block is read by a row that gives it any
+    attention.
     """
     granularity = granularity or model.config.granularity
     replies: list[tuple[Question, Reply]] = []
@@ -419,10 +479,21 @@ def ask(
         if documents is None:
             return None
         with model.session(
-            store, documents, on_read=count, read_all_rows=True, top_k=top_k, score_range=score_range,
-            granularity=granularity, cmt_cutoff=cmt_cutoff,
-        ) as session:  # fmt: skip
-            replies.append((question, reply(model, session, question, generate=granularity != "per_token_per_head")))
+            store,
+            documents,
+            on_read=count,
+            read_all_rows=True,
+            top_k=top_k,
+            score_range=score_range,
+            granularity=granularity,
+            cmt_cutoff=cmt_cutoff,
+        ) as session:
+            replies.append(
+                (
+                    question,
+                    reply(model, session, question, generate=granularity != "per_token_per_head"),
+                )
+            )
             lookups["done"] += session.attention.lookups.done
             lookups["skipped"] += session.attention.lookups.skipped
     if not replies:
@@ -441,15 +512,24 @@ def ask(
         "lookups": lookups,
         "blocks_read": blocks_read,
         "seconds": round(time.perf_counter() - began, 2),
-        "wrong": [{"prompt": q.prompt, "value": q.value, "got": r.text} for q, r in replies if not r.right][:40],
+        "wrong": [
+            {"prompt": q.prompt, "value": q.value, "got": r.text} for q, r in replies if not r.right
+        ][:40],
     }
 
 
 def streamed(
-    model: LandmarkModel, books: Books, task: str, length: int, *, trials: int, seed: int, top_k: int | None = None
+    model: LandmarkModel,
+    books: Books,
+    task: str,
+    length: int,
+    *,
+    trials: int,
+    seed: int,
+    top_k: int | None = None,
 ) -> dict[str, Any]:
-    """The paper's protocol: the whole prompt through one session that retrieves from its own blocks, the question at
-    its end.
+    """The paper's protocol: the whole prompt through one session that retrieves from its own
+    blocks, the question at its end.
     """
     rng = Random(f"streamed {seed} {task} {length}")
     replies: list[tuple[Question, Reply]] = []
@@ -486,7 +566,9 @@ def streamed(
         "value_right": sum(r.value for _, r in replies),
         "old_value": 0,
         "seconds": round(time.perf_counter() - began, 2),
-        "wrong": [{"prompt": q.prompt, "value": q.value, "got": r.text} for q, r in replies if not r.right][:40],
+        "wrong": [
+            {"prompt": q.prompt, "value": q.value, "got": r.text} for q, r in replies if not r.right
+        ][:40],
     }
 
 

@@ -1,16 +1,16 @@
 """Does text before the training window help, and does retrieval help beyond the most recent blocks?
 
-The same target tokens (256 of each segment, segments at random places of the books) are scored with more and more
-of the text before them in memory. For every memory size a session of its own reads exactly that much text, chunk by
-chunk, and its blocks become its memory; nothing of earlier text is in them. The targets are then read three times
-from that same memory:
+The same target tokens (256 of each segment, segments at random places of the books) are scored with
+more and more of the text before them in memory. For every memory size a session of its own reads
+exactly that much text, chunk by chunk, and its blocks become its memory; nothing of earlier text is
+in them. The targets are then read three times from that same memory:
   retrieved   retrieved blocks and the latest ones, as a session that goes on reading sees them
-  ageless     the same without what blocks lose by their age (recency 0)
-  recent      the latest top_k blocks alone
-  attached    a fresh session that has the text attached as an old document, and nothing just before the targets
-Reading the text itself attends to the latest blocks (the way documents are ingested), or with --read-retrieving to
-retrieved ones. Intervals are 95%, by Student's t, of the difference of mean log likelihood in the same segment, as
-a ratio of perplexities.
+  ageless     the same without what blocks lose by their age (recency 0) recent      the latest
+  top_k blocks alone attached    a fresh session that has the text attached as an old document, and
+  nothing just before the targets
+Reading the text itself attends to the latest blocks (the way documents are ingested), or with
+--read-retrieving to retrieved ones. Intervals are 95%, by Student's t, of the difference of mean
+log likelihood in the same segment, as a ratio of perplexities.
 
     python benchmarks/perplexity.py --text books-test.jsonl.zst --out results/perplexity.json
 """
@@ -48,8 +48,8 @@ class Segment:
 
 
 def segments(books: Books, count: int, longest: int, seed: int) -> list[Segment]:
-    """`count` segments that do not overlap, from places with `longest` tokens before them, books weighed by their
-    length.
+    """`count` segments that do not overlap, from places with `longest` tokens before them, books
+    weighed by their length.
     """
     places = [
         (book, start)
@@ -57,21 +57,29 @@ def segments(books: Books, count: int, longest: int, seed: int) -> list[Segment]
         for start in range(longest, len(ids) - TARGETS + 1, TARGETS)
     ]
     if len(places) < count:
-        raise SystemExit(f"the texts have only {len(places)} segments with {longest:,} tokens before them")
+        raise SystemExit(
+            f"the texts have only {len(places)} segments with {longest:,} tokens before them"
+        )
     chosen = sorted(Random(f"segments {seed}").sample(places, count))
     return [
-        Segment(book, at, books.books[book][at : at + TARGETS], books.books[book][at - longest : at])
+        Segment(
+            book, at, books.books[book][at : at + TARGETS], books.books[book][at - longest : at]
+        )
         for book, at in chosen
     ]
 
 
 class Reading:
-    """A text in a session's memory, from which the same targets can be scored again and again. A context manager."""
+    """A text in a session's memory, from which the same targets can be scored again and again. A
+    context manager.
+    """
 
     def __init__(self, model: LandmarkModel, text: np.ndarray, *, retrieving: bool = False) -> None:
         chunk = model.config.chunk_blocks * model.config.block_size
         if len(text) % chunk:
-            raise SystemExit(f"memory sizes must be multiples of a chunk, {chunk} tokens; {len(text)} is not")
+            raise SystemExit(
+                f"memory sizes must be multiples of a chunk, {chunk} tokens; {len(text)} is not"
+            )
         self.model = model
         self.store = MemoryStore.in_memory(model.signature)
         self.session = model.session(self.store, [], retrieve=retrieving)
@@ -81,15 +89,19 @@ class Reading:
     def score(
         self, targets: np.ndarray, mode: str, cmt_cutoff: float | None = None
     ) -> tuple[np.ndarray, ScratchSession]:
-        """Log probabilities [n - 1] of targets[1:], and the session that read them (its lookups are those of this
-        reading).
+        """Log probabilities [n - 1] of targets[1:], and the session that read them (its lookups are
+        those of this reading).
         """
         if mode == "attached":
             memory = self.session.memory
             assert memory.own_document is not None
             documents = [(memory.own_document, memory.own_end)] if memory.own_end else []
             session = ScratchSession(
-                self.model.transformer, self.session.config, self.store, documents, cmt_keys=self.model.cmt_keys
+                self.model.transformer,
+                self.session.config,
+                self.store,
+                documents,
+                cmt_keys=self.model.cmt_keys,
             )
         else:
             session = self.session
@@ -111,7 +123,10 @@ class Reading:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.session.close()
         self.store.close()
@@ -125,7 +140,9 @@ def measure(model: LandmarkModel, options: argparse.Namespace) -> Iterator[dict[
         losses: dict[str, float] = {}
         for size in options.sizes:
             with Reading(
-                model, segment.before[len(segment.before) - size :], retrieving=options.read_retrieving
+                model,
+                segment.before[len(segment.before) - size :],
+                retrieving=options.read_retrieving,
             ) as reading:
                 for mode in MODES if size else ("recent",):
                     scores, _ = reading.score(segment.targets, mode)
@@ -135,10 +152,14 @@ def measure(model: LandmarkModel, options: argparse.Namespace) -> Iterator[dict[
 
 def main() -> None:
     options = common.parser(__doc__)
-    options.add_argument("--sizes", nargs="+", default=["0", "512", "2K", "4K", "16K"], help="tokens of memory")
+    options.add_argument(
+        "--sizes", nargs="+", default=["0", "512", "2K", "4K", "16K"], help="tokens of memory"
+    )
     options.add_argument("--segments", type=int, default=240)
     options.add_argument(
-        "--read-retrieving", action="store_true", help="read the text with retrieval too (much slower)"
+        "--read-retrieving",
+        action="store_true",
+        help="read the text with retrieval too (much slower)",
     )
     given = options.parse_args()
     given.sizes = sorted({0, *map(tokens_number, given.sizes)})
@@ -149,18 +170,27 @@ def main() -> None:
     for row in measure(model, given):
         rows.append(row)
         if len(rows) % 20 == 0:
-            print(f"  {len(rows)} of {given.segments} segments, {time.perf_counter() - began:.0f} s", flush=True)
+            print(
+                f"  {len(rows)} of {given.segments} segments, {time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
     losses = {name: np.array([row["losses"][name] for row in rows]) for name in rows[0]["losses"]}
     losses |= {f"{mode} 0": losses["recent 0"] for mode in MODES}
     points = summary(losses, given.sizes)
     print(
-        f"\n{len(rows)} segments of {TARGETS} tokens; perplexity, and its ratio to that without memory or retrieval\n"
+        f"\n{len(rows)} segments of {TARGETS} tokens; perplexity, and its ratio to that without "
+        "memory or retrieval\n"
     )
     print(
         table(
             [
-                "memory", *MODES, "retrieved / none", f"retrieved / {tokens_text(given.sizes[1])}",
-                "retrieved / recent", "retrieved / ageless", "attached / none",
+                "memory",
+                *MODES,
+                "retrieved / none",
+                f"retrieved / {tokens_text(given.sizes[1])}",
+                "retrieved / recent",
+                "retrieved / ageless",
+                "attached / none",
             ],
             [
                 [
@@ -187,7 +217,9 @@ def summary(losses: dict[str, np.ndarray], sizes: list[int]) -> list[dict[str, A
             "size": size,
             **{mode: math.exp(losses[f"{mode} {size}"].mean()) for mode in MODES},
             "retrieved_to_none": ratio(losses[f"retrieved {size}"], losses["recent 0"]),
-            "retrieved_to_least": ratio(losses[f"retrieved {size}"], losses[f"retrieved {sizes[1]}"]),
+            "retrieved_to_least": ratio(
+                losses[f"retrieved {size}"], losses[f"retrieved {sizes[1]}"]
+            ),
             "retrieved_to_recent": ratio(losses[f"retrieved {size}"], losses[f"recent {size}"]),
             "retrieved_to_ageless": ratio(losses[f"retrieved {size}"], losses[f"ageless {size}"]),
             "attached_to_none": ratio(losses[f"attached {size}"], losses["recent 0"]),

@@ -1,12 +1,15 @@
-"""How much of the waiting for the disk does a prefetcher hide, and how much of what it reads is never used?
+"""How much of the waiting for the disk does a prefetcher hide, and how much of what it reads is
+never used?
 
-One process ingests book text into a memory. Then questions are asked of it, each in a fresh session with cold tiers
-and with each prefetcher in turns (off, previous, speculative, both); every answer must be the same with all of them.
-A question is a passage of other text, which is read chunk by chunk and looks memory up for every token, and then a
-question about a fact; with --passage 0 the question alone.
+One process ingests book text into a memory. Then questions are asked of it, each in a fresh session
+with cold tiers and with each prefetcher in turns (off, previous, speculative, both); every answer
+must be the same with all of them. A question is a passage of other text, which is read chunk by
+chunk and looks memory up for every token, and then a question about a fact; with --passage 0 the
+question alone.
 
-disk   the page cache forgets the memory's file before every question, so that misses are read from the real disk
-slow   the file stays in the page cache, and every record takes 1 ms, of a source that serves 8 at a time (--slow-ms,
+disk   the page cache forgets the memory's file before every question, so that misses are read from
+the real disk slow   the file stays in the page cache, and every record takes 1 ms, of a source that
+serves 8 at a time (--slow-ms,
        --parallel): a disk whose speed is known
 
 stall      seconds that lookups waited for blocks, a median over questions
@@ -43,7 +46,9 @@ QUESTION = " What is the combination of the lime barn? The combination of the li
 
 
 class SlowSource:
-    """A source whose records take a fixed time each, `parallel` of them at once, first come, first served."""
+    """A source whose records take a fixed time each, `parallel` of them at once, first come, first
+    served.
+    """
 
     def __init__(self, source: UnitSource, seconds: float, parallel: int) -> None:
         self._source, self._seconds = source, seconds
@@ -71,9 +76,13 @@ def slowed(memory: MemoryStore, seconds: float, parallel: int) -> None:
 
 
 def ask(
-    model: LandmarkModel, path: Path, question: str, prefetch: Any, options: argparse.Namespace,
+    model: LandmarkModel,
+    path: Path,
+    question: str,
+    prefetch: Any,
+    options: argparse.Namespace,
     prepare: Callable[[MemoryStore], None],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """One question with cold tiers, and what it cost."""
     with MemoryStore.open(path, model.signature, read_only=True, prefetch=prefetch) as memory:
         prepare(memory)
@@ -98,7 +107,11 @@ def ask(
 
 
 def measure(
-    model: LandmarkModel, path: Path, questions: Sequence[str], options: argparse.Namespace, kind: str
+    model: LandmarkModel,
+    path: Path,
+    questions: Sequence[str],
+    options: argparse.Namespace,
+    kind: str,
 ) -> dict[str, Any]:
     """Every question with every prefetcher, in turns; the answers must be the same."""
 
@@ -144,14 +157,21 @@ def summary(runs: list[dict[str, Any]], off: list[dict[str, Any]]) -> dict[str, 
 
 
 def hidden(runs: list[dict[str, Any]], off: list[dict[str, Any]], what: str) -> float:
-    """The share of a wait without a prefetcher that is not there with it: a median over questions."""
-    return 1 - statistics.median(run[what] / max(without[what], 1e-9) for run, without in zip(runs, off, strict=True))
+    """The share of a wait without a prefetcher that is not there with it: a median over
+    questions.
+    """
+    return 1 - statistics.median(
+        run[what] / max(without[what], 1e-9) for run, without in zip(runs, off, strict=True)
+    )
 
 
 def draw_questions(model: LandmarkModel, books: Books, options: argparse.Namespace) -> list[str]:
     """Each a passage of a book and the question."""
     rng = Random(f"prefetch {options.seed}")
-    places = [books.place(rng, options.passage) if options.passage else [] for _ in range(options.questions)]
+    places = [
+        books.place(rng, options.passage) if options.passage else []
+        for _ in range(options.questions)
+    ]
     return [model.tokenizer.decode(list(place)) + QUESTION for place in places]
 
 
@@ -160,9 +180,13 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=("disk", "slow"), default=["disk", "slow"])
     parser.add_argument("--memory-tokens", default="128K")
     parser.add_argument("--questions", type=int, default=12)
-    parser.add_argument("--passage", type=int, default=500, help="tokens of text before each question")
+    parser.add_argument(
+        "--passage", type=int, default=500, help="tokens of text before each question"
+    )
     parser.add_argument("--tokens", type=int, default=16, help="generated for each question")
-    parser.add_argument("--slow-ms", type=float, default=1.0, help="what the slowed source takes for a record")
+    parser.add_argument(
+        "--slow-ms", type=float, default=1.0, help="what the slowed source takes for a record"
+    )
     parser.add_argument("--parallel", type=int, default=8, help="records that it serves at once")
     options = parser.parse_args()
     model = common.load(options)
@@ -183,15 +207,27 @@ def main() -> None:
 
 
 def title(part: str, options: argparse.Namespace) -> str:
-    memory = f"memory of {tokens_text(tokens_number(options.memory_tokens))} tokens, {options.questions} questions"
+    size = tokens_text(tokens_number(options.memory_tokens))
+    memory = f"memory of {size} tokens, {options.questions} questions"
     if part == "disk":
         return f"{memory}; real disk, page cache dropped before each"
-    return f"{memory}; {options.slow_ms:g} ms a record, {options.parallel} at a time, first come, first served"
+    at_a_time = f"{options.parallel} at a time, first come, first served"
+    return f"{memory}; {options.slow_ms:g} ms a record, {at_a_time}"
 
 
 def rows_of(found: dict[str, Any]) -> str:
-    head = ["prefetch", "stall", "hidden", "first layer: stall", "hidden", "read ahead", "unused", "late", "misses",
-            "seconds"]  # fmt: skip
+    head = [
+        "prefetch",
+        "stall",
+        "hidden",
+        "first layer: stall",
+        "hidden",
+        "read ahead",
+        "unused",
+        "late",
+        "misses",
+        "seconds",
+    ]
     return table(
         head,
         [

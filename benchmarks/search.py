@@ -1,16 +1,18 @@
-"""Does search find a passage from a sentence that is not quite the one it read, among a million tokens of books?
+"""Does search find a passage from a sentence that is not quite the one it read, among a million
+tokens of books?
 
-One process ingests the books of --text into a memory, every book a document, of long ones only as much as makes
---tokens in all. Another, fresh one opens it. A query is a sentence of 8 to 30 words from a random place (characters
-are equally likely), put on one line; 15% of its words (at least one) are replaced by words from random places of the
-books, and one is left out. A hit is one of the blocks that hold some of the sentence; at the level of documents, its
-book. The same queries go to BM25 (bm25s with its defaults, but no stop words left out) over the texts of the same
-blocks; a document ranks by its best block in both. The queries depend on --seed and the texts alone.
+One process ingests the books of --text into a memory, every book a document, of long ones only as
+much as makes --tokens in all. Another, fresh one opens it. A query is a sentence of 8 to 30 words
+from a random place (characters are equally likely), put on one line; 15% of its words (at least
+one) are replaced by words from random places of the books, and one is left out. A hit is one of the
+blocks that hold some of the sentence; at the level of documents, its book. The same queries go to
+BM25 (bm25s with its defaults, but no stop words left out) over the texts of the same blocks; a
+document ranks by its best block in both. The queries depend on --seed and the texts alone.
 
-The rows of ours differ in how many blocks the landmark keys choose to be compared word by word ("all": every one, so
-that the landmark keys decide nothing). Seconds are medians over the queries, one after the other in one process; the
-tier of main memory is empty at the first row's beginning, and what a query reads there the next ones find there.
-Intervals are Wilson's, 95%.
+The rows of ours differ in how many blocks the landmark keys choose to be compared word by word
+("all": every one, so that the landmark keys decide nothing). Seconds are medians over the queries,
+one after the other in one process; the tier of main memory is empty at the first row's beginning,
+and what a query reads there the next ones find there. Intervals are Wilson's, 95%.
 
     python benchmarks/search.py --text books-test.jsonl.zst --out results/search.json
 """
@@ -59,7 +61,10 @@ def main() -> None:
         directory.mkdir(parents=True, exist_ok=True)
         common.in_fresh_process(build, directory, vars(given))
         results = common.in_fresh_process(search_all, directory, given)
-    print(f"\n{results['tokens']:,} tokens, {results['blocks']:,} blocks, {results['documents']} documents\n")
+    print(
+        f"\n{results['tokens']:,} tokens, {results['blocks']:,} blocks, {results['documents']} "
+        "documents\n"
+    )
     print(report(results["rows"]))
     common.write_results(given, model, results)
 
@@ -78,13 +83,21 @@ def build(directory: Path, settings: dict[str, Any]) -> None:
     with create_or_open(directory / "memory", model.signature) as store:
         for number, book in enumerate(books):
             model.ingest(model.tokenizer.decode(book[:most].tolist()), store, name=f"book {number}")
-            print(f"  {number + 1} of {len(books)} books, {time.perf_counter() - began:.0f} s", flush=True)
+            print(
+                f"  {number + 1} of {len(books)} books, {time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
 
 
 def share(lengths: list[int], tokens: int) -> int:
-    """How many tokens of every book (shorter ones whole) give `tokens` in all; lengths: ascending."""
+    """How many tokens of every book (shorter ones whole) give `tokens` in all; lengths:
+    ascending.
+    """
     if sum(lengths) < tokens:
-        raise SystemExit(f"the texts have {sum(lengths):,} tokens, fewer than {tokens:,}; give more, or set --tokens")
+        raise SystemExit(
+            f"the texts have {sum(lengths):,} tokens, fewer than {tokens:,}; give more, or set "
+            "--tokens"
+        )
     for shorter, length in enumerate(lengths):
         each = -(-tokens // (len(lengths) - shorter))
         if each <= length:
@@ -113,7 +126,11 @@ def search_all(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
     with MemoryStore.open(directory / "memory", model.signature, read_only=True) as store:
         texts = read_texts(store, model.tokenizer)
         queries = draw_queries(texts, options.queries, Random(f"search {options.seed}"))
-        places = [(document.name, block) for document in store.documents() for block in range(document.blocks)]
+        places = [
+            (document.name, block)
+            for document in store.documents()
+            for block in range(document.blocks)
+        ]
         rows = [measure("BM25", bm25(store, model, places), queries, model.config.block_size)]
         for shortlist in options.shortlists:
             count = len(places) if shortlist is None else shortlist
@@ -121,7 +138,12 @@ def search_all(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
             rows.append(measure(name, ours(store, model, count), queries, model.config.block_size))
             rows[-1]["shortlist"] = count
         held = store.stats()
-    return {"tokens": held["tokens"], "blocks": held["blocks"], "documents": held["documents"], "rows": rows}
+    return {
+        "tokens": held["tokens"],
+        "blocks": held["blocks"],
+        "documents": held["documents"],
+        "rows": rows,
+    }
 
 
 def ours(store: MemoryStore, model: LandmarkModel, shortlist: int) -> Callable[[str], list[Place]]:
@@ -134,7 +156,9 @@ def ours(store: MemoryStore, model: LandmarkModel, shortlist: int) -> Callable[[
     return find
 
 
-def bm25(store: MemoryStore, model: LandmarkModel, places: Sequence[Place]) -> Callable[[str], list[Place]]:
+def bm25(
+    store: MemoryStore, model: LandmarkModel, places: Sequence[Place]
+) -> Callable[[str], list[Place]]:
     """BM25 over the texts of the same blocks."""
     import bm25s
 
@@ -189,11 +213,18 @@ def rate(right: int, queries: int) -> str:
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
     """The table of all rows."""
-    head = ["search", *(f"recall@{most}" for most in RECALLS), "document recall@1", "seconds a query"]
+    head = [
+        "search",
+        *(f"recall@{most}" for most in RECALLS),
+        "document recall@1",
+        "seconds a query",
+    ]
     return table(head, [cells(row) for row in rows])
 
 
-def draw_queries(texts: Mapping[str, tuple[str, np.ndarray]], number: int, rng: Random) -> list[Query]:
+def draw_queries(
+    texts: Mapping[str, tuple[str, np.ndarray]], number: int, rng: Random
+) -> list[Query]:
     """Sentences from random places, altered; texts: see read_texts."""
     names, queries = list(texts), []
     lengths = [len(text) for text, _ in texts.values()]
@@ -203,7 +234,9 @@ def draw_queries(texts: Mapping[str, tuple[str, np.ndarray]], number: int, rng: 
         found = SENTENCE.search(text, rng.randrange(len(text)))
         if found is None or not LEAST_WORDS <= len(found[1].split()) <= MOST_WORDS:
             continue
-        first, last = np.searchsorted(ends, [found.start(1), found.end(1) - 1], side="right").tolist()
+        first, last = np.searchsorted(
+            ends, [found.start(1), found.end(1) - 1], side="right"
+        ).tolist()
         phrase = alter(found[1], lambda: draw_word(texts[rng.choice(names)][0], rng), rng)
         queries.append(Query(phrase, name, first, last + 1))
     return queries
@@ -234,7 +267,10 @@ def read_texts(store: MemoryStore, tokenizer: Tokenizer) -> dict[str, tuple[str,
     read = {}
     for document in store.documents():
         ids = store.tokens(document.id).ids
-        read[document.name] = tokenizer.decode(ids.tolist()), tokenizer.character_counts[ids].cumsum()
+        read[document.name] = (
+            tokenizer.decode(ids.tolist()),
+            tokenizer.character_counts[ids].cumsum(),
+        )
     return read
 
 

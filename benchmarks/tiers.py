@@ -1,16 +1,21 @@
 """What the tiers cost beyond the work that nobody can save, as ratios within one run.
 
-warm      the disk tier reads batches of 32 records (or of one head of each) that the page cache holds into slots.
-          Beside it, from main memory: the same bytes copied and their XXH3-64 taken, a record at a time; and the same
-          in the pieces that slots ask for (K and V apart, a checksum a head).
-cold      the same once the page cache was dropped for the file; and once that was done but the tree's pages of keys
-          (a hundredth of the file or less) were read again. Beside it: the records' pages read with O_DIRECT by several
-          threads, without looking for, checking or placing anything; and LMDB's own gets, page fault by page fault.
-ingest    a document written through MemoryStore.write_document, and records through DiskTier.write alone, every commit
+warm      the disk tier reads batches of 32 records (or of one head of each) that the page cache
+holds into slots.
+          Beside it, from main memory: the same bytes copied and their XXH3-64 taken, a record at a
+          time; and the same in the pieces that slots ask for (K and V apart, a checksum a head).
+cold      the same once the page cache was dropped for the file; and once that was done but the
+tree's pages of keys
+          (a hundredth of the file or less) were read again. Beside it: the records' pages read with
+          O_DIRECT by several threads, without looking for, checking or placing anything; and LMDB's
+          own gets, page fault by page fault.
+ingest    a document written through MemoryStore.write_document, and records through DiskTier.write
+alone, every commit
           synced. Beside them: as many bytes of one file written in a row and synced as often.
 host      a lease on 32 units that the host tier holds.
 
-Data are fresh random bytes, codec raw. Measurements are taken in turns, medians of all repeats, ratios within a repeat.
+Data are fresh random bytes, codec raw. Measurements are taken in turns, medians of all repeats,
+ratios within a repeat.
 
     python benchmarks/tiers.py --out results/tiers.json
 """
@@ -42,11 +47,11 @@ from xxhash import xxh3_64_digest
 
 from memstore import MemoryStore
 from memstore.block import BlockKey
-from memstore.catalog import Signature
-from memstore.database import Database
-from memstore.keys import block_key
+from memstore.disk.catalog import Signature
+from memstore.disk.database import Database
+from memstore.disk.keys import block_key
+from memstore.store.writer import COMMIT_BYTES
 from memstore.tiers.disk import DiskTier
-from memstore.writer import COMMIT_BYTES
 
 BATCH = 32
 DIRECT_THREADS = (4, 8, 16)
@@ -94,7 +99,12 @@ class Memory:
     def _tier(self) -> DiskTier:
         _, heads, rows, dim = self.shape
         return DiskTier(
-            self.database, num_kv_heads=heads, block_size=rows, head_dim=dim, kv_dtype="float16", codec="raw"
+            self.database,
+            num_kv_heads=heads,
+            block_size=rows,
+            head_dim=dim,
+            kv_dtype="float16",
+            codec="raw",
         )
 
     @property
@@ -108,9 +118,13 @@ class Memory:
         with self.database.writer():
             for first in range(self.records, self.records + size // self.shape.record, each):
                 end = min(first + each, self.records + size // self.shape.record)
-                fresh = blocks or [tuple(random_tensor(2, *self.shape[1:])) for _ in range(first, end)]
+                fresh = blocks or [
+                    tuple(random_tensor(2, *self.shape[1:])) for _ in range(first, end)
+                ]
 
-                def work(txn: Any, first: int = first, end: int = end, fresh: Sequence[Any] = fresh) -> None:
+                def work(
+                    txn: Any, first: int = first, end: int = end, fresh: Sequence[Any] = fresh
+                ) -> None:
                     for block in range(first, end):
                         k, v = fresh[(block - first) % len(fresh)]
                         self.tier.write(txn, 1, block, 0, k, v, self.shape.rows)
@@ -130,7 +144,9 @@ class Memory:
         return [drawn[start : start + BATCH] for start in range(0, len(drawn), BATCH)]
 
     def drop_cache(self) -> float:
-        """Have the system forget the file's pages, and open it anew; return the share of them that it kept."""
+        """Have the system forget the file's pages, and open it anew; return the share of them that
+        it kept.
+        """
         self.database.close()
         with open(self.file, "rb") as file:
             os.fsync(file.fileno())
@@ -147,7 +163,9 @@ def resident(file: int) -> float:
     with mmap.mmap(file, size, prot=mmap.PROT_READ) as mapped:
         pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
         array = np.frombuffer(mapped, dtype=np.uint8)
-        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(size), pages)
+        failed = ctypes.CDLL(None).mincore(
+            ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(size), pages
+        )
         del array
     assert not failed
     return sum(page & 1 for page in pages) / len(pages)
@@ -169,7 +187,9 @@ def warm_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
     count = BATCH * len(heads)
     slab = torch.zeros(count, 2, shape.rows, shape.dim, dtype=torch.float16)
     half = shape.unit // 2
-    source = memoryview(np.random.default_rng(random.randrange(1 << 32)).bytes(memory.records * shape.record))
+    source = memoryview(
+        np.random.default_rng(random.randrange(1 << 32)).bytes(memory.records * shape.record)
+    )
     whole = memoryview(bytearray(BATCH * size))
     k_bytes, v_bytes = (memoryview(bytearray(count * half)) for _ in range(2))
     memory.reopen()
@@ -200,7 +220,11 @@ def warm_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
                 v_bytes[place * half : (place + 1) * half] = data[half:]
                 xxh3_64_digest(data)
 
-        starts = [block * shape.record + head * shape.unit for block in memory.sample(1)[0] for head in heads]
+        starts = [
+            block * shape.record + head * shape.unit
+            for block in memory.sample(1)[0]
+            for head in heads
+        ]
         return gigabytes(BATCH * size, run)
 
     runs = {"disk": disk, "record": a_record, "pieces": pieces}
@@ -208,7 +232,8 @@ def warm_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
         for run in runs.values():
             run(0)
     found: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(options.repeats):  # a batch at a time: most of them are over before another process has its turn
+    # a batch at a time: most of them are over before another process has its turn
+    for _ in range(options.repeats):
         for name, rates in interleaved(runs, WARM_BATCHES).items():
             found[name].append(statistics.median(rates))
     return {
@@ -238,13 +263,17 @@ def cold_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
     views = [memoryview(buffer) for buffer in buffers]
 
     def disk(_: int, *, keys: bool = False) -> float:
-        asked = [[BlockKey(1, 0, block, head) for block in drawn for head in heads] for drawn in memory.sample(batches)]
+        asked = [
+            [BlockKey(1, 0, block, head) for block in drawn for head in heads]
+            for drawn in memory.sample(batches)
+        ]
         kept.append(memory.drop_cache())
         if keys:
             with memory.database.read() as txn:
                 txn.places_of("blocks", [block_key(1, block, 0) for block in range(memory.records)])
         return gigabytes(
-            batches * BATCH * size, lambda: [memory.tier.read(units, slab, range(count)) for units in asked]
+            batches * BATCH * size,
+            lambda: [memory.tier.read(units, slab, range(count)) for units in asked],
         )
 
     def gets(_: int) -> float:
@@ -302,7 +331,11 @@ def cold_part(memory: Memory, heads: Sequence[int], options: argparse.Namespace)
                 ranges += [header, head] if head[0] > header[1] else [(header[0], head[1])]
         return [(first * mmap.PAGESIZE, end * mmap.PAGESIZE) for first, end in ranges]
 
-    runs: dict[str, Callable[[int], float]] = {"disk": disk, "keyed": partial(disk, keys=True), "gets": gets}
+    runs: dict[str, Callable[[int], float]] = {
+        "disk": disk,
+        "keyed": partial(disk, keys=True),
+        "gets": gets,
+    }
     runs |= {f"direct{threads}": direct(threads) for threads in DIRECT_THREADS}
     for name in ("disk", "gets"):
         runs[name](0)  # warm up: the code, not the file
@@ -335,7 +368,10 @@ def ingest_part(work: Path, shape: Shape, options: argparse.Namespace) -> dict[s
     n = max(1, size // (shape.record * CHUNK_BLOCKS))  # chunks
     size = n * shape.record * CHUNK_BLOCKS
     kinds = 1 + (64 << 20) // (shape.record * CHUNK_BLOCKS)
-    chunks = [random_tensor(2, CHUNK_BLOCKS, shape.heads, shape.rows, shape.dim) for _ in range(min(n, kinds))]
+    chunks = [
+        random_tensor(2, CHUNK_BLOCKS, shape.heads, shape.rows, shape.dim)
+        for _ in range(min(n, kinds))
+    ]
     landmarks = random_tensor(CHUNK_BLOCKS, shape.heads, shape.dim)
     ids = np.arange(CHUNK_BLOCKS * shape.rows)
     noise = memoryview(random.randbytes(COMMIT_BYTES))
@@ -403,11 +439,18 @@ def host_part(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     """One row: a shape's units, leased in batches of 32 that the host tier holds."""
     signature = Signature("aa", "bb", {}, "float16", 1, (0,), shape.heads, shape.dim, shape.rows)
     blocks = max(BATCH, 2048 // shape.heads)
-    with MemoryStore.in_memory(signature, host_budget=2 * blocks * shape.record) as store, store.scratch() as scratch:
+    with (
+        MemoryStore.in_memory(signature, host_budget=2 * blocks * shape.record) as store,
+        store.scratch() as scratch,
+    ):
         for _ in range(blocks):
             k, v = torch.zeros(2, 1, shape.heads, shape.rows, shape.dim, dtype=torch.float16)
             scratch.add(0, k, v, torch.zeros(1, shape.heads, shape.dim, dtype=torch.float16))
-        every = [BlockKey(scratch.document, 0, block, head) for block in range(blocks) for head in range(shape.heads)]
+        every = [
+            BlockKey(scratch.document, 0, block, head)
+            for block in range(blocks)
+            for head in range(shape.heads)
+        ]
 
         def once(_: int) -> float:
             batches = [random.sample(every, BATCH) for _ in range(200)]
@@ -419,7 +462,11 @@ def host_part(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
 
         once(0)
         times = [once(repeat) for repeat in range(options.repeats)]
-    return {"record": shape.name, "microseconds_a_unit": statistics.median(times), "least": min(times)}
+    return {
+        "record": shape.name,
+        "microseconds_a_unit": statistics.median(times),
+        "least": min(times),
+    }
 
 
 # Reporting
@@ -432,7 +479,11 @@ def number(value: float) -> str:
 
 def ratio(value: dict[str, float] | None) -> str:
     """Median and range of ratios."""
-    return "-" if value is None else f"{value['median']:.2f} ({value['least']:.2f}-{value['greatest']:.2f})"
+    return (
+        "-"
+        if value is None
+        else f"{value['median']:.2f} ({value['least']:.2f}-{value['greatest']:.2f})"
+    )
 
 
 def print_tables(results: dict[str, Any]) -> None:
@@ -440,49 +491,124 @@ def print_tables(results: dict[str, Any]) -> None:
     what = {True: "one head", False: "whole"}
     if results.get("warm"):
         print("\nWarm, batches of 32 into slots (GB/s)\n")
-        head = ["record", "read", "disk tier", "µs a record", "copy + XXH3", "ratio", "the same in pieces", "ratio"]
-        print(table(head, [
-            [row["record"], what[row["heads"] == 1], number(row["disk_gb_s"]), number(row["microseconds_a_record"]),
-             number(row["record_gb_s"]), ratio(row["to_record"]), number(row["pieces_gb_s"]), ratio(row["to_pieces"])]
-            for row in results["warm"]
-        ]))  # fmt: skip
+        head = [
+            "record",
+            "read",
+            "disk tier",
+            "µs a record",
+            "copy + XXH3",
+            "ratio",
+            "the same in pieces",
+            "ratio",
+        ]
+        print(
+            table(
+                head,
+                [
+                    [
+                        row["record"],
+                        what[row["heads"] == 1],
+                        number(row["disk_gb_s"]),
+                        number(row["microseconds_a_record"]),
+                        number(row["record_gb_s"]),
+                        ratio(row["to_record"]),
+                        number(row["pieces_gb_s"]),
+                        ratio(row["to_pieces"]),
+                    ]
+                    for row in results["warm"]
+                ],
+            )
+        )
     if results.get("cold"):
         print("\nCold, the page cache dropped for the file, batches of 32 into slots (GB/s)\n")
-        head = ["record", "read", "disk tier", "keys there", "O_DIRECT, threads", "ratio", "keys there", "LMDB gets",
-                "ratio", "pages kept"]  # fmt: skip
+        head = [
+            "record",
+            "read",
+            "disk tier",
+            "keys there",
+            "O_DIRECT, threads",
+            "ratio",
+            "keys there",
+            "LMDB gets",
+            "ratio",
+            "pages kept",
+        ]
         rows = []
         for row in results["cold"]:
             direct = row.get("direct_refused") or (
-                f"{number(row[row['best_direct'] + '_gb_s'])}, {row['best_direct'].removeprefix('direct')}"
+                f"{number(row[row['best_direct'] + '_gb_s'])}, "
+                f"{row['best_direct'].removeprefix('direct')}"
             )
-            rows.append([
-                row["record"], what[row["heads"] == 1], number(row["disk_gb_s"]), number(row["keyed_gb_s"]), direct,
-                ratio(row.get("to_direct")), ratio(row.get("keyed_to_direct")), number(row["gets_gb_s"]),
-                ratio(row["to_gets"]), f"{100 * row['pages_kept']:.1f}%",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    row["record"],
+                    what[row["heads"] == 1],
+                    number(row["disk_gb_s"]),
+                    number(row["keyed_gb_s"]),
+                    direct,
+                    ratio(row.get("to_direct")),
+                    ratio(row.get("keyed_to_direct")),
+                    number(row["gets_gb_s"]),
+                    ratio(row["to_gets"]),
+                    f"{100 * row['pages_kept']:.1f}%",
+                ]
+            )
         print(table(head, rows))
         if max(row["pages_kept"] for row in results["cold"]) > 0.01:
-            print("\nThe system kept more than 1% of the pages when told to drop them: these are not cold reads.")
+            print(
+                "\nThe system kept more than 1% of the pages when told to drop them: these are not "
+                "cold reads."
+            )
     if results.get("ingest"):
         print(f"\nIngest, a commit every {COMMIT_BYTES >> 20} MB, each synced (GB/s)\n")
-        head = ["record", "write_document", "DiskTier.write", "device", "write_document : device", "tier : device"]
-        print(table(head, [
-            [row["record"], number(row["store_gb_s"]), number(row["tier_gb_s"]), number(row["device_gb_s"]),
-             ratio(row["store_to_device"]), ratio(row["tier_to_device"])]
-            for row in results["ingest"]
-        ]))  # fmt: skip
+        head = [
+            "record",
+            "write_document",
+            "DiskTier.write",
+            "device",
+            "write_document : device",
+            "tier : device",
+        ]
+        print(
+            table(
+                head,
+                [
+                    [
+                        row["record"],
+                        number(row["store_gb_s"]),
+                        number(row["tier_gb_s"]),
+                        number(row["device_gb_s"]),
+                        ratio(row["store_to_device"]),
+                        ratio(row["tier_to_device"]),
+                    ]
+                    for row in results["ingest"]
+                ],
+            )
+        )
     if results.get("host"):
         print("\nHost tier hit: a lease on 32 held units, no copy\n")
-        print(table(["record", "µs a unit", "least"], [
-            [row["record"], number(row["microseconds_a_unit"]), number(row["least"])] for row in results["host"]
-        ]))  # fmt: skip
+        print(
+            table(
+                ["record", "µs a unit", "least"],
+                [
+                    [row["record"], number(row["microseconds_a_unit"]), number(row["least"])]
+                    for row in results["host"]
+                ],
+            )
+        )
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--parts", nargs="+", default=["warm", "cold", "ingest", "host"])
-    options.add_argument("--megabytes", type=int, default=256, help="size of each memory that is read")
-    options.add_argument("--cold-megabytes", type=int, default=16, help="to read in one cold measurement")
+    options.add_argument(
+        "--megabytes", type=int, default=256, help="size of each memory that is read"
+    )
+    options.add_argument(
+        "--cold-megabytes", type=int, default=16, help="to read in one cold measurement"
+    )
     options.add_argument(
         "--pause",
         type=float,
@@ -490,9 +616,16 @@ def main() -> None:
         help="seconds before each cold measurement, where a disk is fast in bursts only",
     )
     options.add_argument("--repeats", type=int, default=7)
-    options.add_argument("--seed", type=int, default=None, help="of the data and the choice of records (default: new)")
+    options.add_argument(
+        "--seed",
+        type=int,
+        default=None,
+        help="of the data and the choice of records (default: new)",
+    )
     options.add_argument("--out", type=Path, help="write the results here as JSON")
-    options.add_argument("--work", type=Path, help="keep memories in this directory (default: a temporary one)")
+    options.add_argument(
+        "--work", type=Path, help="keep memories in this directory (default: a temporary one)"
+    )
     given = options.parse_args()
     common.prepare(1)
     random.seed(given.seed)
@@ -517,10 +650,15 @@ def main() -> None:
             print(f"{shape.name} measured", flush=True)
     print_tables(results)
     if given.out is not None:
-        settings = {name: value.name if isinstance(value, Path) else value for name, value in vars(given).items()}
+        settings = {
+            name: value.name if isinstance(value, Path) else value
+            for name, value in vars(given).items()
+        }
         settings["work"], settings["out"] = None, given.out.name
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        given.out.write_text(json.dumps({"options": settings, "machine": common.machine(), **results}, indent=1))
+        given.out.write_text(
+            json.dumps({"options": settings, "machine": common.machine(), **results}, indent=1)
+        )
         print(f"\nwritten: {given.out}")
 
 

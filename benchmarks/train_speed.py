@@ -1,20 +1,24 @@
-"""Tokens a second and model FLOP utilisation of training on whole windows: the kernel against the reference path.
+"""Tokens a second and model FLOP utilisation of training on whole windows: the kernel against the
+reference path.
 
-A step is that of `memstore train` in a stage of whole windows: forward in bfloat16 autocast, loss, backward, clipping,
-Muon and AdamW. Both paths train the same model on the same windows of random token ids (what they say does not change
-what they cost), in one process, taken in turns (A B B A ...), the device waited for around every step; medians after
-three turns that do not count. Tokens are positions, landmarks included. A window is --lengths rounded down to whole
-blocks. The losses are those of both paths before the first step. Memory is what a step takes at its peak beyond
-weights and optimisers' states. A path that runs out of the device's memory is reported so and measured no further.
+A step is that of `memstore train` in a stage of whole windows: forward in bfloat16 autocast, loss,
+backward, clipping, Muon and AdamW. Both paths train the same model on the same windows of random
+token ids (what they say does not change what they cost), in one process, taken in turns (A B B A
+...), the device waited for around every step; medians after three turns that do not count. Tokens
+are positions, landmarks included. A window is --lengths rounded down to whole blocks. The losses
+are those of both paths before the first step. Memory is what a step takes at its peak beyond
+weights and optimisers' states. A path that runs out of the device's memory is reported so and
+measured no further.
 
-Model FLOPs of a token: 6 x parameters in matrix products (those of the layers, and the tied embedding as the output)
-+ 6 x layers x heads x head_dim x window length (scores and weighted sums over the causal half, forward and backward).
-What is computed beyond that, such as scores made again in the backward pass, the context miss gate or Muon's
-products, is not counted. Utilisation: their rate over the device's dense bfloat16 peak, known by name for H200, H100
-and A100, or given.
+Model FLOPs of a token: 6 x parameters in matrix products (those of the layers, and the tied
+embedding as the output) + 6 x layers x heads x head_dim x window length (scores and weighted sums
+over the causal half, forward and backward). What is computed beyond that, such as scores made again
+in the backward pass, the context miss gate or Muon's products, is not counted. Utilisation: their
+rate over the device's dense bfloat16 peak, known by name for H200, H100 and A100, or given.
 
-    python benchmarks/train_speed.py --lengths 512 2048 2048 8192 --batch 64 4 16 4 --out results/train-speed.json
-    python benchmarks/train_speed.py --device cpu      (--preset test and the reference path: no kernel runs there)
+    python benchmarks/train_speed.py --lengths 512 2048 2048 8192 --batch 64 4 16 4 --out
+    results/train-speed.json python benchmarks/train_speed.py --device cpu      (--preset test and
+    the reference path: no kernel runs there)
 """
 
 import argparse
@@ -34,12 +38,12 @@ from torch import Tensor
 
 from memstore.errors import InvalidConfig
 from memstore.model.config import PRESETS, ModelConfig
-from memstore.model.curriculum import default_curriculum
-from memstore.model.objectives import encode_windows, next_token_loss
-from memstore.model.optimizer import make_optimizers
-from memstore.model.train import keep_freed_memory, update
 from memstore.model.transformer import Transformer
 from memstore.tiers.device import usable_device
+from memstore.training.curriculum import default_curriculum
+from memstore.training.objectives import encode_windows, next_token_loss
+from memstore.training.optimizer import make_optimizers
+from memstore.training.train import keep_freed_memory, update
 
 T = TypeVar("T")
 WARM_UP = 3
@@ -62,7 +66,11 @@ class Training:
 
     def draw(self, windows: int, blocks: int) -> None:
         """Take random windows [windows, blocks * (block_size + 1)] from here on."""
-        ids = torch.randint(self.config.vocab_size - 2, (windows, blocks, self.config.stride), generator=self.generator)
+        ids = torch.randint(
+            self.config.vocab_size - 2,
+            (windows, blocks, self.config.stride),
+            generator=self.generator,
+        )
         ids[:, :, -1] = self.config.landmark_id
         self.ids = ids.flatten(1).to(self.device)
         self.weights = (self.ids != self.config.landmark_id).float()
@@ -87,7 +95,9 @@ class Training:
         return time.perf_counter() - began
 
     def step(self, triton: bool) -> tuple[float, int]:
-        """Seconds of a step, and the bytes that it took at its peak (0 on a CPU, which does not count them)."""
+        """Seconds of a step, and the bytes that it took at its peak (0 on a CPU, which does not
+        count them).
+        """
         on_cuda, held = self.device.type == "cuda", 0
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -133,10 +143,15 @@ def if_it_fits(work: Callable[[], T]) -> T | None:
     return None
 
 
-def measure(training: Training, paths: dict[str, bool], repeats: int, peak: float | None) -> dict[str, Any]:
+def measure(
+    training: Training, paths: dict[str, bool], repeats: int, peak: float | None
+) -> dict[str, Any]:
     """Every path on the windows that the training has."""
     windows, length = training.ids.shape
-    losses = {name: if_it_fits(lambda triton=triton: training.loss_now(triton)) for name, triton in paths.items()}
+    losses = {
+        name: if_it_fits(lambda triton=triton: training.loss_now(triton))
+        for name, triton in paths.items()
+    }
     fitting = [name for name in paths if losses[name] is not None]
     steps: dict[str, list[tuple[float, int]]] = {name: [] for name in paths}
     optimiser = []
@@ -151,9 +166,13 @@ def measure(training: Training, paths: dict[str, bool], repeats: int, peak: floa
             optimiser.append(training.seconds(training.optimise))
     flops = flops_of_a_token(training.model, length)
     result: dict[str, Any] = {
-        "windows": windows, "length": length, "tokens": windows * length, "flops_of_a_token": flops,
-        "optimiser_seconds": statistics.median(optimiser) if optimiser else None, "paths": {},
-    }  # fmt: skip
+        "windows": windows,
+        "length": length,
+        "tokens": windows * length,
+        "flops_of_a_token": flops,
+        "optimiser_seconds": statistics.median(optimiser) if optimiser else None,
+        "paths": {},
+    }
     for name in paths:
         if name not in fitting:
             result["paths"][name] = {"out_of_memory": True}
@@ -162,10 +181,14 @@ def measure(training: Training, paths: dict[str, bool], repeats: int, peak: floa
         rate = windows * length / seconds
         tflops = rate * sum(flops.values()) / 1e12
         result["paths"][name] = {
-            "seconds": seconds, "seconds_all": [taken for taken, _ in steps[name]], "tokens_a_second": rate,
-            "tflops": tflops, "utilisation": None if peak is None else tflops / peak,
-            "step_bytes": max(taken for _, taken in steps[name]), "loss_before": losses[name],
-        }  # fmt: skip
+            "seconds": seconds,
+            "seconds_all": [taken for taken, _ in steps[name]],
+            "tokens_a_second": rate,
+            "tflops": tflops,
+            "utilisation": None if peak is None else tflops / peak,
+            "step_bytes": max(taken for _, taken in steps[name]),
+            "loss_before": losses[name],
+        }
     if len(fitting) == 2:
         times = {name: [taken for taken, _ in steps[name]] for name in fitting}
         result["reference/kernel"] = paired_ratio(times["reference"], times["kernel"])
@@ -181,28 +204,50 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
             continue
         used = "-" if path["utilisation"] is None else f"{path['utilisation']:.1%}"
         memory = f"{path['step_bytes'] / 1e9:.2f}" if path["step_bytes"] else "-"
-        found.append([
-            *row, f"{1e3 * path['seconds']:.1f}", f"{path['tokens_a_second']:,.0f}", f"{path['tflops']:.3g}", used,
-            memory, f"{path['loss_before']:.4f}",
-        ])  # fmt: skip
+        found.append(
+            [
+                *row,
+                f"{1e3 * path['seconds']:.1f}",
+                f"{path['tokens_a_second']:,.0f}",
+                f"{path['tflops']:.3g}",
+                used,
+                memory,
+                f"{path['loss_before']:.4f}",
+            ]
+        )
     return found
 
 
 def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
-    given = {name: value.name if isinstance(value, Path) else value for name, value in vars(options).items()}
+    given = {
+        name: value.name if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"options": given, "machine": machine(), **content}, indent=1))
+    options.out.write_text(
+        json.dumps({"options": given, "machine": machine(), **content}, indent=1)
+    )
 
 
 def parsed() -> argparse.Namespace:
     cuda = torch.cuda.is_available()
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--device", default="cuda" if cuda else "cpu", help="default: cuda where there is one")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--device", default="cuda" if cuda else "cpu", help="default: cuda where there is one"
+    )
     options.add_argument("--preset", choices=list(PRESETS), help="default: paper, on a CPU test")
-    options.add_argument("--lengths", type=int, nargs="+", default=[512], help="positions of a window")
-    options.add_argument("--batch", type=int, nargs="+", help="windows of a step, one number or one a length")
+    options.add_argument(
+        "--lengths", type=int, nargs="+", default=[512], help="positions of a window"
+    )
+    options.add_argument(
+        "--batch", type=int, nargs="+", help="windows of a step, one number or one a length"
+    )
     options.add_argument("--repeats", type=int, default=20)
-    options.add_argument("--peak-tflops", type=float, help="dense bfloat16 peak of the device (default: by its name)")
+    options.add_argument(
+        "--peak-tflops", type=float, help="dense bfloat16 peak of the device (default: by its name)"
+    )
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--threads", type=int, default=1, help="threads of torch")
     options.add_argument("--out", type=Path, help="write the results here as JSON")
@@ -228,28 +273,47 @@ def main() -> None:
     peak = options.peak_tflops or peak_tflops(device)
     paths = {"kernel": True, "reference": False}
     if device.type != "cuda" or find_spec("triton") is None:
-        print(f"no kernel runs on {name}" + (" without Triton" if device.type == "cuda" else "") + ": reference alone")
+        print(
+            f"no kernel runs on {name}"
+            + (" without Triton" if device.type == "cuda" else "")
+            + ": reference alone"
+        )
         del paths["kernel"]
     training = Training(PRESETS[options.preset], device, options.seed)
     parameters = sum(p.numel() for p in training.model.parameters())
     print(f"{name}, preset {options.preset}, {parameters / 1e6:.1f}M parameters, random token ids")
-    print(f"peak: {f'{peak:g} TFLOP/s' if peak else 'not known, so no utilisation (--peak-tflops gives it)'}\n")
+    print(f"peak: {f'{peak:g} TFLOP/s' if peak else 'not known (--peak-tflops gives it)'}\n")
     results = []
     for length, windows in zip(options.lengths, options.batch):
         training.draw(windows, max(1, length // training.config.stride))
         results.append(measure(training, paths, options.repeats, peak))
         if options.out:  # after every length: a longer one may take what time there is
             write(options, {"device": name, "peak_tflops": peak, "results": results})
-    head = ["path", "windows", "ms a step", "tokens/s", "TFLOP/s", "utilisation", "GB a step", "loss before"]
+    head = [
+        "path",
+        "windows",
+        "ms a step",
+        "tokens/s",
+        "TFLOP/s",
+        "utilisation",
+        "GB a step",
+        "loss before",
+    ]
     print(table(head, [row for result in results for row in rows(result)]))
     for result in results:
         of = f"{result['windows']} x {result['length']}"
         if result["optimiser_seconds"]:
-            print(f"{of}: the optimisers alone take {1e3 * result['optimiser_seconds']:.1f} ms of a step")
+            print(
+                f"{of}: the optimisers alone take {1e3 * result['optimiser_seconds']:.1f} ms of a "
+                "step"
+            )
         if "reference/kernel" in result:
             ratio = result["reference/kernel"]
             spread = f"{ratio['least']:.2f}-{ratio['greatest']:.2f}"
-            print(f"{of}: the reference takes {ratio['median']:.2f} times as long as the kernel ({spread})")
+            print(
+                f"{of}: the reference takes {ratio['median']:.2f} times as long as the kernel "
+                f"({spread})"
+            )
     if options.out:
         print(f"\nwritten: {options.out}")
 

@@ -1,7 +1,7 @@
 """memstore: a retrieval-memory database for transformers.
 
-A model reads a document once; its own keys and values, cut into blocks and indexed by landmark keys, stay on disk, and
-any later process attends to them directly.
+A model reads a document once; its own keys and values, cut into blocks and indexed by landmark
+keys, stay on disk, and any later process attends to them directly.
 """
 
 from importlib import import_module
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from memstore.model.landmark_model import LandmarkModel as LandmarkModel
     from memstore.model.landmark_model import Source as Source
     from memstore.model.landmark_model import load_model as load_model
-    from memstore.store import MemoryStore as MemoryStore
+    from memstore.store.memory_store import MemoryStore as MemoryStore
 
 _HOME = {
     "MemstoreError": "memstore.errors",
-    "MemoryStore": "memstore.store",
+    "MemoryStore": "memstore.store.memory_store",
     "Answer": "memstore.model.landmark_model",
     "DocumentMatch": "memstore.model.landmark_model",
     "LandmarkModel": "memstore.model.landmark_model",
@@ -41,7 +41,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import public names where they are first used: `import memstore` alone loads neither torch nor lmdb."""
+    """Import public names where they are first used: `import memstore` alone loads neither torch
+    nor lmdb.
+    """
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'memstore' has no attribute {name!r}")

@@ -1,5 +1,5 @@
 """`python -m memstore` is the command line."""
 
-from memstore.cli import main
+from memstore.cli.main import main
 
 main()

@@ -1,4 +1,6 @@
-"""What can go wrong, by name: every error a user can meet is a MemstoreError and says in one line what to do."""
+"""What can go wrong, by name: every error a user can meet is a MemstoreError and says in one line
+what to do.
+"""
 
 
 class MemstoreError(Exception):
@@ -66,7 +68,9 @@ class StorageFull(MemstoreError):
 
 
 class BudgetExceeded(MemstoreError):
-    """A tier's byte budget is too small for what one step needs at once; `fits` is how many units would have fitted."""
+    """A tier's byte budget is too small for what one step needs at once; `fits` is how many units
+    would have fitted.
+    """
 
     def __init__(self, message: str, fits: int = 0) -> None:
         super().__init__(message)

@@ -1,4 +1,6 @@
-"""Chunked inference with a memory: the published implementation's numbers, and docs/method.md transcribed literally."""
+"""Chunked inference with a memory: the published implementation's numbers, and docs/method.md
+transcribed literally.
+"""
 
 import re
 from dataclasses import replace
@@ -8,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from oracle import Block, Head, choose
 from torch import Tensor
-from transcription import Block, Head, choose
 
-from memstore.catalog import Signature
+from memstore.disk.catalog import Signature
 from memstore.kernels import api
 from memstore.model.attention import Memory, MemoryAttention, Read
 from memstore.model.config import ModelConfig
 from memstore.model.rotary import Rope
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 
 DATA = Path(__file__).parent / "data"
 
@@ -39,7 +41,11 @@ class Driver:
     """Attention of one session over an in-memory store, fed with projections instead of tokens."""
 
     def __init__(
-        self, config: ModelConfig, cmt_keys: list[Tensor] | None = None, host_units: int = 4096, retrieve: bool = True
+        self,
+        config: ModelConfig,
+        cmt_keys: list[Tensor] | None = None,
+        host_units: int = 4096,
+        retrieve: bool = True,
     ) -> None:
         self.config = config
         unit = 2 * config.block_size * config.head_dim * 8
@@ -62,14 +68,19 @@ class Driver:
         self.rope = rope
 
     def attach(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Give a document's blocks of one layer: k [n, Hkv, l + 1, D] position-free, v [n, Hkv, l, D]."""
+        """Give a document's blocks of one layer: k [n, Hkv, l + 1, D] position-free, v [n, Hkv, l,
+        D].
+        """
         stored = self.rope(k, torch.arange(self.config.stride))
         self.documents[0].add(layer, stored[:, :, :-1], v, stored[:, :, -1])
         self.memory.documents = [(self.documents[0].document, len(k))]
         self.attention.start_chunk()
 
     def feed(self, layers: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
-        out = [self.attention.attend(i, *(x[None].clone() for x in qkv))[0] for i, qkv in enumerate(layers)]
+        out = [
+            self.attention.attend(i, *(x[None].clone() for x in qkv))[0]
+            for i, qkv in enumerate(layers)
+        ]
         self.attention.length += layers[0][0].shape[1]
         return out
 
@@ -118,9 +129,12 @@ def test_chunked_inference_equals_the_published_implementation(mode: str) -> Non
         layers = [tuple(data[f"c{c}_l{i}_{name}"] for name in "qkv") for i in range(4)]
         assert driver.attention._base + driver.attention.length == int(data[f"c{c}_l0_start"])
         out = driver.feed(layers)
-        for layer in range(1, 4):  # layer 0's landmark keys are all alike: its choice is a matter of rounding
+        # layer 0's landmark keys are all alike: its choice is a matter of rounding
+        for layer in range(1, 4):
             expected = data[f"c{c}_l{layer}_att_out"]
-            torch.testing.assert_close(out[layer], expected, rtol=0, atol=1e-9, msg=f"chunk {c}, layer {layer}")
+            torch.testing.assert_close(
+                out[layer], expected, rtol=0, atol=1e-9, msg=f"chunk {c}, layer {layer}"
+            )
             compared += 1
         driver.end_chunk()
     assert compared == 3 * chunks
@@ -135,15 +149,27 @@ GRANULARITIES = ["per_token_per_head", "per_token", "per_head", "shared"]
 @pytest.mark.parametrize(
     ("documents", "retrieve", "score_range", "recency"),
     [
-        (0, True, None, 0), (3, True, None, 0), (0, False, None, 2), (3, False, 0.3, 0), (0, True, 0.3, 2),
-        (3, True, 0.3, 0), (3, True, None, 2),
+        (0, True, None, 0),
+        (3, True, None, 0),
+        (0, False, None, 2),
+        (3, False, 0.3, 0),
+        (0, True, 0.3, 2),
+        (3, True, 0.3, 0),
+        (3, True, None, 2),
     ],
-)  # fmt: skip
+)
 def test_every_memory_size_equals_the_transcription(
-    granularity: str, fixed: bool, cmt: bool, documents: int, retrieve: bool, score_range: float | None,
+    granularity: str,
+    fixed: bool,
+    cmt: bool,
+    documents: int,
+    retrieve: bool,
+    score_range: float | None,
     recency: float,
-) -> None:  # fmt: skip
-    """N = 0 .. k + 2 own blocks, with and without attached documents; carried-over tokens; grouped queries."""
+) -> None:
+    """N = 0 .. k + 2 own blocks, with and without attached documents; carried-over tokens; grouped
+    queries.
+    """
     heads, kv_heads, size, dim, top_k = 4, 2, 3, 8, 2 if score_range is None else 3
     config = ModelConfig(
         num_layers=1,
@@ -169,7 +195,9 @@ def test_every_memory_size_equals_the_transcription(
 
     k_cmt = randn(kv_heads, dim) if cmt else None
     rope = Rope(dim)
-    driver = Driver(config, None if k_cmt is None else [rope(k_cmt, torch.tensor(-1))], retrieve=retrieve)
+    driver = Driver(
+        config, None if k_cmt is None else [rope(k_cmt, torch.tensor(-1))], retrieve=retrieve
+    )
     literal = [
         Head(
             size,
@@ -187,7 +215,9 @@ def test_every_memory_size_equals_the_transcription(
         k, v = randn(documents, kv_heads, size + 1, dim), randn(documents, kv_heads, size, dim)
         driver.attach(0, k, v)
         for h in range(heads):
-            literal[h].documents = [Block(k[n, h // 2].numpy(), v[n, h // 2].numpy(), size) for n in range(documents)]
+            literal[h].documents = [
+                Block(k[n, h // 2].numpy(), v[n, h // 2].numpy(), size) for n in range(documents)
+            ]
     numbers: set[int] = set()  # of blocks chosen together
     for rows in (
         4,
@@ -204,12 +234,18 @@ def test_every_memory_size_equals_the_transcription(
         for h, head in enumerate(literal):
             head.append(k[h // 2].numpy(), v[h // 2].numpy())
         gates = np.array(
-            [[head.gate(q[h, t].numpy(), first + t)[1] for t in range(rows)] for h, head in enumerate(literal)]
+            [
+                [head.gate(q[h, t].numpy(), first + t)[1] for t in range(rows)]
+                for h, head in enumerate(literal)
+            ]
         )
         open_rows = gates >= config.cmt_cutoff if cmt else np.ones_like(gates, dtype=bool)
         n = len(literal[0].memory)
         scores = np.array(
-            [[head.candidate_scores(q[h, t].numpy(), first + t) for t in range(rows)] for h, head in enumerate(literal)]
+            [
+                [head.candidate_scores(q[h, t].numpy(), first + t) for t in range(rows)]
+                for h, head in enumerate(literal)
+            ]
         ).reshape(heads, rows, n)
         if not retrieve:
             recent = literal[0].recent
@@ -222,7 +258,9 @@ def test_every_memory_size_equals_the_transcription(
         expected = np.array(
             [
                 [
-                    head.attend(q[h, t].numpy(), first + t, chosen[h][t], n if retrieve else head.recent)
+                    head.attend(
+                        q[h, t].numpy(), first + t, chosen[h][t], n if retrieve else head.recent
+                    )
                     for t in range(rows)
                 ]
                 for h, head in enumerate(literal)
@@ -298,29 +336,48 @@ def test_closed_gates_touch_neither_index_nor_tiers() -> None:
     k, v = (torch.randn(6, 2, n, 8, dtype=torch.float64, generator=generator) for n in (4, 3))
     driver.attach(0, k, v)
     before = driver.store.stats()
-    driver.feed([tuple(torch.randn(2, 5, 8, dtype=torch.float64, generator=generator) for _ in range(3))])
+    driver.feed(
+        [tuple(torch.randn(2, 5, 8, dtype=torch.float64, generator=generator) for _ in range(3))]
+    )
     assert driver.attention.lookups.done == 0 and driver.attention.lookups.skipped == 10
     after = driver.store.stats()
     assert after["index"] == before["index"] and after["tiers"] == before["tiers"]
     driver.attention.config = replace(config, cmt_cutoff=0.0)
-    driver.feed([tuple(torch.randn(2, 5, 8, dtype=torch.float64, generator=generator) for _ in range(3))])
+    driver.feed(
+        [tuple(torch.randn(2, 5, 8, dtype=torch.float64, generator=generator) for _ in range(3))]
+    )
     assert driver.attention.lookups.done == 10
     assert driver.store.stats()["index"]["rows"] == before["index"]["rows"] + 10
     assert driver.store.stats()["tiers"]["host"]["hits"] > before["tiers"]["host"]["hits"]
 
 
-@pytest.mark.parametrize("granularity", ["per_token_per_head", "per_token"])  # the others share among tokens
-def test_one_token_at_a_time_reads_for_its_open_heads_what_it_reads_in_a_chunk(granularity: str) -> None:
+# the others share among tokens
+@pytest.mark.parametrize("granularity", ["per_token_per_head", "per_token"])
+def test_one_token_at_a_time_reads_for_its_open_heads_what_it_reads_in_a_chunk(
+    granularity: str,
+) -> None:
     config = ModelConfig(
-        num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8, block_size=3, memory_layers=(0,), top_k=2,
-        kv_dtype="float64", cmt_cutoff=0.2, granularity=granularity,
-    )  # fmt: skip
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        block_size=3,
+        memory_layers=(0,),
+        top_k=2,
+        kv_dtype="float64",
+        cmt_cutoff=0.2,
+        granularity=granularity,
+    )
     generator = torch.Generator().manual_seed(5)
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
-    k_cmt, memory, rows = randn(2, 8), (randn(6, 2, 4, 8), randn(6, 2, 3, 8)), [randn(h, 16, 8) for h in (4, 2, 2)]
+    k_cmt, memory, rows = (
+        randn(2, 8),
+        (randn(6, 2, 4, 8), randn(6, 2, 3, 8)),
+        [randn(h, 16, 8) for h in (4, 2, 2)],
+    )
     outputs, reads, opened = [], [], set()
     for step in (16, 1):
         driver = Driver(config, [k_cmt])
@@ -332,7 +389,9 @@ def test_one_token_at_a_time_reads_for_its_open_heads_what_it_reads_in_a_chunk(g
             opened.add(driver.attention.lookups.done)
         outputs.append(torch.cat(pieces, 1))
         reads.append(sorted((read.head, read.block, round(read.mass, 9)) for read in driver.reads))
-    assert {b - a for a, b in pairwise(sorted(opened))} >= {1, 2, 3}, "tokens with some of the heads open"
+    assert {b - a for a, b in pairwise(sorted(opened))} >= {1, 2, 3}, (
+        "tokens with some of the heads open"
+    )
     torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-11)
     assert reads[1] == reads[0] and reads[0]
 
@@ -385,10 +444,16 @@ def test_reads_account_for_all_the_memory_mass_of_the_last_row() -> None:
 
 
 def mass_on_the_chunk(driver: Driver, q: Tensor, k: Tensor) -> list[float]:
-    """Mass that the last row of each head leaves on the chunk: its output where every value of the chunk is one."""
+    """Mass that the last row of each head leaves on the chunk: its output where every value of the
+    chunk is one.
+    """
     positions = torch.arange(5)
     keys = driver.rope(k, positions)[None]
     local = api.local_attention(
-        driver.rope(q, positions)[None] * 8**-0.5, keys, torch.ones_like(keys), 3, k_cmt=driver.attention.cmt_keys[0]
+        driver.rope(q, positions)[None] * 8**-0.5,
+        keys,
+        torch.ones_like(keys),
+        3,
+        k_cmt=driver.attention.cmt_keys[0],
     )
     return local.output[0, :, -1, 0].tolist()

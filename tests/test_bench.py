@@ -1,7 +1,8 @@
 """Measuring the tiers: live runs, and replays of lookups that a real model made over real books.
 
 tests/data/trace-books.zst was recorded with the shipped model by
-    memstore bench tiers --text books-test.jsonl.zst --books 6 --tokens 32768 --questions 40 --budgets 1% --trace FILE
+    memstore bench tiers --text books-test.jsonl.zst --books 6 --tokens 32768 --questions 40
+    --budgets 1% --trace FILE
 and holds numbers of documents, blocks and heads only.
 """
 
@@ -11,11 +12,18 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import tiny
+import tiny_model
 
 from memstore import MemoryStore
-from memstore.bench import Settings, books_memory, draw_questions, print_bench, run_live, run_replay
 from memstore.block import BlockKey
+from memstore.cli.bench_tiers import (
+    Settings,
+    books_memory,
+    draw_questions,
+    print_bench,
+    run_live,
+    run_replay,
+)
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.landmark_model import LandmarkModel
 from memstore.tiers.cascade import DEFAULT_POLICY
@@ -39,7 +47,7 @@ def books() -> Recorded:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
-    return tiny.tiny_model(tmp_path_factory.mktemp("model"))
+    return tiny_model.tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +55,7 @@ def store(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Pat
     path = tmp_path_factory.mktemp("bench") / "mem"
     with MemoryStore.create(path, model.signature) as memory:
         for seed in range(3):
-            model.ingest(tiny.text(400, seed), memory, name=f"book {seed}")
+            model.ingest(tiny_model.text(400, seed), memory, name=f"book {seed}")
     return path
 
 
@@ -55,7 +63,9 @@ def store(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.parametrize("share", EXPECTED)
-def test_the_books_trace_gives_every_policy_the_hits_it_gave_before(books: Recorded, share: float) -> None:
+def test_the_books_trace_gives_every_policy_the_hits_it_gave_before(
+    books: Recorded, share: float
+) -> None:
     capacity = round(share * books.units)
     hits = {name: replay(books.requests, capacity, name).hits for name in POLICIES}
     best = belady(books.requests, capacity).hits
@@ -70,18 +80,23 @@ def test_the_books_trace_unit_by_unit_hits_as_in_libcachesim(name: str, books: R
     stream = list(chain.from_iterable(books.requests))
     numbers = {unit: number for number, unit in enumerate(dict.fromkeys(stream), 1)}
     capacity = round(0.1 * len(numbers))
-    simulated = getattr(library, {"lru": "LRU", "arc": "ARC", "s3fifo": "S3FIFO", "lfu": "LFU"}[name])(capacity)
+    simulated = getattr(
+        library, {"lru": "LRU", "arc": "ARC", "s3fifo": "S3FIFO", "lfu": "LFU"}[name]
+    )(capacity)
     hits = sum(simulated.get(library.Request(obj_id=numbers[unit], obj_size=1)) for unit in stream)
     assert replay([[unit] for unit in stream], capacity, name).hits == hits
 
 
 @pytest.mark.parametrize("prefetch", ["previous", "recorded", "both"])
-def test_predictions_are_used_and_every_unit_that_was_read_is_accounted_for(books: Recorded, prefetch: str) -> None:
+def test_predictions_are_used_and_every_unit_that_was_read_is_accounted_for(
+    books: Recorded, prefetch: str
+) -> None:
     capacity = round(0.2 * books.units)
     alone = replay(books.requests, capacity, "arc")
     helped = replay(books.requests, capacity, "arc", books.ahead(prefetch))
     assert helped.hits + helped.misses == alone.hits + alone.misses
-    assert helped.misses + helped.prefetched + helped.unused == helped.evictions + capacity  # it is full at the end
+    # it is full at the end
+    assert helped.misses + helped.prefetched + helped.unused == helped.evictions + capacity
     assert helped.prefetched > 0
     if prefetch != "previous":  # which is of no use here: what was read last is still there
         assert helped.misses < 0.8 * alone.misses
@@ -96,16 +111,25 @@ def test_a_tier_below_is_asked_for_what_the_one_above_missed(books: Recorded) ->
     assert lower.hits + lower.misses == upper.misses and lower.hits > 0
 
 
-def test_replays_of_the_trace_are_compared_with_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replays_of_the_trace_are_compared_with_the_bound(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     settings = Settings((0.05, 0.2), ("lru", "arc"), ("off", "recorded"))
     result = run_replay(TRACE, settings)
     assert len(result["runs"]) == 8 and len(result["belady"]) == 2
     for bound in result["belady"]:
-        runs = [run for run in result["runs"] if run["share"] == bound["share"] and run["prefetch"] == "off"]
+        runs = [
+            run
+            for run in result["runs"]
+            if run["share"] == bound["share"] and run["prefetch"] == "off"
+        ]
         assert len(runs) == 2 and all(run["hits"] <= bound["hits"] for run in runs)
     print_bench(result)
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.split()[1:2] == ["belady"]]) == 2 and "at once" in lines[-1]
+    assert (
+        len([line for line in lines if line.split()[1:2] == ["belady"]]) == 2
+        and "at once" in lines[-1]
+    )
 
 
 def test_the_default_policy_is_not_far_from_the_best_one_on_the_books_trace() -> None:
@@ -163,11 +187,17 @@ def test_a_replay_counts_what_the_tier_counted(
         store, model.signature, host_budget=capacity * unit_bytes, policy=policy, trace=trace
     ) as memory:
         for word in ("river", "window", "garden"):
-            model.ask(f"the {word} of", memory, max_new_tokens=8, until_sentence=False, cmt_cutoff=0.0)
+            model.ask(
+                f"the {word} of", memory, max_new_tokens=8, until_sentence=False, cmt_cutoff=0.0
+            )
         counts = memory.tier_stats()["host"]
     result = replay(Recorded.load(trace).requests, capacity, policy)
     assert result.evictions > 0
-    assert (result.hits, result.misses, result.evictions) == (counts["hits"], counts["misses"], counts["evictions"])
+    assert (result.hits, result.misses, result.evictions) == (
+        counts["hits"],
+        counts["misses"],
+        counts["evictions"],
+    )
 
 
 def test_live_runs_give_the_same_answers_and_a_trace(
@@ -180,7 +210,9 @@ def test_live_runs_give_the_same_answers_and_a_trace(
     assert result["same_answers"] and len(result["runs"]) == 8 and len(opened) == 9
     assert [book["name"] for book in result["books"]] == ["book 0", "book 1", "book 2"]
     for run in result["runs"]:
-        assert run["hits"] + run["misses"] == result["runs"][0]["hits"] + result["runs"][0]["misses"]
+        assert (
+            run["hits"] + run["misses"] == result["runs"][0]["hits"] + result["runs"][0]["misses"]
+        )
         assert sum(layer["hits"] for layer in run["layers"]["host"].values()) == run["hits"]
         assert run["read_ahead"] == run["prefetched"] + run["late"] + run["unused"]
     assert any(run["prefetched"] for run in result["runs"] if run["prefetch"] == "both")
@@ -190,29 +222,49 @@ def test_live_runs_give_the_same_answers_and_a_trace(
     assert "the same in every run" in capsys.readouterr().out
 
 
-def test_books_are_read_from_files_or_from_what_python_has(model: LandmarkModel, tmp_path: Path) -> None:
+def test_books_are_read_from_files_or_from_what_python_has(
+    model: LandmarkModel, tmp_path: Path
+) -> None:
     files = []
     for seed in range(3):
         files.append(tmp_path / f"{seed}.txt")
-        files[-1].write_text(tiny.text(300, seed))
+        files[-1].write_text(tiny_model.text(300, seed))
     for texts, books in ((files, 2), ([], 4)):
-        with books_memory(model, texts, books, 256) as path, MemoryStore.open(path, read_only=True) as memory:
+        with (
+            books_memory(model, texts, books, 256) as path,
+            MemoryStore.open(path, read_only=True) as memory,
+        ):
             assert len(memory.documents()) == books
             assert all(200 < document.tokens <= 256 for document in memory.documents())
         assert not path.exists()
 
 
-def test_questions_are_passages_of_the_books_and_names_in_them(model: LandmarkModel, store: Path) -> None:
+def test_questions_are_passages_of_the_books_and_names_in_them(
+    model: LandmarkModel, store: Path
+) -> None:
     with MemoryStore.open(store, model.signature, read_only=True) as memory:
         asked = draw_questions(model, memory, 5, seed=3)
         assert asked == draw_questions(model, memory, 5, seed=3)
-    assert [question.kind for question in asked] == ["passage", "fact", "passage", "fact", "passage"]
+    assert [question.kind for question in asked] == [
+        "passage",
+        "fact",
+        "passage",
+        "fact",
+        "passage",
+    ]
     assert [question.continues for question in asked] == [False, True, False, True, False]
 
 
-def test_what_cannot_be_measured_is_refused(tmp_path: Path, model: LandmarkModel, store: Path) -> None:
+def test_what_cannot_be_measured_is_refused(
+    tmp_path: Path, model: LandmarkModel, store: Path
+) -> None:
     good: dict[str, Any] = {"budgets": (0.1,), "policies": ("lru",), "prefetch": ("off",)}
-    for wrong in ({"budgets": (0.0,)}, {"budgets": (1.5,)}, {"policies": ("fifo",)}, {"prefetch": ("all",)}):
+    for wrong in (
+        {"budgets": (0.0,)},
+        {"budgets": (1.5,)},
+        {"policies": ("fifo",)},
+        {"prefetch": ("all",)},
+    ):
         with pytest.raises(InvalidConfig):
             run_live(model, store, Settings(**good | wrong), questions=1)
         with pytest.raises(InvalidConfig):

@@ -1,4 +1,6 @@
-"""Records: they give back every bit that was stored, and nothing but the bits of the block that was asked for."""
+"""Records: they give back every bit that was stored, and nothing but the bits of the block that was
+asked for.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memstore.block import (
+from memstore.disk.codec import CODECS
+from memstore.disk.record import (
     DTYPES,
     check_record,
     decode_heads,
@@ -19,11 +22,12 @@ from memstore.block import (
     raw_view,
     rename_record,
 )
-from memstore.codec import CODECS
 from memstore.errors import CorruptBlock, InvalidConfig
 
 every_codec = pytest.mark.parametrize("codec", CODECS)
-lossless_codec = pytest.mark.parametrize("codec", [name for name in CODECS if CODECS[name].lossless])
+lossless_codec = pytest.mark.parametrize(
+    "codec", [name for name in CODECS if CODECS[name].lossless]
+)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
@@ -38,7 +42,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and np.array_equal(raw_view(a), raw_view(b))
 
 
-def a_record(codec: str, dtype: str, *, shape: tuple[int, int, int] = (2, 4, 6), length: int | None = None):
+def a_record(
+    codec: str, dtype: str, *, shape: tuple[int, int, int] = (2, 4, 6), length: int | None = None
+):
     k = random_bits(shape, dtype, 1)
     v = random_bits(shape, dtype, 2)
     length = shape[1] if length is None else length
@@ -58,11 +64,16 @@ def a_record(codec: str, dtype: str, *, shape: tuple[int, int, int] = (2, 4, 6),
 )
 def test_a_block_reads_back_bit_for_bit(codec, dtype, heads, rows, dim, key, seed, data):
     length = data.draw(st.integers(1, rows))
-    k, v = random_bits((heads, rows, dim), dtype, seed), random_bits((heads, rows, dim), dtype, seed + 1)
+    k, v = (
+        random_bits((heads, rows, dim), dtype, seed),
+        random_bits((heads, rows, dim), dtype, seed + 1),
+    )
     record = encode_record(*key, k, v, length, codec, dtype)
     got_k, got_v, got_length = decode_record(record, *key, shape=(heads, rows, dim), dtype=dtype)
     assert got_length == length
-    assert same_bits(got_k[:, :length], k[:, :length]) and same_bits(got_v[:, :length], v[:, :length])
+    assert same_bits(got_k[:, :length], k[:, :length]) and same_bits(
+        got_v[:, :length], v[:, :length]
+    )
     assert not raw_view(got_k)[:, length:].any() and not raw_view(got_v)[:, length:].any()
     assert check_record(record, *key, shape=(heads, rows, dim), dtype=dtype) == length
 
@@ -72,7 +83,10 @@ def test_a_block_reads_back_bit_for_bit(codec, dtype, heads, rows, dim, key, see
 def test_any_heads_are_read_alone_and_in_any_order(codec, dtype):
     _, _, record = a_record(codec, dtype, shape=(4, 8, 6))
     k, v, _ = decode_record(record, 7, 8, 9, shape=(4, 8, 6), dtype=dtype)
-    out_k, out_v = torch.zeros(3, 8, 6, dtype=DTYPES[dtype]), torch.zeros(3, 8, 6, dtype=DTYPES[dtype])
+    out_k, out_v = (
+        torch.zeros(3, 8, 6, dtype=DTYPES[dtype]),
+        torch.zeros(3, 8, 6, dtype=DTYPES[dtype]),
+    )
     heads, slots = [3, 0], [0, 2]
     decode_heads(
         record,
@@ -103,7 +117,8 @@ def test_blocks_encoded_together_are_the_records_of_each_alone(codec, last_lengt
     k, v = (random_bits((3, 2, 4, 6), "bfloat16", seed) for seed in (1, 2))
     together = encode_records(7, 8, 9, k, v, last_length, codec, "bfloat16")
     alone = [
-        encode_record(7, 8 + at, 9, k[at], v[at], last_length if at == 2 else 4, codec, "bfloat16") for at in range(3)
+        encode_record(7, 8 + at, 9, k[at], v[at], last_length if at == 2 else 4, codec, "bfloat16")
+        for at in range(3)
     ]
     assert together == alone
 
@@ -184,7 +199,9 @@ def test_a_renamed_record_belongs_to_the_new_document(codec):
 
 def test_shuffled_zstd_is_smaller_than_raw_on_keys_of_like_size():
     k = torch.randn(4, 32, 32).to(torch.bfloat16)
-    sizes = {codec: len(encode_record(1, 1, 1, k, k, 32, codec, "bfloat16")) for codec in ("raw", "zstd")}
+    sizes = {
+        codec: len(encode_record(1, 1, 1, k, k, 32, codec, "bfloat16")) for codec in ("raw", "zstd")
+    }
     assert sizes["zstd"] < 0.85 * sizes["raw"]
 
 

@@ -1,4 +1,6 @@
-"""Device, host and disk as one: the same answers with a device tier as without, and every budget exact."""
+"""Device, host and disk as one: the same answers with a device tier as without, and every budget
+exact.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -6,17 +8,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from below import BLOCK, DIM, UNIT_BYTES, Aside, Below, check_lease, check_slots, unit
-from deterministic import BLOCK as TOKENS_A_BLOCK
-from deterministic import CHUNK, HEADS, SIGNATURE, check_content, ingest
-from deterministic import DIM as STORED_DIM
-from tiny import text, tiny_model
+from counting_source import (
+    BLOCK,
+    DIM,
+    UNIT_BYTES,
+    Aside,
+    CountingSource,
+    check_lease,
+    check_slots,
+    unit,
+)
+from synthetic_documents import BLOCK as TOKENS_A_BLOCK
+from synthetic_documents import CHUNK, HEADS, SIGNATURE, check_content, ingest
+from synthetic_documents import DIM as STORED_DIM
+from tiny_model import text, tiny_model
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig, InvalidInput
 from memstore.model.landmark_model import LandmarkModel
 from memstore.model.session import ScratchSession
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 from memstore.tiers.base import UnitSource
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.policy import POLICIES
@@ -41,7 +52,9 @@ def memory(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def check_tiers(store: MemoryStore) -> None:
-    """No tier holds more than its budget, and what the device did not have the host was asked for."""
+    """No tier holds more than its budget, and what the device did not have the host was asked
+    for.
+    """
     tiers = store._tiers
     for tier in tiers._caches:
         assert tier.bytes <= tier.budget_bytes
@@ -55,7 +68,8 @@ def check_tiers(store: MemoryStore) -> None:
 
 def logits(model: LandmarkModel, store: MemoryStore, seed: int = 4) -> torch.Tensor:
     with model.session(store) as session:
-        ids = model.tokenizer.encode(text(20, seed=seed))  # several chunks: the session has blocks of its own
+        # several chunks: the session has blocks of its own
+        ids = model.tokenizer.encode(text(20, seed=seed))
         states = [session.feed(ids[:-8])]
         for token in ids[-8:]:
             states.append(session.feed([token]))
@@ -76,27 +90,45 @@ def test_answers_through_a_device_tier_are_the_same(
         expected = logits(model, store)
     least = 3 * 2 * (4 + 3) * TINY_BYTES  # what a session pins of its own
     for host, device in ((least + TINY_BYTES, 1 << 20), (1 << 20, 1 << 20)):
-        options = {"host_budget": host, "device_budget": device, "policy": policy, "prefetch": prefetch}
+        options = {
+            "host_budget": host,
+            "device_budget": device,
+            "policy": policy,
+            "prefetch": prefetch,
+        }
         with MemoryStore.open(memory, model.signature, device="cpu", **options) as store:
             assert torch.equal(logits(model, store), expected)
             assert set(store.stats()["tiers"]) == {"device", "host", "disk"}
             check_slots(store._tiers.device), check_slots(store._tiers.host)
-    options = {"host_budget": least + TINY_BYTES, "device_budget": 12 * TINY_BYTES, "policy": policy}
-    with MemoryStore.open(memory, model.signature, device="cpu", prefetch=prefetch, **options) as store:
-        torch.testing.assert_close(logits(model, store), expected, rtol=1e-4, atol=1e-4)  # steps are split
+    options = {
+        "host_budget": least + TINY_BYTES,
+        "device_budget": 12 * TINY_BYTES,
+        "policy": policy,
+    }
+    with MemoryStore.open(
+        memory, model.signature, device="cpu", prefetch=prefetch, **options
+    ) as store:
+        # steps are split
+        torch.testing.assert_close(logits(model, store), expected, rtol=1e-4, atol=1e-4)
         assert store.stats()["tiers"]["device"]["evictions"]
 
 
-def test_an_answer_names_the_same_sources_through_a_device_tier(model: LandmarkModel, memory: Path) -> None:
+def test_an_answer_names_the_same_sources_through_a_device_tier(
+    model: LandmarkModel, memory: Path
+) -> None:
     answers = []
     for options in ({}, {"device": "cpu", "device_budget": 1 << 20}):
         with MemoryStore.open(memory, model.signature, **options) as store:
-            answer = model.ask("the captain of the river", store, max_new_tokens=4, until_sentence=False)
+            answer = model.ask(
+                "the captain of the river", store, max_new_tokens=4, until_sentence=False
+            )
             answers.append((answer.tokens, [(s.block, s.span, s.weight) for s in answer.sources]))
     assert answers[0] == answers[1] and answers[0][1]
 
 
-def test_a_long_question_never_exceeds_a_host_smaller_than_the_device(model: LandmarkModel, memory: Path) -> None:
+def test_a_long_question_never_exceeds_a_host_smaller_than_the_device(
+    model: LandmarkModel, memory: Path
+) -> None:
     options = {"host_budget": 120 * TINY_BYTES, "device_budget": 1 << 20}
     with MemoryStore.open(memory, model.signature, device="cpu", **options) as store:
         answer = model.ask(text(1000, seed=3), store, max_new_tokens=3, until_sentence=False)
@@ -117,9 +149,13 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
                 return session.feed(model.tokenizer.encode(text(20, seed=4)))
 
         budgets = {"host_budget": 400 * TINY_BYTES, "device_budget": 300 * TINY_BYTES}
-        with MemoryStore.in_memory(model.signature, disk._tiers.disk, device="cpu", **budgets) as store:
+        with MemoryStore.in_memory(
+            model.signature, disk._tiers.disk, device="cpu", **budgets
+        ) as store:
             for layer in model.signature.memory_layers:
-                keys = disk.landmark_keys(layer, [(document.id, 0, document.blocks)]).transpose(0, 1)
+                keys = disk.landmark_keys(layer, [(document.id, 0, document.blocks)]).transpose(
+                    0, 1
+                )
                 for part in (keys[:5], keys[5:]):
                     store.add_landmarks(document.id, layer, part)
             assert torch.equal(states(store), states(disk))
@@ -137,15 +173,20 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
 def test_two_threads_answer_from_one_store(model: LandmarkModel, memory: Path) -> None:
     with MemoryStore.open(memory, model.signature) as store:
         expected = [logits(model, store, seed) for seed in (4, 5)]
-    budget = 2 * 3 * 2 * (4 + 3) * TINY_BYTES + 12 * TINY_BYTES  # what two sessions pin, and one row
+    # what two sessions pin, and one row
+    budget = 2 * 3 * 2 * (4 + 3) * TINY_BYTES + 12 * TINY_BYTES
     for device in ({}, {"device": "cpu", "device_budget": 12 * TINY_BYTES}):
-        with MemoryStore.open(memory, model.signature, prefetch="both", host_budget=budget, **device) as store:
+        with MemoryStore.open(
+            memory, model.signature, prefetch="both", host_budget=budget, **device
+        ) as store:
             outcomes: list[torch.Tensor | None] = [None, None]
 
             def answer(which: int, store: MemoryStore = store, outcomes: list = outcomes) -> None:
                 with model.session(store) as session:
                     ids = model.tokenizer.encode(text(20, seed=4 + which))
-                    states = [session.feed(ids[:-8])] + [session.feed([token]) for token in ids[-8:]]
+                    states = [session.feed(ids[:-8])] + [
+                        session.feed([token]) for token in ids[-8:]
+                    ]
                     outcomes[which] = session.logits(torch.cat(states))
 
             for call in [Aside(answer, which) for which in range(2)]:
@@ -161,19 +202,27 @@ def test_two_threads_answer_from_one_store(model: LandmarkModel, memory: Path) -
 # Documents come and go
 
 
-def open_with_device(path: Path, host: int = 40, device: int = 60, **options: object) -> MemoryStore:
-    budgets = {"host_budget": host * HEADS * BLOCK_BYTES, "device_budget": device * HEADS * BLOCK_BYTES}
+def open_with_device(
+    path: Path, host: int = 40, device: int = 60, **options: object
+) -> MemoryStore:
+    budgets = {
+        "host_budget": host * HEADS * BLOCK_BYTES,
+        "device_budget": device * HEADS * BLOCK_BYTES,
+    }
     return MemoryStore.open(path, SIGNATURE, device="cpu", **{**budgets, **options})
 
 
-def test_written_appended_and_forgotten_documents_read_right_through_the_device(tmp_path: Path) -> None:
+def test_written_appended_and_forgotten_documents_read_right_through_the_device(
+    tmp_path: Path,
+) -> None:
     MemoryStore.create(tmp_path / "m", SIGNATURE).close()
     with open_with_device(tmp_path / "m") as store:
         document = ingest(store, "book", 3 * CHUNK + 5)
         check_content(store, document, text=1)
         other = ingest(store, "other", CHUNK, text=2)
         check_content(store, other, text=2)
-        document = ingest(store, "book", 5 * CHUNK + 2, mode="append")  # the old last block is another one now
+        # the old last block is another one now
+        document = ingest(store, "book", 5 * CHUNK + 2, mode="append")
         check_content(store, document, text=1)
         unit = BlockKey(document.id, 1, 3, 0)
         with store.lease([unit]):
@@ -191,12 +240,19 @@ def test_written_appended_and_forgotten_documents_read_right_through_the_device(
         check_content(store, other, text=2)
 
 
-def test_a_lookup_during_a_drop_brings_nothing_back_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookup_during_a_drop_brings_nothing_back_to_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tiers = Cascade(
-        None, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, host_budget=8 * UNIT_BYTES, device="cpu",
+        None,
+        block_size=BLOCK,
+        head_dim=DIM,
+        dtype=torch.float32,
+        host_budget=8 * UNIT_BYTES,
+        device="cpu",
         device_budget=8 * UNIT_BYTES,
-    )  # fmt: skip
-    tiers.host.source = Below()
+    )
+    tiers.host.source = CountingSource()
     for drop in ("drop", "drop_document"):
         inner = getattr(tiers.host, drop)
 
@@ -214,7 +270,9 @@ def test_a_lookup_during_a_drop_brings_nothing_back_to_the_device(monkeypatch: p
     assert not tiers.device.holds(unit(0)) and not tiers.host.holds(unit(0))
 
 
-def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(model: LandmarkModel, memory: Path) -> None:
+def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
+    model: LandmarkModel, memory: Path
+) -> None:
     with MemoryStore.open(memory, model.signature, device="cpu", device_budget=1 << 20) as store:
         with model.session(store) as session:
             session.feed(model.tokenizer.encode(text(60, seed=4)))
@@ -230,7 +288,12 @@ def test_kept_documents_stay_in_the_host_tier_under_pressure(tmp_path: Path) -> 
     with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
         kept, other = ingest(store, "kept", CHUNK), ingest(store, "other", 20 * CHUNK, text=2)
     with open_with_device(tmp_path / "m", host=20, device=4) as store:
-        units = [BlockKey(kept.id, layer, block, head) for layer in (1, 2) for block in range(4) for head in (0, 1)]
+        units = [
+            BlockKey(kept.id, layer, block, head)
+            for layer in (1, 2)
+            for block in range(4)
+            for head in (0, 1)
+        ]
         store._tiers.keep(units)
         check_content(store, other, text=2)
         misses = store.stats()["tiers"]["host"]["misses"]
@@ -245,7 +308,9 @@ def test_kept_documents_stay_in_the_host_tier_under_pressure(tmp_path: Path) -> 
             check_slots(tier)
 
 
-def test_a_repair_does_not_close_the_file_under_a_prefetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_does_not_close_the_file_under_a_prefetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
         document = ingest(store, "book", 20 * CHUNK)
     with MemoryStore.open(tmp_path / "m") as store:
@@ -255,7 +320,7 @@ def test_a_repair_does_not_close_the_file_under_a_prefetch(tmp_path: Path, monke
             assert not ahead._busy and not ahead._waiting
             return "repaired"
 
-        monkeypatch.setattr("memstore.store.verify_memory", repair)
+        monkeypatch.setattr("memstore.store.memory_store.verify_memory", repair)
         for _ in range(20):
             store.expect([BlockKey(document.id, 1, block, 0) for block in range(80)])
             assert store.verify(repair=True) == "repaired"
@@ -271,15 +336,24 @@ class Standing:
         self._source = source
         self.reading, self.go = threading.Event(), threading.Event()
 
-    def read(self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]) -> list[int]:
+    def read(
+        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]
+    ) -> list[int]:
         self.reading.set()
         assert self.go.wait(60)
         return self._source.read(units, slab, slots)
 
 
-def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though_the_map_grows(tmp_path: Path) -> None:
-    """A reader's snapshot, the change of the map that waits for it, and the prefetch that waits for that: no circle."""
-    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store, MemoryStore.open(tmp_path / "m") as other:
+def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though_the_map_grows(
+    tmp_path: Path,
+) -> None:
+    """A reader's snapshot, the change of the map that waits for it, and the prefetch that waits for
+    that: no circle.
+    """
+    with (
+        MemoryStore.create(tmp_path / "m", SIGNATURE) as store,
+        MemoryStore.open(tmp_path / "m") as other,
+    ):
         document = ingest(store, "book", 2 * CHUNK)
         kept = ingest(store, "kept", 2 * CHUNK, text=2)
         below = store._tiers.host.source = Standing(store._tiers.host.source)
@@ -308,14 +382,18 @@ def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though
 # What is refused, and how it is told
 
 
-def test_budgets_too_small_are_refused_by_the_tiers_name(model: LandmarkModel, memory: Path) -> None:
+def test_budgets_too_small_are_refused_by_the_tiers_name(
+    model: LandmarkModel, memory: Path
+) -> None:
     with pytest.raises(BudgetExceeded, match="a device budget of 10 bytes holds no block"):
         MemoryStore.open(memory, device="cpu", device_budget=10)
     with pytest.raises(BudgetExceeded, match="a host budget of 10 bytes"):
         MemoryStore.open(memory, device="cpu", host_budget=10)
     with (
         MemoryStore.open(memory, device="cpu", device_budget=11 * TINY_BYTES) as store,
-        pytest.raises(BudgetExceeded, match="the device budget holds 11 blocks, and one token reads up to 12"),
+        pytest.raises(
+            BudgetExceeded, match="the device budget holds 11 blocks, and one token reads up to 12"
+        ),
     ):
         model.session(store)
     with (
@@ -326,9 +404,12 @@ def test_budgets_too_small_are_refused_by_the_tiers_name(model: LandmarkModel, m
 
 
 @pytest.mark.parametrize(
-    "option", [{"device": "nonsense"}, {"device": "cuda:99"}, {"policy": "mru"}, {"prefetch": "oracle"}]
+    "option",
+    [{"device": "nonsense"}, {"device": "cuda:99"}, {"policy": "mru"}, {"prefetch": "oracle"}],
 )
-def test_unknown_choices_are_refused_in_one_line_and_nothing_is_made(tmp_path: Path, option: dict[str, str]) -> None:
+def test_unknown_choices_are_refused_in_one_line_and_nothing_is_made(
+    tmp_path: Path, option: dict[str, str]
+) -> None:
     for make in (MemoryStore.create, MemoryStore.open):
         with pytest.raises(InvalidConfig) as refused:
             make(tmp_path / "m", SIGNATURE, **option)
@@ -356,15 +437,24 @@ def test_stats_tell_every_tier_by_the_same_names(tmp_path: Path) -> None:
         device, host, disk = stats["tiers"].values()
         assert (device["hits"], device["misses"], device["prefetched"]) == (3, 1, 3)
         assert (host["hits"], host["misses"], disk["hits"]) == (0, 4, 4)
-        assert device["held"] == host["held"] == 4 * BLOCK_BYTES and disk["bytes"] == 4 * BLOCK_BYTES
+        assert (
+            device["held"] == host["held"] == 4 * BLOCK_BYTES and disk["bytes"] == 4 * BLOCK_BYTES
+        )
         assert stats["prefetch"] == {
-            "predictor": "previous", "requested": 3, "held": 0, "dropped": 0, "read": 3, "failed": 0,
-        }  # fmt: skip
+            "predictor": "previous",
+            "requested": 3,
+            "held": 0,
+            "dropped": 0,
+            "read": 3,
+            "failed": 0,
+        }
         layers = store.layer_stats()
         assert list(layers) == ["device", "host", "disk"] and list(layers["device"]) == [2]
         assert layers["device"][2].to_dict() == {key: device[key] for key in COUNTS}
     with MemoryStore.open(tmp_path / "m") as store:
         assert list(store.stats()["tiers"]) == ["host", "disk"]
         assert store.stats()["tiers"]["host"]["misses"] == 0
-    with MemoryStore.in_memory(SIGNATURE, device="cpu", device_budget=1 << 20, host_budget=1 << 20) as store:
+    with MemoryStore.in_memory(
+        SIGNATURE, device="cpu", device_budget=1 << 20, host_budget=1 << 20
+    ) as store:
         assert list(store.stats()["tiers"]) == ["device", "host"]

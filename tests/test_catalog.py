@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore import catalog as catalog_module
-from memstore.catalog import Catalog, Document, Signature
-from memstore.database import Transaction
+from memstore.disk import catalog as catalog_module
+from memstore.disk.catalog import Catalog, Document, Signature
+from memstore.disk.database import Transaction
+from memstore.disk.keys import landmarks_key, tokens_key
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -22,7 +23,6 @@ from memstore.errors import (
     NewerFormat,
     StorageFull,
 )
-from memstore.keys import landmarks_key, tokens_key
 from memstore.tiers.disk import DiskTier
 
 SIGNATURE = Signature(
@@ -39,25 +39,42 @@ SIGNATURE = Signature(
 
 
 def landmark_keys(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(count, 2, 6, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    return torch.randn(count, 2, 6, generator=torch.Generator().manual_seed(seed)).to(
+        torch.bfloat16
+    )
 
 
 def make_document(catalog: Catalog, name: str, *, blocks: int = 10) -> Document:
     """A ready document with records, landmark runs of 4 blocks and token parts of 16 tokens."""
     disk = DiskTier(
-        catalog.database, num_kv_heads=2, block_size=4, head_dim=6, kv_dtype="bfloat16", codec=catalog.codec
+        catalog.database,
+        num_kv_heads=2,
+        block_size=4,
+        head_dim=6,
+        kv_dtype="bfloat16",
+        codec=catalog.codec,
     )
 
     def work(txn: Transaction) -> Document:
         number = catalog.new_document_id(txn)
         k = torch.full((2, 4, 6), float(number), dtype=torch.bfloat16)
-        size = sum(disk.write(txn, number, block, layer, k, -k, 4) for block in range(blocks) for layer in range(3))
+        size = sum(
+            disk.write(txn, number, block, layer, k, -k, 4)
+            for block in range(blocks)
+            for layer in range(3)
+        )
         for first in range(0, blocks, 4):
             count = min(4, blocks - first)
-            catalog.put_tokens(txn, number, 4 * first, 10 * first, range(4 * first, 4 * (first + count)))
+            catalog.put_tokens(
+                txn, number, 4 * first, 10 * first, range(4 * first, 4 * (first + count))
+            )
             for layer in (1, 2):
-                catalog.put_landmarks(txn, number, layer, first, landmark_keys(count, seed=first + layer))
-        document = Document(number, name, "ready", tokens=4 * blocks, blocks=blocks, bytes=size, created=1.5)
+                catalog.put_landmarks(
+                    txn, number, layer, first, landmark_keys(count, seed=first + layer)
+                )
+        document = Document(
+            number, name, "ready", tokens=4 * blocks, blocks=blocks, bytes=size, created=1.5
+        )
         catalog.put_document(txn, document)
         return document
 
@@ -121,7 +138,9 @@ def test_a_newer_format_is_refused(path, monkeypatch):
 def test_a_signature_survives_and_says_what_differs():
     assert Signature.from_dict(SIGNATURE.to_dict()) == SIGNATURE
     assert SIGNATURE.difference(SIGNATURE) == []
-    other = replace(SIGNATURE, weights="ff" * 32, head_dim=8, architecture={"rope_theta": 5e5, "cmt": True})
+    other = replace(
+        SIGNATURE, weights="ff" * 32, head_dim=8, architecture={"rope_theta": 5e5, "cmt": True}
+    )
     words = "; ".join(SIGNATURE.difference(other))
     for part in (
         "weights a1a1a1a1a1a1 instead of ffffffffffff",
@@ -146,7 +165,12 @@ def test_an_impossible_signature_is_refused():
 
 def test_documents_are_found_by_name_and_id(catalog):
     one = make_document(catalog, "one")
-    two = replace(make_document(catalog, "two"), metadata={"author": "x"}, settings={"top_k": 4}, state="ingesting")
+    two = replace(
+        make_document(catalog, "two"),
+        metadata={"author": "x"},
+        settings={"top_k": 4},
+        state="ingesting",
+    )
     catalog.database.write(lambda txn: catalog.put_document(txn, two))
     with catalog.database.read() as txn:
         assert catalog.documents(txn) == [one, two]
@@ -179,7 +203,9 @@ def test_a_deleted_document_is_gone_from_every_table_and_no_other_is_touched(cat
         prefix = number.to_bytes(8, "big")
         with catalog.database.read() as txn:
             return {
-                table: [(key, bytes(view)) for key, view in txn.scan(table) if key.startswith(prefix)]
+                table: [
+                    (key, bytes(view)) for key, view in txn.scan(table) if key.startswith(prefix)
+                ]
                 for table in ("documents", "tokens", "landmarks", "blocks")
             }
 
@@ -200,17 +226,23 @@ def test_a_document_is_cut_back_to_whole_blocks(catalog, blocks):
         with catalog.database.read() as txn:
             runs = list(catalog.landmarks(txn, number))
         return {
-            layer: torch.cat([run.keys for run in runs if run.layer == layer] or [landmark_keys(0)]) for layer in (1, 2)
+            layer: torch.cat([run.keys for run in runs if run.layer == layer] or [landmark_keys(0)])
+            for layer in (1, 2)
         }
 
     whole = landmarks(document.id)
     freed = catalog.database.write(
         lambda txn: catalog.truncate_document(txn, document.id, blocks=blocks, tokens=4 * blocks)
     )
-    assert freed == document.bytes // 10 * (10 - blocks) or abs(freed - document.bytes * (10 - blocks) / 10) < 100
+    assert (
+        freed == document.bytes // 10 * (10 - blocks)
+        or abs(freed - document.bytes * (10 - blocks) / 10) < 100
+    )
     with catalog.database.read() as txn:
         assert catalog.tokens(txn, document.id).tolist() == list(range(4 * blocks))
-        kept = [key for key, _ in txn.scan("blocks") if key.startswith(document.id.to_bytes(8, "big"))]
+        kept = [
+            key for key, _ in txn.scan("blocks") if key.startswith(document.id.to_bytes(8, "big"))
+        ]
         assert len(kept) == 3 * blocks
         assert catalog.tokens(txn, other.id).tolist() == list(range(40))
     cut = landmarks(document.id)
@@ -231,7 +263,9 @@ def test_any_span_of_tokens_reads_back(tmp_path_factory, sizes, data):
     def work(txn: Transaction) -> None:
         for document in (1, 2, 3):
             for first, size in zip(starts, sizes, strict=True):
-                catalog.put_tokens(txn, document, first, 5 * first, ids[first : first + size] ^ document)
+                catalog.put_tokens(
+                    txn, document, first, 5 * first, ids[first : first + size] ^ document
+                )
 
     catalog.database.write(work)
     first = data.draw(st.integers(0, len(ids) + 2))
@@ -256,7 +290,9 @@ def test_landmark_keys_come_back_in_order_bit_for_bit(catalog):
     with catalog.database.read() as txn:
         runs = list(catalog.landmarks(txn))
         second = list(catalog.landmarks(txn, numbers[1]))
-    assert [run[:3] for run in runs] == [(n, layer, first) for n in numbers for layer in (1, 2) for first in (0, 4, 8)]
+    assert [run[:3] for run in runs] == [
+        (n, layer, first) for n in numbers for layer in (1, 2) for first in (0, 4, 8)
+    ]
     assert [run[:3] for run in second] == [run[:3] for run in runs if run.document == numbers[1]]
     for run in runs:  # after the transaction: copies
         expected = landmark_keys(2 if run.first_block == 8 else 4, seed=run.first_block + run.layer)
@@ -282,7 +318,9 @@ def test_damaged_rows_are_refused_by_name(catalog):
         with pytest.raises(CorruptMemory, match="tokens entry"):
             catalog.tokens(txn, 1)
         assert catalog.tokens(txn, 1, 0, 16).tolist() == list(range(16))
-    catalog.database.write(lambda txn: txn.put_checked("landmarks", landmarks_key(1, 2, 4), b"short"))
+    catalog.database.write(
+        lambda txn: txn.put_checked("landmarks", landmarks_key(1, 2, 4), b"short")
+    )
     with catalog.database.read() as txn, pytest.raises(CorruptMemory, match="impossible length"):
         list(catalog.landmarks(txn))
     catalog.database.write(damage("meta", b"memory"))

@@ -1,4 +1,6 @@
-"""The command line as its users meet it: every command, its --json, and one line for everything that can be wrong."""
+"""The command line as its users meet it: every command, its --json, and one line for everything
+that can be wrong.
+"""
 
 import contextlib
 import io
@@ -20,21 +22,39 @@ import msgpack
 import pytest
 import torch
 
-from memstore import cli, console
-from memstore.cli import main
-from memstore.codec import CODECS
-from memstore.database import Database
-from memstore.demo import print_demo
+from memstore.cli import console
+from memstore.cli import main as cli
+from memstore.cli.demo_facts import print_demo
+from memstore.cli.main import main
+from memstore.disk.codec import CODECS
+from memstore.disk.database import Database
 from memstore.model.checkpoint import SHIPPED, save_checkpoint
 from memstore.model.config import ModelConfig
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
-from memstore.verify import walk
+from memstore.store.verify import walk
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = ["ingest", "index", "ask", "chat", "search", "docs", "stats", "forget", "verify", "export", "import",
-            "compact", "train", "demo"]  # fmt: skip
-STORY = "The red fox lives in the old mill. The code of the red fox is 4711. Nobody else knows it.\n" * 40
+COMMANDS = [
+    "ingest",
+    "index",
+    "ask",
+    "chat",
+    "search",
+    "docs",
+    "stats",
+    "forget",
+    "verify",
+    "export",
+    "import",
+    "compact",
+    "train",
+    "demo",
+]
+STORY = (
+    "The red fox lives in the old mill. The code of the red fox is 4711. Nobody else knows it.\n"
+    * 40
+)
 OTHER = "A quite different text about boats and the harbour where they lie at night.\n" * 30
 
 
@@ -55,9 +75,15 @@ def run(*arguments: object, stdin: str | bytes = b"") -> Result:
     out, err = io.StringIO(), io.StringIO()
     kept = sys.argv, sys.stdin
     sys.argv = ["memstore", *map(str, arguments)]
-    sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin), encoding="utf-8")
+    sys.stdin = io.TextIOWrapper(
+        io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin), encoding="utf-8"
+    )
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as ended,
+        ):
             main()
     finally:
         sys.argv, sys.stdin = kept
@@ -65,7 +91,9 @@ def run(*arguments: object, stdin: str | bytes = b"") -> Result:
 
 
 def start(*arguments: object, **options: Any) -> "subprocess.Popen[str]":
-    """The command in a process of its own, where SIGINT is what it is on a terminal, however the tests were started."""
+    """The command in a process of its own, where SIGINT is what it is on a terminal, however the
+    tests were started.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "memstore", *map(str, arguments)],
         text=True,
@@ -92,7 +120,11 @@ def run_forked(prepare: Callable[[], object], directory: Path, *arguments: objec
         status = 99
         try:
             with out.open("w") as own_out, err.open("w") as own_err:
-                sys.argv, sys.stdout, sys.stderr = ["memstore", *map(str, arguments)], own_out, own_err
+                sys.argv, sys.stdout, sys.stderr = (
+                    ["memstore", *map(str, arguments)],
+                    own_out,
+                    own_err,
+                )
                 prepare()
                 main()
         except SystemExit as end:
@@ -122,7 +154,9 @@ def refused(result: Result, *words: str, status: int = 1) -> None:
 def intact(store: Path, *names: str) -> None:
     """The memory holds these documents, ready and undamaged."""
     documents = run("docs", "--store", store, "--json").json["documents"]
-    assert {document["name"]: document["state"] for document in documents} == dict.fromkeys(names, "ready")
+    assert {document["name"]: document["state"] for document in documents} == dict.fromkeys(
+        names, "ready"
+    )
     assert whole(store)
 
 
@@ -133,7 +167,14 @@ def whole(store: Path) -> bool:
 
 def write_model(directory: Path, seed: int = 0, **shape: Any) -> Path:
     config = ModelConfig(
-        vocab_size=2048, num_layers=2, hidden_size=32, num_heads=2, num_kv_heads=2, head_dim=16, mlp_size=64, **shape
+        vocab_size=2048,
+        num_layers=2,
+        hidden_size=32,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=16,
+        mlp_size=64,
+        **shape,
     )
     model = Transformer(config)
     model.initialise(torch.Generator().manual_seed(seed))
@@ -198,34 +239,58 @@ def test_every_command_is_documented() -> None:
 def test_help_does_not_load_torch() -> None:
     program = (
         "import sys; sys.argv[1:] = ['ask', '--help']\n"
-        "from memstore.cli import main\n"
+        "from memstore.cli.main import main\n"
         "try: main()\n"
-        "except SystemExit: print([name for name in ('torch', 'numpy', 'lmdb') if name in sys.modules])"
+        "except SystemExit: print([name for name in ('torch', 'numpy', 'lmdb') if name in "
+        "sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(story: Path, tmp_path: Path) -> None:
+def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(
+    story: Path, tmp_path: Path
+) -> None:
     assert "Commands:" in run().out and run().status == 0
     assert run("--version").out.startswith("memstore ")
     refused(run("remember"), "remember", status=2)
     refused(run("ask", "Who?"), "--store", status=2)
-    refused(run("ingest", story, "--store", tmp_path / "m", "--append", "--replace"), "exclude", status=2)
-    refused(run("ingest", story, story, "--store", tmp_path / "m", "--name", "x"), "--name", status=2)
+    refused(
+        run("ingest", story, "--store", tmp_path / "m", "--append", "--replace"),
+        "exclude",
+        status=2,
+    )
+    refused(
+        run("ingest", story, story, "--store", tmp_path / "m", "--name", "x"), "--name", status=2
+    )
     refused(run("ingest", story, "--store", tmp_path / "m", "--quota", "much"), "64MB", status=2)
     refused(run("train", story, "--out", tmp_path / "run", "--preset", "huge"), "paper", status=2)
-    refused(run("ingest", story, "--store", tmp_path / "m", "--score-range", "2"), "--retrieve", status=2)
+    refused(
+        run("ingest", story, "--store", tmp_path / "m", "--score-range", "2"),
+        "--retrieve",
+        status=2,
+    )
     refused(run("bench"), "command", status=2)
     refused(run("bench", "tiers", "--store", tmp_path, "--replay", story), "exclude", status=2)
-    refused(run("bench", "tiers", "--replay", story, "--trace", tmp_path / "t"), "--trace", status=2)
+    refused(
+        run("bench", "tiers", "--replay", story, "--trace", tmp_path / "t"), "--trace", status=2
+    )
     refused(run("bench", "tiers", "--budgets", "much"), "2%", status=2)
     assert not (tmp_path / "m").exists()
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4096", 4096), ("64MB", 64_000_000), ("1.5gb", 1_500_000_000), ("512MiB", 1 << 29), ("2 K", 2000), ("10b", 10)],
+    [
+        ("4096", 4096),
+        ("64MB", 64_000_000),
+        ("1.5gb", 1_500_000_000),
+        ("512MiB", 1 << 29),
+        ("2 K", 2000),
+        ("10b", 10),
+    ],
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert console.parse_size(text) == size
@@ -249,7 +314,12 @@ def test_ingest_reports_and_is_idempotent(tmp_path: Path, story: Path) -> None:
 def test_ingest_reads_several_files_each_as_a_document(tmp_path: Path, story: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text(OTHER)
-    assert run("ingest", story, other, "--store", tmp_path / "mem", "--codec", "raw").out.count(": read;") == 2
+    assert (
+        run("ingest", story, other, "--store", tmp_path / "mem", "--codec", "raw").out.count(
+            ": read;"
+        )
+        == 2
+    )
     intact(tmp_path / "mem", "story", "other")
 
 
@@ -275,17 +345,27 @@ def test_append_continues_and_replace_swaps_a_document(store: Path, tmp_path: Pa
     before = run("docs", "--store", store, "--json").json["documents"][0]
     more = tmp_path / "more.txt"
     more.write_text(OTHER)
-    appended = run("ingest", more, "--store", store, "--name", "story", "--append", "--json").json["documents"][0]
+    appended = run("ingest", more, "--store", store, "--name", "story", "--append", "--json").json[
+        "documents"
+    ][0]
     assert appended["status"] == "appended" and appended["tokens"] > before["tokens"]
     intact(store, "story")
-    replaced = run("ingest", more, "--store", store, "--name", "story", "--replace", "--json").json["documents"][0]
+    replaced = run("ingest", more, "--store", store, "--name", "story", "--replace", "--json").json[
+        "documents"
+    ][0]
     assert replaced["status"] == "replaced"
     assert replaced["tokens"] == len(Tokenizer.load(SHIPPED / "tokenizer.json").encode(OTHER))
     intact(store, "story")
 
 
 def test_another_process_answers_with_sources_and_cost(store: Path) -> None:
-    result = run_apart("ask", "What is the code of the red fox? The code of the red fox is", "--store", store, "--json")
+    result = run_apart(
+        "ask",
+        "What is the code of the red fox? The code of the red fox is",
+        "--store",
+        store,
+        "--json",
+    )
     answer = result.json
     assert result.status == 0 and result.err == ""
     assert {"text", "sources", "lookups", "tiers", "seconds"} <= answer.keys()
@@ -298,16 +378,22 @@ def test_another_process_answers_with_sources_and_cost(store: Path) -> None:
 
 
 def test_ask_prints_answer_sources_and_one_line_of_cost(store: Path) -> None:
-    lines = run("ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0").out.splitlines()
+    lines = run(
+        "ask", "Who lives in the old mill?", "--store", store, "--cmt-cutoff", "0"
+    ).out.splitlines()
     assert "story[" in lines[1] and lines[-1].lstrip().startswith("lookups")
 
 
 def test_questions_on_standard_input_are_answered_each_in_a_session_of_its_own(store: Path) -> None:
     questions = ["The code of the red fox is", "Who lives there?", "The code of the red fox is"]
-    answers = run("ask", "-", "--store", store, "--json", stdin="\n".join(questions)).json["answers"]
+    answers = run("ask", "-", "--store", store, "--json", stdin="\n".join(questions)).json[
+        "answers"
+    ]
     assert [answer["question"] for answer in answers] == questions
     assert answers[0]["text"] == answers[2]["text"]
-    assert answers[0]["tokens"] == run("ask", questions[0], "--store", store, "--json").json["tokens"]
+    assert (
+        answers[0]["tokens"] == run("ask", questions[0], "--store", store, "--json").json["tokens"]
+    )
     refused(run("ask", "-", "--store", store, stdin=" \n"), "no question")
     refused(run("ask", "-", "--store", store, stdin=b"caf\xe9?\n"), "UTF-8")
 
@@ -320,7 +406,9 @@ def test_sampling_repeats_under_a_seed(store: Path) -> None:
 
 def test_a_long_question_is_read_in_chunks(store: Path) -> None:
     question = OTHER * 4 + "The code of the red fox is"
-    answer = run("ask", "-", "--store", store, "--json", stdin=question.replace("\n", " ")).json["answers"][0]
+    answer = run("ask", "-", "--store", store, "--json", stdin=question.replace("\n", " ")).json[
+        "answers"
+    ][0]
     assert answer["text"] is not None
     # More of its own blocks than the host tier may keep: the oldest are let go.
     small = run("ask", question, "--store", store, "--json", "--host-budget", "128kB")
@@ -328,27 +416,41 @@ def test_a_long_question_is_read_in_chunks(store: Path) -> None:
 
 
 def test_chat_answers_line_by_line(store: Path) -> None:
-    conversation = run("chat", "--store", store, "--json", stdin="Who lives there?\n\nAnd where?\n").json["answers"]
+    conversation = run(
+        "chat", "--store", store, "--json", stdin="Who lives there?\n\nAnd where?\n"
+    ).json["answers"]
     assert [answer["question"] for answer in conversation] == ["Who lives there?", "And where?"]
     shown = run("chat", "--store", store, stdin="Who lives there?\n")
     assert shown.status == 0 and "lookups" in shown.out
 
 
 def test_search_shows_places(store: Path) -> None:
-    sources = run("search", "the old mill", "--store", store, "--results", "3", "--json").json["sources"]
+    sources = run("search", "the old mill", "--store", store, "--results", "3", "--json").json[
+        "sources"
+    ]
     assert len(sources) == 3
     assert sorted(sources, key=lambda source: -source["weight"]) == sources
     first, end = sources[0]["span"]
     assert sources[0]["text"] == STORY[first:end]
-    assert run("search", "the old mill", "--store", store, "--results", "3").out.count("story[") == 3
+    assert (
+        run("search", "the old mill", "--store", store, "--results", "3").out.count("story[") == 3
+    )
 
 
 def test_search_ranks_documents(store: Path) -> None:
-    (best,) = run("search", "the old mill", "--store", store, "--by", "document", "--json").json["documents"]
-    (passage,) = run("search", "the old mill", "--store", store, "--results", "1", "--json").json["sources"]
+    (best,) = run("search", "the old mill", "--store", store, "--by", "document", "--json").json[
+        "documents"
+    ]
+    (passage,) = run("search", "the old mill", "--store", store, "--results", "1", "--json").json[
+        "sources"
+    ]
     assert best["document"] == "story" and best["weight"] == passage["weight"]
-    assert {"block", "span", "text"} <= best["best"].keys() and best["best"]["block"] == passage["block"]
-    assert run("search", "the old mill", "--store", store, "--by", "document").out.count("story[") == 1
+    assert {"block", "span", "text"} <= best["best"].keys() and best["best"]["block"] == passage[
+        "block"
+    ]
+    assert (
+        run("search", "the old mill", "--store", store, "--by", "document").out.count("story[") == 1
+    )
 
 
 def test_a_memory_can_be_looked_after_without_a_model(
@@ -357,11 +459,20 @@ def test_a_memory_can_be_looked_after_without_a_model(
     monkeypatch.setenv("MEMSTORE_MODEL", str(tmp_path / "gone"))
     assert run("docs", "--store", store).out.splitlines()[1].startswith("story")
     stats = run("stats", "--store", store, "--json").json
-    assert stats["documents"] == 1 and stats["tokens"] > 0 and {"host", "disk"} <= stats["tiers"].keys()
+    assert (
+        stats["documents"] == 1
+        and stats["tokens"] > 0
+        and {"host", "disk"} <= stats["tiers"].keys()
+    )
     assert "1 documents" in run("stats", "--store", store).out
     file = tmp_path / "story.memstore"
-    assert run("export", "story", file, "--store", store, "--json").json["bytes"] == file.stat().st_size
-    imported = run("import", file, "--store", tmp_path / "copy", "--name", "tale", "--json").json["imported"]
+    assert (
+        run("export", "story", file, "--store", store, "--json").json["bytes"]
+        == file.stat().st_size
+    )
+    imported = run("import", file, "--store", tmp_path / "copy", "--name", "tale", "--json").json[
+        "imported"
+    ]
     assert imported["name"] == "tale" and imported["state"] == "ready"
     intact(tmp_path / "copy", "tale")
     assert run("forget", "story", "--store", store, "--json").json["forgotten"]["name"] == "story"
@@ -385,15 +496,34 @@ def test_verify_finds_damage_and_repair_drops_it(store: Path, tmp_path: Path) ->
     intact(store, "other")
 
 
-def test_tier_options_change_what_is_counted_and_never_the_answer(store: Path, tmp_path: Path) -> None:
-    ask = ("ask", STORY + "The code of the red fox is", "--store", store, "--json", "--cmt-cutoff", "0")
+def test_tier_options_change_what_is_counted_and_never_the_answer(
+    store: Path, tmp_path: Path
+) -> None:
+    ask = (
+        "ask",
+        STORY + "The code of the red fox is",
+        "--store",
+        store,
+        "--json",
+        "--cmt-cutoff",
+        "0",
+    )
     small = ("--host-budget", "128kB")
     plain = run(*ask).json
     for policy in ("arc", "lru", "s3fifo", "lfu"):
         answer = run(*ask, *small, "--policy", policy, "--prefetch", "both").json
         assert answer["tokens"] == plain["tokens"]
         host = answer["tiers"]["host"]
-        assert {"hits", "misses", "bytes", "seconds", "evictions", "prefetched", "late", "unused"} == host.keys()
+        assert {
+            "hits",
+            "misses",
+            "bytes",
+            "seconds",
+            "evictions",
+            "prefetched",
+            "late",
+            "unused",
+        } == host.keys()
         assert host["evictions"] > 0
     assert plain["tiers"]["host"]["evictions"] == plain["tiers"]["host"]["prefetched"] == 0
 
@@ -401,21 +531,58 @@ def test_tier_options_change_what_is_counted_and_never_the_answer(store: Path, t
 def test_a_trace_of_any_command_can_be_replayed(store: Path, story: Path, tmp_path: Path) -> None:
     trace = tmp_path / "lookups.zst"
     for arguments, stdin in [
-        (("ask", "The code of the red fox is", "--store", store, "--cmt-cutoff", "0", "--prefetch", "speculative"), ""),
+        (
+            (
+                "ask",
+                "The code of the red fox is",
+                "--store",
+                store,
+                "--cmt-cutoff",
+                "0",
+                "--prefetch",
+                "speculative",
+            ),
+            "",
+        ),
         (("chat", "--store", store, "--cmt-cutoff", "0"), "Who lives there?\n"),
         (("search", "the old mill", "--store", store), ""),
         (("ingest", story, "--store", tmp_path / "new", "--retrieve", "--chunk-blocks", "1"), ""),
     ]:
         assert run(*arguments, "--trace", trace, stdin=stdin).status == 0
-        replayed = run("bench", "tiers", "--replay", trace, "--budgets", "20%,50%", "--policies", "lru", "--json").json
-        assert replayed["lookups"] > 0 and len(replayed["runs"]) == 2 * 4 and len(replayed["belady"]) == 2
+        replayed = run(
+            "bench",
+            "tiers",
+            "--replay",
+            trace,
+            "--budgets",
+            "20%,50%",
+            "--policies",
+            "lru",
+            "--json",
+        ).json
+        assert (
+            replayed["lookups"] > 0
+            and len(replayed["runs"]) == 2 * 4
+            and len(replayed["belady"]) == 2
+        )
     assert "belady" in run("bench", "tiers", "--replay", trace, "--prefetch", "off").out
 
 
 def test_bench_tiers_asks_a_memory_and_leaves_it_as_it_was(store: Path, tmp_path: Path) -> None:
     before = (store / "data.mdb").read_bytes()
     trace = tmp_path / "lookups.zst"
-    bench = ("bench", "tiers", "--store", store, "--budgets", "50%", "--questions", "2", "--policies", "arc,lru")
+    bench = (
+        "bench",
+        "tiers",
+        "--store",
+        store,
+        "--budgets",
+        "50%",
+        "--questions",
+        "2",
+        "--policies",
+        "arc,lru",
+    )
     result = run(*bench, "--json", "--trace", trace)
     assert result.status == 0 and result.json["same_answers"] and len(result.json["runs"]) == 4
     assert "runs done" in result.err and trace.stat().st_size > 100
@@ -426,10 +593,22 @@ def test_bench_tiers_asks_a_memory_and_leaves_it_as_it_was(store: Path, tmp_path
 
 def test_chat_serves_metrics_while_it_runs(store: Path) -> None:
     pytest.importorskip("prometheus_client")
-    process = start("chat", "--store", store, "--metrics-port", "0", "--cmt-cutoff", "0",
-                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    process = start(
+        "chat",
+        "--store",
+        store,
+        "--metrics-port",
+        "0",
+        "--cmt-cutoff",
+        "0",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     with process:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        assert (
+            process.stdin is not None and process.stdout is not None and process.stderr is not None
+        )
         url = process.stderr.readline().split()[-1]
         process.stdin.write("The code of the red fox is\n")
         process.stdin.flush()
@@ -442,7 +621,10 @@ def test_chat_serves_metrics_while_it_runs(store: Path) -> None:
         refused(run("chat", "--store", store, "--metrics-port", port), port, "another port")
         process.stdin.close()
         assert process.wait(timeout=60) == 0
-    assert 'memstore_tier_misses_total{layer="1",tier="host"}' in page and "memstore_tier_held_bytes" in page
+    assert (
+        'memstore_tier_misses_total{layer="1",tier="host"}' in page
+        and "memstore_tier_held_bytes" in page
+    )
 
 
 def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> None:
@@ -453,35 +635,71 @@ def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> 
     trained = run("train", text, "--out", tmp_path / "run", "--minutes", "0.002", "--json")
     assert trained.status == 0 and trained.json["out"] == str(tmp_path / "run")
     refused(run("train", text, "--out", tmp_path / "run"), "--resume")
-    assert run("train", text, "--out", tmp_path / "run", "--minutes", "0.002", "--resume").status == 0
+    assert (
+        run("train", text, "--out", tmp_path / "run", "--minutes", "0.002", "--resume").status == 0
+    )
     ingest = run("ingest", story, "--store", tmp_path / "m", "--model", tmp_path / "run")
     assert ingest.status == 0
     asked = run(
-        "ask", "Who?", "--store", tmp_path / "m", "--model", tmp_path / "run", "--json", "--max-new-tokens", "3"
+        "ask",
+        "Who?",
+        "--store",
+        tmp_path / "m",
+        "--model",
+        tmp_path / "run",
+        "--json",
+        "--max-new-tokens",
+        "3",
     )
     assert asked.status == 0 and len(asked.json["tokens"]) <= 3
     refused(run("train", tmp_path / "no.txt", "--out", tmp_path / "run2"), "no.txt")
     refused(run("train", text, "--out", tmp_path / "run3", "--resume"), "no training run")
     last = ("--from-stage", "wide", "--minutes", "0.002")
-    assert run("train", text, "--out", tmp_path / "run4", "--init", tmp_path / "run", *last).status == 0
+    assert (
+        run("train", text, "--out", tmp_path / "run4", "--init", tmp_path / "run", *last).status
+        == 0
+    )
     tokenizers = [(tmp_path / name / "tokenizer.json").read_text() for name in ("run", "run4")]
     assert tokenizers[0] == tokenizers[1]
-    refused(run("train", text, "--out", tmp_path / "run5", "--from-stage", "dense"), "windows, varied")
-    refused(run("train", text, "--out", tmp_path / "run5", "--device", "cuda:99"), "'cuda:99'", "choose cuda or cpu")
+    refused(
+        run("train", text, "--out", tmp_path / "run5", "--from-stage", "dense"), "windows, varied"
+    )
+    refused(
+        run("train", text, "--out", tmp_path / "run5", "--device", "cuda:99"),
+        "'cuda:99'",
+        "choose cuda or cpu",
+    )
     assert not (tmp_path / "run5").exists()
     other = ("--init", tmp_path / "run", "--preset")
     refused(run("train", text, "--out", tmp_path / "run6", *other, "small"), "2048 ids")
-    assert run("train", text, "--out", tmp_path / "run7", *other, "books", *last).status == 0  # which it grows into
+    # which it grows into
+    assert run("train", text, "--out", tmp_path / "run7", *other, "books", *last).status == 0
     larger = ("--init", tmp_path / "run7", *last)
-    assert run("train", text, "--out", tmp_path / "run8", *larger).status == 0  # in the shape of its weights
-    refused(run("train", text, "--out", tmp_path / "run9", *larger, "--preset", "test"), "cannot grow")
+    # in the shape of its weights
+    assert run("train", text, "--out", tmp_path / "run8", *larger).status == 0
+    refused(
+        run("train", text, "--out", tmp_path / "run9", *larger, "--preset", "test"), "cannot grow"
+    )
     refused(run("train", text, "--out", tmp_path / "run9", "--init", tmp_path / "none"), "none")
 
 
-def test_demo_asks_a_new_process_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_asks_a_new_process_and_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = tmp_path / "plain.txt"
     plain.write_text(OTHER * 4)
-    result = run("demo", "--text", plain, "--seed", "1", "--questions", "3", "--store", tmp_path / "mem", "--json").json
+    result = run(
+        "demo",
+        "--text",
+        plain,
+        "--seed",
+        "1",
+        "--questions",
+        "3",
+        "--store",
+        tmp_path / "mem",
+        "--json",
+    ).json
     assert result["of"] == 3 == len(result["questions"]) and 0 <= result["right"] <= 3
     assert result["questions"][0]["question"] == "What is the pass key? The pass key is"
     print_demo(result)
@@ -500,9 +718,14 @@ def test_ingest_refuses_what_is_no_text(tmp_path: Path, store: Path, story: Path
     (tmp_path / "latin.txt").write_bytes("Caf\xe9 au lait".encode("latin-1"))
     os.mkfifo(tmp_path / "pipe")
     for name, word in [
-        ("none.txt", "does not exist"), ("empty.txt", "empty"), ("blank.txt", "empty"), (".", "directory"),
-        ("binary.txt", "binary"), ("latin.txt", "UTF-8"), ("pipe", "regular"),
-    ]:  # fmt: skip
+        ("none.txt", "does not exist"),
+        ("empty.txt", "empty"),
+        ("blank.txt", "empty"),
+        (".", "directory"),
+        ("binary.txt", "binary"),
+        ("latin.txt", "UTF-8"),
+        ("pipe", "regular"),
+    ]:
         refused(run("ingest", tmp_path / name, "--store", store), word)
         refused(run("ingest", tmp_path / name, "--store", tmp_path / "new"), word)
         # Nothing is read of the good ones either.
@@ -511,19 +734,30 @@ def test_ingest_refuses_what_is_no_text(tmp_path: Path, store: Path, story: Path
     intact(store, "story")
 
 
-def test_a_name_in_use_for_other_content_is_refused(store: Path, tmp_path: Path, story: Path) -> None:
+def test_a_name_in_use_for_other_content_is_refused(
+    store: Path, tmp_path: Path, story: Path
+) -> None:
     story.write_text(OTHER)
     refused(run("ingest", story, "--store", store), "story", "append", "replace")
-    refused(run("ingest", story, "--store", store, "--name", "nobody", "--append"), "nobody", "'story'")
+    refused(
+        run("ingest", story, "--store", store, "--name", "nobody", "--append"), "nobody", "'story'"
+    )
     intact(store, "story")
 
 
 def test_only_ingest_and_import_make_a_memory(tmp_path: Path, story: Path) -> None:
     none = tmp_path / "none"
     for arguments in [
-        ("ask", "Who?"), ("chat",), ("search", "x"), ("docs",), ("stats",), ("forget", "x"), ("verify",),
-        ("export", "x", tmp_path / "f"), ("compact",),
-    ]:  # fmt: skip
+        ("ask", "Who?"),
+        ("chat",),
+        ("search", "x"),
+        ("docs",),
+        ("stats",),
+        ("forget", "x"),
+        ("verify",),
+        ("export", "x", tmp_path / "f"),
+        ("compact",),
+    ]:
         refused(run(*arguments, "--store", none), str(none))
         refused(run(*arguments, "--store", tmp_path), str(tmp_path))
         refused(run(*arguments, "--store", story), str(story))
@@ -533,7 +767,9 @@ def test_only_ingest_and_import_make_a_memory(tmp_path: Path, story: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["story.txt"]
 
 
-def test_a_memory_of_another_model_or_a_newer_format_is_refused(store: Path, tmp_path: Path, story: Path) -> None:
+def test_a_memory_of_another_model_or_a_newer_format_is_refused(
+    store: Path, tmp_path: Path, story: Path
+) -> None:
     other = write_model(tmp_path / "other", seed=1)
     refused(run("ask", "Who?", "--store", store, "--model", other), "weights")
     refused(run("ingest", story, "--store", store, "--model", other), "weights")
@@ -550,7 +786,9 @@ def test_a_memory_of_another_model_or_a_newer_format_is_refused(store: Path, tmp
     refused(run("ask", "Who?", "--store", store), "99", "update")
 
 
-def test_weights_that_are_truncated_or_of_another_architecture_are_refused(store: Path, tmp_path: Path) -> None:
+def test_weights_that_are_truncated_or_of_another_architecture_are_refused(
+    store: Path, tmp_path: Path
+) -> None:
     broken = write_model(tmp_path / "broken")
     weights = (broken / "model.safetensors").read_bytes()
     (broken / "model.safetensors").write_bytes(weights[:-100])
@@ -566,8 +804,13 @@ def test_weights_that_are_truncated_or_of_another_architecture_are_refused(store
 
 
 def test_unknown_documents_and_empty_memories_are_named(store: Path, tmp_path: Path) -> None:
-    for arguments in [("ask", "Who?", "--document", "tale"), ("forget", "tale"), ("export", "tale", tmp_path / "f"),
-                      ("search", "mill", "--document", "tale"), ("chat", "--document", "tale")]:  # fmt: skip
+    for arguments in [
+        ("ask", "Who?", "--document", "tale"),
+        ("forget", "tale"),
+        ("export", "tale", tmp_path / "f"),
+        ("search", "mill", "--document", "tale"),
+        ("chat", "--document", "tale"),
+    ]:
         refused(run(*arguments, "--store", store), "'tale'", "'story'")
     refused(run("ask", "  ", "--store", store), "empty")
     assert run("forget", "story", "--store", store).status == 0
@@ -618,7 +861,9 @@ def test_a_quota_is_kept(store: Path, tmp_path: Path) -> None:
     full = run("ingest", long, "--store", store, "--quota", "3MB")
     assert full.status == 1 and "quota" in full.err.splitlines()[-1] and "Traceback" not in full.err
     assert (store / "data.mdb").stat().st_size <= 3_000_000
-    states = {d["name"]: d["state"] for d in run("docs", "--store", store, "--json").json["documents"]}
+    states = {
+        d["name"]: d["state"] for d in run("docs", "--store", store, "--json").json["documents"]
+    }
     assert states["story"] == "ready" and whole(store)
     assert run("ingest", long, "--store", store, "--quota", "1GB").status == 0
     intact(store, "story", "long")
@@ -634,14 +879,20 @@ def test_a_full_disk_is_named_and_leaves_the_memory_as_it_was(store: Path, tmp_p
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
     full = run_forked(leave_little_room, tmp_path, "ingest", long, "--store", store)
-    assert full.status == 1 and full.err.splitlines()[-1].startswith("error: ") and "Traceback" not in full.err
+    assert (
+        full.status == 1
+        and full.err.splitlines()[-1].startswith("error: ")
+        and "Traceback" not in full.err
+    )
     assert "full" in full.err or "make room" in full.err
     assert whole(store)
     assert run("ingest", long, "--store", store).status == 0
     intact(store, "story", "long")
 
 
-def test_a_read_only_memory_is_asked_but_not_written(open_directory: Path, model_path: Path, story: Path) -> None:
+def test_a_read_only_memory_is_asked_but_not_written(
+    open_directory: Path, model_path: Path, story: Path
+) -> None:
     store, model = open_directory / "mem", open_directory / "model"
     shutil.copytree(model_path, model)
     shutil.copy(story, open_directory / "other.txt")
@@ -655,12 +906,24 @@ def test_a_read_only_memory_is_asked_but_not_written(open_directory: Path, model
 
     scratch = Path(tempfile.mkdtemp(dir=open_directory))
     scratch.chmod(0o777)
-    asked = run_forked(prepare, scratch, "ask", "The code is", "--store", store, "--model", model, "--json")
+    asked = run_forked(
+        prepare, scratch, "ask", "The code is", "--store", store, "--model", model, "--json"
+    )
     assert (asked.status, asked.err) == (0, "") and asked.json["sources"]
     refused(
-        run_forked(prepare, scratch, "ingest", open_directory / "other.txt", "--store", store, "--model", model),
-        str(store), "reading only",
-    )  # fmt: skip
+        run_forked(
+            prepare,
+            scratch,
+            "ingest",
+            open_directory / "other.txt",
+            "--store",
+            store,
+            "--model",
+            model,
+        ),
+        str(store),
+        "reading only",
+    )
     refused(run_forked(prepare, scratch, "forget", "story", "--store", store), str(store))
     intact(store, "story")
 
@@ -686,16 +949,21 @@ def test_json_names_the_error_too(tmp_path: Path) -> None:
 # Interrupts, pipes, terminals
 
 
-def test_ctrl_c_leaves_an_ingest_that_the_same_command_finishes(tmp_path: Path, story: Path) -> None:
+def test_ctrl_c_leaves_an_ingest_that_the_same_command_finishes(
+    tmp_path: Path, story: Path
+) -> None:
     from pydoc_data.topics import topics
 
     book, store = tmp_path / "book.txt", tmp_path / "mem"
     book.write_text("\n".join(topics.values())[:200_000])
-    with start("ingest", book, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with start(
+        "ingest", book, "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
         assert "tokens, up to" in first
-        refused(run("ingest", story, "--store", store), str(process.pid))  # while another process writes
+        # while another process writes
+        refused(run("ingest", story, "--store", store), str(process.pid))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")

@@ -1,4 +1,6 @@
-"""Quantised codecs: how far a value may be from what it was, what is exact, and what a payload must be."""
+"""Quantised codecs: how far a value may be from what it was, what is exact, and what a payload must
+be.
+"""
 
 import msgpack
 import numpy as np
@@ -8,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memstore import block
-from memstore.block import DTYPES, decode_heads, decode_record, encode_record, raw_view
-from memstore.codec import CODECS, GROUP, get_codec
+from memstore.disk import record as block
+from memstore.disk.codec import CODECS, GROUP, get_codec
+from memstore.disk.record import DTYPES, decode_heads, decode_record, encode_record, raw_view
 from memstore.errors import CorruptBlock, InvalidConfig
 
 QUANTISED = [name for name in CODECS if not CODECS[name].lossless]
@@ -19,7 +21,9 @@ quantised = pytest.mark.parametrize("codec", QUANTISED)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-def read_back(codec: str, dtype: str, k: Tensor, v: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
+def read_back(
+    codec: str, dtype: str, k: Tensor, v: Tensor, length: int | None = None
+) -> tuple[Tensor, Tensor]:
     """K and V [heads, rows, dim] as they are once stored."""
     length = k.shape[1] if length is None else length
     record = encode_record(1, 2, 3, k, v, length, codec, dtype)
@@ -43,7 +47,9 @@ def smallest(dtype: str) -> float:
 
 
 def check_bound(codec: str, dtype: str, x: Tensor, got: Tensor, axis: int) -> None:
-    """Within half a step of each group, and the dtype's rounding: of the value, and of the group's step and zero."""
+    """Within half a step of each group, and the dtype's rounding: of the value, and of the group's
+    step and zero.
+    """
     levels = 255 if codec.startswith("int8") else 15
     eps, least = torch.finfo(DTYPES[dtype]).eps, smallest(dtype)
     for part, back in zip(x.double().split(GROUP, axis), got.double().split(GROUP, axis)):
@@ -64,7 +70,9 @@ def check_bound(codec: str, dtype: str, x: Tensor, got: Tensor, axis: int) -> No
     seed=st.integers(0, 2**32 - 1),
     data=st.data(),
 )
-def test_values_are_within_half_a_step_of_their_group(codec, dtype, heads, rows, dim, spread, seed, data):
+def test_values_are_within_half_a_step_of_their_group(
+    codec, dtype, heads, rows, dim, spread, seed, data
+):
     length = data.draw(st.integers(1, rows))
     k, v = (normal((heads, rows, dim), dtype, seed + n, spread) for n in range(2))
     got_k, got_v = read_back(codec, dtype, k, v, length)
@@ -108,7 +116,9 @@ def test_a_group_of_equal_values_is_exact(codec, dtype, value):
     got_k, got_v = read_back(codec, dtype, k, v)
     assert torch.equal(got_k[:, :, 3], k[:, :, 3]) and torch.equal(got_v[:, 9], v[:, 9])
     everything = torch.full_like(k, value)
-    assert all(torch.equal(got, everything) for got in read_back(codec, dtype, everything, everything))
+    assert all(
+        torch.equal(got, everything) for got in read_back(codec, dtype, everything, everything)
+    )
 
 
 @quantised
@@ -131,7 +141,10 @@ def test_the_largest_values_stay_finite_and_near(codec, dtype, share):
 @every_dtype
 def test_the_smallest_values_stay_near(codec, dtype):
     for scale in (1, 3, 100, 190, 1000):
-        k, v = (torch.randint(-scale, scale + 1, (2, 32, 32)).double() * smallest(dtype) for _ in range(2))
+        k, v = (
+            torch.randint(-scale, scale + 1, (2, 32, 32)).double() * smallest(dtype)
+            for _ in range(2)
+        )
         k, v = k.to(DTYPES[dtype]), v.to(DTYPES[dtype])
         got_k, got_v = read_back(codec, dtype, k, v)
         check_bound(codec, dtype, k, got_k, -2)
@@ -161,7 +174,17 @@ def test_reading_is_repeatable_whichever_heads_are_read(codec, dtype):
     want_k, want_v, _ = decode_record(record, 1, 2, 3, shape=(4, 20, 24), dtype=dtype)
     for head in (3, 0):
         out_k, out_v = torch.full_like(k[0], 9), torch.full_like(v[0], 9)
-        decode_heads(record, 1, 2, 3, [head], [raw_view(out_k)], [raw_view(out_v)], shape=(4, 20, 24), dtype=dtype)
+        decode_heads(
+            record,
+            1,
+            2,
+            3,
+            [head],
+            [raw_view(out_k)],
+            [raw_view(out_v)],
+            shape=(4, 20, 24),
+            dtype=dtype,
+        )
         assert np.array_equal(raw_view(out_k), raw_view(want_k)[head])
         assert np.array_equal(raw_view(out_v), raw_view(want_v)[head])
 
@@ -174,13 +197,18 @@ def test_a_head_takes_no_more_than_is_said(codec, dtype, size):
     units = np.stack([raw_view(normal((2, *size), dtype, seed)) for seed in (1, 2)], 1)
     most = get_codec(codec).head_bytes(*size, width)
     frame = 32 if "zstd" in codec else 0  # around what does not compress
-    assert all(len(payload) <= most + frame for payload in get_codec(codec).encode(units, dtype, size[0]))
+    assert all(
+        len(payload) <= most + frame for payload in get_codec(codec).encode(units, dtype, size[0])
+    )
     assert most <= 2 * size[0] * size[1] * width
 
 
 def test_quantised_heads_are_as_small_as_they_should_be():
     units = np.stack([raw_view(normal((4, 32, 32), "float16", seed)) for seed in (1, 2)], 1)
-    sizes = {codec: len(get_codec(codec).encode(units, "float16", 32)[0]) for codec in ("raw", "int8", "int4")}
+    sizes = {
+        codec: len(get_codec(codec).encode(units, "float16", 32)[0])
+        for codec in ("raw", "int8", "int4")
+    }
     assert sizes == {"raw": 4096, "int8": 2048 + 256, "int4": 1024 + 256}
 
 
@@ -191,7 +219,13 @@ def test_a_payload_of_another_size_does_not_decode(codec, dtype):
     payload = bytes(get_codec(codec).encode(units, dtype, 16)[0])
     out = np.zeros((16, 16), dtype=units.dtype)
     get_codec(codec).decode(payload, out, out.copy(), dtype, 16)
-    for wrong in (payload[:-1], payload[1:], payload + b"\0" * 7, b"", payload[: len(payload) // 2]):
+    for wrong in (
+        payload[:-1],
+        payload[1:],
+        payload + b"\0" * 7,
+        b"",
+        payload[: len(payload) // 2],
+    ):
         if "zstd" in codec and wrong.startswith(payload):
             continue  # what follows a frame is not read, and never stored: records have checksums
         with pytest.raises(ValueError):

@@ -1,4 +1,6 @@
-"""Training data: corpora read from files, and recall batches whose every answer can be found where it says."""
+"""Training data: corpora read from files, and recall batches whose every answer can be found where
+it says.
+"""
 
 import dataclasses
 import json
@@ -11,11 +13,11 @@ import zstandard
 
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model import facts as language
-from memstore.model.data import TokenCorpus, is_held_out, read_documents
 from memstore.model.facts import Pools, draw_fact, draw_value
-from memstore.model.recall_data import RecallConfig, RecallData
-from memstore.model.recall_pages import Source
 from memstore.model.tokenizer import Tokenizer
+from memstore.training.batches import RecallConfig, RecallData
+from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
+from memstore.training.pages import Source
 
 BLOCK = 16
 
@@ -26,7 +28,9 @@ def book(seed, words=6000):
     sentences = []
     while words > 0:
         n = rng.randint(4, 14)
-        sentences.append(" ".join(rng.choices(names, k=n)).capitalize() + rng.choice((".", ".", "!", ".\n")))
+        sentences.append(
+            " ".join(rng.choices(names, k=n)).capitalize() + rng.choice((".", ".", "!", ".\n"))
+        )
         words -= n
     return " ".join(sentences)
 
@@ -86,14 +90,20 @@ def test_unusable_files_are_named(tmp_path):
     refused("broken.jsonl.zst", b"no zstandard frame", "zstandard")
     refused("binary.jsonl.zst", compress(b"\xff\xfe\xff"), "zstandard-compressed UTF-8")
     refused("list.jsonl.zst", compress(b"[1]\n"), "line 1 is not a JSON object")
-    refused("other.jsonl.zst", compress(b'{"text": "a"}\n{"body": "b"}\n'), "line 2 is not a JSON object")
+    refused(
+        "other.jsonl.zst",
+        compress(b'{"text": "a"}\n{"body": "b"}\n'),
+        "line 2 is not a JSON object",
+    )
     refused("number.jsonl.zst", compress(b'{"text": 3}\n'), "is no string")
     refused("none.jsonl.zst", compress(b"\n"), "holds no documents")
 
 
 def test_a_corpus_is_its_documents_one_after_the_other(corpus, files, tokenizer):
     assert corpus.tokens.dtype == np.uint16
-    assert corpus.tokens.tolist() == [token for text in read_documents(files) for token in tokenizer.encode(text)]
+    assert corpus.tokens.tolist() == [
+        token for text in read_documents(files) for token in tokenizer.encode(text)
+    ]
     offset = corpus.offset(random.Random(1), 50)
     assert corpus.continuation(offset, 50).tolist() == corpus.tokens[offset : offset + 50].tolist()
     assert len(corpus.sample(random.Random(2), len(corpus))) == len(corpus)
@@ -158,7 +168,9 @@ def test_values_have_the_format_of_their_kind():
 def test_sentences_hold_their_fact_and_questions_end_before_the_answer():
     fact = language.Fact("red fox", "code", "48213")
     assert language.statement(fact).text == "The code of the red fox is 48213."
-    assert language.statement(language.Fact("Dorvel", "code", "7")).text == "The code of Dorvel is 7."
+    assert (
+        language.statement(language.Fact("Dorvel", "code", "7")).text == "The code of Dorvel is 7."
+    )
     for split in language.SPLITS:
         for name, make in (("STATEMENTS", language.statement), ("UPDATES", language.update)):
             for form in range(len(getattr(language, name)[split])):
@@ -206,7 +218,9 @@ def content(batch_ids, tokenizer):
 
 
 def answers(ids, weights, tokenizer):
-    """(prompt before it, answer, whether it is whole) for each run of weight 1 or more in a row of content."""
+    """(prompt before it, answer, whether it is whole) for each run of weight 1 or more in a row of
+    content.
+    """
     found, start = [], None
     for place, weight in enumerate([*weights.tolist(), 0.0]):
         if weight >= 1 and start is None:
@@ -265,14 +279,25 @@ def test_every_answer_of_a_chunk_is_stated_in_a_window_it_may_read(tokenizer, co
         memory = data.memory(6, 16)
         chunks = data.questions(memory, 10, 6)
         weights = chunks.weights.view(10, -1, BLOCK + 1)[:, :, :BLOCK].flatten(1)
-        for ids, weight, visible in zip(content(chunks.ids, tokenizer), weights, chunks.visible.tolist()):
+        for ids, weight, visible in zip(
+            content(chunks.ids, tokenizer), weights, chunks.visible.tolist()
+        ):
             assert len(set(visible)) == 2
-            readable = [stated.fact for window in visible for stated in memory.facts[window] if stated.current]
-            outdated = [stated.fact for facts in memory.facts for stated in facts if not stated.current]
+            readable = [
+                stated.fact
+                for window in visible
+                for stated in memory.facts[window]
+                if stated.current
+            ]
+            outdated = [
+                stated.fact for facts in memory.facts for stated in facts if not stated.current
+            ]
             for prompt, answer, whole in answers(ids, weight, tokenizer):
                 if whole:
                     matching = [fact for fact in readable if fact.value == answer.strip()]
-                    matching = [fact for fact in matching if fact.is_pass_key or fact.entity in prompt]
+                    matching = [
+                        fact for fact in matching if fact.is_pass_key or fact.entity in prompt
+                    ]
                     assert matching and not set(matching) & set(outdated), (prompt, answer)
                     asked += 1
     assert asked > 100
@@ -280,7 +305,14 @@ def test_every_answer_of_a_chunk_is_stated_in_a_window_it_may_read(tokenizer, co
 
 def test_an_updated_fact_is_asked_with_both_windows_in_view(tokenizer, corpus):
     data = recall(
-        tokenizer, corpus, updates=0.4, updates_asked=1.0, pass_key=0.0, continuations=0, unrelated=0, spans=0
+        tokenizer,
+        corpus,
+        updates=0.4,
+        updates_asked=1.0,
+        pass_key=0.0,
+        continuations=0,
+        unrelated=0,
+        spans=0,
     )
     data.config = dataclasses.replace(data.config, plain=0.0, copies=0.0, own_questions=0.0)
     followed = 0
@@ -334,7 +366,8 @@ def test_a_memory_of_plain_text_is_runs_and_chunks_continue_them(tokenizer, corp
     for window, end in memory.text_windows.items():
         assert tokens[end - size : end].tolist() == memory.contents[window]
     for first, second in ((0, 1), (1, 2), (3, 4)):
-        assert memory.text_windows[second] > memory.text_windows[first] + size  # what is between is never in memory
+        # what is between is never in memory
+        assert memory.text_windows[second] > memory.text_windows[first] + size
     batch = data.questions(memory, 6, 2)
     for ids, visible in zip(content(batch.ids, tokenizer), batch.visible.tolist()):
         assert sorted(visible) in memory.runs
@@ -374,15 +407,26 @@ def test_the_held_out_split_asks_in_its_own_forms(tokenizer, corpus):
     memory = data.memory(5, 16)
     stated = [one.fact for facts in memory.facts for one in facts if not one.fact.is_pass_key]
     assert stated and {fact.attribute for fact in stated} <= set(Pools.of("held_out").attributes)
-    text = " ".join(tokenizer.decode(ids.tolist()) for ids in content(data.questions(memory, 8, 6).ids, tokenizer))
+    text = " ".join(
+        tokenizer.decode(ids.tolist())
+        for ids in content(data.questions(memory, 8, 6).ids, tokenizer)
+    )
     assert "Can you say what the" in text and "What is the" not in text
 
 
 def test_values_often_fall_across_the_end_of_a_block(tokenizer, corpus):
     def share(across):
         data = recall(tokenizer, corpus, across_blocks=across, gaps=(12,))
-        stated = [one for _ in range(12) for facts in data.memory(8, 16).facts for one in facts if one.length > 2]
-        split = [one for one in stated if one.start // BLOCK != (one.start + one.length - 1) // BLOCK]
+        stated = [
+            one
+            for _ in range(12)
+            for facts in data.memory(8, 16).facts
+            for one in facts
+            if one.length > 2
+        ]
+        split = [
+            one for one in stated if one.start // BLOCK != (one.start + one.length - 1) // BLOCK
+        ]
         return len(split) / len(stated)
 
     assert share(1.0) > 0.9 > share(0.2) > share(0.0)

@@ -1,4 +1,6 @@
-"""The environment under the tables: it grows, is written by one process at a time, and says what is wrong by name."""
+"""The environment under the tables: it grows, is written by one process at a time, and says what is
+wrong by name.
+"""
 
 import multiprocessing
 import os
@@ -16,7 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from memstore.database import Database, Transaction
+from memstore.disk.database import Database, Transaction
+from memstore.disk.keys import block_key, document_range
+from memstore.disk.pages import file_system_of
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,
@@ -27,8 +31,6 @@ from memstore.errors import (
     ReadOnlyMemory,
     StorageFull,
 )
-from memstore.keys import block_key, document_range
-from memstore.lmdb_file import file_system_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = 1 << 18
@@ -63,14 +65,19 @@ def other_process(code: str, *arguments: object) -> Iterator[subprocess.Popen[st
     """Run code in a process of its own; it has `database`'s imports, `say` and `hear`."""
     prelude = """
         import os, sys
-        from memstore.database import *
+        from memstore.disk.database import *
         from memstore.errors import *
-        from memstore.keys import *
+        from memstore.disk.keys import *
         def say(*words): print(*words, flush=True)
         def hear(): return sys.stdin.readline().strip()
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(code), *map(str, arguments)],
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(prelude) + textwrap.dedent(code),
+            *map(str, arguments),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -245,7 +252,12 @@ def test_reading_in_a_batch_sees_the_batch(database):
 
 
 def test_keys_are_scanned_deleted_and_found_in_order(database):
-    keys = [block_key(document, block, layer) for document in (1, 2, 3) for block in range(5) for layer in (0, 1)]
+    keys = [
+        block_key(document, block, layer)
+        for document in (1, 2, 3)
+        for block in range(5)
+        for layer in (0, 1)
+    ]
     shuffled = random.Random(0).sample(keys, len(keys))
     database.write(lambda txn: [txn.put("blocks", key, key[-4:]) for key in shuffled] and None)
     with database.read() as txn:
@@ -259,7 +271,9 @@ def test_keys_are_scanned_deleted_and_found_in_order(database):
         assert txn.key_at_or_before("documents", b"\0") is None
     assert database.write(lambda txn: txn.delete_range("blocks", *document_range(2))) == (10, 40)
     assert database.write(lambda txn: txn.delete_range("blocks", *document_range(2))) == (0, 0)
-    assert database.write(lambda txn: (txn.delete("blocks", keys[0]), txn.delete("blocks", keys[0]))) == (4, 0)
+    assert database.write(
+        lambda txn: (txn.delete("blocks", keys[0]), txn.delete("blocks", keys[0]))
+    ) == (4, 0)
     with database.read() as txn:
         assert [key for key, _ in txn.scan("blocks")] == keys[1:10] + keys[20:]
     assert database.write(lambda txn: txn.delete_range("blocks", *document_range())[0]) == 19
@@ -267,7 +281,9 @@ def test_keys_are_scanned_deleted_and_found_in_order(database):
 
 def test_a_place_tells_where_a_value_lies_in_the_file(path, database):
     rng = random.Random(3)
-    values = {block_key(1, n, 0): rng.randbytes(rng.choice([10, 1500, 5000, 70_000])) for n in range(60)}
+    values = {
+        block_key(1, n, 0): rng.randbytes(rng.choice([10, 1500, 5000, 70_000])) for n in range(60)
+    }
 
     def work(txn: Transaction) -> None:
         for key, value in values.items():
@@ -279,13 +295,18 @@ def test_a_place_tells_where_a_value_lies_in_the_file(path, database):
     with database.read() as txn:
         places = {key: txn.places_of("blocks", [key])[0] for key in values}
         assert dict(txn.places("blocks", b"", None)) == places
-        assert list(txn.places("blocks", block_key(1, 5, 0), block_key(1, 8, 0))) == list(places.items())[5:8]
+        assert (
+            list(txn.places("blocks", block_key(1, 5, 0), block_key(1, 8, 0)))
+            == list(places.items())[5:8]
+        )
         assert txn.places_of("blocks", [block_key(2, 0, 0)])[0] is None
     for key, place in places.items():
         if len(values[key]) < 2000:  # among the keys
             assert place is None
         else:
-            assert place is not None and data[place.offset : place.offset + place.size] == values[key]
+            assert (
+                place is not None and data[place.offset : place.offset + place.size] == values[key]
+            )
 
 
 def test_places_are_told_without_reading_the_values(path, database):
@@ -300,7 +321,8 @@ def test_places_are_told_without_reading_the_values(path, database):
     with database.read() as txn:
         assert all(txn.places_of("blocks", keys))
     after = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
-    assert after - before < 300  # in units of 512 bytes: pages of keys, and none of those that hold values
+    # in units of 512 bytes: pages of keys, and none of those that hold values
+    assert after - before < 300
     database.close()
 
 
@@ -315,7 +337,12 @@ def test_a_checked_value_is_refused_when_altered_or_under_another_key(database):
 
     database.write(work)
     with database.read() as txn:
-        for table, key in [("meta", b"moved"), ("documents", b"a"), ("meta", b"altered"), ("meta", b"cut")]:
+        for table, key in [
+            ("meta", b"moved"),
+            ("documents", b"a"),
+            ("meta", b"altered"),
+            ("meta", b"cut"),
+        ]:
             with pytest.raises(CorruptMemory, match=f"{table} entry {key.hex()}"):
                 txn.get_checked(table, key)
         with pytest.raises(CorruptMemory):
@@ -339,7 +366,9 @@ def test_the_map_grows_under_a_batch_and_the_batch_is_run_again(database):
 
 
 def test_creating_grows_a_map_that_is_too_small(path):
-    with Database.create(path, lambda txn: fill(txn, 100, 16_000) and None, map_size=1 << 16) as database:
+    with Database.create(
+        path, lambda txn: fill(txn, 100, 16_000) and None, map_size=1 << 16
+    ) as database:
         assert count_blocks(database) == 100
 
 
@@ -377,7 +406,8 @@ def test_many_threads_read_while_one_writes_and_grows(database):
                 for key, view in txn.scan("blocks"):
                     if bytes(view[:4]) != key[8:12]:
                         errors.append(key)
-            time.sleep(0.001)  # three threads that only ever take the interpreter's lock starve the fourth
+            # three threads that only ever take the interpreter's lock starve the fourth
+            time.sleep(0.001)
 
     threads = [threading.Thread(target=reader) for _ in range(3)]
     for thread in threads:
@@ -394,7 +424,8 @@ def test_a_map_that_another_process_grew_is_taken_over(path, database):
     grow = """
         database = Database.open(sys.argv[1])
         def work(txn):
-            for n in range(int(sys.argv[2])): txn.put("blocks", block_key(int(sys.argv[3]), n, 0), b"x" * 16000)
+            for n in range(int(sys.argv[2])):
+                txn.put("blocks", block_key(int(sys.argv[3]), n, 0), b"x" * 16000)
         database.write(work)
         say("grown")
     """
@@ -580,7 +611,11 @@ def test_asking_works_in_a_directory_that_cannot_be_written(path, database):
     """
     modes = {path / "data.mdb": 0o444, path / "lock.mdb": 0o444, path: 0o555, path.parent: 0o555}
     before = {name: name.stat().st_mode for name in modes}
-    ancestors = [parent for parent in path.parent.parents if parent.owner() == path.owner() and parent != Path("/")]
+    ancestors = [
+        parent
+        for parent in path.parent.parents
+        if parent.owner() == path.owner() and parent != Path("/")
+    ]
     opened = {name: name.stat().st_mode for name in ancestors if not name.stat().st_mode & 0o001}
     for name, mode in (modes | {name: mode | 0o055 for name, mode in opened.items()}).items():
         name.chmod(mode)
@@ -610,7 +645,8 @@ FULL = """
             for n in range(count): txn.put("blocks", block_key(1, n, 0), b"x" * size)
         return work
     database.write(fill(20))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (database.file_bytes + 100_000, resource.RLIM_INFINITY))
+    limits = (database.file_bytes + 100_000, resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     for _ in range(3):
         try: database.write(fill(100))
         except StorageFull as error: say(error)
@@ -700,7 +736,17 @@ def test_a_truncated_file_is_refused_before_it_is_mapped(path, database):
     database.close()
     whole = (path / "data.mdb").read_bytes()
     rng = random.Random(1)
-    for cut in [1, 100, 4095, 4096, 8191, 8192, size - 4096, size - 1, *(rng.randrange(1, size) for _ in range(30))]:
+    for cut in [
+        1,
+        100,
+        4095,
+        4096,
+        8191,
+        8192,
+        size - 4096,
+        size - 1,
+        *(rng.randrange(1, size) for _ in range(30)),
+    ]:
         os.truncate(path / "data.mdb", cut)
         with pytest.raises(CorruptMemory, match=r"truncated|beginning is damaged"):
             Database.open(path)
@@ -720,7 +766,9 @@ def test_a_file_that_is_no_database_is_refused(path, database):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_file_without_its_last_free_pages_is_not_called_truncated(path, seed):
-    """Pages taken and freed in one batch are never written, so an intact file may be shorter than its last page."""
+    """Pages taken and freed in one batch are never written, so an intact file may be shorter than
+    its last page.
+    """
     rng = random.Random(seed)
     with Database.create(path, nothing) as database:
         short = 0
@@ -729,7 +777,11 @@ def test_a_file_without_its_last_free_pages_is_not_called_truncated(path, seed):
             def work(txn: Transaction, batch: int = batch) -> None:
                 keys = [key for key, _ in txn.scan("blocks")]
                 for _ in range(rng.randrange(1, 40)):
-                    txn.put("blocks", block_key(rng.randrange(3), rng.randrange(200), 0), bytes(rng.randrange(20_000)))
+                    txn.put(
+                        "blocks",
+                        block_key(rng.randrange(3), rng.randrange(200), 0),
+                        bytes(rng.randrange(20_000)),
+                    )
                 for key in rng.sample(keys, rng.randrange(len(keys) + 1)):
                     txn.delete("blocks", key)
                 if batch % 5 == 4:

@@ -1,4 +1,6 @@
-"""Faults below the disk tier: each ends in an error that names what is wrong, or in the right answer, later."""
+"""Faults below the disk tier: each ends in an error that names what is wrong, or in the right
+answer, later.
+"""
 
 import errno
 import itertools
@@ -11,20 +13,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from faulty import FailingSource, SlowSource
+from faulty_source import FailingSource, SlowSource
 from test_database import hear, other_process, say
 from test_disk_tier import BLOCKS, DIM, HEADS, LAYERS, ROWS, keys_and_values, make, new_slab
 
 from memstore.block import BlockKey
-from memstore.catalog import Catalog
-from memstore.database import Database, Transaction
+from memstore.disk.catalog import Catalog
+from memstore.disk.database import Database, Transaction
+from memstore.disk.keys import block_key
+from memstore.disk.pages import Place
 from memstore.errors import CorruptBlock, MemoryClosed
-from memstore.keys import block_key
-from memstore.lmdb_file import Place
 from memstore.tiers.disk import DiskTier
 from memstore.tiers.host import HostTier
 
-UNITS = [BlockKey(1, layer, block, head) for layer in range(LAYERS) for block in range(BLOCKS - 1) for head in (0, 2)]
+UNITS = [
+    BlockKey(1, layer, block, head)
+    for layer in range(LAYERS)
+    for block in range(BLOCKS - 1)
+    for head in (0, 2)
+]
 
 
 @pytest.fixture(params=["raw", "zstd"])
@@ -37,7 +44,7 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cat
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record counts as one that the page cache does not hold."""
-    monkeypatch.setattr("memstore.tiers.asked.disk_reads", itertools.count(0, 2).__next__)
+    monkeypatch.setattr("memstore.disk.cold_read.disk_reads", itertools.count(0, 2).__next__)
 
 
 def check_right(disk: DiskTier, units: Sequence[BlockKey] = UNITS) -> None:
@@ -66,7 +73,10 @@ def test_an_input_output_error_names_the_record(memory, cold, monkeypatch):
 
         calls = itertools.count()
         reading(patched, fail)
-        with pytest.raises(CorruptBlock, match=r"document 1, block \d+, layer \d cannot be read .*Input/output error"):
+        with pytest.raises(
+            CorruptBlock,
+            match=r"document 1, block \d+, layer \d cannot be read .*Input/output error",
+        ):
             check_right(disk)
     check_right(disk)
 
@@ -90,9 +100,19 @@ def test_a_file_that_ends_within_a_record_is_an_error(memory, cold, monkeypatch)
 
 def test_a_slow_disk_gives_the_right_blocks_and_its_waits_overlap(memory, cold, monkeypatch):
     _, disk = memory
-    monkeypatch.setattr("memstore.tiers.asked._COPIERS", 4)
-    units = [BlockKey(1, layer, block, head) for layer in (0, 1) for block in range(8) for head in range(HEADS)]
-    units += [BlockKey(2, layer, block, head) for layer in (0, 1) for block in range(8) for head in range(HEADS)]
+    monkeypatch.setattr("memstore.disk.cold_read._COPIERS", 4)
+    units = [
+        BlockKey(1, layer, block, head)
+        for layer in (0, 1)
+        for block in range(8)
+        for head in range(HEADS)
+    ]
+    units += [
+        BlockKey(2, layer, block, head)
+        for layer in (0, 1)
+        for block in range(8)
+        for head in range(HEADS)
+    ]
 
     def late(true, file, buffers, offset):
         time.sleep(0.1)
@@ -110,7 +130,9 @@ def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatc
 
     def stale(txn: Transaction, table: str, keys: Sequence[bytes]) -> list[Place | None]:
         return [
-            None if place is None else [Place(place.offset + 4096, place.size), Place(16, 3000)][key[-3] % 2]
+            None
+            if place is None
+            else [Place(place.offset + 4096, place.size), Place(16, 3000)][key[-3] % 2]
             for key, place in zip(keys, true(txn, table, keys))
         ]
 
@@ -120,7 +142,9 @@ def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatc
 
 @pytest.mark.parametrize("watch", [0, 64])
 @pytest.mark.parametrize("reads", [0, 2])
-def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(memory, monkeypatch, watch, reads):
+def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(
+    memory, monkeypatch, watch, reads
+):
     catalog, disk = memory
     with catalog.database.read() as txn:
         place = txn.places_of("blocks", [block_key(1, 4, 1)])[0]
@@ -130,11 +154,18 @@ def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(memor
     os.pwrite(file, bytes([os.pread(file, 1, end)[0] ^ 4]), end)  # the last head's payload
     os.close(file)
     monkeypatch.setattr("memstore.tiers.disk._WATCH", watch)
-    monkeypatch.setattr("memstore.tiers.asked.disk_reads", itertools.count(0, reads).__next__)
+    monkeypatch.setattr("memstore.disk.cold_read.disk_reads", itertools.count(0, reads).__next__)
     disk = DiskTier(
-        catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype="float16", codec="raw"
+        catalog.database,
+        num_kv_heads=HEADS,
+        block_size=ROWS,
+        head_dim=DIM,
+        kv_dtype="float16",
+        codec="raw",
     )
-    with pytest.raises(CorruptBlock, match=f"document 1, block 4, layer 1 is damaged .*head {HEADS - 1}"):
+    with pytest.raises(
+        CorruptBlock, match=f"document 1, block 4, layer 1 is damaged .*head {HEADS - 1}"
+    ):
         check_right(disk)
     with pytest.raises(CorruptBlock, match=f"head {HEADS - 1}"):
         check_right(disk, [BlockKey(1, 1, 4, HEADS - 1)])
@@ -150,7 +181,11 @@ def test_a_stuck_reader_elsewhere_makes_the_file_grow_and_nothing_fail(memory):
     def rewrite(times: int) -> int:
         for _ in range(times):
             for block in range(20):
-                database.write(lambda txn, block=block: disk.write(txn, 2, 100 + block, 0, want_k, want_v, ROWS))
+                database.write(
+                    lambda txn, block=block: disk.write(
+                        txn, 2, 100 + block, 0, want_k, want_v, ROWS
+                    )
+                )
         return database.file_bytes
 
     rewrite(2)
@@ -187,9 +222,20 @@ def test_the_map_that_another_process_grows_is_taken_over_while_this_one_reads(t
         say(database._environment._inner.info()["map_size"])
     """
     with Database.create(tmp_path / "memory", lambda txn: None, map_size=1 << 18) as database:
-        disk = DiskTier(database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype="float16", codec="raw")
+        disk = DiskTier(
+            database,
+            num_kv_heads=HEADS,
+            block_size=ROWS,
+            head_dim=DIM,
+            kv_dtype="float16",
+            codec="raw",
+        )
         units = [BlockKey(1, 0, block, head) for block in range(10) for head in range(HEADS)]
-        database.write(lambda txn: [disk.write(txn, 1, b, 0, *keys_and_values(1, 0, b), ROWS) for b in range(10)])
+        database.write(
+            lambda txn: [
+                disk.write(txn, 1, b, 0, *keys_and_values(1, 0, b), ROWS) for b in range(10)
+            ]
+        )
         size = database._environment._inner.info()["map_size"]
         with other_process(code, database.path) as process:
             assert hear(process) == "open"
@@ -228,7 +274,7 @@ def test_a_forked_child_cannot_read_through_its_parents_tier(memory, cold):
 def host_over(source: SlowSource | FailingSource, slots: int) -> HostTier:
     return HostTier(
         source, slots * 2 * ROWS * DIM * 2, block_size=ROWS, head_dim=DIM, dtype=torch.float16
-    )  # fmt: skip
+    )
 
 
 def test_a_host_tier_waits_for_a_slow_source_and_has_the_right_units(memory):
@@ -238,7 +284,9 @@ def test_a_host_tier_waits_for_a_slow_source_and_has_the_right_units(memory):
     with host.lease(UNITS[:6]) as lease:
         assert time.perf_counter() - began >= 0.3  # three records
         for slot, unit in zip(lease.slots.tolist(), UNITS):
-            assert torch.equal(lease.k[slot], keys_and_values(unit.document, unit.layer, unit.block)[0][unit.head])
+            assert torch.equal(
+                lease.k[slot], keys_and_values(unit.document, unit.layer, unit.block)[0][unit.head]
+            )
 
 
 def test_a_host_tier_keeps_nothing_of_a_call_that_failed(memory):
@@ -253,4 +301,6 @@ def test_a_host_tier_keeps_nothing_of_a_call_that_failed(memory):
     assert host.bytes == held and not any(host.holds(unit) for unit in UNITS[4:12])
     with host.lease(UNITS) as lease:
         for slot, unit in zip(lease.slots.tolist(), UNITS):
-            assert torch.equal(lease.v[slot], keys_and_values(unit.document, unit.layer, unit.block)[1][unit.head])
+            assert torch.equal(
+                lease.v[slot], keys_and_values(unit.document, unit.layer, unit.block)[1][unit.head]
+            )

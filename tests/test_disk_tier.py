@@ -1,4 +1,6 @@
-"""The disk tier: what is written is read into any slots, and a damaged, missing or forgotten record is named."""
+"""The disk tier: what is written is read into any slots, and a damaged, missing or forgotten record
+is named.
+"""
 
 import itertools
 import os
@@ -11,12 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from memstore.block import DTYPES, BlockKey, check_record, decode_record, encode_record, raw_view
-from memstore.catalog import Catalog, Document, Signature
-from memstore.codec import CODECS
-from memstore.database import Transaction
+from memstore.block import BlockKey
+from memstore.disk.catalog import Catalog, Document, Signature
+from memstore.disk.codec import CODECS
+from memstore.disk.database import Transaction
+from memstore.disk.keys import block_key
+from memstore.disk.record import DTYPES, check_record, decode_record, encode_record, raw_view
 from memstore.errors import CorruptBlock, DocumentNotFound, InvalidConfig
-from memstore.keys import block_key
 from memstore.tiers.base import Lease, UnitSource
 from memstore.tiers.disk import DiskTier
 from memstore.tiers.stats import TierCounter, TierStats
@@ -30,23 +33,32 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "mapped":
         monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
     elif request.param == "asked":
-        monkeypatch.setattr("memstore.tiers.asked.disk_reads", itertools.count(0, 2).__next__)
+        monkeypatch.setattr("memstore.disk.cold_read.disk_reads", itertools.count(0, 2).__next__)
     return str(request.param)
 
 
-def keys_and_values(document: int, layer: int, block: int, dtype: str = "float16") -> tuple[torch.Tensor, torch.Tensor]:
+def keys_and_values(
+    document: int, layer: int, block: int, dtype: str = "float16"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What block `block` holds, computed anew: [HEADS, ROWS, DIM] each."""
     generator = torch.Generator().manual_seed(document * 10007 + layer * 101 + block)
     k, v = torch.randn(2, HEADS, ROWS, DIM, generator=generator).to(DTYPES[dtype])
     return k, v
 
 
-def make(path: Path, codec: str = "zstd", dtype: str = "float16", documents: int = 2) -> tuple[Catalog, DiskTier]:
+def make(
+    path: Path, codec: str = "zstd", dtype: str = "float16", documents: int = 2
+) -> tuple[Catalog, DiskTier]:
     """A memory of `documents` ready documents; the last block of each is closed at one token."""
     signature = Signature("aa", "bb", {}, dtype, LAYERS, (1,), HEADS, DIM, ROWS)
     catalog = Catalog.create(path, signature, codec=codec)
     disk = DiskTier(
-        catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype=dtype, codec=catalog.codec
+        catalog.database,
+        num_kv_heads=HEADS,
+        block_size=ROWS,
+        head_dim=DIM,
+        kv_dtype=dtype,
+        codec=catalog.codec,
     )
 
     def work(txn: Transaction) -> None:
@@ -57,7 +69,9 @@ def make(path: Path, codec: str = "zstd", dtype: str = "float16", documents: int
                 for layer in range(LAYERS):
                     k, v = keys_and_values(document, layer, block, dtype)
                     size += disk.write(txn, document, block, layer, k, v, length)
-            catalog.put_document(txn, Document(document, str(document), "ready", blocks=BLOCKS, bytes=size))
+            catalog.put_document(
+                txn, Document(document, str(document), "ready", blocks=BLOCKS, bytes=size)
+            )
 
     catalog.database.write(work)
     return catalog, disk
@@ -108,12 +122,16 @@ def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, cod
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
-@pytest.mark.parametrize("layout", ["in a row", "a gap between records", "turned round", "a record twice"])
+@pytest.mark.parametrize(
+    "layout", ["in a row", "a gap between records", "turned round", "a record twice"]
+)
 def test_whole_records_land_right_however_their_slots_lie(tmp_path, codec, layout, way):
     catalog, disk = make(tmp_path / "memory", codec)
-    blocks = [7, 2, 2 if layout == "a record twice" else 300, BLOCKS - 1, 0]  # the last but one is short
+    # the last but one is short
+    blocks = [7, 2, 2 if layout == "a record twice" else 300, BLOCKS - 1, 0]
     want = keys_and_values(1, 0, 300)
-    catalog.database.write(lambda txn: disk.write(txn, 1, 300, 0, *want, ROWS))  # with a longer header
+    # with a longer header
+    catalog.database.write(lambda txn: disk.write(txn, 1, 300, 0, *want, ROWS))
     units = [BlockKey(1, 0, block, head) for block in blocks for head in range(HEADS)]
     slots = list(range(len(units)))
     if layout == "a gap between records":
@@ -150,10 +168,20 @@ def test_what_the_page_cache_dropped_comes_from_the_disk_bit_for_bit(tmp_path):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         catalog = Catalog.open(tmp_path / "memory")
         disk = DiskTier(
-            catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype="float16", codec="raw"
+            catalog.database,
+            num_kv_heads=HEADS,
+            block_size=ROWS,
+            head_dim=DIM,
+            kv_dtype="float16",
+            codec="raw",
         )
         units = [
-            BlockKey(rng.randint(1, 8), rng.randrange(LAYERS), rng.randrange(BLOCKS - 1), rng.randrange(HEADS))
+            BlockKey(
+                rng.randint(1, 8),
+                rng.randrange(LAYERS),
+                rng.randrange(BLOCKS - 1),
+                rng.randrange(HEADS),
+            )
             for _ in range(count)
         ]
         slab = new_slab(count)
@@ -162,7 +190,9 @@ def test_what_the_page_cache_dropped_comes_from_the_disk_bit_for_bit(tmp_path):
             assert disk.read(units, slab, range(count)) == [ROWS] * count
         for slot, unit in enumerate(units):
             want_k, want_v = keys_and_values(unit.document, unit.layer, unit.block)
-            assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(v[slot], want_v[unit.head])
+            assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(
+                v[slot], want_v[unit.head]
+            )
         catalog.close()
     os.close(file)
 
@@ -181,11 +211,15 @@ def test_uncommitted_records_are_read_inside_their_transaction(memory, way):
     assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(1, 0, 2)[1][1])
 
 
-def test_a_batch_that_needed_the_disk_has_it_asked_in_advance_for_the_next_ones(tmp_path, monkeypatch):
+def test_a_batch_that_needed_the_disk_has_it_asked_in_advance_for_the_next_ones(
+    tmp_path, monkeypatch
+):
     asked: list[int] = []
     reads = iter(range(0))
-    monkeypatch.setattr("memstore.tiers.asked.ask", lambda file, pieces: asked.append(len(pieces)))
-    monkeypatch.setattr("memstore.tiers.asked.disk_reads", lambda: next(reads, 0))
+    monkeypatch.setattr(
+        "memstore.disk.cold_read.ask", lambda file, pieces: asked.append(len(pieces))
+    )
+    monkeypatch.setattr("memstore.disk.cold_read.disk_reads", lambda: next(reads, 0))
     monkeypatch.setattr("memstore.tiers.disk._WATCH", 3)
     monkeypatch.setattr("memstore.tiers.disk._SLOW", -1.0)
     monkeypatch.setattr("memstore.tiers.disk._FEW", 1)
@@ -216,8 +250,12 @@ def test_what_was_read_outlives_the_transaction_and_later_writes(memory):
     catalog.database.write(lambda txn: catalog.delete_document(txn, 1))
     noise = torch.zeros(HEADS, ROWS, DIM, dtype=torch.float16)
     for block in range(50):
-        catalog.database.write(lambda txn, block=block: disk.write(txn, 2, 100 + block, 0, noise, noise, ROWS))
-    assert torch.equal(k[0], keys_and_values(1, 1, 3)[0][2]) and torch.equal(v[0], keys_and_values(1, 1, 3)[1][2])
+        catalog.database.write(
+            lambda txn, block=block: disk.write(txn, 2, 100 + block, 0, noise, noise, ROWS)
+        )
+    assert torch.equal(k[0], keys_and_values(1, 1, 3)[0][2]) and torch.equal(
+        v[0], keys_and_values(1, 1, 3)[1][2]
+    )
 
 
 def test_a_block_is_read_whole(memory):
@@ -257,12 +295,17 @@ def test_a_record_moved_to_another_key_is_refused(memory, way):
 
     catalog.database.write(swap)
     slab = new_slab(1)
-    with pytest.raises(CorruptBlock, match=r"block 5, layer 1 is damaged .*the record of document 1, block 4, layer 1"):
+    with pytest.raises(
+        CorruptBlock,
+        match=r"block 5, layer 1 is damaged .*the record of document 1, block 4, layer 1",
+    ):
         disk.read([BlockKey(1, 1, 5, 0)], slab, [0])
 
 
 def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
-    """Bytes of the records, that is: a damaged tree may end the process, and is tried where that is expected."""
+    """Bytes of the records, that is: a damaged tree may end the process, and is tried where that is
+    expected.
+    """
     catalog, disk = make(tmp_path / "memory", codec="raw")
     path = tmp_path / "memory" / "data.mdb"
     with catalog.database.read() as txn:
@@ -279,7 +322,12 @@ def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
         path.write_bytes(damaged)
         catalog = Catalog.open(tmp_path / "memory")
         again = DiskTier(
-            catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype="float16", codec="raw"
+            catalog.database,
+            num_kv_heads=HEADS,
+            block_size=ROWS,
+            head_dim=DIM,
+            kv_dtype="float16",
+            codec="raw",
         )
         failed = 0
         for block in range(BLOCKS):
@@ -307,7 +355,9 @@ def test_records_are_walked_and_checked_in_order(memory):
     with catalog.database.read() as txn:
         walked = [(record.block, record.layer) for record in disk.records(txn, 2, first=10)]
         for record in disk.records(txn, 2):
-            check_record(record.data, 2, record.block, record.layer, shape=disk.shape, dtype="float16")
+            check_record(
+                record.data, 2, record.block, record.layer, shape=disk.shape, dtype="float16"
+            )
         sizes = sum(len(record.data) for record in disk.records(txn, 2))
         assert sizes == catalog.document(txn, 2).bytes
     assert walked == [(10, 0), (10, 1), (11, 0), (11, 1)]
@@ -320,7 +370,9 @@ def test_blocks_and_layers_are_deleted_and_their_bytes_counted(memory):
     def there() -> tuple[set[tuple[int, int]], int]:
         with database.read() as txn:
             records = list(disk.records(txn, 1))
-            return {(record.block, record.layer) for record in records}, sum(len(record.data) for record in records)
+            return {(record.block, record.layer) for record in records}, sum(
+                len(record.data) for record in records
+            )
 
     all_keys, before = there()
     freed = database.write(lambda txn: disk.delete_layers(txn, 1, {0}, 0, 8))
@@ -338,7 +390,12 @@ def test_blocks_and_layers_are_deleted_and_their_bytes_counted(memory):
 def test_a_memory_may_hold_records_of_several_codecs(memory, way):
     catalog, disk = memory
     other = DiskTier(
-        catalog.database, num_kv_heads=HEADS, block_size=ROWS, head_dim=DIM, kv_dtype="float16", codec="raw"
+        catalog.database,
+        num_kv_heads=HEADS,
+        block_size=ROWS,
+        head_dim=DIM,
+        kv_dtype="float16",
+        codec="raw",
     )
     want_k, want_v = keys_and_values(9, 9, 9)
     catalog.database.write(lambda txn: other.write(txn, 2, 50, 0, want_k, want_v, ROWS))
@@ -347,7 +404,14 @@ def test_a_memory_may_hold_records_of_several_codecs(memory, way):
     disk.read([BlockKey(2, 0, 50, 1), BlockKey(2, 0, 1, 1)], slab, [0, 1])
     assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(2, 0, 1)[1][1])
     with pytest.raises(InvalidConfig, match="lz9"):
-        DiskTier(catalog.database, num_kv_heads=1, block_size=1, head_dim=1, kv_dtype="float16", codec="lz9")
+        DiskTier(
+            catalog.database,
+            num_kv_heads=1,
+            block_size=1,
+            head_dim=1,
+            kv_dtype="float16",
+            codec="lz9",
+        )
 
 
 def test_threads_read_while_a_document_is_written(memory, way):
@@ -359,14 +423,17 @@ def test_threads_read_while_a_document_is_written(memory, way):
         try:
             for _ in range(60):
                 units = [
-                    BlockKey(1, rng.randrange(2), rng.randrange(BLOCKS - 1), rng.randrange(HEADS)) for _ in range(8)
+                    BlockKey(1, rng.randrange(2), rng.randrange(BLOCKS - 1), rng.randrange(HEADS))
+                    for _ in range(8)
                 ]
                 slab = new_slab(8)
                 k, v = slab.unbind(1)
                 disk.read(units, slab, range(8))
                 for slot, unit in enumerate(units):
                     want_k, want_v = keys_and_values(1, unit.layer, unit.block)
-                    assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(v[slot], want_v[unit.head])
+                    assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(
+                        v[slot], want_v[unit.head]
+                    )
         except BaseException as error:
             errors.append(error)
 
@@ -375,7 +442,9 @@ def test_threads_read_while_a_document_is_written(memory, way):
         thread.start()
     for block in range(20):
         k, v = keys_and_values(2, 0, block)
-        catalog.database.write(lambda txn, block=block, k=k, v=v: disk.write(txn, 2, 200 + block, 0, k, v, ROWS))
+        catalog.database.write(
+            lambda txn, block=block, k=k, v=v: disk.write(txn, 2, 200 + block, 0, k, v, ROWS)
+        )
     for thread in threads:
         thread.join()
     assert not errors
@@ -398,22 +467,31 @@ def test_counts_add_up_over_layers_and_threads():
     counter = TierCounter()
     assert counter.snapshot() == TierStats()
     threads = [
-        threading.Thread(target=lambda n=n: [counter.count(n % 2, hits=1, evictions=2) for _ in range(200)])
+        threading.Thread(
+            target=lambda n=n: [counter.count(n % 2, hits=1, evictions=2) for _ in range(200)]
+        )
         for n in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert counter.layers() == {0: TierStats(hits=400, evictions=800), 1: TierStats(hits=400, evictions=800)}
+    assert counter.layers() == {
+        0: TierStats(hits=400, evictions=800),
+        1: TierStats(hits=400, evictions=800),
+    }
     counted = {"hits": 800, "evictions": 1600}
-    assert counter.snapshot().to_dict() == {name: counted.get(name, 0) for name in TierStats().to_dict()}
+    assert counter.snapshot().to_dict() == {
+        name: counted.get(name, 0) for name in TierStats().to_dict()
+    }
 
 
 def test_a_lease_is_given_back_once():
     given_back = []
     k, v = new_slab(1).unbind(1)
-    with Lease([0], [True], k, v, torch.tensor([ROWS]), lambda: given_back.append("slot 0")) as lease:
+    with Lease(
+        [0], [True], k, v, torch.tensor([ROWS]), lambda: given_back.append("slot 0")
+    ) as lease:
         assert not given_back
     lease.release()
     assert given_back == ["slot 0"]

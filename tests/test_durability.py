@@ -1,7 +1,8 @@
-"""What survives: SIGKILL at random instants of writing, flipped bytes and truncated files. Never a wrong block.
+"""What survives: SIGKILL at random instants of writing, flipped bytes and truncated files. Never a
+wrong block.
 
-MEMSTORE_KILLS (20) and MEMSTORE_FLIPS (200) set how often; `make soak` runs 100 and 1,000. MEMSTORE_SEED makes other
-instants.
+MEMSTORE_KILLS (20) and MEMSTORE_FLIPS (200) set how often; `make soak` runs 100 and 1,000.
+MEMSTORE_SEED makes other instants.
 """
 
 import os
@@ -14,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from children import BUDGET, NAMED_ERROR, RIGHT, TOKENS, ForkServer, changes_job, ingest_job
-from deterministic import CHUNK, SIGNATURE, check_content, ingest, stored
+from fork_server import BUDGET, NAMED_ERROR, RIGHT, TOKENS, ForkServer, changes_job, ingest_job
+from synthetic_documents import CHUNK, SIGNATURE, check_content, ingest, stored
 
 from memstore.errors import CorruptMemory, MemoryNotFound
-from memstore.store import MemoryStore
-from memstore.verify import verify_memory
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "20"))
 FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "200"))
@@ -97,7 +98,9 @@ def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed
     assert verify_memory(memory).clean
 
 
-def test_other_changes_killed_at_random_instants_leave_old_or_new(children: ForkServer, tmp_path: Path) -> None:
+def test_other_changes_killed_at_random_instants_leave_old_or_new(
+    children: ForkServer, tmp_path: Path
+) -> None:
     chance = random.Random(SEED + 1)
     origin = new_memory(tmp_path / "origin")
     export = tmp_path / "export"
@@ -108,7 +111,9 @@ def test_other_changes_killed_at_random_instants_leave_old_or_new(children: Fork
         ingest(store, "grows", 20 * CHUNK + 3, text=2)
         ingest(store, "changes", 20 * CHUNK, text=1)
         ingest(store, "goes", 20 * CHUNK, text=4)
-    seconds = seconds_of(children, "changes_job", shutil.copytree(origin, tmp_path / "undisturbed"), export)
+    seconds = seconds_of(
+        children, "changes_job", shutil.copytree(origin, tmp_path / "undisturbed"), export
+    )
     for kill in range(max(1, KILLS // 2)):
         memory = shutil.copytree(origin, tmp_path / str(kill))
         killed(children, chance.uniform(0, seconds), "changes_job", memory, export)
@@ -120,7 +125,10 @@ def test_other_changes_killed_at_random_instants_leave_old_or_new(children: Fork
         changes_job(str(memory), str(export))
         check_memory(children, memory)
         with MemoryStore.open(memory, host_budget=BUDGET) as store:
-            done = {document.name: (document.state, document.source_hash) for document in store.documents()}
+            done = {
+                document.name: (document.state, document.source_hash)
+                for document in store.documents()
+            }
         assert done == {
             "grows": ("ready", f"2:{60 * CHUNK + 9}"),
             "changes": ("ready", f"3:{40 * CHUNK + 3}"),
@@ -155,7 +163,9 @@ def is_death(outcome: int) -> bool:
     return -outcome in (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE)
 
 
-def test_flipped_bytes_never_yield_a_wrong_block(children: ForkServer, sound: Path, tmp_path: Path) -> None:
+def test_flipped_bytes_never_yield_a_wrong_block(
+    children: ForkServer, sound: Path, tmp_path: Path
+) -> None:
     chance = random.Random(SEED + 2)
     whole = (sound / "data.mdb").read_bytes()
     assert children.run("read_all_job", damaged_copy(tmp_path / "whole", whole)) == RIGHT
@@ -168,7 +178,9 @@ def test_flipped_bytes_never_yield_a_wrong_block(children: ForkServer, sound: Pa
             data[at] ^= chance.choice([1 << chance.randrange(8), chance.randrange(1, 256)])
         path = damaged_copy(tmp_path / str(trial), bytes(data))
         read = children.run("read_all_job", path)
-        assert read in (RIGHT, NAMED_ERROR) or is_death(read), f"outcome {read} of flips at {where} (seed {SEED})"
+        assert read in (RIGHT, NAMED_ERROR) or is_death(read), (
+            f"outcome {read} of flips at {where} (seed {SEED})"
+        )
         if read != RIGHT:
             verified = children.run("verify_job", path)
             assert verified == NAMED_ERROR or is_death(verified) or verified == -signal.SIGALRM, (
@@ -179,7 +191,9 @@ def test_flipped_bytes_never_yield_a_wrong_block(children: ForkServer, sound: Pa
     assert outcomes["named error"] > FLIPS // 10, outcomes
 
 
-def test_truncated_file_is_refused_or_right(children: ForkServer, sound: Path, tmp_path: Path) -> None:
+def test_truncated_file_is_refused_or_right(
+    children: ForkServer, sound: Path, tmp_path: Path
+) -> None:
     chance = random.Random(SEED + 3)
     whole = (sound / "data.mdb").read_bytes()
     lengths = [0, 1, 4095, 4096, 8192, len(whole) - 1, len(whole) - 4096]

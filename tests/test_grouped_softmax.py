@@ -1,4 +1,6 @@
-"""Grouped-softmax flash attention in Triton against torch: on a GPU if there is one, else in Triton's interpreter."""
+"""Grouped-softmax flash attention in Triton against torch: on a GPU if there is one, else in
+Triton's interpreter.
+"""
 
 import subprocess
 import sys
@@ -18,13 +20,13 @@ from torch import Tensor
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-import interpreted  # noqa: F401 (before anything imports Triton)
+import triton_interpreter  # noqa: F401 (before anything imports Triton)
 
 from memstore.kernels import api, grouped_softmax, grouped_softmax_backward, reference
 from memstore.kernels.api import NEG, Negatives, grouped_softmax_attention
 from memstore.model.config import ModelConfig
-from memstore.model.objectives import encode_windows, next_token_loss
 from memstore.model.transformer import Transformer
+from memstore.training.objectives import encode_windows, next_token_loss
 
 DATA = Path(__file__).parent / "data"
 CUDA = torch.cuda.is_available()
@@ -46,10 +48,21 @@ class Window:
 
     @classmethod
     def draw(
-        cls, block_size: int, length: int, dim: int, heads: int = 2, kv_heads: int = 1, batch: int = 2, *,
-        cmt: bool = True, controlled: bool = True, negatives: int = 0, far: bool = False,
-        documents: tuple[int, ...] = (), seed: int = 0,
-    ) -> "Window":  # fmt: skip
+        cls,
+        block_size: int,
+        length: int,
+        dim: int,
+        heads: int = 2,
+        kv_heads: int = 1,
+        batch: int = 2,
+        *,
+        cmt: bool = True,
+        controlled: bool = True,
+        negatives: int = 0,
+        far: bool = False,
+        documents: tuple[int, ...] = (),
+        seed: int = 0,
+    ) -> "Window":
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -71,11 +84,14 @@ class Window:
             blocks = sum(n // (block_size + 1) for n in documents)
         bias = torch.where(coins(sequences, negatives), NEG, normal(sequences, negatives).float())
         return cls(
-            block_size, leaves, normal(batch, heads, length, dim),
+            block_size,
+            leaves,
+            normal(batch, heads, length, dim),
             coins(batch, blocks) if controlled else None,
             torch.tensor([0, *documents]).cumsum(0).int().to(DEVICE) if documents else None,
-            bias if far else None, coins(sequences, negatives) if controlled else None,
-        )  # fmt: skip
+            bias if far else None,
+            coins(sequences, negatives) if controlled else None,
+        )
 
     def attend(self, dtype: torch.dtype, *, triton: bool) -> dict[str, Tensor]:
         """The output and the gradient of every leaf."""
@@ -83,11 +99,20 @@ class Window:
         negatives = None
         if "keys" in leaves:
             queries = leaves.get("queries")
-            negatives = Negatives(leaves["keys"], leaves["values"], self.bias, self.n_controlled, queries)
+            negatives = Negatives(
+                leaves["keys"], leaves["values"], self.bias, self.n_controlled, queries
+            )
         output = grouped_softmax_attention(
-            leaves["q"], leaves["k"], leaves["v"], self.block_size, k_cmt=leaves.get("k_cmt"),
-            controlled=self.controlled, cu_seqlens=self.cu_seqlens, negatives=negatives, triton=triton,
-        )  # fmt: skip
+            leaves["q"],
+            leaves["k"],
+            leaves["v"],
+            self.block_size,
+            k_cmt=leaves.get("k_cmt"),
+            controlled=self.controlled,
+            cu_seqlens=self.cu_seqlens,
+            negatives=negatives,
+            triton=triton,
+        )
         gradients = torch.autograd.grad(output, list(leaves.values()), self.do.to(dtype))
         return {"output": output.detach(), **dict(zip(leaves, gradients))}
 
@@ -95,9 +120,10 @@ class Window:
 def check(window: Window, dtype: torch.dtype = torch.float32, *, tiny: bool = False) -> None:
     """No result of the kernels is farther from float64 than twice as far as torch's in that dtype.
 
-    And two roundings of float32, which the row's logsumexp has suffered before weights are computed from it again. In
-    tiny windows many rows see one token, and have a gradient of 0 that torch finds exactly, but the kernels as the
-    difference of dO.v and delta: there one rounding of these is allowed too.
+    And two roundings of float32, which the row's logsumexp has suffered before weights are computed
+    from it again. In tiny windows many rows see one token, and have a gradient of 0 that torch
+    finds exactly, but the kernels as the difference of dO.v and delta: there one rounding of these
+    is allowed too.
     """
     longest = max(x.norm(dim=-1).max() for x in window.leaves.values())
     cancelled = 1.2e-7 * window.do.norm() * longest**2 if tiny else 0.0
@@ -120,20 +146,45 @@ def poisoned() -> Iterator[None]:
 
 @settings(max_examples=10, deadline=None)
 @given(
-    size=st.integers(1, 9), length=st.integers(1, 32), dim=st.sampled_from([8, 16, 40]), group=st.integers(1, 2),
-    cmt=st.booleans(), controlled=st.booleans(), negatives=st.sampled_from([0, 3]), far=st.booleans(),
-    cut=st.none() | st.floats(0, 1), seed=st.integers(0, 999),
-)  # fmt: skip
+    size=st.integers(1, 9),
+    length=st.integers(1, 32),
+    dim=st.sampled_from([8, 16, 40]),
+    group=st.integers(1, 2),
+    cmt=st.booleans(),
+    controlled=st.booleans(),
+    negatives=st.sampled_from([0, 3]),
+    far=st.booleans(),
+    cut=st.none() | st.floats(0, 1),
+    seed=st.integers(0, 999),
+)
 def test_output_and_gradients_are_as_exact_as_torchs(
-    size: int, length: int, dim: int, group: int, cmt: bool, controlled: bool, negatives: int, far: bool,
-    cut: float | None, seed: int,
-) -> None:  # fmt: skip
+    size: int,
+    length: int,
+    dim: int,
+    group: int,
+    cmt: bool,
+    controlled: bool,
+    negatives: int,
+    far: bool,
+    cut: float | None,
+    seed: int,
+) -> None:
     first = 0 if cut is None else int(cut * length)
     documents = () if cut is None else (first, length - first)
     window = Window.draw(
-        size, length, dim, 2 * group, 2, 1 if documents else 2, cmt=cmt, controlled=controlled, negatives=negatives,
-        far=far, documents=documents, seed=seed,
-    )  # fmt: skip
+        size,
+        length,
+        dim,
+        2 * group,
+        2,
+        1 if documents else 2,
+        cmt=cmt,
+        controlled=controlled,
+        negatives=negatives,
+        far=far,
+        documents=documents,
+        seed=seed,
+    )
     check(window, tiny=True)
 
 
@@ -144,12 +195,22 @@ def test_blocks_of_real_sizes(size: int, length: int, poisoned: None) -> None:
 
 @pytest.mark.parametrize("controlled", [False, True])
 @pytest.mark.parametrize("negatives", [0, 5])
-def test_what_nothing_was_written_into_is_never_returned(controlled: bool, negatives: int, poisoned: None) -> None:
+def test_what_nothing_was_written_into_is_never_returned(
+    controlled: bool, negatives: int, poisoned: None
+) -> None:
     for documents in ((), (7, 0, 6, 13)):  # of packed rows the last three belong to no document
         window = Window.draw(
-            4, 29, 40, 2, 1, 1 if documents else 2, controlled=controlled, negatives=negatives, far=True,
+            4,
+            29,
+            40,
+            2,
+            1,
+            1 if documents else 2,
+            controlled=controlled,
+            negatives=negatives,
+            far=True,
             documents=documents,
-        )  # fmt: skip
+        )
         result = window.attend(torch.float32, triton=True)
         assert all(x.isfinite().all() for x in result.values())
         if documents:
@@ -184,13 +245,17 @@ def test_negatives_that_are_hidden_change_nothing(under_gate: bool) -> None:
 def test_documents_are_packed_into_one_sequence() -> None:
     q = torch.randn(2, 1, 6, 8, device=DEVICE)
     with pytest.raises(ValueError, match="batch of 1, not of 2"):
-        grouped_softmax_attention(q, q, q, 2, cu_seqlens=torch.tensor([0, 6], dtype=torch.int32, device=DEVICE))
+        grouped_softmax_attention(
+            q, q, q, 2, cu_seqlens=torch.tensor([0, 6], dtype=torch.int32, device=DEVICE)
+        )
 
 
 def test_autocast_chooses_the_dtype() -> None:
     q, k, v = (torch.randn(1, 1, 14, 16, device=DEVICE) for _ in range(3))
     with torch.autocast(DEVICE, dtype=torch.float16):
-        outputs = [grouped_softmax_attention(q, k, v.half(), 4, triton=triton) for triton in (True, False)]
+        outputs = [
+            grouped_softmax_attention(q, k, v.half(), 4, triton=triton) for triton in (True, False)
+        ]
     assert outputs[0].dtype == outputs[1].dtype == torch.float16
     torch.testing.assert_close(*outputs, rtol=1e-2, atol=1e-2)
 
@@ -204,7 +269,9 @@ def test_every_run_gives_the_same_bits() -> None:
 @pytest.mark.parametrize("case", ["full_blocks", "partial_tail", "single_block"])
 def test_grouped_softmax_equals_the_published_implementation(case: str) -> None:
     with np.load(DATA / "a_softmax.npz") as file:
-        q, k, v, is_mem, out = (torch.from_numpy(file[f"lmb_{case}_{x}"]) for x in ("q", "k", "v", "is_mem", "out"))
+        q, k, v, is_mem, out = (
+            torch.from_numpy(file[f"lmb_{case}_{x}"]) for x in ("q", "k", "v", "is_mem", "out")
+        )
     size = int(is_mem[0].nonzero()[0]) if is_mem.any() else q.shape[2]
     q, k, v = (x.float().to(DEVICE) for x in (q * q.shape[-1] ** -0.5, k, v))
     found = grouped_softmax_attention(q, k, v, size, triton=True)
@@ -217,11 +284,18 @@ def test_context_miss_token_equals_the_published_implementation(controlled: str)
         data = {key: torch.from_numpy(file[key]) for key in file.files}
     size = int(data["is_mem"][0].nonzero()[0])
     blocks = data[f"cmt_{controlled}_ctrl"][:, size :: size + 1].to(DEVICE)
-    q, k, k_cmt = (x.float().to(DEVICE) for x in (data["q"] * data["q"].shape[-1] ** -0.5, data["k"], data["k_cmt"]))
+    q, k, k_cmt = (
+        x.float().to(DEVICE)
+        for x in (data["q"] * data["q"].shape[-1] ** -0.5, data["k"], data["k_cmt"])
+    )
     length, dim = q.shape[2:]
-    ones = torch.nn.functional.pad(torch.eye(length, device=DEVICE), (0, -length % dim)).expand(*k.shape[:2], -1, -1)
+    ones = torch.nn.functional.pad(torch.eye(length, device=DEVICE), (0, -length % dim)).expand(
+        *k.shape[:2], -1, -1
+    )
     columns = [  # values that are unit vectors: the output is the weights
-        grouped_softmax_attention(q, k, v, size, k_cmt=k_cmt[0, :, 0], controlled=blocks, triton=True)
+        grouped_softmax_attention(
+            q, k, v, size, k_cmt=k_cmt[0, :, 0], controlled=blocks, triton=True
+        )
         for v in ones.split(dim, -1)
     ]
     found = torch.cat(columns, -1)[..., :length].cpu().double()
@@ -230,7 +304,8 @@ def test_context_miss_token_equals_the_published_implementation(controlled: str)
 
 def test_inputs_may_be_views_and_the_gradient_of_the_output_too() -> None:
     generator = torch.Generator().manual_seed(3)
-    fused = torch.randn(2, 17, 3, 2, 16, generator=generator).to(DEVICE).requires_grad_()  # (B, T, q k v, H, D)
+    # (B, T, q k v, H, D)
+    fused = torch.randn(2, 17, 3, 2, 16, generator=generator).to(DEVICE).requires_grad_()
     results = []
     for triton in (True, False):
         q, k, v = fused.permute(2, 0, 3, 1, 4).unbind()
@@ -243,12 +318,22 @@ def test_inputs_may_be_views_and_the_gradient_of_the_output_too() -> None:
 def test_the_operators_keep_what_torch_compile_asks_of_them() -> None:
     window = Window.draw(3, 10, 8, 2, 1, 1, negatives=2, far=True)
     x = {name: leaf.float().requires_grad_() for name, leaf in window.leaves.items()}
-    others = window.controlled, None, x["keys"], x["values"], x["queries"], window.bias.float(), window.n_controlled
+    others = (
+        window.controlled,
+        None,
+        x["keys"],
+        x["values"],
+        x["queries"],
+        window.bias.float(),
+        window.n_controlled,
+    )
     arguments = x["q"], x["k"], x["v"], 3, x["k_cmt"], *others
     torch.library.opcheck(grouped_softmax.forward_op, arguments)
     detached = [a.detach() if isinstance(a, Tensor) else a for a in arguments]
     saved = grouped_softmax.forward_op(*detached)
-    torch.library.opcheck(grouped_softmax_backward.backward_op, (window.do.float(), *saved, *detached))
+    torch.library.opcheck(
+        grouped_softmax_backward.backward_op, (window.do.float(), *saved, *detached)
+    )
 
 
 def test_it_compiles_into_one_graph() -> None:
@@ -256,7 +341,9 @@ def test_it_compiles_into_one_graph() -> None:
     q, k, v, k_cmt = (x.float().requires_grad_() for x in window.leaves.values())
 
     def loss(q: Tensor, k: Tensor, v: Tensor, k_cmt: Tensor) -> Tensor:
-        output = grouped_softmax_attention(q, k, v, 4, k_cmt=k_cmt, controlled=window.controlled, triton=True)
+        output = grouped_softmax_attention(
+            q, k, v, 4, k_cmt=k_cmt, controlled=window.controlled, triton=True
+        )
         return (output * window.do).sum()
 
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
@@ -271,10 +358,16 @@ def test_without_being_asked_the_cpu_takes_torch_and_so_do_blocks_too_large_for_
     calls: list[int] = []
     launch = grouped_softmax.grouped_softmax_attention
     monkeypatch.setattr(
-        grouped_softmax, "grouped_softmax_attention", lambda *a, **b: calls.append(a[3]) or launch(*a, **b)
+        grouped_softmax,
+        "grouped_softmax_attention",
+        lambda *a, **b: calls.append(a[3]) or launch(*a, **b),
     )
     q = torch.randn(1, 1, 20, 64)
-    for size, triton, dtype in ((4, None, torch.float32), (1000, True, torch.float32), (5, True, torch.float64)):
+    for size, triton, dtype in (
+        (4, None, torch.float32),
+        (1000, True, torch.float32),
+        (5, True, torch.float64),
+    ):
         x = q.to(dtype)
         expected = reference.grouped_softmax_attention(x, x, x, size)
         assert torch.equal(api.grouped_softmax_attention(x, x, x, size, triton=triton), expected)
@@ -288,21 +381,32 @@ def test_importing_memstore_and_attending_on_a_cpu_needs_no_triton() -> None:
         "import sys; sys.modules['triton'] = None\n"
         "import memstore, torch\n"
         "from memstore.kernels.api import grouped_softmax_attention\n"
-        "q = torch.randn(1, 1, 9, 8); assert grouped_softmax_attention(q, q, q, 4).isfinite().all()\n"
-        "assert sys.modules['triton'] is None and not any(name.startswith('triton.') for name in sys.modules)\n"
+        "q = torch.randn(1, 1, 9, 8); assert grouped_softmax_attention(q, q, q, "
+        "4).isfinite().all()\n"
+        "assert sys.modules['triton'] is None and not any(name.startswith('triton.') for name in "
+        "sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_a_model_learns_from_windows_the_same_through_the_kernel() -> None:
     config = ModelConfig(
-        vocab_size=60, num_layers=2, hidden_size=16, num_heads=2, num_kv_heads=1, head_dim=8, mlp_size=16, block_size=5
+        vocab_size=60,
+        num_layers=2,
+        hidden_size=16,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        mlp_size=16,
+        block_size=5,
     )
     model = Transformer(config)
     model.initialise(torch.Generator().manual_seed(0))
     model.to(DEVICE)
     ids = (torch.arange(48).view(2, 24) * 7 % 58).to(DEVICE)
-    controlled = torch.tensor([[True, False, True, True], [False, True, True, False]], device=DEVICE)
+    controlled = torch.tensor(
+        [[True, False, True, True], [False, True, True, False]], device=DEVICE
+    )
     jumps = torch.tensor([[0, 2, 0, 1], [0, 0, 3, 0]], device=DEVICE)
 
     def learned(triton: bool) -> dict[str, Tensor]:
@@ -318,7 +422,9 @@ def test_a_model_learns_from_windows_the_same_through_the_kernel() -> None:
 
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size, dim", [(63, 128), (50, 128), (50, 64), (32, 64), (32, 32), (63, 256), (127, 96)])
+@pytest.mark.parametrize(
+    "size, dim", [(63, 128), (50, 128), (50, 64), (32, 64), (32, 32), (63, 256), (127, 96)]
+)
 def test_real_shapes_on_a_gpu(size: int, dim: int, dtype: torch.dtype, poisoned: None) -> None:
     check(Window.draw(size, 2_000, dim, 4, 2, negatives=300, far=True), dtype)
     check(Window.draw(size, 2_100, dim, 4, 2, 1, negatives=300, documents=(700, 1, 1_300)), dtype)

@@ -1,16 +1,18 @@
-"""A model whose weights are in half precision: its numbers are near those of float32, its searches exact."""
+"""A model whose weights are in half precision: its numbers are near those of float32, its searches
+exact.
+"""
 
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import save_tiny_model, text
+from tiny_model import save_tiny_model, text
 from torch import Tensor
 
 from memstore.index import FaissIndex, make_index
 from memstore.model.checkpoint import load_checkpoint, save_checkpoint
 from memstore.model.landmark_model import LandmarkModel, load_model
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 
 HALF = [torch.bfloat16, torch.float16]
 
@@ -33,25 +35,35 @@ def log_probabilities(model: LandmarkModel, memory: Path, **lookup: object) -> T
         return session.logits(states).log_softmax(-1)[:, : model.config.landmark_id]
 
 
-@pytest.mark.parametrize("granularity,positions", [("per_token_per_head", "fixed"), ("shared", "stingy")])
+@pytest.mark.parametrize(
+    "granularity,positions", [("per_token_per_head", "fixed"), ("shared", "stingy")]
+)
 @pytest.mark.parametrize("dtype", HALF)
 def test_a_session_in_half_precision_is_near_the_same_one_in_float32(
     tmp_path: Path, dtype: torch.dtype, granularity: str, positions: str
 ) -> None:
-    directory = halved(tmp_path / "model", dtype, old_block_position=positions, granularity=granularity)
+    directory = halved(
+        tmp_path / "model", dtype, old_block_position=positions, granularity=granularity
+    )
     whole, half = load_model(directory), load_model(directory, dtype=dtype)
     assert {p.dtype for p in half.transformer.parameters()} == {dtype}
     with MemoryStore.create(tmp_path / "m", whole.signature) as store:
         whole.ingest(text(120), store, name="a")
     exact = log_probabilities(whole, tmp_path / "m")
-    found, blind = log_probabilities(half, tmp_path / "m"), log_probabilities(whole, tmp_path / "m", cmt_cutoff=1.0)
+    found, blind = (
+        log_probabilities(half, tmp_path / "m"),
+        log_probabilities(whole, tmp_path / "m", cmt_cutoff=1.0),
+    )
     error, memory = (float((x - exact).abs().mean()) for x in (found, blind))
     assert found.dtype == torch.float32
-    assert 0 < error < 16 * torch.finfo(dtype).eps * memory  # what the memory makes is far above the rounding
+    # what the memory makes is far above the rounding
+    assert 0 < error < 16 * torch.finfo(dtype).eps * memory
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_weights_are_another_model_only_where_they_lose_digits(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_weights_are_another_model_only_where_they_lose_digits(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     same = halved(tmp_path / "same", dtype)
     assert load_model(same).signature == load_model(same, dtype=dtype).signature
     finer = save_tiny_model(tmp_path / "finer")

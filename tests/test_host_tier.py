@@ -1,11 +1,13 @@
-"""The host tier: an exact byte budget, least recently used first, leases and pins that hold, many threads at once."""
+"""The host tier: an exact byte budget, least recently used first, leases and pins that hold, many
+threads at once.
+"""
 
 import random
 import threading
 
 import pytest
 import torch
-from below import BLOCK, DIM, UNIT_BYTES, Below, check_lease, content, unit
+from counting_source import BLOCK, DIM, UNIT_BYTES, CountingSource, check_lease, content, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,15 +17,21 @@ from memstore.tiers.host import HostTier, NoSource
 
 
 @pytest.fixture
-def below() -> Below:
-    return Below()
+def below() -> CountingSource:
+    return CountingSource()
 
 
-def make_tier(below: Below, units: int = 8) -> HostTier:
-    return HostTier(below, units * UNIT_BYTES + UNIT_BYTES // 2, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
+def make_tier(below: CountingSource, units: int = 8) -> HostTier:
+    return HostTier(
+        below,
+        units * UNIT_BYTES + UNIT_BYTES // 2,
+        block_size=BLOCK,
+        head_dim=DIM,
+        dtype=torch.float32,
+    )
 
 
-def test_hits_are_not_read_again_and_are_counted(below: Below) -> None:
+def test_hits_are_not_read_again_and_are_counted(below: CountingSource) -> None:
     tier = make_tier(below)
     check_lease(tier, [unit(0), unit(1), unit(5)])
     check_lease(tier, [unit(5), unit(0)])
@@ -37,14 +45,14 @@ def test_hits_are_not_read_again_and_are_counted(below: Below) -> None:
     assert tier.bytes == 5 * UNIT_BYTES
 
 
-def test_empty_lease_is_no_read(below: Below) -> None:
+def test_empty_lease_is_no_read(below: CountingSource) -> None:
     tier = make_tier(below)
     with tier.lease([]) as lease:
         assert lease.slots.shape == (0,) and lease.lengths.shape == (0,)
     assert below.reads == [] and tier.stats().misses == 0
 
 
-def test_least_recently_used_goes_first(below: Below) -> None:
+def test_least_recently_used_goes_first(below: CountingSource) -> None:
     tier = make_tier(below, units=3)
     for number in (0, 1, 2, 0, 3):
         check_lease(tier, [unit(number)])
@@ -52,7 +60,7 @@ def test_least_recently_used_goes_first(below: Below) -> None:
     assert tier.stats().evictions == 1
 
 
-def test_leased_units_stay_until_release(below: Below) -> None:
+def test_leased_units_stay_until_release(below: CountingSource) -> None:
     tier = make_tier(below, units=3)
     first = tier.lease([unit(0), unit(1)])
     for number in range(2, 8):
@@ -67,7 +75,7 @@ def test_leased_units_stay_until_release(below: Below) -> None:
     check_lease(tier, [unit(8), unit(9), unit(10)])
 
 
-def test_too_many_units_say_how_many_would_fit_and_change_nothing(below: Below) -> None:
+def test_too_many_units_say_how_many_would_fit_and_change_nothing(below: CountingSource) -> None:
     tier = make_tier(below, units=4)
     check_lease(tier, [unit(n) for n in range(4)])
     tier.pin(-1, 0, 0, torch.zeros(1, 1, BLOCK, DIM), torch.zeros(1, 1, BLOCK, DIM))
@@ -81,12 +89,12 @@ def test_too_many_units_say_how_many_would_fit_and_change_nothing(below: Below) 
     assert refused.value.fits == 4
 
 
-def test_budget_below_one_unit_is_refused(below: Below) -> None:
+def test_budget_below_one_unit_is_refused(below: CountingSource) -> None:
     with pytest.raises(BudgetExceeded, match="raise the budget"):
         HostTier(below, UNIT_BYTES - 1, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
 
 
-def test_failed_read_leaves_nothing_behind(below: Below) -> None:
+def test_failed_read_leaves_nothing_behind(below: CountingSource) -> None:
     tier = make_tier(below, units=4)
     check_lease(tier, [unit(0)])
     below.refuse = True
@@ -101,7 +109,9 @@ def test_failed_read_leaves_nothing_behind(below: Below) -> None:
     check_lease(tier, [unit(n) for n in range(4, 8)])
 
 
-def test_pinned_units_outlive_any_pressure_and_are_cached_after_unpin(below: Below) -> None:
+def test_pinned_units_outlive_any_pressure_and_are_cached_after_unpin(
+    below: CountingSource,
+) -> None:
     tier = make_tier(below, units=6)
     own = torch.randn(2, 2, 2, BLOCK, DIM)
     pinned = tier.pin(1, 0, 10, own[0], own[1], last_length=3)
@@ -122,7 +132,7 @@ def test_pinned_units_outlive_any_pressure_and_are_cached_after_unpin(below: Bel
     assert not any(tier.holds(key) for key in pinned)
 
 
-def test_dropped_unit_keeps_its_slot_while_leased(below: Below) -> None:
+def test_dropped_unit_keeps_its_slot_while_leased(below: CountingSource) -> None:
     tier = make_tier(below, units=3)
     lease = tier.lease([unit(0), unit(1)])
     tier.drop_document(1)
@@ -140,15 +150,22 @@ def test_dropped_unit_keeps_its_slot_while_leased(below: Below) -> None:
 
 
 def test_no_source_says_what_is_missing() -> None:
-    tier = HostTier(NoSource(), 10 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
+    tier = HostTier(
+        NoSource(), 10 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32
+    )
     with pytest.raises(DocumentNotFound, match="document 1"):
         tier.lease([unit(0)])
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from("lrpud"), st.integers(0, 23)), max_size=60), st.integers(1, 9))
-def test_any_order_of_calls_keeps_budget_and_content(steps: list[tuple[str, int]], capacity: int) -> None:
-    tier = make_tier(Below(), units=capacity)
+@given(
+    st.lists(st.tuples(st.sampled_from("lrpud"), st.integers(0, 23)), max_size=60),
+    st.integers(1, 9),
+)
+def test_any_order_of_calls_keeps_budget_and_content(
+    steps: list[tuple[str, int]], capacity: int
+) -> None:
+    tier = make_tier(CountingSource(), units=capacity)
     leases = []
     pinned: list[BlockKey] = []
     for what, number in steps:
@@ -161,7 +178,9 @@ def test_any_order_of_calls_keeps_budget_and_content(steps: list[tuple[str, int]
                 leases.pop(number % len(leases))[0].release()
             elif what == "p" and not tier.holds(key := BlockKey(-1, 0, number, 0)):
                 k, v = content(key)
-                pinned += tier.pin(-1, 0, number, k.view(1, 1, BLOCK, DIM), v.view(1, 1, BLOCK, DIM))
+                pinned += tier.pin(
+                    -1, 0, number, k.view(1, 1, BLOCK, DIM), v.view(1, 1, BLOCK, DIM)
+                )
             elif what == "u" and pinned:
                 tier.unpin([pinned.pop(number % len(pinned))])
             elif what == "d":
@@ -175,7 +194,7 @@ def test_any_order_of_calls_keeps_budget_and_content(steps: list[tuple[str, int]
     assert all(tier.holds(key) for key in pinned)
 
 
-def test_threads_share_the_tier_and_join_each_others_reads(below: Below) -> None:
+def test_threads_share_the_tier_and_join_each_others_reads(below: CountingSource) -> None:
     tier = make_tier(below, units=40)
     failures: list[str] = []
 

@@ -1,4 +1,6 @@
-"""One conformance suite over every landmark index: exact search in scopes, growth, removal, ties in the packed one."""
+"""One conformance suite over every landmark index: exact search in scopes, growth, removal, ties in
+the packed one.
+"""
 
 import pytest
 import torch
@@ -23,7 +25,9 @@ def queries(rows: int = 5, heads: int = 4, seed: int = 99) -> torch.Tensor:
     return torch.randn(heads, rows, DIM, generator=torch.Generator().manual_seed(seed))
 
 
-def direct(q: torch.Tensor, candidates: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def direct(
+    q: torch.Tensor, candidates: torch.Tensor, top_k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scores, candidates and log-sum-exp by the plain product; candidates [N, Hkv, D]."""
     each = candidates.transpose(0, 1).repeat_interleave(q.shape[0] // KV_HEADS, 0)  # (H, N, D)
     scores = (q.double() @ each.double().transpose(1, 2)).float()
@@ -77,7 +81,10 @@ def test_packed_equals_faiss_on_random_memories() -> None:
         assert packed.documents() == flat.documents()
         scope = [(document, *packed.span(document, 0)) for document in (7, 3, 1)]
         assert scope == [(document, *flat.span(document, 0)) for document in (7, 3, 1)]
-        mine, theirs = (which.search(0, queries(seed=seed), scope, 5, return_lse=True) for which in (packed, flat))
+        mine, theirs = (
+            which.search(0, queries(seed=seed), scope, 5, return_lse=True)
+            for which in (packed, flat)
+        )
         torch.testing.assert_close(mine.scores, theirs.scores, atol=1e-5, rtol=1e-5)
         assert torch.equal(mine.candidates, theirs.candidates)
         assert mine.lse is not None and theirs.lse is not None
@@ -99,7 +106,9 @@ def test_documents_that_grow_in_turns_stay_whole(index: LandmarkIndex) -> None:
         assert torch.equal(index.keys(0, [(document, 0, len(stored))]), stored.transpose(0, 1))
 
 
-def test_scope_chooses_documents_and_runs_and_numbers_candidates_by_age(index: LandmarkIndex) -> None:
+def test_scope_chooses_documents_and_runs_and_numbers_candidates_by_age(
+    index: LandmarkIndex,
+) -> None:
     one, two, q = keys(40, 1), keys(30, 2), queries()
     index.add(1, 0, 0, one)
     index.add(2, 0, 0, two)
@@ -138,7 +147,11 @@ def test_empty_scope_finds_nothing(index: LandmarkIndex, scope: list[tuple[int, 
     index.add(1, 0, 0, keys(5))
     for layer in (0, 1):
         hits = index.search(layer, queries(), scope, 4, return_lse=True)
-        assert hits.candidates.shape == (4, 5, 4) and (hits.candidates == -1).all() and (hits.scores == NEG).all()
+        assert (
+            hits.candidates.shape == (4, 5, 4)
+            and (hits.candidates == -1).all()
+            and (hits.scores == NEG).all()
+        )
         assert hits.lse is not None and (hits.lse <= NEG / 2).all()
         assert index.keys(layer, scope).shape == (KV_HEADS, 0, DIM)
         assert index.gather(layer, scope, hits.candidates).shape == (4, 5, 4, DIM)
@@ -171,7 +184,9 @@ def test_truncate_and_trim_cut_both_ends(index: LandmarkIndex) -> None:
         with pytest.raises(DocumentNotFound):
             index.keys(0, [(1, first, end)])
     index.add(1, 0, 15, keys(3, 6))
-    assert torch.equal(index.keys(0, [(1, 14, 18)]), torch.cat([keys(20, 1)[14:15], keys(3, 6)]).transpose(0, 1))
+    assert torch.equal(
+        index.keys(0, [(1, 14, 18)]), torch.cat([keys(20, 1)[14:15], keys(3, 6)]).transpose(0, 1)
+    )
     index.trim(1, 99)
     assert index.span(1, 0) == (0, 0) and index.documents() == {2}
 

@@ -1,4 +1,6 @@
-"""One conformance suite over every approximate engine of the landmark index, and over the files that keep them."""
+"""One conformance suite over every approximate engine of the landmark index, and over the files
+that keep them.
+"""
 
 import sys
 import threading
@@ -11,7 +13,16 @@ import torch
 from torch import Tensor
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index import INDEX_KINDS, FaissIndex, Hits, PackedIndex, Scope, faiss_index, make_index, saved
+from memstore.index import (
+    INDEX_KINDS,
+    FaissIndex,
+    Hits,
+    PackedIndex,
+    Scope,
+    faiss_index,
+    make_index,
+    saved,
+)
 from memstore.index.engines import Engines
 from memstore.kernels.api import NEG
 
@@ -22,13 +33,19 @@ KINDS = ["auto", "packed-bfloat16", *FAISS_KINDS]
 
 
 def directions(seed: int) -> Tensor:
-    """Where queries and keys of every head spread: far in a few directions, little in the others."""
+    """Where queries and keys of every head spread: far in a few directions, little in the
+    others.
+    """
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(KV_HEADS, DIM, DIM, generator=generator) * torch.linspace(1, 0.05, DIM)[:, None]
+    return (
+        torch.randn(KV_HEADS, DIM, DIM, generator=generator) * torch.linspace(1, 0.05, DIM)[:, None]
+    )
 
 
 def keys(n: int, seed: int = 0) -> Tensor:
-    """[n, Hkv, D]: around 20 centres, which lie around a mean far from zero, as landmark keys do."""
+    """[n, Hkv, D]: around 20 centres, which lie around a mean far from zero, as landmark keys
+    do.
+    """
     centres = torch.randn(20, KV_HEADS, DIM, generator=torch.Generator().manual_seed(1234))
     generator = torch.Generator().manual_seed(seed)
     chosen = centres[torch.randint(20, (n,), generator=generator)]
@@ -38,12 +55,16 @@ def keys(n: int, seed: int = 0) -> Tensor:
 def queries(rows: int, seed: int = 99) -> Tensor:
     """[H, rows, D] for 2 query heads a KV head, distributed alike whatever the seed."""
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(KV_HEADS, 2 * rows, DIM, generator=generator) @ directions(5)).reshape(2 * KV_HEADS, rows, DIM)
+    return (torch.randn(KV_HEADS, 2 * rows, DIM, generator=generator) @ directions(5)).reshape(
+        2 * KV_HEADS, rows, DIM
+    )
 
 
 def samples() -> dict[tuple[int, int], np.ndarray]:
     """What engines of layer 0 are trained and calibrated with."""
-    return {(0, head): queries(200, 7).view(KV_HEADS, -1, DIM)[head].numpy() for head in range(KV_HEADS)}
+    return {
+        (0, head): queries(200, 7).view(KV_HEADS, -1, DIM)[head].numpy() for head in range(KV_HEADS)
+    }
 
 
 def filled(kind: str, documents: int = DOCUMENTS) -> tuple[PackedIndex, Scope]:
@@ -104,7 +125,9 @@ def assert_sound(index: PackedIndex, q: Tensor, scope: Scope, hits: Hits) -> Non
 
 
 def recall(found: Hits, best: Hits) -> float:
-    return float((found.candidates[..., :, None] == best.candidates[..., None, :]).any(-2).float().mean())
+    return float(
+        (found.candidates[..., :, None] == best.candidates[..., None, :]).any(-2).float().mean()
+    )
 
 
 def test_scores_are_exact_and_recall_is_as_calibrated(memory: tuple[PackedIndex, Scope]) -> None:
@@ -125,7 +148,13 @@ def test_no_hit_leaves_its_scope(memory: tuple[PackedIndex, Scope], any_scope: N
     index.trim(3, 60)
     q = queries(20)
     several: Scope = [(6, 10, 200), (2, 0, 100), (-1, 5, 25), (3, 60, 70), (4, 0, 1)]
-    for scope in ([(1, 0, EACH)], [(2, 50, 100)], [(-1, 0, 30)], several, [(6, 0, EACH), (1, 3, 9)]):
+    for scope in (
+        [(1, 0, EACH)],
+        [(2, 50, 100)],
+        [(-1, 0, 30)],
+        several,
+        [(6, 0, EACH), (1, 3, 9)],
+    ):
         hits = index.search(0, q, scope, TOP_K)
         assert_sound(index, q, scope, hits)
         assert recall(hits, exact(index, q, scope)) > 0.85
@@ -134,7 +163,9 @@ def test_no_hit_leaves_its_scope(memory: tuple[PackedIndex, Scope], any_scope: N
             index.search(0, q, scope, TOP_K)
 
 
-def test_a_sessions_own_blocks_are_found_though_no_engine_holds_them(memory: tuple[PackedIndex, Scope]) -> None:
+def test_a_sessions_own_blocks_are_found_though_no_engine_holds_them(
+    memory: tuple[PackedIndex, Scope],
+) -> None:
     index, scope = memory
     q = queries(5)
     best = exact(index, q, scope).scores.max()
@@ -182,7 +213,8 @@ def test_keys_added_later_are_found_exactly_and_join_the_engine(
         assert recall(hits, best) >= 0.93
         if not isinstance(index, FaissIndex):
             return
-        if index.built[0].rows.end == DOCUMENTS * EACH:  # beside the engine: none of the new ones is missed
+        # beside the engine: none of the new ones is missed
+        if index.built[0].rows.end == DOCUMENTS * EACH:
             found = (hits.candidates[..., :, None] == best.candidates[..., None, :]).any(-2)
             assert found[new].all()
             monkeypatch.setattr(faiss_index, "_LEAST_JOIN", 0)
@@ -260,7 +292,9 @@ def test_closed_rows_change_nothing_for_the_open_ones(memory: tuple[PackedIndex,
     assert (some.candidates[2:] == -1).all() and (some.scores[2:] == NEG).all()
 
 
-def test_fewer_candidates_than_top_k_are_padded(memory: tuple[PackedIndex, Scope], any_scope: None) -> None:
+def test_fewer_candidates_than_top_k_are_padded(
+    memory: tuple[PackedIndex, Scope], any_scope: None
+) -> None:
     index, _ = memory
     q = queries(4)
     hits = index.search(0, q, [(3, 0, 2), (4, 248, EACH)], 6)
@@ -287,7 +321,9 @@ def test_auto_asks_its_engine_only_where_that_costs_less() -> None:
     index.search(0, q, scope, TOP_K)
     build(index)
     one = index.search(0, q[:, :1], scope, TOP_K)
-    assert index.asked == 0 and torch.equal(one.candidates, exact(index, q[:, :1], scope).candidates)
+    assert index.asked == 0 and torch.equal(
+        one.candidates, exact(index, q[:, :1], scope).candidates
+    )
     index.search(0, q, scope, TOP_K)
     assert index.asked == 1
     index.search(0, q, scope[:1], TOP_K)  # a small part of the keys
@@ -344,7 +380,9 @@ def test_engines_from_a_file_find_the_same(kind: str, tmp_path: Path) -> None:
         opened.thrifty = False  # so that the engine is asked
         after = opened.search(0, q, scope, TOP_K)
         assert opened.asked == 1
-        assert torch.equal(after.candidates, before.candidates) and torch.equal(after.scores, before.scores)
+        assert torch.equal(after.candidates, before.candidates) and torch.equal(
+            after.scores, before.scores
+        )
         assert opened.describe()["engines"] == index.describe()["engines"]
 
 
@@ -380,7 +418,9 @@ def test_no_damage_to_a_file_is_taken_for_an_engine(file: bytes, tmp_path: Path)
         saved.read(tmp_path, index, 0)
 
 
-def test_a_file_of_another_kind_or_recall_or_of_forgotten_documents_is_not_used(file: bytes, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_or_recall_or_of_forgotten_documents_is_not_used(
+    file: bytes, tmp_path: Path
+) -> None:
     saved.file_of(tmp_path, 0).write_bytes(file)
     other, _ = filled("faiss-ivf")
     assert isinstance(other, FaissIndex)
@@ -396,7 +436,9 @@ def test_a_file_of_another_kind_or_recall_or_of_forgotten_documents_is_not_used(
         saved.read(tmp_path, index, 0)
 
 
-def test_a_document_whose_keys_changed_is_not_served_from_a_file(file: bytes, tmp_path: Path) -> None:
+def test_a_document_whose_keys_changed_is_not_served_from_a_file(
+    file: bytes, tmp_path: Path
+) -> None:
     saved.file_of(tmp_path, 0).write_bytes(file)
     index, scope = filled("faiss-ivf-sq8")
     assert isinstance(index, FaissIndex)
@@ -410,7 +452,10 @@ def test_a_document_whose_keys_changed_is_not_served_from_a_file(file: bytes, tm
     assert index.asked == 1
     assert_sound(index, q, scope, hits)
     changed = (best.candidates >= EACH) & (best.candidates < 2 * EACH)
-    assert changed.any() and (hits.candidates[..., :, None] == best.candidates[..., None, :]).any(-2)[changed].all()
+    assert (
+        changed.any()
+        and (hits.candidates[..., :, None] == best.candidates[..., None, :]).any(-2)[changed].all()
+    )
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -465,7 +510,9 @@ def test_without_faiss_only_what_needs_it_is_refused(
     saved.file_of(tmp_path, 0).write_bytes(file)  # somebody else's
     Engines(index, [0], tmp_path, read_only=False).open(0, 1)
     assert "searching exactly" in warnings.text
-    assert torch.equal(index.search(0, q, scope, TOP_K).candidates, exact(index, q, scope).candidates)
+    assert torch.equal(
+        index.search(0, q, scope, TOP_K).candidates, exact(index, q, scope).candidates
+    )
     assert saved.file_of(tmp_path, 0).read_bytes() == file
 
 
@@ -483,6 +530,11 @@ def test_a_head_without_sampled_queries_looks_at_everything(kind: str) -> None:
     index.build(0, TOP_K)
     q = queries(60)
     hits, best = index.search(0, q, scope, TOP_K), exact(index, q, scope)
-    found = (hits.candidates[..., :, None] == best.candidates[..., None, :]).any(-2).float().mean((1, 2))
+    found = (
+        (hits.candidates[..., :, None] == best.candidates[..., None, :])
+        .any(-2)
+        .float()
+        .mean((1, 2))
+    )
     assert found[: len(q) // KV_HEADS].mean() >= 0.9
     assert found[len(q) // KV_HEADS :].min() > 0.99

@@ -1,4 +1,6 @@
-"""A memory's index over a real store: built with the model's queries, kept in files, followed by later documents."""
+"""A memory's index over a real store: built with the model's queries, kept in files, followed by
+later documents.
+"""
 
 import logging
 import shutil
@@ -6,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import save_tiny_model, text, tiny_model
+from tiny_model import save_tiny_model, text, tiny_model
 from typer.testing import CliRunner
 
-from memstore.cli import app
+from memstore.cli.main import app
 from memstore.errors import InvalidInput, ReadOnlyMemory
 from memstore.index.engines import PAYING
 from memstore.model.landmark_model import LandmarkModel
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 
 LAYER = 1
 WORDS = 1500  # more than the 256 blocks that are worth an engine
@@ -41,7 +43,9 @@ def memory(tmp_path: Path, built: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "memory"))
 
 
-def hits(store: MemoryStore, names: tuple[str, ...] = ("one", "two")) -> tuple[torch.Tensor, torch.Tensor]:
+def hits(
+    store: MemoryStore, names: tuple[str, ...] = ("one", "two")
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What 20 random queries find in documents."""
     signature = store.signature
     q = torch.randn(4, 20, signature.head_dim, generator=torch.Generator().manual_seed(3))
@@ -54,7 +58,9 @@ def recall(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found[..., :, None] == exact[..., None, :]).any(-2).float().mean())
 
 
-def test_a_later_process_searches_with_the_engines_that_were_saved(memory: Path, model: LandmarkModel) -> None:
+def test_a_later_process_searches_with_the_engines_that_were_saved(
+    memory: Path, model: LandmarkModel
+) -> None:
     with MemoryStore.open(memory, model.signature, index="packed") as store:
         scores, exact = hits(store)
     with MemoryStore.open(memory, model.signature, index="faiss-ivf", read_only=True) as store:
@@ -67,7 +73,9 @@ def test_a_later_process_searches_with_the_engines_that_were_saved(memory: Path,
     torch.testing.assert_close(found_scores[same], scores[same], atol=1e-5, rtol=1e-5)
 
 
-def test_auto_takes_whatever_engine_there_is_and_asks_it_where_it_pays(memory: Path, model: LandmarkModel) -> None:
+def test_auto_takes_whatever_engine_there_is_and_asks_it_where_it_pays(
+    memory: Path, model: LandmarkModel
+) -> None:
     with MemoryStore.open(memory, model.signature, read_only=True) as store:
         document = store.document("one")
         q = torch.randn(4, 1, store.signature.head_dim)
@@ -77,15 +85,23 @@ def test_auto_takes_whatever_engine_there_is_and_asks_it_where_it_pays(memory: P
     assert described["asked"] == 0  # so few landmarks are searched faster exactly
 
 
-def test_answers_are_the_same_where_the_engine_misses_nothing(memory: Path, model: LandmarkModel) -> None:
+def test_answers_are_the_same_where_the_engine_misses_nothing(
+    memory: Path, model: LandmarkModel
+) -> None:
     answers = []
     for kind in ("packed", "faiss-flat"):
         with MemoryStore.open(memory, model.signature, index=kind) as store:
-            answers.append(model.ask("the quiet river of winter", store, max_new_tokens=6, until_sentence=False).tokens)
+            answers.append(
+                model.ask(
+                    "the quiet river of winter", store, max_new_tokens=6, until_sentence=False
+                ).tokens
+            )
     assert answers[0] == answers[1]
 
 
-def test_documents_that_come_later_are_found_and_forgotten_ones_are_not(memory: Path, model: LandmarkModel) -> None:
+def test_documents_that_come_later_are_found_and_forgotten_ones_are_not(
+    memory: Path, model: LandmarkModel
+) -> None:
     with MemoryStore.open(memory, model.signature, index="faiss-ivf") as store:
         hits(store)
         model.ingest(text(700, 9), store, name="three")
@@ -127,13 +143,17 @@ def test_a_file_that_cannot_be_read_or_written_ends_no_search(
         file.unlink()
         file.mkdir()
         (file / "in the way").touch()
-    with caplog.at_level(logging.WARNING), MemoryStore.open(memory, model.signature, index="faiss-ivf") as store:
+    with (
+        caplog.at_level(logging.WARNING),
+        MemoryStore.open(memory, model.signature, index="faiss-ivf") as store,
+    ):
         found = hits(store)[1]
         with pytest.raises(ReadOnlyMemory, match="cannot be written"):
             store.build_index()
     assert "building it again" in caplog.text and "cannot be written" in caplog.text
     with MemoryStore.open(memory, model.signature, index="packed") as store:
-        assert torch.equal(found, hits(store)[1])  # without a sample of queries an engine looks at everything
+        # without a sample of queries an engine looks at everything
+        assert torch.equal(found, hits(store)[1])
 
 
 def test_without_its_files_a_memory_loses_nothing(memory: Path, model: LandmarkModel) -> None:
@@ -145,7 +165,9 @@ def test_without_its_files_a_memory_loses_nothing(memory: Path, model: LandmarkM
         assert torch.equal(found, hits(store)[1])
 
 
-def test_what_cannot_be_indexed_is_refused_by_name(tmp_path: Path, model: LandmarkModel, memory: Path) -> None:
+def test_what_cannot_be_indexed_is_refused_by_name(
+    tmp_path: Path, model: LandmarkModel, memory: Path
+) -> None:
     with MemoryStore.create(tmp_path / "empty", model.signature) as store:
         with pytest.raises(InvalidInput, match="no finished document"):
             model.build_index(store)
@@ -183,7 +205,15 @@ def test_the_command_builds_and_says_what(tmp_path: Path, model: LandmarkModel) 
     weights = save_tiny_model(tmp_path / "model")
     with MemoryStore.create(tmp_path / "memory", model.signature) as store:
         model.ingest(text(WORDS), store, name="one")
-    arguments = ["index", "--store", str(tmp_path / "memory"), "--model", str(weights), "--index", "faiss-hnsw"]
+    arguments = [
+        "index",
+        "--store",
+        str(tmp_path / "memory"),
+        "--model",
+        str(weights),
+        "--index",
+        "faiss-hnsw",
+    ]
     told = CliRunner().invoke(app, arguments)
     assert told.exit_code == 0, told.output
     assert "layer 1: hnsw over" in told.stdout

@@ -1,6 +1,8 @@
-"""The Triton kernels of inference against the reference: interpreted on a CPU in small, on a GPU at real sizes.
+"""The Triton kernels of inference against the reference: interpreted on a CPU in small, on a GPU at
+real sizes.
 
-A kernel's error is judged against the reference in float64, and may be twice the reference's own in the same dtype.
+A kernel's error is judged against the reference in float64, and may be twice the reference's own in
+the same dtype.
 """
 
 import subprocess
@@ -20,15 +22,15 @@ from torch import Tensor
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-import interpreted  # noqa: F401 (before anything imports Triton)
+import triton_interpreter  # noqa: F401 (before anything imports Triton)
 
-from memstore.block import raw_view
-from memstore.codec import get_codec
-from memstore.kernels import copy_units, gather, launch, reference
+from memstore.disk.codec import get_codec
+from memstore.disk.record import raw_view
+from memstore.kernels import gather, launch, reference, slab_copy
 from memstore.kernels import landmark_topk as search
 from memstore.kernels import memory_attention as attention
 from memstore.kernels.quantised import UnitScales, decode_units
-from memstore.kernels.results import NEG, LocalAttention, TopK
+from memstore.kernels.types import NEG, LocalAttention, TopK
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -41,19 +43,24 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     empty, new_empty = torch.empty, Tensor.new_empty
 
     def poisoned(x: Tensor) -> Tensor:
-        return x.fill_(float("nan") if x.is_floating_point() else -(1 << 40) if x.dtype == torch.int64 else 77)
+        return x.fill_(
+            float("nan") if x.is_floating_point() else -(1 << 40) if x.dtype == torch.int64 else 77
+        )
 
     monkeypatch.setattr(torch, "empty", lambda *a, **k: poisoned(empty(*a, **k)))
     monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: poisoned(new_empty(*a, **k)))
 
 
 def assert_as_exact(found: Tensor, own: Tensor, exact: Tensor) -> None:
-    """At most twice the error of the reference in the same dtype; of few numbers that may be luckily small, so four
-    units in the last place of the largest are never too much.
+    """At most twice the error of the reference in the same dtype; of few numbers that may be
+    luckily small, so four units in the last place of the largest are never too much.
     """
     assert not found.isnan().any()
     lucky = 4 * torch.finfo(own.dtype).eps * float(exact.abs().max())
-    error, allowed = float((found.double() - exact).abs().max()), 2 * float((own.double() - exact).abs().max())
+    error, allowed = (
+        float((found.double() - exact).abs().max()),
+        2 * float((own.double() - exact).abs().max()),
+    )
     assert error <= max(allowed, lucky), f"error {error:.3g}, allowed {allowed:.3g}"
 
 
@@ -76,9 +83,21 @@ class Step:
 
     @classmethod
     def draw(
-        cls, seed: int, dtype: torch.dtype, *, batch: int = 1, heads: int = 2, rows: int = 1, chosen: int = 3,
-        size: int = 8, dim: int = 16, turns: int = 2, shared: bool = False, slots: int = 7, short: bool = True,
-    ) -> "Step":  # fmt: skip
+        cls,
+        seed: int,
+        dtype: torch.dtype,
+        *,
+        batch: int = 1,
+        heads: int = 2,
+        rows: int = 1,
+        chosen: int = 3,
+        size: int = 8,
+        dim: int = 16,
+        turns: int = 2,
+        shared: bool = False,
+        slots: int = 7,
+        short: bool = True,
+    ) -> "Step":
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -93,30 +112,56 @@ class Step:
         behind = torch.arange(size, device=DEVICE) >= lengths[:, None]
         keys[behind] = values[behind] = 0
         gate = torch.rand(batch, heads, rows, generator=generator).to(DEVICE)
-        gate[torch.rand(gate.shape, generator=generator).to(DEVICE) < 0.3] = 0  # rows below the cutoff
-        local = LocalAttention(normal(batch, heads, rows, dim), gate, normal(batch, heads, rows).float())
+        # rows below the cutoff
+        gate[torch.rand(gate.shape, generator=generator).to(DEVICE) < 0.3] = 0
+        local = LocalAttention(
+            normal(batch, heads, rows, dim), gate, normal(batch, heads, rows).float()
+        )
         marks = normal(batch, heads, rows, chosen)
         scaled = normal(turns, batch, heads, rows, dim) * dim**-0.5
         return cls(
-            scaled, keys, values, lengths, whole(-1, slots, *choice), whole(0, turns, *choice), marks, local
-        )  # fmt: skip
+            scaled,
+            keys,
+            values,
+            lengths,
+            whole(-1, slots, *choice),
+            whole(0, turns, *choice),
+            marks,
+            local,
+        )
 
     def exact(self) -> "Step":
         """In float64."""
-        local = LocalAttention(self.local.output.double(), self.local.gate.double(), self.local.lse.double())
+        local = LocalAttention(
+            self.local.output.double(), self.local.gate.double(), self.local.lse.double()
+        )
         keys, values = self.keys, self.values
         if self.scales is not None:
             keys, values = decode_units(keys, values, self.lengths, self.scales)
         return replace(
-            self, q=self.q.double(), keys=keys.double(), values=values.double(), scores=self.scores.double(),
-            local=local, scales=None,
-        )  # fmt: skip
+            self,
+            q=self.q.double(),
+            keys=keys.double(),
+            values=values.double(),
+            scores=self.scores.double(),
+            local=local,
+            scales=None,
+        )
 
     def attend(self, kernel: object, *, gated: bool) -> tuple[Tensor, Tensor]:
         output, mass = kernel.memory_attention(  # type: ignore[attr-defined]
-            self.q, self.keys, self.values, self.lengths, self.slots, self.rotations, self.scores, self.local,
-            gated=gated, return_mass=True, scales=self.scales,
-        )  # fmt: skip
+            self.q,
+            self.keys,
+            self.values,
+            self.lengths,
+            self.slots,
+            self.rotations,
+            self.scores,
+            self.local,
+            gated=gated,
+            return_mass=True,
+            scales=self.scales,
+        )
         assert mass is not None
         return output, mass
 
@@ -134,36 +179,69 @@ class Step:
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
-    seed=st.integers(0, 999), batch=st.integers(1, 2), heads=st.integers(1, 2), rows=st.integers(1, 3),
-    chosen=st.integers(1, 5), size=st.sampled_from([4, 32, 50, 63]), dim=st.sampled_from([8, 16, 40]),
-    turns=st.integers(1, 2), shared=st.booleans(), gated=st.booleans(), half=st.booleans(),
-)  # fmt: skip
+    seed=st.integers(0, 999),
+    batch=st.integers(1, 2),
+    heads=st.integers(1, 2),
+    rows=st.integers(1, 3),
+    chosen=st.integers(1, 5),
+    size=st.sampled_from([4, 32, 50, 63]),
+    dim=st.sampled_from([8, 16, 40]),
+    turns=st.integers(1, 2),
+    shared=st.booleans(),
+    gated=st.booleans(),
+    half=st.booleans(),
+)
 def test_memory_attention_equals_the_reference(
-    seed: int, batch: int, heads: int, rows: int, chosen: int, size: int, dim: int, turns: int, shared: bool,
-    gated: bool, half: bool,
-) -> None:  # fmt: skip
+    seed: int,
+    batch: int,
+    heads: int,
+    rows: int,
+    chosen: int,
+    size: int,
+    dim: int,
+    turns: int,
+    shared: bool,
+    gated: bool,
+    half: bool,
+) -> None:
     step = Step.draw(
-        seed, torch.float16 if half else torch.float32, batch=batch, heads=heads, rows=rows, chosen=chosen, size=size,
-        dim=dim, turns=turns, shared=shared,
-    )  # fmt: skip
+        seed,
+        torch.float16 if half else torch.float32,
+        batch=batch,
+        heads=heads,
+        rows=rows,
+        chosen=chosen,
+        size=size,
+        dim=dim,
+        turns=turns,
+        shared=shared,
+    )
     step.check(gated=gated)
 
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("size", [32, 50, 63])
-def test_memory_attention_in_half_precision_over_many_units(size: int, shared: bool, gated: bool) -> None:
-    step = Step.draw(size, torch.float16, rows=3, size=size, dim=40, chosen=4, turns=3, shared=shared)
+def test_memory_attention_in_half_precision_over_many_units(
+    size: int, shared: bool, gated: bool
+) -> None:
+    step = Step.draw(
+        size, torch.float16, rows=3, size=size, dim=40, chosen=4, turns=3, shared=shared
+    )
     step.check(gated=gated)
     # Under models of other dtypes, whose landmark scores are float32:
     for dtype in (torch.float32, torch.bfloat16):
         local = LocalAttention(step.local.output.to(dtype), step.local.gate, step.local.lse)
-        replace(step, q=step.q.to(dtype), scores=step.scores.float(), local=local).check(gated=gated)
+        replace(step, q=step.q.to(dtype), scores=step.scores.float(), local=local).check(
+            gated=gated
+        )
 
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("gated", [True, False])
-def test_rows_without_a_unit_or_with_a_closed_gate_keep_their_local_output(shared: bool, gated: bool) -> None:
+def test_rows_without_a_unit_or_with_a_closed_gate_keep_their_local_output(
+    shared: bool, gated: bool
+) -> None:
     step = Step.draw(3, torch.float16, rows=2, chosen=2, shared=shared)
     step.slots[:, 0] = -1
     step.slots[:, 1] = torch.arange(2)
@@ -199,21 +277,29 @@ def test_a_selection_of_no_units_is_the_local_output(rows: int, shared: bool) ->
 def test_a_selection_may_be_one_tensor_seen_under_several_heads() -> None:
     step = Step.draw(6, torch.float16, heads=3, rows=2, shared=True)
     one, turn = step.slots[:, :1].expand(-1, 3, -1, -1), step.rotations[:, :1].expand(-1, 3, -1, -1)
-    replace(step, slots=one, rotations=turn, scores=step.scores.transpose(1, 2).contiguous().transpose(1, 2)).check(
-        gated=True
-    )
+    replace(
+        step,
+        slots=one,
+        rotations=turn,
+        scores=step.scores.transpose(1, 2).contiguous().transpose(1, 2),
+    ).check(gated=True)
 
 
 def quantised(
     bits: int, dtype: str, size: int, dim: int, slots: int
 ) -> tuple[Tensor, Tensor, UnitScales, list[Tensor]]:
-    """Slabs of codes and their scales taken apart from what the codec wrote, and what the codec decodes."""
+    """Slabs of codes and their scales taken apart from what the codec wrote, and what the codec
+    decodes.
+    """
     generator, codec, itemsize = torch.Generator().manual_seed(bits), get_codec(f"int{bits}"), 2
     units = torch.randn(slots, 2, size, dim, generator=generator).to(getattr(torch, dtype))
     payloads = codec.encode(np.stack([raw_view(unit) for unit in units]), dtype, size)
     decoded = [torch.zeros(slots, size, dim, dtype=units.dtype) for _ in range(2)]
     rows, columns = -(-size // 32), -(-dim // 32)
-    counts, shapes = [rows * dim, rows * dim, size * columns, size * columns], [(rows, dim)] * 2 + [(size, columns)] * 2
+    counts, shapes = (
+        [rows * dim, rows * dim, size * columns, size * columns],
+        [(rows, dim)] * 2 + [(size, columns)] * 2,
+    )
     parts: list[list[Tensor]] = [[] for _ in range(4)]
     codes: list[list[Tensor]] = [[], []]
     for slot, payload in enumerate(payloads):
@@ -222,7 +308,11 @@ def quantised(
         for part, piece, shape in zip(parts, numbers.split(counts), shapes):
             part.append(piece.view(shape))
         rest = torch.frombuffer(bytearray(payload)[sum(counts) * itemsize :], dtype=torch.uint8)
-        both = rest.view(torch.int8).view(2, size, dim) if bits == 8 else rest.view(1, size, dim).expand(2, -1, -1)
+        both = (
+            rest.view(torch.int8).view(2, size, dim)
+            if bits == 8
+            else rest.view(1, size, dim).expand(2, -1, -1)
+        )
         for code, half in zip(codes, both):
             code.append(half)
     scales = UnitScales(*(torch.stack(part).to(DEVICE) for part in parts), bits)
@@ -234,7 +324,9 @@ def quantised(
 @pytest.mark.parametrize("shared", [True, False])
 def test_slots_of_codes_equal_the_codecs_units_decoded_before(bits: int, shared: bool) -> None:
     keys, values, scales, decoded = quantised(bits, "float16", 40, 40, 5)
-    step = Step.draw(bits, torch.float16, rows=2, size=40, dim=40, slots=5, shared=shared, short=False)
+    step = Step.draw(
+        bits, torch.float16, rows=2, size=40, dim=40, slots=5, shared=shared, short=False
+    )
     coded = replace(step, keys=keys, values=values, scales=scales)
     for part, whole in zip(decode_units(keys, values, step.lengths, scales), decoded):
         assert torch.equal(part, whole)
@@ -251,22 +343,35 @@ def test_slots_of_codes_equal_the_codecs_units_decoded_before(bits: int, shared:
 
 
 def check_search(
-    q: Tensor, keys: Tensor, ranges: list[tuple[int, int]], k: int, kv: list[int] | None = None,
+    q: Tensor,
+    keys: Tensor,
+    ranges: list[tuple[int, int]],
+    k: int,
+    kv: list[int] | None = None,
     bias: Tensor | None = None,
-) -> TopK:  # fmt: skip
-    """The kernel's result, with the scores of its own rows right and its rows the best by those scores."""
+) -> TopK:
+    """The kernel's result, with the scores of its own rows right and its rows the best by those
+    scores.
+    """
     found = search.landmark_topk(q, keys, ranges, k, return_lse=True, kv_heads=kv, bias=bias)
     own, exact = (
-        reference.landmark_topk(a, keys.to(a.dtype), ranges, k, return_lse=True, kv_heads=kv, bias=bias)
+        reference.landmark_topk(
+            a, keys.to(a.dtype), ranges, k, return_lse=True, kv_heads=kv, bias=bias
+        )
         for a in (q, q.double())
     )
     assert found.scores.shape == found.rows.shape == (*q.shape[:2], k)
     assert found.scores.dtype == torch.float32 and found.rows.dtype == torch.int64
     assert found.lse is not None and own.lse is not None and exact.lse is not None
     assert_as_exact(found.lse, own.lse, exact.lse)
-    assert_as_exact(found.scores.masked_fill(found.rows < 0, 0), own.scores.masked_fill(own.rows < 0, 0),
-                    exact.scores.masked_fill(exact.rows < 0, 0))  # fmt: skip
-    assert torch.equal(found.rows < 0, exact.rows < 0) and (found.scores[found.rows < 0] == NEG).all()
+    assert_as_exact(
+        found.scores.masked_fill(found.rows < 0, 0),
+        own.scores.masked_fill(own.rows < 0, 0),
+        exact.scores.masked_fill(exact.rows < 0, 0),
+    )
+    assert (
+        torch.equal(found.rows < 0, exact.rows < 0) and (found.scores[found.rows < 0] == NEG).all()
+    )
     return found
 
 
@@ -278,20 +383,37 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
-    n=st.integers(1, 200), k=st.sampled_from([1, 3, 4, 9]), group=st.integers(1, 2), rows=st.sampled_from([1, 2, 3, 6]),
-    dim=st.sampled_from([8, 16, 40]), cuts=st.lists(st.integers(0, 200), max_size=4), coarse=st.booleans(),
-    biased=st.booleans(), seed=st.integers(0, 999),
-)  # fmt: skip
+    n=st.integers(1, 200),
+    k=st.sampled_from([1, 3, 4, 9]),
+    group=st.integers(1, 2),
+    rows=st.sampled_from([1, 2, 3, 6]),
+    dim=st.sampled_from([8, 16, 40]),
+    cuts=st.lists(st.integers(0, 200), max_size=4),
+    coarse=st.booleans(),
+    biased=st.booleans(),
+    seed=st.integers(0, 999),
+)
 def test_landmark_topk_equals_the_reference(
-    n: int, k: int, group: int, rows: int, dim: int, cuts: list[int], coarse: bool, biased: bool, seed: int
+    n: int,
+    k: int,
+    group: int,
+    rows: int,
+    dim: int,
+    cuts: list[int],
+    coarse: bool,
+    biased: bool,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    draw = (lambda *s: torch.randint(-1, 2, s, generator=generator).float()) if coarse else (
-        lambda *s: torch.randn(*s, generator=generator)
-    )  # fmt: skip
+    draw = (
+        (lambda *s: torch.randint(-1, 2, s, generator=generator).float())
+        if coarse
+        else (lambda *s: torch.randn(*s, generator=generator))
+    )
     q, keys = draw(2 * group, rows, dim).to(DEVICE), draw(2, n, dim).to(DEVICE)
     edges = [0, *sorted(min(cut, n) for cut in cuts), n]
-    ranges = list(pairwise(edges))[::-1]  # the later rows are the older ones here; some ranges are empty
+    # the later rows are the older ones here; some ranges are empty
+    ranges = list(pairwise(edges))[::-1]
     bias = draw(n).to(DEVICE) if biased else None
     found = check_search(q, keys, ranges, k, bias=bias)
     if coarse:  # all sums are exact, so equal scores are equal: the newer has to win
@@ -319,7 +441,9 @@ def test_landmark_topk_of_some_heads_finds_nothing_for_the_rest(wanted: list[int
 
 
 @pytest.mark.parametrize("ranges,kv", [([], None), ([(5, 5)], None), ([(0, 9)], [])])
-def test_landmark_topk_of_nothing_finds_nothing(ranges: list[tuple[int, int]], kv: list[int] | None) -> None:
+def test_landmark_topk_of_nothing_finds_nothing(
+    ranges: list[tuple[int, int]], kv: list[int] | None
+) -> None:
     q, keys = torch.ones(2, 3, 8, device=DEVICE), torch.ones(2, 9, 8, device=DEVICE)
     found = search.landmark_topk(q, keys, ranges, 4, return_lse=True, kv_heads=kv)
     assert (found.rows == -1).all() and (found.scores == NEG).all()
@@ -329,15 +453,29 @@ def test_landmark_topk_of_nothing_finds_nothing(ranges: list[tuple[int, int]], k
 def test_landmark_topk_of_a_slice_of_keys_in_another_dtype() -> None:
     generator = torch.Generator().manual_seed(8)
     room = torch.randn(2, 90, 24, generator=generator).to(DEVICE)
-    check_search(torch.randn(4, 1, 24, generator=generator).to(DEVICE, torch.float16), room[:, :70], [(2, 69)], 4)
-    check_search(torch.randn(1, 4, 24, generator=generator).to(DEVICE).transpose(0, 1), room[:, :70], [(2, 69)], 4)
+    check_search(
+        torch.randn(4, 1, 24, generator=generator).to(DEVICE, torch.float16),
+        room[:, :70],
+        [(2, 69)],
+        4,
+    )
+    check_search(
+        torch.randn(1, 4, 24, generator=generator).to(DEVICE).transpose(0, 1),
+        room[:, :70],
+        [(2, 69)],
+        4,
+    )
 
 
 # Moving units
 
 
-@pytest.mark.parametrize("dtype,size,dim", [(torch.float16, 50, 40), (torch.float32, 63, 32), (torch.float16, 3, 5)])
-def test_units_arrive_in_their_slots_and_no_other_slot_changes(dtype: torch.dtype, size: int, dim: int) -> None:
+@pytest.mark.parametrize(
+    "dtype,size,dim", [(torch.float16, 50, 40), (torch.float32, 63, 32), (torch.float16, 3, 5)]
+)
+def test_units_arrive_in_their_slots_and_no_other_slot_changes(
+    dtype: torch.dtype, size: int, dim: int
+) -> None:
     host = torch.randn(9, 2, size, dim).to(dtype)
     host = host.pin_memory() if CUDA else host
     taken, given_to = [3, 4, 5, 0, 8], [6, 7, 8, 1, 0]
@@ -350,15 +488,20 @@ def test_units_arrive_in_their_slots_and_no_other_slot_changes(dtype: torch.dtyp
         gather.save_units(slab, back, given_to, taken, by=way).finish()
         targets += [(slab, given_to), (back, taken)]
     slab, back = (torch.full(host.shape, 7.0, dtype=dtype, device=DEVICE) for _ in range(2))
-    copy_units.copy_units(host, slab, taken, given_to, torch.device(DEVICE))  # interpreted where there is no device
-    copy_units.copy_units(slab, back, given_to, taken, torch.device(DEVICE))
+    # interpreted where there is no device
+    slab_copy.copy_units(host, slab, taken, given_to, torch.device(DEVICE))
+    slab_copy.copy_units(slab, back, given_to, taken, torch.device(DEVICE))
     for target, places in [*targets, (slab, given_to), (back, taken)]:
         rest = [slot for slot in range(9) if slot not in places]
         assert torch.equal(target[places].cpu(), host[taken]) and (target[rest] == 7.0).all()
 
 
 def test_consecutive_slots_are_one_copy() -> None:
-    assert gather.runs([3, 4, 5, 6, 0, 1], [0, 1, 2, 9, 10, 11]) == [(3, 6, 0), (6, 7, 9), (0, 2, 10)]
+    assert gather.runs([3, 4, 5, 6, 0, 1], [0, 1, 2, 9, 10, 11]) == [
+        (3, 6, 0),
+        (6, 7, 9),
+        (0, 2, 10),
+    ]
     assert gather.runs([], []) == []
 
 
@@ -369,19 +512,21 @@ import logging, os, sys
 logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s", stream=sys.stdout)
 sys.path.insert(0, {str(HERE)!r})
 if os.environ.get("MEMSTORE_KERNELS") == "triton":
-    import interpreted
+    import triton_interpreter
 import torch
 from pathlib import Path
-from tiny import save_tiny_model, text
+from tiny_model import save_tiny_model, text
 from memstore.model.landmark_model import load_model
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 torch.set_num_threads(1)
-for granularity, dtype in (("per_token_per_head", "float32"), ("shared", "float32"), ("shared", "bfloat16")):
+every = "per_token_per_head"
+for granularity, dtype in ((every, "float32"), ("shared", "float32"), ("shared", "bfloat16")):
     directory = save_tiny_model(
-        Path(sys.argv[1]), cmt_cutoff=0.0, granularity=granularity, num_heads=2, num_kv_heads=1, head_dim=8,
-        block_size=4, chunk_blocks=1, top_k=2)
+        Path(sys.argv[1]), cmt_cutoff=0.0, granularity=granularity, num_heads=2,
+        num_kv_heads=1, head_dim=8, block_size=4, chunk_blocks=1, top_k=2)
     model = load_model(directory, dtype=getattr(torch, dtype))
-    with MemoryStore.in_memory(model.signature, host_budget=1 << 22) as store, model.session(store, []) as session:
+    memory = MemoryStore.in_memory(model.signature, host_budget=1 << 22)
+    with memory as store, model.session(store, []) as session:
         states = session.feed(model.tokenizer.encode(text(6)))
         print("searches", store.stats()["index"]["searches"])
     print(dtype, *(f"{{x:.9g}}" for x in states.flatten().tolist()))
@@ -390,13 +535,19 @@ print("imported", "triton" in sys.modules)
 
 
 @pytest.mark.skipif(CUDA, reason="forces the interpreter")
-def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_triton(tmp_path: Path) -> None:
+def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_triton(
+    tmp_path: Path,
+) -> None:
     found = {}
     for kernels in ("", "triton"):
         run = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", STEP, str(tmp_path / "model")], capture_output=True, text=True,
-            timeout=120, check=True, env={"MEMSTORE_KERNELS": kernels, "PYTHONPATH": str(HERE.parent)},
-        )  # fmt: skip
+            [sys.executable, "-W", "ignore", "-c", STEP, str(tmp_path / "model")],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+            env={"MEMSTORE_KERNELS": kernels, "PYTHONPATH": str(HERE.parent)},
+        )
         lines = [line.split() for line in run.stdout.splitlines()]
         for dtype in ("float32", "bfloat16"):
             numbers = [float(x) for name, *line in lines if name == dtype for x in line]
@@ -406,8 +557,11 @@ def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_t
         assert said == [["memstore", "kernels:", "Triton" if kernels else "torch", "on", "cpu"]]
         assert ["imported", str(bool(kernels))] in lines
     assert len(found["", "float32"]) == 2 * len(found["", "bfloat16"]) > 0
-    torch.testing.assert_close(found["triton", "float32"], found["", "float32"], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found["triton", "bfloat16"], found["", "bfloat16"], rtol=0, atol=0.1)  # of numbers to 3
+    torch.testing.assert_close(
+        found["triton", "float32"], found["", "float32"], rtol=1e-4, atol=1e-5
+    )
+    # of numbers to 3
+    torch.testing.assert_close(found["triton", "bfloat16"], found["", "bfloat16"], rtol=0, atol=0.1)
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
@@ -416,7 +570,15 @@ def test_kernels_at_real_sizes(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(search, "_SHARE", 512)
     for rows, shared, chosen in ((1, False, 4), (256, True, 4), (256, False, 4), (64, True, 64)):
         for size, dim in ((63, 128), (50, 64), (32, 40)):
-            sizes = {"batch": 1, "heads": 32, "rows": rows, "chosen": chosen, "size": size, "dim": dim, "slots": 500}
+            sizes = {
+                "batch": 1,
+                "heads": 32,
+                "rows": rows,
+                "chosen": chosen,
+                "size": size,
+                "dim": dim,
+                "slots": 500,
+            }
             for gated in (True, False):
                 Step.draw(rows, dtype, shared=shared, turns=5, **sizes).check(gated=gated)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)

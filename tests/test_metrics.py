@@ -6,11 +6,11 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-import tiny
+import tiny_model
 
 from memstore import MemoryStore
 from memstore.errors import InvalidInput
-from memstore.metrics import serve
+from memstore.serve.metrics import serve
 from memstore.tiers.stats import COUNTS
 
 Samples = dict[tuple[str, str, str], float]
@@ -20,9 +20,9 @@ Samples = dict[tuple[str, str, str], float]
 def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryStore]:
     """A memory that was asked something."""
     directory = tmp_path_factory.mktemp("metrics")
-    model = tiny.tiny_model(directory / "model")
+    model = tiny_model.tiny_model(directory / "model")
     with MemoryStore.create(directory / "mem", model.signature) as store:
-        model.ingest(tiny.text(400), store, name="book")
+        model.ingest(tiny_model.text(400), store, name="book")
     with MemoryStore.open(directory / "mem", model.signature, prefetch="speculative") as store:
         model.ask("the river of the captain", store, max_new_tokens=4, cmt_cutoff=0.0)
         yield store
@@ -62,10 +62,14 @@ def test_a_scrape_shows_what_each_layer_of_each_tier_counted(memory: MemoryStore
 def test_the_endpoint_is_on_this_machine_alone_and_goes_with_its_block() -> None:
     pytest.importorskip("prometheus_client")
     with serve(0) as metrics:
-        with pytest.raises(InvalidInput, match=f"{metrics.port}.*another port"), serve(metrics.port):
+        with (
+            pytest.raises(InvalidInput, match=f"{metrics.port}.*another port"),
+            serve(metrics.port),
+        ):
             pass
         with socket.socket() as other:
-            other.bind(("127.0.0.2", metrics.port))  # free, as it would not be if every address were taken
+            # free, as it would not be if every address were taken
+            other.bind(("127.0.0.2", metrics.port))
     with serve(metrics.port):
         pass
 

@@ -4,14 +4,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstore.catalog import Signature
+from memstore.disk.catalog import Signature
 from memstore.kernels.reference import landmark_topk
 from memstore.model.attention import Memory, MemoryAttention
 from memstore.model.config import ModelConfig
-from memstore.model.objectives import Negatives, encode_windows, negatives_of, next_token_loss, read_memory
-from memstore.model.optimizer import make_optimizers, orthogonalise
 from memstore.model.transformer import Transformer
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
+from memstore.training.objectives import (
+    Negatives,
+    encode_windows,
+    negatives_of,
+    next_token_loss,
+    read_memory,
+)
+from memstore.training.optimizer import make_optimizers, orthogonalise
 
 SIZE, TOP_K = 4, 3
 
@@ -36,7 +42,8 @@ def model(*, cmt: bool, top_k: int = TOP_K) -> Transformer:
     generator = torch.Generator().manual_seed(0)
     built.initialise(generator)
     for parameter in built.parameters():
-        if parameter.dim() == 2:  # larger than at the start of training, so that attention is far from uniform
+        # larger than at the start of training, so that attention is far from uniform
+        if parameter.dim() == 2:
             parameter.data *= 12
     return built.double().requires_grad_(False)
 
@@ -47,7 +54,9 @@ def window(blocks: int, seed: int) -> Tensor:
     return ids.flatten()
 
 
-def attach(store: MemoryStore, built: Transformer, memory: list, windows: list[int]) -> list[tuple[int, int]]:
+def attach(
+    store: MemoryStore, built: Transformer, memory: list, windows: list[int]
+) -> list[tuple[int, int]]:
     """Encoded windows as documents of a store."""
     documents = []
     for w in windows:
@@ -65,7 +74,9 @@ def attach(store: MemoryStore, built: Transformer, memory: list, windows: list[i
 
 
 def session(built: Transformer, store: MemoryStore, memory: Memory) -> MemoryAttention:
-    return MemoryAttention(built.config, built.rope, built.cmt_keys(), store, memory, dtype=torch.float64)
+    return MemoryAttention(
+        built.config, built.rope, built.cmt_keys(), store, memory, dtype=torch.float64
+    )
 
 
 def store_for(config: ModelConfig) -> MemoryStore:
@@ -90,7 +101,8 @@ def test_a_window_equals_one_long_chunk(cmt: bool) -> None:
     hidden, _ = encode_windows(built, ids[None], cmt=cmt)
     attention = session(built, store_for(built.config), Memory())
     pieces = []
-    for piece in (ids[:7], ids[7:8], ids[8:30], ids[30:]):  # fed in any pieces, the open chunk is the same
+    # fed in any pieces, the open chunk is the same
+    for piece in (ids[:7], ids[7:8], ids[8:30], ids[30:]):
         pieces.append(built.hidden(piece[None], attention.attend)[0])
         attention.length += len(piece)
     torch.testing.assert_close(torch.cat(pieces), hidden[0], rtol=1e-9, atol=1e-9)
@@ -99,34 +111,51 @@ def test_a_window_equals_one_long_chunk(cmt: bool) -> None:
 @pytest.mark.parametrize("top_k", [6, 2])
 @pytest.mark.parametrize("cmt", [True, False])
 def test_a_question_equals_the_training_forward(cmt: bool, top_k: int) -> None:
-    """6: every block of the visible windows is retrieved. 2: every token and head reads its best two."""
+    """6: every block of the visible windows is retrieved. 2: every token and head reads its best
+    two.
+    """
     built = model(cmt=cmt, top_k=top_k)
     windows = torch.stack([window(3, seed) for seed in (1, 2, 3)])
     question = torch.stack([window(2, 9)])
     _, memory = encode_windows(built, windows, cmt=cmt)
     trained = read_memory(
-        built, question, memory, torch.tensor([[0, 2]]), torch.tensor([False]), recent=TOP_K, cmt=cmt, top_k=top_k
+        built,
+        question,
+        memory,
+        torch.tensor([[0, 2]]),
+        torch.tensor([False]),
+        recent=TOP_K,
+        cmt=cmt,
+        top_k=top_k,
     )
     store = store_for(built.config)
     attention = session(built, store, Memory(attach(store, built, memory, [0, 2])))
-    torch.testing.assert_close(built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("cmt", [True, False])
 def test_a_chunk_that_continues_a_window_sees_its_last_blocks_where_they_stand(cmt: bool) -> None:
-    """The window was read by the session itself: its blocks are the session's own, all of them recent here."""
+    """The window was read by the session itself: its blocks are the session's own, all of them
+    recent here.
+    """
     built = model(cmt=cmt, top_k=6)
     windows = torch.stack([window(6, seed) for seed in (1, 2)])
     question = torch.stack([window(2, 9)])
     _, memory = encode_windows(built, windows, cmt=cmt)
-    trained = read_memory(built, question, memory, torch.tensor([[1]]), torch.tensor([True]), cmt=cmt)
+    trained = read_memory(
+        built, question, memory, torch.tensor([[1]]), torch.tensor([True]), cmt=cmt
+    )
     store = store_for(built.config)
     [(own, blocks)] = attach(store, built, memory, [1])
     attention = session(built, store, Memory(own_document=own, own_end=blocks))
     for layer, encoded in enumerate(memory):
         attention.remember(layer, encoded.keys[1, :, :, SIZE].transpose(0, 1))
     attention.start_chunk()
-    torch.testing.assert_close(built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9
+    )
 
 
 def test_negatives_take_mass_and_only_from_windows_a_chunk_does_not_see() -> None:
@@ -138,10 +167,14 @@ def test_negatives_take_mass_and_only_from_windows_a_chunk_does_not_see() -> Non
     plain = read_memory(*arguments)
     negatives = negatives_of(memory, 1)
     assert not torch.allclose(read_memory(*arguments, negatives), plain)
-    # with a huge penalty they vanish; an unseen window's landmarks may be as unlikely as can be without harm
+    # with a huge penalty they vanish; an unseen window's landmarks may be as unlikely as can be
+    # without harm
     torch.testing.assert_close(read_memory(*arguments, negatives, -1e9), plain)
     without = [
-        Negatives(torch.where(torch.arange(9)[None, :, None] // 3 == 1, -1e4 * n.keys.sign(), n.keys), n.values)
+        Negatives(
+            torch.where(torch.arange(9)[None, :, None] // 3 == 1, -1e4 * n.keys.sign(), n.keys),
+            n.values,
+        )
         for n in negatives
     ]
     assert torch.isfinite(read_memory(*arguments, without)).all()
@@ -154,7 +187,8 @@ def test_loss_skips_landmarks_and_predicts_across_them() -> None:
     hidden, _ = encode_windows(built, ids)
     loss = next_token_loss(built, hidden, ids, weights)
     logits = built.logits(hidden[0]).log_softmax(-1).float()
-    # rows 0..2 and 5..7 predict the next token, 3 (before the landmark) and 4 (the landmark) both predict token 5
+    # rows 0..2 and 5..7 predict the next token, 3 (before the landmark) and 4 (the landmark) both
+    # predict token 5
     pairs = [(0, 1), (1, 2), (2, 3), (3, 5), (4, 5), (5, 6), (6, 7), (7, 8)]
     expected = -sum(logits[row, ids[0, target]] for row, target in pairs)
     torch.testing.assert_close(loss.total, expected, rtol=1e-5, atol=1e-5)
@@ -179,7 +213,12 @@ def test_muon_orthogonalises(dtype: torch.dtype) -> None:
 
 def test_every_parameter_has_one_optimiser() -> None:
     built = model(cmt=True)
-    held = [id(p) for o in make_optimizers(built, 1e-3, 1e-2) for g in o.param_groups for p in g["params"]]
+    held = [
+        id(p)
+        for o in make_optimizers(built, 1e-3, 1e-2)
+        for g in o.param_groups
+        for p in g["params"]
+    ]
     assert sorted(held) == sorted(id(p) for p in built.parameters())
 
 

@@ -1,4 +1,6 @@
-"""Eviction policies and their replay: hit for hit those of libcachesim, and safe with leases, pins and drops."""
+"""Eviction policies and their replay: hit for hit those of libcachesim, and safe with leases, pins
+and drops.
+"""
 
 import copy
 import random
@@ -46,7 +48,11 @@ def shifting(rng: random.Random) -> list[int]:
 
 
 def mixed(rng: random.Random) -> list[int]:
-    pieces = [stream[i : i + 100] for stream in (zipf(rng, 2000, LENGTH), scans(rng)) for i in range(0, LENGTH, 100)]
+    pieces = [
+        stream[i : i + 100]
+        for stream in (zipf(rng, 2000, LENGTH), scans(rng))
+        for i in range(0, LENGTH, 100)
+    ]
     rng.shuffle(pieces)
     return list(chain.from_iterable(pieces))[:LENGTH]
 
@@ -90,23 +96,31 @@ def library_hits(simulated: Any, library: ModuleType, stream: Iterable[int]) -> 
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_request_hits_or_misses_as_in_libcachesim(name: str, stream: str, libcachesim: ModuleType) -> None:
-    # S3-FIFO at a tiny size is left out here. libcachesim 0.3.5 gives its small queue int(size / 10): below 10 that is
-    # 0, and it ends the process; below 20 it is 1, and it refuses every object that is as large as the small queue (a
-    # guard against one large object emptying that queue), so that it caches nothing at all. Units are equal, and a
-    # small queue of one unit works: see the next test and the transcription below.
+def test_every_request_hits_or_misses_as_in_libcachesim(
+    name: str, stream: str, libcachesim: ModuleType
+) -> None:
+    # S3-FIFO at a tiny size is left out here. libcachesim 0.3.5 gives its small queue int(size /
+    # 10): below 10 that is 0, and it ends the process; below 20 it is 1, and it refuses every
+    # object that is as large as the small queue (a guard against one large object emptying that
+    # queue), so that it caches nothing at all. Units are equal, and a small queue of one unit
+    # works: see the next test and the transcription below.
     smallest = 20 if name == "s3fifo" else 1
     kind = {"lru": "LRU", "arc": "ARC", "s3fifo": "S3FIFO", "lfu": "LFU"}[name]
     for capacity in (1, 2, 3, 10, 20, 25, 100, 1000):
         if capacity >= smallest:
             simulated = getattr(libcachesim, kind)(capacity, hashpower=10)
             expected = library_hits(simulated, libcachesim, STREAMS[stream])
-            assert hits(make_policy(name, capacity), STREAMS[stream], capacity) == expected, capacity
+            assert hits(make_policy(name, capacity), STREAMS[stream], capacity) == expected, (
+                capacity
+            )
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_s3fifo_of_a_few_units_is_that_of_libcachesim_where_it_works(stream: str, libcachesim: ModuleType) -> None:
-    for capacity, small in ((3, 0.7), (4, 0.5), (10, 0.2), (19, 0.3)):  # small queues that hold two units or more
+def test_s3fifo_of_a_few_units_is_that_of_libcachesim_where_it_works(
+    stream: str, libcachesim: ModuleType
+) -> None:
+    # small queues that hold two units or more
+    for capacity, small in ((3, 0.7), (4, 0.5), (10, 0.2), (19, 0.3)):
         simulated = libcachesim.S3FIFO(capacity, hashpower=10, small_size_ratio=small)
         expected = library_hits(simulated, libcachesim, STREAMS[stream])
         assert hits(S3FIFO(capacity, small=small), STREAMS[stream], capacity) == expected, capacity
@@ -131,8 +145,8 @@ def test_belady_has_as_many_hits_as_in_libcachesim(stream: str, libcachesim: Mod
         assert belady([[unit] for unit in units], capacity) == expected
 
 
-# Against the published algorithms, written down as they are, on plain lists with the oldest unit first. They yield
-# for each request whether it hits, and which unit goes.
+# Against the published algorithms, written down as they are, on plain lists with the oldest unit
+# first. They yield for each request whether it hits, and which unit goes.
 
 Steps = list[tuple[bool, int | None]]
 
@@ -300,7 +314,9 @@ def ghosts(policy: Policy) -> list[Any]:
 UNITS = st.integers(0, 11)
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.just("request"), st.sets(UNITS, min_size=1, max_size=5), st.sets(UNITS, max_size=4)),
+        st.tuples(
+            st.just("request"), st.sets(UNITS, min_size=1, max_size=5), st.sets(UNITS, max_size=4)
+        ),
         st.tuples(st.just("pin"), UNITS, st.none()),
         st.tuples(st.just("unpin"), st.none(), st.none()),
         st.tuples(st.just("drop"), UNITS, st.none()),
@@ -312,7 +328,9 @@ EVENTS = st.lists(
 @pytest.mark.parametrize("name", NAMES)
 @given(capacity=st.integers(1, 8), events=EVENTS)
 @settings(deadline=None, max_examples=100)
-def test_leases_pins_and_drops_are_kept(name: str, capacity: int, events: list[tuple[str, Any, Any]]) -> None:
+def test_leases_pins_and_drops_are_kept(
+    name: str, capacity: int, events: list[tuple[str, Any, Any]]
+) -> None:
     policy: Any = make_policy(name, capacity)
     cached: set[int] = set()
     pinned = 0
@@ -354,7 +372,11 @@ def test_leases_pins_and_drops_are_kept(name: str, capacity: int, events: list[t
         assert len(policy) == len(cached)
         assert {unit for unit in range(12) if unit in policy} == cached
         assert len(set(ghosts(policy))) == len(ghosts(policy)) <= 2 * capacity - len(cached)
-        assert cached.isdisjoint(ghosts(policy)) and "unknown" not in policy and "pinned" not in ghosts(policy)
+        assert (
+            cached.isdisjoint(ghosts(policy))
+            and "unknown" not in policy
+            and "pinned" not in ghosts(policy)
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -362,7 +384,10 @@ def test_a_blocked_unit_is_passed_over_and_keeps_its_place(name: str) -> None:
     policy: Any = make_policy(name, 20)
     for unit in range(20):
         policy.insert(unit, full=False, blocked=free)
-    first, second = (copy.deepcopy(policy).insert(20, full=True, blocked=skip) for skip in (free, {0}.__contains__))
+    first, second = (
+        copy.deepcopy(policy).insert(20, full=True, blocked=skip)
+        for skip in (free, {0}.__contains__)
+    )
     assert (first, second) == (0, 1)
     assert policy.insert(20, full=True, blocked={0}.__contains__) == second
     assert policy.insert(21, full=True, blocked=free) == first
@@ -395,7 +420,9 @@ def test_with_half_of_the_slots_pinned_a_policy_is_about_as_good_as_with_half_th
 def test_policies_are_chosen_by_name() -> None:
     assert NAMES == ["lru", "arc", "s3fifo", "lfu"]
     assert [make_policy(name, 3).name for name in NAMES] == NAMES
-    with pytest.raises(InvalidConfig, match="'fifo' is unknown; choose one of lru, arc, s3fifo, lfu"):
+    with pytest.raises(
+        InvalidConfig, match="'fifo' is unknown; choose one of lru, arc, s3fifo, lfu"
+    ):
         make_policy("fifo", 3)
 
 
@@ -408,13 +435,16 @@ def test_replay_of_single_units_counts_what_the_policy_does(name: str) -> None:
     found = sum(hit for hit, _ in steps)
     keys = {unit: BlockKey(unit, 0, unit % 7, 1) for unit in STREAMS["mixed"]}
     result = replay([[keys[unit]] for unit in STREAMS["mixed"]], 30, name)
-    assert result == ReplayResult(found, len(steps) - found, sum(victim is not None for _, victim in steps))
+    assert result == ReplayResult(
+        found, len(steps) - found, sum(victim is not None for _, victim in steps)
+    )
     assert result.hit_rate == found / len(steps)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_units_of_one_lookup_do_not_evict_each_other(name: str) -> None:
-    # Whatever the policy prefers, after [0, 1, 2] has been looked up in 4 slots, all three are there.
+    # Whatever the policy prefers, after [0, 1, 2] has been looked up in 4 slots, all three are
+    # there.
     requests = [[3, 4, 5, 6], [0, 1, 2], [2, 1, 0]]
     assert replay(requests, 4, name) == ReplayResult(3, 7, 3)
     assert belady(requests, 4) == ReplayResult(3, 7, 3)
@@ -449,7 +479,10 @@ def fewest_misses(requests: Sequence[frozenset[int]], capacity: int) -> int:
     return rest(0, frozenset())
 
 
-@given(capacity=st.integers(1, 4), lookups=st.lists(st.frozensets(st.integers(0, 6), max_size=4), max_size=9))
+@given(
+    capacity=st.integers(1, 4),
+    lookups=st.lists(st.frozensets(st.integers(0, 6), max_size=4), max_size=9),
+)
 @settings(deadline=None, max_examples=100)
 def test_belady_is_the_optimum(capacity: int, lookups: list[frozenset[int]]) -> None:
     requests = [frozenset(sorted(units)[:capacity]) for units in lookups]

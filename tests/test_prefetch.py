@@ -1,4 +1,6 @@
-"""The prefetcher never blocks, never raises and never changes an answer; whatever fails below, its threads live on."""
+"""The prefetcher never blocks, never raises and never changes an answer; whatever fails below, its
+threads live on.
+"""
 
 import random
 import textwrap
@@ -9,15 +11,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from below import BLOCK, DIM, UNIT_BYTES, Aside, Below, check_lease, check_slots, unit
-from children import RIGHT, ForkServer
-from tiny import text, tiny_model
+from counting_source import (
+    BLOCK,
+    DIM,
+    UNIT_BYTES,
+    Aside,
+    CountingSource,
+    check_lease,
+    check_slots,
+    unit,
+)
+from fork_server import RIGHT, ForkServer
+from tiny_model import text, tiny_model
 
 from memstore.block import BlockKey
 from memstore.errors import CorruptBlock, DocumentNotFound, MemstoreError
 from memstore.model.config import GRANULARITIES
 from memstore.model.landmark_model import LandmarkModel
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 from memstore.tiers.base import UnitSource
 from memstore.tiers.cascade import PREDICTORS
 from memstore.tiers.device import DeviceTier
@@ -40,21 +51,29 @@ def elsewhere(children: ForkServer, tmp_path: Path) -> Callable[..., str]:
     """Runs Python code in another process; gives what it printed."""
 
     def run(code: str, *arguments: object) -> str:
-        assert children.run("python_job", tmp_path / "printed", textwrap.dedent(code), *arguments) == RIGHT
+        assert (
+            children.run("python_job", tmp_path / "printed", textwrap.dedent(code), *arguments)
+            == RIGHT
+        )
         return (tmp_path / "printed").read_text()
 
     return run
 
 
 @pytest.fixture
-def below() -> Below:
-    return Below()
+def below() -> CountingSource:
+    return CountingSource()
 
 
 def make_tier(below: UnitSource, units: int = 64, policy: str = "lru") -> HostTier:
     return HostTier(
-        below, units * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, policy=policy
-    )  # fmt: skip
+        below,
+        units * UNIT_BYTES,
+        block_size=BLOCK,
+        head_dim=DIM,
+        dtype=torch.float32,
+        policy=policy,
+    )
 
 
 def units(first: int, end: int) -> list[BlockKey]:
@@ -64,7 +83,7 @@ def units(first: int, end: int) -> list[BlockKey]:
 # Requests
 
 
-def test_requests_are_read_in_batches_without_repeats(below: Below) -> None:
+def test_requests_are_read_in_batches_without_repeats(below: CountingSource) -> None:
     tier = make_tier(below)
     check_lease(tier, [unit(0)])
     ahead = Prefetcher(tier, workers=1, batch=4)
@@ -83,7 +102,7 @@ def test_requests_are_read_in_batches_without_repeats(below: Below) -> None:
     ahead.close()
 
 
-def test_too_many_requests_drop_the_oldest_and_block_nobody(below: Below) -> None:
+def test_too_many_requests_drop_the_oldest_and_block_nobody(below: CountingSource) -> None:
     tier = make_tier(below)
     ahead = Prefetcher(tier, workers=1, batch=1, most=5)
     below.stand_still()
@@ -101,7 +120,7 @@ def test_too_many_requests_drop_the_oldest_and_block_nobody(below: Below) -> Non
     ahead.close()
 
 
-def test_what_is_cancelled_is_not_read_and_nobody_waits_for_it(below: Below) -> None:
+def test_what_is_cancelled_is_not_read_and_nobody_waits_for_it(below: CountingSource) -> None:
     tier = make_tier(below)
     ahead = Prefetcher(tier, workers=2, batch=1)
     below.stand_still()
@@ -119,7 +138,7 @@ def test_what_is_cancelled_is_not_read_and_nobody_waits_for_it(below: Below) -> 
     ahead.close()
 
 
-def test_draining_ends_when_everything_that_waits_is_cancelled(below: Below) -> None:
+def test_draining_ends_when_everything_that_waits_is_cancelled(below: CountingSource) -> None:
     for _ in range(200):
         ahead = Prefetcher(make_tier(below), workers=1)
         ahead.request([unit(0)])
@@ -129,7 +148,7 @@ def test_draining_ends_when_everything_that_waits_is_cancelled(below: Below) -> 
         ahead.close()
 
 
-def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: Below) -> None:
+def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: CountingSource) -> None:
     tier = make_tier(below)
     ahead = Prefetcher(tier, workers=2, batch=1)
     below.stand_still()
@@ -145,11 +164,13 @@ def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: Below)
     ahead.request(units(20, 30))
     ahead.cancel(), ahead.drain()
     assert sum(map(len, below.reads)) == 2 and ahead.stats.dropped == 8
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("memstore-prefetch")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("memstore-prefetch")
+    ]
     check_slots(tier)
 
 
-def test_closing_what_never_began_is_nothing(below: Below) -> None:
+def test_closing_what_never_began_is_nothing(below: CountingSource) -> None:
     ahead = Prefetcher(make_tier(below))
     ahead.close()
     ahead.close()
@@ -159,11 +180,20 @@ def test_closing_what_never_began_is_nothing(below: Below) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(5, "Input/output error"), CorruptBlock("x"), DocumentNotFound("x"), RuntimeError("x"), MemoryError(),
-     AssertionError(), KeyError(3)],
+    [
+        OSError(5, "Input/output error"),
+        CorruptBlock("x"),
+        DocumentNotFound("x"),
+        RuntimeError("x"),
+        MemoryError(),
+        AssertionError(),
+        KeyError(3),
+    ],
     ids=lambda error: type(error).__name__,
-)  # fmt: skip
-def test_workers_survive_whatever_the_source_raises_and_the_lookup_raises_it(below: Below, error: Exception) -> None:
+)
+def test_workers_survive_whatever_the_source_raises_and_the_lookup_raises_it(
+    below: CountingSource, error: Exception
+) -> None:
     tier = make_tier(below)
     ahead = Prefetcher(tier, workers=1, batch=2)
     below.refuse, below.error = True, lambda: error
@@ -181,7 +211,9 @@ def test_workers_survive_whatever_the_source_raises_and_the_lookup_raises_it(bel
     check_slots(tier)
 
 
-def test_without_threads_to_be_had_nothing_is_read_ahead(below: Below, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_threads_to_be_had_nothing_is_read_ahead(
+    below: CountingSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -203,14 +235,20 @@ def test_without_threads_to_be_had_nothing_is_read_ahead(below: Below, monkeypat
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("with_device", [False, True], ids=["host", "device"])
 def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
-    below: Below, policy: str, with_device: bool
+    below: CountingSource, policy: str, with_device: bool
 ) -> None:
     host = make_tier(below, 9, policy)
     tier: SlabTier = host
     if with_device:
         tier = DeviceTier(
-            host, 12 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, device="cpu", policy=policy
-        )  # fmt: skip
+            host,
+            12 * UNIT_BYTES,
+            block_size=BLOCK,
+            head_dim=DIM,
+            dtype=torch.float32,
+            device="cpu",
+            policy=policy,
+        )
     ahead = Prefetcher(tier, workers=2, batch=4, most=30)
     below.wild = random.Random(policy)
     until = time.perf_counter() + 0.3
@@ -228,7 +266,9 @@ def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
                     ahead.request(wanted)
                 elif what < 0.9:
                     for one in (tier, host):
-                        one.drop(wanted) if what < 0.85 else one.drop_document(1, chance.randrange(20))
+                        one.drop(wanted) if what < 0.85 else one.drop_document(
+                            1, chance.randrange(20)
+                        )
                 elif what < 0.93:
                     ahead.cancel()
                 elif what < 0.97:
@@ -261,15 +301,22 @@ class Slow:
     def __init__(self, source: UnitSource) -> None:
         self._source = source
 
-    def read(self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]) -> list[int]:
+    def read(
+        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]
+    ) -> list[int]:
         time.sleep(0.002)
         return self._source.read(units, slab, slots)
 
 
-def states(model: LandmarkModel, path: Path, budget: int, prefetch: str, **lookup: object) -> torch.Tensor:
+def states(
+    model: LandmarkModel, path: Path, budget: int, prefetch: str, **lookup: object
+) -> torch.Tensor:
     """Logits of a question and of six tokens fed one by one, from a memory with a slow disk."""
     options = {"host_budget": budget, "prefetch": prefetch}
-    with MemoryStore.open(path, model.signature, **options) as store, model.session(store, **lookup) as session:
+    with (
+        MemoryStore.open(path, model.signature, **options) as store,
+        model.session(store, **lookup) as session,
+    ):
         store._tiers.host.source = Slow(store._tiers.host.source)
         ids = model.tokenizer.encode(text(15, seed=8))
         parts = [session.feed(ids[:-6])] + [session.feed([token]) for token in ids[-6:]]
@@ -287,7 +334,10 @@ VARIANTS: list[tuple[dict[str, object], dict[str, object]]] = [
     ({"top_k": 4, "old_block_position": "stingy", "cmt_cutoff": 0.0}, {}),
     ({"cmt": False, "num_kv_heads": 1}, {}),
     ({}, {"granularity": "per_head", "score_range": 0.5}),
-    ({"cmt": False, "num_kv_heads": 4, "old_block_position": "stingy", "memory_layers": (0, 2)}, {}),
+    (
+        {"cmt": False, "num_kv_heads": 4, "old_block_position": "stingy", "memory_layers": (0, 2)},
+        {},
+    ),
 ]
 
 
@@ -302,7 +352,10 @@ def test_answers_are_the_same_bits_whatever_is_predicted(
     block = 2 * config.block_size * config.head_dim * 2
     own = config.num_layers * config.num_kv_heads * (config.chunk_blocks + config.top_k)
     small = block * (own + config.top_k * config.num_heads)  # steps of several tokens are split
-    outcomes = {predictor: states(model, tmp_path / "m", small, predictor, **lookup) for predictor in PREDICTORS}
+    outcomes = {
+        predictor: states(model, tmp_path / "m", small, predictor, **lookup)
+        for predictor in PREDICTORS
+    }
     for predictor in PREDICTORS[1:]:
         assert torch.equal(outcomes[predictor], outcomes["off"]), predictor
     roomy = states(model, tmp_path / "m", 1 << 22, "off", **lookup)
@@ -313,8 +366,15 @@ def test_a_step_that_is_split_is_remembered_whole(tmp_path: Path) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         model.ingest(text(200), store, name="a")
-    options = {"host_budget": 16 * 2 * 8 * 8 * 2, "prefetch": "previous", "trace": tmp_path / "trace"}
-    with MemoryStore.open(tmp_path / "m", model.signature, **options) as store, model.session(store) as session:
+    options = {
+        "host_budget": 16 * 2 * 8 * 8 * 2,
+        "prefetch": "previous",
+        "trace": tmp_path / "trace",
+    }
+    with (
+        MemoryStore.open(tmp_path / "m", model.signature, **options) as store,
+        model.session(store) as session,
+    ):
         session.feed(range(3, 23))
         assert session._lookahead is not None
         remembered = session._lookahead._last
@@ -350,15 +410,17 @@ def test_a_document_forgotten_under_a_session_with_prefetch_is_not_found_at_its_
 # Forks
 
 
-def test_a_forked_child_prefetches_for_itself_and_its_parent_goes_on(elsewhere: Callable[..., str]) -> None:
+def test_a_forked_child_prefetches_for_itself_and_its_parent_goes_on(
+    elsewhere: Callable[..., str],
+) -> None:
     printed = elsewhere(
         """
         import os, signal, torch
-        from below import BLOCK, DIM, UNIT_BYTES, Below, check_lease, unit
+        from counting_source import BLOCK, DIM, UNIT_BYTES, CountingSource, check_lease, unit
         from memstore.tiers.host import HostTier
         from memstore.tiers.prefetch import Prefetcher
 
-        below = Below()
+        below = CountingSource()
         tier = HostTier(below, 8 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
         ahead = Prefetcher(tier, batch=1)
         below.stand_still()
@@ -370,7 +432,8 @@ def test_a_forked_child_prefetches_for_itself_and_its_parent_goes_on(elsewhere: 
             ahead.cancel(), ahead.drain()
             below.go()
             assert ahead.stats.read == 0
-            check_lease(tier, [unit(0), unit(1), unit(2), unit(7)])  # what was on its way never comes here
+            # what was on its way never comes here
+            check_lease(tier, [unit(0), unit(1), unit(2), unit(7)])
             ahead.request([unit(3), unit(4)])
             ahead.drain()
             assert tier.holds(unit(4)) and ahead.stats.requested == 2

@@ -1,4 +1,6 @@
-"""Reading, resuming and asking with real stores and a tiny random model: exactness, sources, and what is counted."""
+"""Reading, resuming and asking with real stores and a tiny random model: exactness, sources, and
+what is counted.
+"""
 
 import json
 import shutil
@@ -9,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import save_tiny_model, text, tiny_model
+from tiny_model import save_tiny_model, text, tiny_model
 
 from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
 from memstore.kernels.reference import accumulate
 from memstore.model.ingest import IngestProgress
 from memstore.model.landmark_model import LandmarkModel, load_model
-from memstore.model.objectives import encode_windows
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
+from memstore.training.objectives import encode_windows
 
 HERE = Path(__file__).parent
 
@@ -24,7 +26,10 @@ HERE = Path(__file__).parent
 def stored(path: Path, model: LandmarkModel) -> dict[str, dict[bytes, bytes]]:
     """Every value of tokens, landmarks and blocks, byte for byte."""
     with MemoryStore.open(path, model.signature) as store, store._catalog.database.read() as txn:
-        return {table: {bytes(k): bytes(v) for k, v in txn.scan(table)} for table in ("tokens", "landmarks", "blocks")}
+        return {
+            table: {bytes(k): bytes(v) for k, v in txn.scan(table)}
+            for table in ("tokens", "landmarks", "blocks")
+        }
 
 
 def ingest_in_a_process(
@@ -57,7 +62,8 @@ def progress(state):
         raise KeyboardInterrupt
 try:
     with store:
-        model.ingest(Path({str(source)!r}), store, name="doc", retrieve={retrieve}, progress=progress)
+        model.ingest(
+            Path({str(source)!r}), store, name="doc", retrieve={retrieve}, progress=progress)
 except KeyboardInterrupt:
     pass
 """
@@ -74,21 +80,33 @@ def test_an_interrupted_ingest_resumed_in_new_processes_stores_the_same_bytes_an
     source.write_text(text(900))
     ingest_in_a_process(directory, tmp_path / "whole", source, retrieve=retrieve, codec=codec)
     for stop in (2, 5, None):
-        ingest_in_a_process(directory, tmp_path / "parts", source, stop, retrieve=retrieve, codec=codec)
+        ingest_in_a_process(
+            directory, tmp_path / "parts", source, stop, retrieve=retrieve, codec=codec
+        )
     torch.set_num_threads(1)
     model = load_model(directory)
     whole, parts = stored(tmp_path / "whole", model), stored(tmp_path / "parts", model)
     assert whole["blocks"] and whole == parts
     logits = []
     for name in ("whole", "parts"):
-        with MemoryStore.open(tmp_path / name, model.signature) as store, model.session(store) as session:
-            logits.append(session.logits(session.feed(model.tokenizer.encode("the lantern of the captain"))))
+        with (
+            MemoryStore.open(tmp_path / name, model.signature) as store,
+            model.session(store) as session,
+        ):
+            logits.append(
+                session.logits(session.feed(model.tokenizer.encode("the lantern of the captain")))
+            )
     assert torch.equal(*logits)
 
 
-def test_chunked_reading_equals_full_landmark_attention_when_every_block_is_retrieved(tmp_path: Path) -> None:
-    """k >= N, lossless storage, text within one window: the session's chunks see what one long window sees."""
-    # stingy positions: every own block keeps its true place; layer 0 has memory too, and no gate divides the softmax
+def test_chunked_reading_equals_full_landmark_attention_when_every_block_is_retrieved(
+    tmp_path: Path,
+) -> None:
+    """k >= N, lossless storage, text within one window: the session's chunks see what one long
+    window sees.
+    """
+    # stingy positions: every own block keeps its true place; layer 0 has memory too, and no gate
+    # divides the softmax
     model = tiny_model(
         tmp_path / "model",
         old_block_position="stingy",
@@ -102,7 +120,11 @@ def test_chunked_reading_equals_full_landmark_attention_when_every_block_is_retr
     store = MemoryStore.in_memory(model.signature, host_budget=1 << 24)
     with model.session(store, []) as session:
         chunked = session.feed(ids)
-    sequence = [x for block in range(12) for x in [*ids[block * 8 : block * 8 + 8], model.config.landmark_id]]
+    sequence = [
+        x
+        for block in range(12)
+        for x in [*ids[block * 8 : block * 8 + 8], model.config.landmark_id]
+    ]
     hidden, _ = encode_windows(model.transformer, torch.tensor([sequence]))
     rows = [block * 9 + (i if i < 7 else 8) for block in range(12) for i in range(8)]
     torch.testing.assert_close(chunked, hidden[0, rows], rtol=2e-4, atol=2e-4)
@@ -126,7 +148,9 @@ model = load_model({str(directory)!r})
 with MemoryStore.open({str(tmp_path / "m")!r}, model.signature, read_only=True) as store:
     print(model.ask("the captain?", store, max_new_tokens=6, until_sentence=False).tokens)
 """
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+    )
     assert run.stdout.strip() == str(answer.tokens)
 
 
@@ -138,7 +162,10 @@ def test_a_closed_gate_skips_lookups_and_reads_nothing(tmp_path: Path) -> None:
         answer = model.ask("the captain", store, max_new_tokens=3, cmt_cutoff=1.0)
         after = store.stats()
     assert answer.lookups["done"] == 0 and answer.lookups["skipped"] > 0 and answer.sources == []
-    assert after["index"] == before["index"] and after["tiers"]["disk"]["hits"] == before["tiers"]["disk"]["hits"]
+    assert (
+        after["index"] == before["index"]
+        and after["tiers"]["disk"]["hits"] == before["tiers"]["disk"]["hits"]
+    )
 
 
 def test_sources_are_the_text_that_was_read(tmp_path: Path) -> None:
@@ -147,16 +174,25 @@ def test_sources_are_the_text_that_was_read(tmp_path: Path) -> None:
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         document = model.ingest(body, store, name="a")
         answer = model.ask(
-            "the captain of the river", store, max_new_tokens=4, until_sentence=False, max_sources=10_000
+            "the captain of the river",
+            store,
+            max_new_tokens=4,
+            until_sentence=False,
+            max_sources=10_000,
         )
         hits = model.search("the captain of the river", store, top_k=3)
     assert answer.sources and len(hits) == 3
     for source in [*answer.sources, *hits]:
         first, end = source.span
         # a block may begin or end inside a character: its replacement marks stand for it
-        assert body[first:end].strip("�") in source.text.strip("�") or source.text.strip("�") in body[first:end]
+        assert (
+            body[first:end].strip("�") in source.text.strip("�")
+            or source.text.strip("�") in body[first:end]
+        )
         assert source.document == "a" and 0 <= source.block < document.blocks
-        assert source.weight == pytest.approx(sum(read["weight"] for read in source.reads), abs=0.02)
+        assert source.weight == pytest.approx(
+            sum(read["weight"] for read in source.reads), abs=0.02
+        )
         assert {read["tier"] for read in source.reads} <= {"host", "disk"}
     weights = [source.weight for source in answer.sources]
     assert weights == sorted(weights, reverse=True)
@@ -172,10 +208,17 @@ def test_the_last_partial_block_is_read_and_its_padding_is_not(tmp_path: Path) -
         document = model.ingest(body, store, name="a")
         assert document.blocks == -(-tokens // 8)
         answer = model.ask(
-            "end.", store, max_new_tokens=2, until_sentence=False, max_sources=1000, top_k=document.blocks
+            "end.",
+            store,
+            max_new_tokens=2,
+            until_sentence=False,
+            max_sources=1000,
+            top_k=document.blocks,
         )
         ends = {source.block: source for source in answer.sources}
-        assert ends[document.blocks - 1].span[1] == len(body) and body.endswith(ends[document.blocks - 1].text)
+        assert ends[document.blocks - 1].span[1] == len(body) and body.endswith(
+            ends[document.blocks - 1].text
+        )
 
 
 @pytest.mark.parametrize("codec", ["zstd", "int4"])
@@ -189,7 +232,11 @@ def test_append_reads_on_as_if_the_text_had_been_longer(tmp_path: Path, codec: s
         appended = model.ingest(second, store, name="doc", mode="append")
     assert (appended.tokens, appended.blocks) == (whole.tokens, whole.blocks)
     one, two = stored(tmp_path / "one", model), stored(tmp_path / "two", model)
-    assert one["landmarks"] == two["landmarks"] and one["blocks"] == two["blocks"] and one["tokens"] == two["tokens"]
+    assert (
+        one["landmarks"] == two["landmarks"]
+        and one["blocks"] == two["blocks"]
+        and one["tokens"] == two["tokens"]
+    )
 
 
 def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_path: Path) -> None:
@@ -203,7 +250,10 @@ def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_p
             with model.session(store) as session:
                 warm = session.logits(session.feed(question))
             assert store.stats()["codec"] == codec
-        with MemoryStore.open(tmp_path / codec, model.signature) as store, model.session(store) as session:
+        with (
+            MemoryStore.open(tmp_path / codec, model.signature) as store,
+            model.session(store) as session,
+        ):
             logits[codec] = session.logits(session.feed(question))
         assert torch.equal(warm, logits[codec])
     far = {codec: float((logits[codec] - logits["zstd"]).abs().max()) for codec in ("int8", "int4")}
@@ -311,20 +361,26 @@ def test_scores_of_a_text_do_not_depend_on_how_it_is_fed(tmp_path: Path) -> None
     scores = []
     for step in (len(ids), 5, 1):
         with model.session(store, []) as session:
-            states = torch.cat([session.feed(ids[at : at + step]) for at in range(0, len(ids), step)])
+            states = torch.cat(
+                [session.feed(ids[at : at + step]) for at in range(0, len(ids), step)]
+            )
             scores.append(accumulate(session.logits(states)).log_softmax(-1)[:, 7].numpy())
     np.testing.assert_allclose(scores[1], scores[0], atol=1e-4)
     np.testing.assert_allclose(scores[2], scores[0], atol=1e-4)
 
 
 def without_and_with(directory: Path, **setting: float) -> tuple[LandmarkModel, LandmarkModel]:
-    """A tiny model whose configuration was written before there was a setting, and the same weights with it."""
+    """A tiny model whose configuration was written before there was a setting, and the same weights
+    with it.
+    """
     plain = save_tiny_model(directory / "plain", cmt_cutoff=0.0)
     written = json.loads((plain / "config.json").read_text())
     other = directory / "set"
     shutil.copytree(plain, other)
     (other / "config.json").write_text(json.dumps(written | setting))
-    (plain / "config.json").write_text(json.dumps({name: x for name, x in written.items() if name not in setting}))
+    (plain / "config.json").write_text(
+        json.dumps({name: x for name, x in written.items() if name not in setting})
+    )
     return load_model(plain), load_model(other)
 
 
@@ -335,7 +391,12 @@ def test_a_range_of_scores_changes_neither_the_signature_nor_older_files(tmp_pat
         model.ingest(text(200), store, name="a")
     with MemoryStore.open(tmp_path / "m", narrow.signature, read_only=True) as store:
         units = []
-        for asked, lookup in ((model, {}), (model, {"score_range": 0.0}), (narrow, {}), (narrow, {"score_range": 1e9})):
+        for asked, lookup in (
+            (model, {}),
+            (model, {"score_range": 0.0}),
+            (narrow, {}),
+            (narrow, {"score_range": 1e9}),
+        ):
             before = store.tier_stats()["host"]
             asked.ask("the captain", store, max_new_tokens=2, until_sentence=False, **lookup)
             after = store.tier_stats()["host"]
@@ -350,7 +411,9 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
     with MemoryStore.create(tmp_path / "m", model.signature) as store:
         model.ingest(text(200), store, name="a")
 
-        def scores(model: LandmarkModel, documents: list[str], **settings: float | bool) -> np.ndarray:
+        def scores(
+            model: LandmarkModel, documents: list[str], **settings: float | bool
+        ) -> np.ndarray:
             with model.session(store, documents, **settings) as session:
                 return model.score(session, ids)
 
@@ -358,18 +421,30 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
             by_setting = scores(model, documents, recency=1e6)
             np.testing.assert_array_equal(scores(fading, documents), by_setting)
             assert np.abs(by_setting - scores(model, documents)).max() > 1e-3
-        # What has faded altogether has no weight beside the latest blocks, which alone are read without a search.
-        np.testing.assert_allclose(scores(model, [], recency=1e6), scores(model, [], retrieve=False), atol=1e-5)
+        # What has faded altogether has no weight beside the latest blocks, which alone are read
+        # without a search.
+        np.testing.assert_allclose(
+            scores(model, [], recency=1e6), scores(model, [], retrieve=False), atol=1e-5
+        )
         with model.session(store, ["a"]) as one, model.session(store, ["a"], recency=1e6) as other:
             first = one.chunk_tokens  # a session without old blocks of its own: nothing has faded
-            np.testing.assert_array_equal(model.score(one, ids[:first]), model.score(other, ids[:first]))
+            np.testing.assert_array_equal(
+                model.score(one, ids[:first]), model.score(other, ids[:first])
+            )
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"\xff\xfe", b"[]", b"{", b'{"num_layers": "4"}', b'{"memory_layers": 3}', b'{"colour": 1}',
-        b'{"score_range": -1}', b'{"score_range": NaN}', b'{"score_range": "2"}',
+        b"\xff\xfe",
+        b"[]",
+        b"{",
+        b'{"num_layers": "4"}',
+        b'{"memory_layers": 3}',
+        b'{"colour": 1}',
+        b'{"score_range": -1}',
+        b'{"score_range": NaN}',
+        b'{"score_range": "2"}',
         b'{"recency": -1}',
     ],
 )

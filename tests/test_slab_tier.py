@@ -1,4 +1,6 @@
-"""What host and device tier share: replay equals life, prefetches, kept units, and drops at awkward moments."""
+"""What host and device tier share: replay equals life, prefetches, kept units, and drops at awkward
+moments.
+"""
 
 import random
 import signal
@@ -10,8 +12,19 @@ from typing import Any
 
 import pytest
 import torch
-from below import BLOCK, DIM, SECONDS, UNIT_BYTES, Aside, Below, check_lease, check_slots, content, unit
-from elsewhere import Elsewhere
+from counting_source import (
+    BLOCK,
+    DIM,
+    SECONDS,
+    UNIT_BYTES,
+    Aside,
+    CountingSource,
+    check_lease,
+    check_slots,
+    content,
+    unit,
+)
+from fake_device import FakeDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,14 +42,19 @@ from memstore.tiers.trace import read_trace
 
 
 @pytest.fixture
-def below() -> Below:
-    return Below()
+def below() -> CountingSource:
+    return CountingSource()
 
 
-def make_tier(below: Below, units: int = 8, policy: str = "lru") -> HostTier:
+def make_tier(below: CountingSource, units: int = 8, policy: str = "lru") -> HostTier:
     return HostTier(
-        below, units * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, policy=policy
-    )  # fmt: skip
+        below,
+        units * UNIT_BYTES,
+        block_size=BLOCK,
+        head_dim=DIM,
+        dtype=torch.float32,
+        policy=policy,
+    )
 
 
 class Leasing:
@@ -65,24 +83,41 @@ class Leasing:
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_lookups_replayed_from_their_trace_hit_and_miss_as_they_did(
-    policy: str, device: str | None, below: Below, tmp_path: Path
+    policy: str, device: str | None, below: CountingSource, tmp_path: Path
 ) -> None:
     chance = random.Random(policy)
     for capacity in (5, 16, 40):
         path = tmp_path / str(capacity)
         tiers = Cascade(
-            None, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, host_budget=capacity * UNIT_BYTES,
-            device_budget=capacity * UNIT_BYTES, device=device, policy=policy, trace=path,
-        )  # fmt: skip
+            None,
+            block_size=BLOCK,
+            head_dim=DIM,
+            dtype=torch.float32,
+            host_budget=capacity * UNIT_BYTES,
+            device_budget=capacity * UNIT_BYTES,
+            device=device,
+            policy=policy,
+            trace=path,
+        )
         tiers.host.source = below
         for step in range(250):
-            some = {int(chance.paretovariate(0.5)) % 90 for _ in range(chance.randint(1, min(capacity, 12)))}
+            some = {
+                int(chance.paretovariate(0.5)) % 90
+                for _ in range(chance.randint(1, min(capacity, 12)))
+            }
             with tiers.lease([unit(number, layer=step % 2) for number in some]):
                 pass
         tiers.close()
         lookups = [entry for entry in read_trace(path) if entry.is_lookup]
-        stats, result = tiers.top.stats(), replay([entry.units for entry in lookups], capacity, policy)
-        assert (stats.hits, stats.misses, stats.evictions) == (result.hits, result.misses, result.evictions)
+        stats, result = (
+            tiers.top.stats(),
+            replay([entry.units for entry in lookups], capacity, policy),
+        )
+        assert (stats.hits, stats.misses, stats.evictions) == (
+            result.hits,
+            result.misses,
+            result.evictions,
+        )
         assert sum(len(entry.missed) for entry in lookups) == result.misses > result.evictions > 0
         assert stats.hits > 0
         check_slots(tiers.top)
@@ -91,7 +126,7 @@ def test_lookups_replayed_from_their_trace_hit_and_miss_as_they_did(
 # Prefetching
 
 
-def test_a_unit_prefetched_in_time_is_a_hit_and_counted_once(below: Below) -> None:
+def test_a_unit_prefetched_in_time_is_a_hit_and_counted_once(below: CountingSource) -> None:
     tier = make_tier(below)
     assert tier.prefetch([unit(0), unit(1), unit(0), unit(2, layer=4)]) == 3
     assert tier.prefetch([unit(1), unit(0)]) == 0
@@ -104,7 +139,7 @@ def test_a_unit_prefetched_in_time_is_a_hit_and_counted_once(below: Below) -> No
     check_slots(tier)
 
 
-def test_a_late_prefetch_is_joined_and_not_read_twice(below: Below) -> None:
+def test_a_late_prefetch_is_joined_and_not_read_twice(below: CountingSource) -> None:
     tier = make_tier(below)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
@@ -117,12 +152,19 @@ def test_a_late_prefetch_is_joined_and_not_read_twice(below: Below) -> None:
     for lookup in lookups:
         lookup.end()
     stats = tier.stats()
-    assert (stats.hits, stats.misses, stats.prefetched, stats.late) == (2, 0, 0, 1) and stats.seconds > 0
+    assert (stats.hits, stats.misses, stats.prefetched, stats.late) == (
+        2,
+        0,
+        0,
+        1,
+    ) and stats.seconds > 0
     assert below.reads == [[unit(0), unit(1)]]
     check_slots(tier)
 
 
-def test_prefetched_units_that_nobody_looked_up_are_counted_when_they_go(below: Below) -> None:
+def test_prefetched_units_that_nobody_looked_up_are_counted_when_they_go(
+    below: CountingSource,
+) -> None:
     tier = make_tier(below, units=4)
     tier.prefetch([unit(n) for n in range(4)])
     for number in (0, 0, 4):  # the first use counts as the unit's arrival, the second as a use
@@ -137,7 +179,9 @@ def test_prefetched_units_that_nobody_looked_up_are_counted_when_they_go(below: 
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_prefetch_takes_neither_leased_nor_pinned_slots_and_no_budget_stops_it(below: Below, policy: str) -> None:
+def test_a_prefetch_takes_neither_leased_nor_pinned_slots_and_no_budget_stops_it(
+    below: CountingSource, policy: str
+) -> None:
     tier = make_tier(below, units=4, policy=policy)
     k = torch.zeros(1, 1, BLOCK, DIM)
     tier.pin(-1, 0, 0, k, k)
@@ -155,7 +199,7 @@ def test_a_prefetch_takes_neither_leased_nor_pinned_slots_and_no_budget_stops_it
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_failed_prefetch_leaves_nothing_behind_and_the_lookup_raises_the_named_error(
-    below: Below, policy: str
+    below: CountingSource, policy: str
 ) -> None:
     tier = make_tier(below, units=3, policy=policy)
     below.refuse = True
@@ -175,7 +219,9 @@ def test_a_failed_prefetch_leaves_nothing_behind_and_the_lookup_raises_the_named
     check_slots(tier)
 
 
-def test_a_lookup_waits_for_the_room_that_prefetches_and_other_threads_take_for_a_moment(below: Below) -> None:
+def test_a_lookup_waits_for_the_room_that_prefetches_and_other_threads_take_for_a_moment(
+    below: CountingSource,
+) -> None:
     tier = make_tier(below, units=2)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
@@ -204,7 +250,7 @@ def test_a_lookup_waits_for_the_room_that_prefetches_and_other_threads_take_for_
     assert outcomes[1] == "done"  # the lookup came before it, or found everything pinned
 
 
-def test_a_thread_that_leases_does_not_wait_for_others(below: Below) -> None:
+def test_a_thread_that_leases_does_not_wait_for_others(below: CountingSource) -> None:
     tier = make_tier(below, units=3)
     other = Leasing(tier, [unit(0)])
     assert other.leases()
@@ -216,7 +262,7 @@ def test_a_thread_that_leases_does_not_wait_for_others(below: Below) -> None:
     check_slots(tier)
 
 
-def test_waiting_for_room_ends(below: Below, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_room_ends(below: CountingSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memstore.tiers.slab._PATIENCE", 0.05)
     tier = make_tier(below, units=3)
     endless = Leasing(tier, [unit(0)])
@@ -233,7 +279,7 @@ def test_waiting_for_room_ends(below: Below, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_kept_units_outlive_any_pressure_until_unpinned(below: Below, policy: str) -> None:
+def test_kept_units_outlive_any_pressure_until_unpinned(below: CountingSource, policy: str) -> None:
     tier = make_tier(below, units=4, policy=policy)
     check_lease(tier, [unit(0)])
     tier.prefetch([unit(1)])
@@ -264,7 +310,7 @@ def test_kept_units_outlive_any_pressure_until_unpinned(below: Below, policy: st
 # Drops at awkward moments
 
 
-def test_a_unit_dropped_on_its_way_is_not_held_when_it_arrives(below: Below) -> None:
+def test_a_unit_dropped_on_its_way_is_not_held_when_it_arrives(below: CountingSource) -> None:
     tier = make_tier(below, units=4)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
@@ -276,7 +322,8 @@ def test_a_unit_dropped_on_its_way_is_not_held_when_it_arrives(below: Below) -> 
     below.go()
     lease = lookup.end()
     assert isinstance(lease, Lease) and ahead.end() == 2
-    assert torch.equal(lease.k[lease.slots[0]], content(unit(4))[0])  # what is leased stays as it is
+    # what is leased stays as it is
+    assert torch.equal(lease.k[lease.slots[0]], content(unit(4))[0])
     assert [tier.holds(unit(n)) for n in (0, 1, 4, 5)] == [False, True, False, False]
     assert tier.bytes == 3 * UNIT_BYTES and tier.stats().unused == 1
     lease.release()
@@ -284,7 +331,7 @@ def test_a_unit_dropped_on_its_way_is_not_held_when_it_arrives(below: Below) -> 
     check_slots(tier)
 
 
-def test_a_unit_dropped_on_its_way_is_read_anew_for_who_asks_later(below: Below) -> None:
+def test_a_unit_dropped_on_its_way_is_read_anew_for_who_asks_later(below: CountingSource) -> None:
     tier = make_tier(below, units=4)
     below.stand_still()
     first = Aside(tier.prefetch, [unit(0)])
@@ -301,7 +348,9 @@ def test_a_unit_dropped_on_its_way_is_read_anew_for_who_asks_later(below: Below)
 
 
 @pytest.mark.parametrize("what", ["lease", "prefetch"])
-def test_a_unit_dropped_on_its_way_to_a_failure_leaves_nothing(below: Below, what: str) -> None:
+def test_a_unit_dropped_on_its_way_to_a_failure_leaves_nothing(
+    below: CountingSource, what: str
+) -> None:
     tier = make_tier(below, units=2)
     below.stand_still()
     below.refuse = True
@@ -324,8 +373,10 @@ def test_a_unit_dropped_on_its_way_to_a_failure_leaves_nothing(below: Below, wha
     st.integers(1, 9),
     st.sampled_from(sorted(POLICIES)),
 )
-def test_any_order_of_calls_keeps_budget_and_content(steps: list[tuple[str, int]], capacity: int, policy: str) -> None:
-    below = Below()
+def test_any_order_of_calls_keeps_budget_and_content(
+    steps: list[tuple[str, int]], capacity: int, policy: str
+) -> None:
+    below = CountingSource()
     tier = make_tier(below, units=capacity, policy=policy)
     leases: list[tuple[Lease, list[BlockKey]]] = []
     pinned: list[BlockKey] = []
@@ -338,7 +389,9 @@ def test_any_order_of_calls_keeps_budget_and_content(steps: list[tuple[str, int]
                 leases.pop(number % len(leases))[0].release()
             elif what == "p" and not tier.holds(key := BlockKey(-1, 0, number, 0)):
                 k, v = content(key)
-                pinned += tier.pin(-1, 0, number, k.view(1, 1, BLOCK, DIM), v.view(1, 1, BLOCK, DIM))
+                pinned += tier.pin(
+                    -1, 0, number, k.view(1, 1, BLOCK, DIM), v.view(1, 1, BLOCK, DIM)
+                )
             elif what == "u" and pinned:
                 tier.unpin([pinned.pop(number % len(pinned))])
             elif what == "d":
@@ -372,13 +425,15 @@ def test_any_order_of_calls_keeps_budget_and_content(steps: list[tuple[str, int]
 # A tier over a tier
 
 
-def make_pair(below: Below, device_units: int, host_units: int) -> tuple[DeviceTier, HostTier]:
+def make_pair(
+    below: CountingSource, device_units: int, host_units: int
+) -> tuple[DeviceTier, HostTier]:
     host = make_tier(below, host_units)
     shape = {"block_size": BLOCK, "head_dim": DIM, "dtype": torch.float32}
     return DeviceTier(host, device_units * UNIT_BYTES, device="cpu", **shape), host
 
 
-def test_what_the_device_misses_the_host_is_asked_for_layer_by_layer(below: Below) -> None:
+def test_what_the_device_misses_the_host_is_asked_for_layer_by_layer(below: CountingSource) -> None:
     device, host = make_pair(below, 8, 30)
     check_lease(device, [unit(n, layer=2) for n in range(6)])
     device.prefetch([unit(n, layer=n % 3) for n in range(6)])
@@ -393,7 +448,9 @@ def test_what_the_device_misses_the_host_is_asked_for_layer_by_layer(below: Belo
 
 
 @pytest.mark.parametrize("host_units", [1, 2, 3, 7])
-def test_a_host_smaller_than_the_device_passes_everything_up(below: Below, host_units: int) -> None:
+def test_a_host_smaller_than_the_device_passes_everything_up(
+    below: CountingSource, host_units: int
+) -> None:
     device, host = make_pair(below, 20, host_units)
     k = torch.zeros(host_units - 1, 1, BLOCK, DIM)
     host.pin(-1, 0, 0, k, k)
@@ -407,7 +464,7 @@ def test_a_host_smaller_than_the_device_passes_everything_up(below: Below, host_
 
 
 def test_a_host_slot_is_not_let_go_before_the_copy_to_the_device_is_done(
-    below: Below, monkeypatch: pytest.MonkeyPatch
+    below: CountingSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late:
         """A copy that is made as late as it may be: when somebody waits for it."""
@@ -426,12 +483,12 @@ def test_a_host_slot_is_not_let_go_before_the_copy_to_the_device_is_done(
     check_slots(device), check_slots(host)
 
 
-def test_slots_and_lengths_on_another_device_are_those_of_the_units(below: Below) -> None:
-    with Elsewhere():
+def test_slots_and_lengths_on_another_device_are_those_of_the_units(below: CountingSource) -> None:
+    with FakeDevice():
         host = make_tier(below, 5)
         device = DeviceTier(
             host, 8 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, device="cuda"
-        )  # fmt: skip
+        )
         assert device.slab.device.type == device.lengths.device.type == "cuda"
         for first in range(0, 40, 3):
             units = [unit(n) for n in range(first, first + 8)]
@@ -444,7 +501,7 @@ def test_slots_and_lengths_on_another_device_are_those_of_the_units(below: Below
         check_slots(device), check_slots(host)
 
 
-def test_many_threads_share_a_device_tier_over_a_host_of_one_unit(below: Below) -> None:
+def test_many_threads_share_a_device_tier_over_a_host_of_one_unit(below: CountingSource) -> None:
     device, host = make_pair(below, 12, 1)
 
     def work(seed: int) -> None:
@@ -465,14 +522,23 @@ BAD_DEVICES = ["nonsense", "", "cuda:99", "meta", "hpu", "mps", "privateuseone"]
 
 
 @pytest.mark.parametrize("device", BAD_DEVICES)
-def test_a_device_that_is_not_there_is_refused_in_one_line(below: Below, device: str) -> None:
+def test_a_device_that_is_not_there_is_refused_in_one_line(
+    below: CountingSource, device: str
+) -> None:
     with pytest.raises(InvalidConfig) as refused:
-        DeviceTier(make_tier(below), 1 << 20, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, device=device)
+        DeviceTier(
+            make_tier(below),
+            1 << 20,
+            block_size=BLOCK,
+            head_dim=DIM,
+            dtype=torch.float32,
+            device=device,
+        )
     words = str(refused.value)
     assert repr(device) in words and "\n" not in words and len(words) < 300
 
 
-def test_a_device_budget_below_one_unit_is_refused_with_its_name(below: Below) -> None:
+def test_a_device_budget_below_one_unit_is_refused_with_its_name(below: CountingSource) -> None:
     make: Callable[[int], SlabTier] = lambda budget: DeviceTier(  # noqa: E731
         make_tier(below), budget, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, device="cpu"
     )
@@ -483,8 +549,10 @@ def test_a_device_budget_below_one_unit_is_refused_with_its_name(below: Below) -
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that interrupts")
-def test_an_interrupt_leaves_no_lock_taken(below: Below) -> None:
-    """Ctrl-C at any instant: the writer's thread has to get at the tier when the main thread closes the document."""
+def test_an_interrupt_leaves_no_lock_taken(below: CountingSource) -> None:
+    """Ctrl-C at any instant: the writer's thread has to get at the tier when the main thread closes
+    the document.
+    """
     tier = make_tier(below)
     free = ThreadPoolExecutor(1)
 

@@ -1,7 +1,8 @@
-"""Long runs: budgets that are never exceeded, memory that does not grow, readers that never see a wrong block.
+"""Long runs: budgets that are never exceeded, memory that does not grow, readers that never see a
+wrong block.
 
-MEMSTORE_SOAK_LOOKUPS (1200) and MEMSTORE_SOAK_SECONDS (2) set how long; `make soak` runs 1,000,000 and 300.
-MEMSTORE_SEED makes other choices. With `-s` they say what they saw.
+MEMSTORE_SOAK_LOOKUPS (1200) and MEMSTORE_SOAK_SECONDS (2) set how long; `make soak` runs 1,000,000
+and 300. MEMSTORE_SEED makes other choices. With `-s` they say what they saw.
 """
 
 import ctypes
@@ -17,12 +18,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from children import RIGHT, ForkServer
-from deterministic import BLOCK, CHUNK, DIM, HEADS, SIGNATURE, block, ingest
+from fork_server import RIGHT, ForkServer
+from synthetic_documents import BLOCK, CHUNK, DIM, HEADS, SIGNATURE, block, ingest
 
 from memstore.block import BlockKey
-from memstore.catalog import Document
-from memstore.store import MemoryStore
+from memstore.disk.catalog import Document
+from memstore.store.memory_store import MemoryStore
 from memstore.tiers.policy import POLICIES
 
 LOOKUPS = int(os.environ.get("MEMSTORE_SOAK_LOOKUPS", "1200"))
@@ -30,13 +31,16 @@ SECONDS = int(os.environ.get("MEMSTORE_SOAK_SECONDS", "2"))
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 READERS = 8
 UNIT_BYTES = 2 * BLOCK * DIM * 2
-GROWTH = 16 << 20  # bytes by which what is resident at the end may exceed what was after the warm-up
+# bytes by which what is resident at the end may exceed what was after the warm-up
+GROWTH = 16 << 20
 
 pytestmark = pytest.mark.timeout(7200 if LOOKUPS > 1200 or SECONDS > 2 else 240)
 
 
 def resident() -> int:
-    """Bytes of main memory that this process has, without what its allocator has but nobody uses."""
+    """Bytes of main memory that this process has, without what its allocator has but nobody
+    uses.
+    """
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # of glibc
@@ -78,7 +82,10 @@ class Library:
 
     def change(self) -> None:
         """Read a new document, and forget the oldest of many."""
-        name, size = str(self.next), self.chance.randint(2, 12) * CHUNK + self.chance.randrange(CHUNK)
+        name, size = (
+            str(self.next),
+            self.chance.randint(2, 12) * CHUNK + self.chance.randrange(CHUNK),
+        )
         ingest(self.store, name, size, text=self.next, commit_bytes=self.chance.choice([1, 20_000]))
         self.next += 1
         documents = self.store.documents()
@@ -89,24 +96,33 @@ class Library:
         """One lookup of several units, announced or not."""
         chance, layer = self.chance, self.chance.choice((1, 2))
         numbers = [
-            min(int(chance.paretovariate(0.4)), document.blocks) - 1 for _ in range(chance.randint(1, self.most()))
+            min(int(chance.paretovariate(0.4)), document.blocks) - 1
+            for _ in range(chance.randint(1, self.most()))
         ]
-        units = [BlockKey(document.id, layer, number, chance.randrange(HEADS)) for number in numbers]
+        units = [
+            BlockKey(document.id, layer, number, chance.randrange(HEADS)) for number in numbers
+        ]
         if chance.random() < 0.5:
-            self.store.expect([*units[::2], *(unit._replace(layer=3 - layer) for unit in units[:4])])
+            self.store.expect(
+                [*units[::2], *(unit._replace(layer=3 - layer) for unit in units[:4])]
+            )
         with self.store.lease(units) as lease:
             if thoroughly:
                 for place, unit in enumerate(units):
                     length = min(BLOCK, document.tokens - unit.block * BLOCK)
                     k, v, _ = block(int(document.name), layer, unit.block, length)
                     slot = lease.slots[place]
-                    assert torch.equal(lease.k[slot], k[unit.head]) and torch.equal(lease.v[slot], v[unit.head]), unit
+                    assert torch.equal(lease.k[slot], k[unit.head]) and torch.equal(
+                        lease.v[slot], v[unit.head]
+                    ), unit
 
     def most(self) -> int:
         return min(16, self.store.capacity)
 
 
-def test_budgets_hold_and_memory_stays_flat_over_random_lookups_while_documents_come_and_go(tmp_path: Path) -> None:
+def test_budgets_hold_and_memory_stays_flat_over_random_lookups_while_documents_come_and_go(
+    tmp_path: Path,
+) -> None:
     chance = random.Random(SEED)
     MemoryStore.create(tmp_path / "m", SIGNATURE).close()
     sizes: list[int] = []
@@ -117,13 +133,20 @@ def test_budgets_hold_and_memory_stays_flat_over_random_lookups_while_documents_
     for number in range(rounds):
         least = 4 * 3 * HEADS * 3  # what a writer pins: the latest chunk and what it continues from
         options = {
-            "host_budget": chance.randint(least, 6 * least) * UNIT_BYTES + chance.randrange(UNIT_BYTES),
+            "host_budget": chance.randint(least, 6 * least) * UNIT_BYTES
+            + chance.randrange(UNIT_BYTES),
             "policy": chance.choice(sorted(POLICIES)),
             "trace": tmp_path / "trace" if chance.random() < 0.3 else None,
         }
         if chance.random() < 0.5:
-            options |= {"device": "cpu", "device_budget": chance.randint(16, 8 * least) * UNIT_BYTES}
-        with MemoryStore.open(tmp_path / "m", SIGNATURE, **options) as store, closing(Watch(store)) as watch:
+            options |= {
+                "device": "cpu",
+                "device_budget": chance.randint(16, 8 * least) * UNIT_BYTES,
+            }
+        with (
+            MemoryStore.open(tmp_path / "m", SIGNATURE, **options) as store,
+            closing(Watch(store)) as watch,
+        ):
             library = Library(store, chance, first)
             for lookup in range(LOOKUPS // rounds):
                 if lookup % change_every == 0:
@@ -138,10 +161,14 @@ def test_budgets_hold_and_memory_stays_flat_over_random_lookups_while_documents_
                 assert counts["hits"] >= 0 and counts["misses"] >= 0
         sizes.append(resident())
         if number % max(1, rounds // 20) == 0:
-            print(f"{done:,} lookups in {time.perf_counter() - began:.0f} s: {sizes[-1] / 1e6:.1f} MB resident")
+            print(
+                f"{done:,} lookups in {time.perf_counter() - began:.0f} s: {sizes[-1] / 1e6:.1f} "
+                "MB resident"
+            )
     warm = max(sizes[: max(2, rounds // 4)])
     print(
-        f"{done:,} lookups, {first} documents, {looks:,} looks at the budgets, none exceeded; resident "
+        f"{done:,} lookups, {first} documents, {looks:,} looks at the budgets, none exceeded; "
+        "resident "
         f"{sizes[0] / 1e6:.1f} MB at first, {warm / 1e6:.1f} warm, {sizes[-1] / 1e6:.1f} at the end"
     )
     assert sizes[-1] - warm < GROWTH
@@ -171,8 +198,8 @@ def write():
     with MemoryStore.open(path, host_budget=1 << 20) as store:
         while time.monotonic() < until:
             chance = random.Random(seed * 1000 + whole)
-            ingest(store, str(whole), chance.randint(1, 14) * CHUNK + chance.randrange(CHUNK), text=whole,
-                   commit_bytes=chance.choice([1, 1 << 16]))
+            tokens = chance.randint(1, 14) * CHUNK + chance.randrange(CHUNK)
+            ingest(store, str(whole), tokens, text=whole, commit_bytes=chance.choice([1, 1 << 16]))
             whole += 1
             gone = max(0, whole - 5)
             os.pwrite(told, struct.pack("QQ", whole, gone), 0)
@@ -211,7 +238,8 @@ def read(number):
                 for _ in range(60 if ready else 0):
                     document = chance.choice(ready)
                     layer = chance.choice((1, 2))
-                    units = [BlockKey(document.id, layer, chance.randrange(document.blocks), chance.randrange(HEADS))
+                    draw = chance.randrange
+                    units = [BlockKey(document.id, layer, draw(document.blocks), draw(HEADS))
                              for _ in range(chance.randint(1, 12))]
                     store.expect([*units, *(unit._replace(layer=3 - layer) for unit in units)])
                     try:
@@ -229,7 +257,8 @@ def read(number):
                 for tier in store._tiers._caches:
                     assert tier.bytes <= tier.budget_bytes
             store._tiers.prefetcher.drain()
-    words = f"{sessions} sessions, {lookups} lookups, {found_gone} forgotten, {len(newest)} documents seen"
+    words = f"{sessions} sessions, {lookups} lookups, {found_gone} forgotten"
+    words += f", {len(newest)} documents seen"
     return f"reader {number}: {words}"
 
 
@@ -264,7 +293,9 @@ def test_readers_see_right_blocks_and_new_documents_while_another_process_writes
     MemoryStore.create(tmp_path / "m", SIGNATURE).close()
     (tmp_path / "outcomes").mkdir()
     arguments = (tmp_path / "m", tmp_path / "outcomes", SECONDS, READERS, SEED)
-    assert children.run("python_job", tmp_path / "printed", textwrap.dedent(JOB), *arguments) == RIGHT
+    assert (
+        children.run("python_job", tmp_path / "printed", textwrap.dedent(JOB), *arguments) == RIGHT
+    )
     words = [(tmp_path / "outcomes" / str(number)).read_text() for number in range(READERS + 1)]
     print("\n" + "\n".join(words))
     assert (tmp_path / "printed").read_text() == f"{[0] * (READERS + 1)}\n", "\n".join(words)

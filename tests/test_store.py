@@ -1,4 +1,6 @@
-"""A memory as its users see it: opening, writing, continuing, forgetting, moving and checking; many processes."""
+"""A memory as its users see it: opening, writing, continuing, forgetting, moving and checking; many
+processes.
+"""
 
 import os
 import threading
@@ -9,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from children import RIGHT, ForkServer
-from deterministic import (
+from fork_server import RIGHT, ForkServer
+from synthetic_documents import (
     BLOCK,
     CHUNK,
     CHUNK_BLOCKS,
@@ -30,8 +32,8 @@ from deterministic import (
 )
 
 from memstore.block import BlockKey
-from memstore.catalog import Catalog
-from memstore.codec import CODECS
+from memstore.disk.catalog import Catalog
+from memstore.disk.codec import CODECS
 from memstore.errors import (
     BudgetExceeded,
     CorruptMemory,
@@ -47,8 +49,8 @@ from memstore.errors import (
     StorageFull,
     WrongModel,
 )
-from memstore.store import MemoryStore
-from memstore.verify import verify_memory, walk
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory, walk
 
 UNIT_BYTES = 2 * BLOCK * DIM * 2
 BUDGET = 1 << 20
@@ -125,7 +127,9 @@ def test_newer_format_is_refused_by_name(path: Path) -> None:
     catalog = Catalog.open(path)
     with catalog.database.read() as txn:
         row = msgpack.unpackb(txn.get_checked("meta", b"memory"))
-    catalog.database.write(lambda txn: txn.put_checked("meta", b"memory", msgpack.packb({**row, "format": 99})))
+    catalog.database.write(
+        lambda txn: txn.put_checked("meta", b"memory", msgpack.packb({**row, "format": 99}))
+    )
     catalog.close()
     with pytest.raises(NewerFormat, match="update"):
         MemoryStore.open(path)
@@ -153,14 +157,17 @@ def test_either_index_finds_the_same_blocks(path: Path, index: str) -> None:
             expected = (q @ keys.transpose(1, 2)).topk(3, -1)
             assert torch.equal(hits.candidates, expected.indices)
             assert torch.equal(
-                store.landmark_keys(2, scope, hits.candidates)[:, 0, 0], keys[[0, 1], hits.candidates[:, 0, 0]]
+                store.landmark_keys(2, scope, hits.candidates)[:, 0, 0],
+                keys[[0, 1], hits.candidates[:, 0, 0]],
             )
 
 
 # Writing
 
 
-@pytest.mark.parametrize("tokens", [0, 1, BLOCK, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK, 5 * CHUNK + 7])
+@pytest.mark.parametrize(
+    "tokens", [0, 1, BLOCK, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK, 5 * CHUNK + 7]
+)
 @pytest.mark.parametrize("commit_bytes", [1, 16 << 20])
 def test_document_reads_back_bit_for_bit(path: Path, tokens: int, commit_bytes: int) -> None:
     with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
@@ -181,27 +188,46 @@ def test_what_is_stored_does_not_depend_on_when_it_was_committed(tmp_path: Path)
     assert stored(tmp_path / "a") == stored(tmp_path / "b") == stored(tmp_path / "c")
 
 
-def test_layers_without_memory_keep_only_what_continuing_needs(store: MemoryStore, path: Path) -> None:
+def test_layers_without_memory_keep_only_what_continuing_needs(
+    store: MemoryStore, path: Path
+) -> None:
     document = ingest(store, "book", 9 * CHUNK + 5)
     kept = range(9 * CHUNK_BLOCKS - TOP_K, document.blocks)
     with store._catalog.database.read() as txn:
-        assert [r.block for r in store._tiers.disk.records(txn, document.id) if r.layer == 0] == list(kept)
-        assert sum(len(r.data) for r in store._tiers.disk.records(txn, document.id)) == document.bytes
+        assert [
+            r.block for r in store._tiers.disk.records(txn, document.id) if r.layer == 0
+        ] == list(kept)
+        assert (
+            sum(len(r.data) for r in store._tiers.disk.records(txn, document.id)) == document.bytes
+        )
     with pytest.raises(CorruptMemory):
         store.lease([BlockKey(document.id, 0, 0, 0)])
 
 
-def test_staged_chunks_can_be_searched_and_read_before_they_are_committed(store: MemoryStore) -> None:
+def test_staged_chunks_can_be_searched_and_read_before_they_are_committed(
+    store: MemoryStore,
+) -> None:
     with store.write_document("book", source_hash="x", settings=SETTINGS) as writer:
         number = writer.document.id
         for first in range(0, 3 * CHUNK, CHUNK):
-            writer.add_chunk(token_ids(1, first, first + CHUNK), first, chunk(1, first // BLOCK, CHUNK)[0])
-        assert (writer.tokens, writer.blocks, writer.document.tokens) == (3 * CHUNK, 3 * CHUNK_BLOCKS, 0)
+            writer.add_chunk(
+                token_ids(1, first, first + CHUNK), first, chunk(1, first // BLOCK, CHUNK)[0]
+            )
+        assert (writer.tokens, writer.blocks, writer.document.tokens) == (
+            3 * CHUNK,
+            3 * CHUNK_BLOCKS,
+            0,
+        )
         assert store.documents()[0].state == "ingesting" and store.documents()[0].tokens == 0
         q = block(1, 1, 7)[2].float()[:, None]
-        assert store.search(1, q, [(number, 0, 12)], 12).candidates.sort().values[0, 0].tolist() == list(range(12))
+        assert store.search(1, q, [(number, 0, 12)], 12).candidates.sort().values[
+            0, 0
+        ].tolist() == list(range(12))
         with store.lease([BlockKey(number, 1, 11, 1)]) as lease:
-            assert torch.equal(lease.k[lease.slots[0]], block(1, 1, 11)[0][1]) and not lease.missed.any()
+            assert (
+                torch.equal(lease.k[lease.slots[0]], block(1, 1, 11)[0][1])
+                and not lease.missed.any()
+            )
         for layer in range(3):
             recent = writer.recent(layer, TOP_K)
             assert recent.blocks == range(10, 12)
@@ -220,8 +246,15 @@ def test_a_lossy_memory_shows_staged_blocks_as_they_will_be_stored(path: Path, c
         number = writer.document.id
         for first in range(0, tokens, CHUNK):
             end = min(first + CHUNK, tokens)
-            writer.add_chunk(token_ids(1, first, end), first, *chunk(1, first // BLOCK, end - first))
-        units = [BlockKey(number, layer, b, head) for layer in (1, 2) for b in range(writer.blocks) for head in (0, 1)]
+            writer.add_chunk(
+                token_ids(1, first, end), first, *chunk(1, first // BLOCK, end - first)
+            )
+        units = [
+            BlockKey(number, layer, b, head)
+            for layer in (1, 2)
+            for b in range(writer.blocks)
+            for head in (0, 1)
+        ]
         recent = [writer.recent(layer, TOP_K) for layer in range(3)]
         with store.lease(units) as lease:
             staged = lease.k[lease.slots], lease.v[lease.slots]
@@ -229,7 +262,9 @@ def test_a_lossy_memory_shows_staged_blocks_as_they_will_be_stored(path: Path, c
         writer.finish()
     with reopened(path) as store:
         with store.lease(units) as lease:
-            assert torch.equal(lease.k[lease.slots], staged[0]) and torch.equal(lease.v[lease.slots], staged[1])
+            assert torch.equal(lease.k[lease.slots], staged[0]) and torch.equal(
+                lease.v[lease.slots], staged[1]
+            )
         exact = torch.cat([block(1, layer, b)[1] for layer in (1, 2) for b in range(9)])
         assert not torch.equal(staged[1][: len(exact)], exact)
         for layer in range(3):
@@ -261,7 +296,13 @@ def test_interrupted_ingest_keeps_whole_chunks_and_resumes_to_equal_bytes(
         ingest(store, "book", tokens)
     with MemoryStore.create(tmp_path / "cut", SIGNATURE, host_budget=BUDGET) as store:
         with pytest.raises(error):
-            ingest(store, "book", tokens, commit_bytes=commit_bytes, after_chunk=interrupt_at(20 * CHUNK, error))
+            ingest(
+                store,
+                "book",
+                tokens,
+                commit_bytes=commit_bytes,
+                after_chunk=interrupt_at(20 * CHUNK, error),
+            )
         document = store.document("book")
         assert (document.state, document.tokens) == ("ingesting", 20 * CHUNK)
         assert store._index.documents() == set()
@@ -273,16 +314,26 @@ def test_interrupted_ingest_keeps_whole_chunks_and_resumes_to_equal_bytes(
         for layer in range(3):
             recent = writer.recent(layer, TOP_K)
             assert torch.equal(recent.k, torch.stack([block(1, layer, b)[0] for b in (78, 79)]))
-            assert torch.equal(recent.landmarks, torch.stack([block(1, layer, b)[2] for b in (78, 79)]))
+            assert torch.equal(
+                recent.landmarks, torch.stack([block(1, layer, b)[2] for b in (78, 79)])
+            )
         writer.close()
         with pytest.raises(error):
-            ingest(store, "book", tokens, commit_bytes=commit_bytes, after_chunk=interrupt_at(tokens, error))
+            ingest(
+                store,
+                "book",
+                tokens,
+                commit_bytes=commit_bytes,
+                after_chunk=interrupt_at(tokens, error),
+            )
         assert store.document("book").tokens == 70 * CHUNK
         check_content(store, ingest(store, "book", tokens, commit_bytes=commit_bytes), text=1)
     assert stored(tmp_path / "whole") == stored(tmp_path / "cut")
 
 
-def test_same_content_again_is_no_op_and_other_content_is_refused(store: MemoryStore, path: Path) -> None:
+def test_same_content_again_is_no_op_and_other_content_is_refused(
+    store: MemoryStore, path: Path
+) -> None:
     document = ingest(store, "book", 50)
     before = stored(path)
     assert ingest(store, "book", 50) == document
@@ -295,7 +346,9 @@ def test_same_content_again_is_no_op_and_other_content_is_refused(store: MemoryS
     with pytest.raises(DocumentExists, match="partly"):
         ingest(store, "part", 6 * CHUNK)
     with pytest.raises(InvalidInput, match="top_k=2"):
-        store.write_document("part", source_hash=f"1:{5 * CHUNK}", settings={**SETTINGS, "top_k": 3})
+        store.write_document(
+            "part", source_hash=f"1:{5 * CHUNK}", settings={**SETTINGS, "top_k": 3}
+        )
     with pytest.raises(DocumentExists, match="partly"):
         ingest(store, "part", 5 * CHUNK, mode="append")
     store.forget("part")
@@ -312,9 +365,13 @@ def test_same_content_again_is_no_op_and_other_content_is_refused(store: MemoryS
         ({"settings": {"chunk_blocks": 0, "top_k": 2}}, "chunk_blocks"),
     ],
 )
-def test_bad_arguments_are_refused_at_the_boundary(store: MemoryStore, arguments: dict, words: str) -> None:
+def test_bad_arguments_are_refused_at_the_boundary(
+    store: MemoryStore, arguments: dict, words: str
+) -> None:
     with pytest.raises(InvalidInput, match=words):
-        store.write_document(**{"name": "book", "source_hash": "x", "settings": SETTINGS, **arguments})
+        store.write_document(
+            **{"name": "book", "source_hash": "x", "settings": SETTINGS, **arguments}
+        )
 
 
 def test_chunks_of_another_shape_or_off_the_grid_are_refused(store: MemoryStore) -> None:
@@ -325,7 +382,9 @@ def test_chunks_of_another_shape_or_off_the_grid_are_refused(store: MemoryStore)
         with pytest.raises(InvalidInput, match="tokens"):
             writer.add_chunk(token_ids(1, 0, CHUNK - 1), 0, layers)
         with pytest.raises(InvalidInput, match="expected"):
-            writer.add_chunk(token_ids(1, 0, CHUNK), 0, {**layers, 2: tuple(part.float() for part in layers[2])})
+            writer.add_chunk(
+                token_ids(1, 0, CHUNK), 0, {**layers, 2: tuple(part.float() for part in layers[2])}
+            )
         writer.add_chunk(token_ids(1, 0, 6), 0, *chunk(1, 0, 6))
         with pytest.raises(InvalidInput, match="append"):
             writer.add_chunk(token_ids(1, 0, CHUNK), 0, layers)
@@ -334,7 +393,9 @@ def test_chunks_of_another_shape_or_off_the_grid_are_refused(store: MemoryStore)
 
 @pytest.mark.parametrize("before", [CHUNK - 3, CHUNK, 7 * CHUNK + 5, 7 * CHUNK + 2 * BLOCK])
 @pytest.mark.parametrize("after", [1, CHUNK, 6 * CHUNK + 9])
-def test_append_continues_from_the_last_full_chunk_as_if_read_at_once(tmp_path: Path, before: int, after: int) -> None:
+def test_append_continues_from_the_last_full_chunk_as_if_read_at_once(
+    tmp_path: Path, before: int, after: int
+) -> None:
     tokens = before + after
     with MemoryStore.create(tmp_path / "whole", SIGNATURE, host_budget=BUDGET) as store:
         ingest(store, "book", tokens)
@@ -342,7 +403,9 @@ def test_append_continues_from_the_last_full_chunk_as_if_read_at_once(tmp_path: 
         old = ingest(store, "book", before)
         with store.lease([BlockKey(old.id, 1, old.blocks - 1, 0)]):
             pass
-        writer = store.write_document("book", source_hash=f"1:{tokens}", settings=SETTINGS, mode="append")
+        writer = store.write_document(
+            "book", source_hash=f"1:{tokens}", settings=SETTINGS, mode="append"
+        )
         assert writer.tokens == before // CHUNK * CHUNK and writer.base_tokens == before
         span = writer.replaced_tokens()
         assert np.array_equal(span.ids, token_ids(1, writer.tokens, before))
@@ -367,10 +430,14 @@ def test_interrupted_append_answers_from_the_old_until_its_first_commit_then_res
 ) -> None:
     before, tokens = 3 * CHUNK + 5, 9 * CHUNK + 2
     old = ingest(store, "book", before)
-    writer = store.write_document("book", source_hash=f"1:{tokens}", settings=SETTINGS, mode="append")
+    writer = store.write_document(
+        "book", source_hash=f"1:{tokens}", settings=SETTINGS, mode="append"
+    )
     check_content(store, old, text=1)  # while it is being appended to
     first = writer.tokens
-    writer.add_chunk(token_ids(1, first, first + CHUNK), 3 * first, chunk(1, first // BLOCK, CHUNK)[0])
+    writer.add_chunk(
+        token_ids(1, first, first + CHUNK), 3 * first, chunk(1, first // BLOCK, CHUNK)[0]
+    )
     assert store.document("book").state == "ingesting"
     writer.close()
     document = store.document("book")
@@ -380,8 +447,14 @@ def test_interrupted_append_answers_from_the_old_until_its_first_commit_then_res
     with pytest.raises(DocumentExists):
         ingest(store, "book", before)
     with reopened(path) as again:
-        writer = again.write_document("book", source_hash=f"1:{tokens}", settings=SETTINGS, mode="append")
-        assert (writer.tokens, writer.base_tokens, len(writer.replaced_tokens().ids)) == (4 * CHUNK, before, 0)
+        writer = again.write_document(
+            "book", source_hash=f"1:{tokens}", settings=SETTINGS, mode="append"
+        )
+        assert (writer.tokens, writer.base_tokens, len(writer.replaced_tokens().ids)) == (
+            4 * CHUNK,
+            before,
+            0,
+        )
         writer.close()
         check_content(again, ingest(again, "book", tokens, mode="append"), text=1)
         assert is_whole(again.path)
@@ -392,10 +465,14 @@ def test_append_needs_a_ready_document_and_the_same_settings(store: MemoryStore)
         ingest(store, "book", 10, mode="append")
     ingest(store, "book", 10)
     with pytest.raises(InvalidInput, match="chunk_blocks=4"):
-        store.write_document("book", source_hash="y", settings={**SETTINGS, "chunk_blocks": 8}, mode="append")
+        store.write_document(
+            "book", source_hash="y", settings={**SETTINGS, "chunk_blocks": 8}, mode="append"
+        )
 
 
-def test_replacement_answers_with_the_old_content_until_it_is_whole(store: MemoryStore, path: Path) -> None:
+def test_replacement_answers_with_the_old_content_until_it_is_whole(
+    store: MemoryStore, path: Path
+) -> None:
     old = ingest(store, "book", 5 * CHUNK + 1, text=1)
     other = ingest(store, "other", 30, text=3)
 
@@ -404,7 +481,9 @@ def test_replacement_answers_with_the_old_content_until_it_is_whole(store: Memor
         check_content(store, old, text=1)
 
     with pytest.raises(Stop):
-        ingest(store, "book", 6 * CHUNK, text=2, mode="replace", after_chunk=interrupt_at(3 * CHUNK))
+        ingest(
+            store, "book", 6 * CHUNK, text=2, mode="replace", after_chunk=interrupt_at(3 * CHUNK)
+        )
     still_old(0)
     assert is_whole(store.path)
     with reopened(path) as again:
@@ -421,7 +500,12 @@ def test_replacement_answers_with_the_old_content_until_it_is_whole(store: Memor
     check_content(store, store.document("book"), text=2)
     assert ingest(store, "book", 6 * CHUNK, text=2, mode="replace") == new
     newest = ingest(
-        store, "book", 10, text=4, mode="replace", after_chunk=lambda done: check_content(store, new, text=2)
+        store,
+        "book",
+        10,
+        text=4,
+        mode="replace",
+        after_chunk=lambda done: check_content(store, new, text=2),
     )
     check_content(store, newest, text=4)
     assert ingest(store, "fresh", 10, text=4, mode="replace").name == "fresh"
@@ -466,7 +550,8 @@ def test_document_forgotten_by_another_process_is_not_found_at_the_next_read(
     units = [BlockKey(document.id, 1, 2, 0)]
     lease = store.lease(units)
     elsewhere("with MemoryStore.open(arguments[0]) as store: store.forget('book')", path)
-    assert torch.equal(lease.k[lease.slots[0]], block(1, 1, 2)[0][0])  # what is leased stays as it is
+    # what is leased stays as it is
+    assert torch.equal(lease.k[lease.slots[0]], block(1, 1, 2)[0][0])
     for read in (
         lambda: store.lease(units),
         lambda: store.search(1, torch.zeros(HEADS, 1, DIM), [(document.id, 0, 4)], 1),
@@ -488,7 +573,11 @@ def test_reader_sees_what_another_process_commits(
         assert reader.documents() == []
         elsewhere("with MemoryStore.open(arguments[0]) as store: ingest(store, 'book', 100)", path)
         check_content(reader, reader.document("book"), text=1)
-        elsewhere("with MemoryStore.open(arguments[0]) as store: ingest(store, 'book', 400, mode='append')", path)
+        elsewhere(
+            "with MemoryStore.open(arguments[0]) as store: ingest(store, 'book', 400, "
+            "mode='append')",
+            path,
+        )
         assert reader.document("book").tokens == 400
         check_content(reader, reader.document("book"), text=1)
 
@@ -497,8 +586,8 @@ def test_committed_documents_are_read_while_another_process_writes(
     elsewhere: Callable[..., str], store: MemoryStore, path: Path
 ) -> None:
     document = ingest(store, "book", 20 * CHUNK)
-    code = "with MemoryStore.open(arguments[0]) as store: check_content(store, store.document('book'), text=1)"
-    code += "; print('right')"
+    code = "with MemoryStore.open(arguments[0]) as store: "
+    code += "check_content(store, store.document('book'), text=1); print('right')"
     with store.write_document("next", source_hash="x", settings=SETTINGS, commit_bytes=1) as writer:
         writer.add_chunk(token_ids(2, 0, CHUNK), 0, chunk(2, 0, CHUNK)[0])
         assert elsewhere(code, path) == "right\n"
@@ -527,8 +616,11 @@ except MemstoreError as error:
     assert [d.name for d in store.documents()] == ["one", "two"]
 
 
-def test_writer_waits_for_another_if_asked(elsewhere: Callable[..., str], store: MemoryStore, path: Path) -> None:
-    code = "with MemoryStore.open(arguments[0], wait_for_writer=True) as store: ingest(store, 'two', 10)"
+def test_writer_waits_for_another_if_asked(
+    elsewhere: Callable[..., str], store: MemoryStore, path: Path
+) -> None:
+    code = "with MemoryStore.open(arguments[0], wait_for_writer=True) as store: "
+    code += "ingest(store, 'two', 10)"
     writer = store.write_document("one", source_hash="x", settings=SETTINGS)
     threading.Timer(1.5, writer.close).start()
     elsewhere(code, path)
@@ -568,10 +660,12 @@ def test_threads_ask_while_one_writes(path: Path) -> None:
                     layer = int(random.choice([1, 2]))
                     scope = [(document.id, 0, document.blocks)]
                     q = block(1, layer, number)[2].float()[:, None]
-                    assert store.search(layer, q, scope, document.blocks).candidates.unique().tolist() == list(
-                        range(document.blocks)
-                    )
-                    with store.lease([BlockKey(document.id, layer, number, head) for head in (1, 0)]) as lease:
+                    assert store.search(
+                        layer, q, scope, document.blocks
+                    ).candidates.unique().tolist() == list(range(document.blocks))
+                    with store.lease(
+                        [BlockKey(document.id, layer, number, head) for head in (1, 0)]
+                    ) as lease:
                         assert torch.equal(lease.k[lease.slots], block(1, layer, number)[0].flip(0))
             except BaseException as error:
                 failures.append(error)
@@ -581,7 +675,11 @@ def test_threads_ask_while_one_writes(path: Path) -> None:
         for thread in threads:
             thread.start()
         for text in range(2, 5):
-            check_content(store, ingest(store, f"book {text}", 15 * CHUNK + text, text=text, commit_bytes=4000), text)
+            check_content(
+                store,
+                ingest(store, f"book {text}", 15 * CHUNK + text, text=text, commit_bytes=4000),
+                text,
+            )
         store.forget("book 3")
         done.set()
         for thread in threads:
@@ -598,14 +696,21 @@ def test_host_budget_holds_while_reading_and_writing_more(path: Path) -> None:
     with MemoryStore.create(path, SIGNATURE, host_budget=budget) as store:
         held: list[int] = []
         document = ingest(
-            store, "book", 30 * CHUNK, commit_bytes=16 << 20, after_chunk=lambda _: held.append(store._tiers.host.bytes)
+            store,
+            "book",
+            30 * CHUNK,
+            commit_bytes=16 << 20,
+            after_chunk=lambda _: held.append(store._tiers.host.bytes),
         )
         check_content(store, document, text=1)
         assert max(held) <= budget and store.stats()["tiers"]["host"]["held"] <= budget
         with pytest.raises(BudgetExceeded) as refused:
             store.lease([BlockKey(document.id, 1, number, 0) for number in range(100)])
         assert refused.value.fits == 80 == store.capacity
-    with reopened(path, host_budget=5 * UNIT_BYTES * HEADS) as small, pytest.raises(BudgetExceeded, match="raise"):
+    with (
+        reopened(path, host_budget=5 * UNIT_BYTES * HEADS) as small,
+        pytest.raises(BudgetExceeded, match="raise"),
+    ):
         ingest(small, "too large a chunk", CHUNK)
 
 
@@ -615,7 +720,11 @@ def test_quota_stops_an_ingest_with_the_memory_intact(path: Path) -> None:
         with pytest.raises(StorageFull, match="quota"):
             ingest(store, "second", 4000 * CHUNK, text=2, commit_bytes=10_000)
         second = store.document("second")
-        assert second.state == "ingesting" and 0 < second.tokens < 4000 * CHUNK and second.tokens % CHUNK == 0
+        assert (
+            second.state == "ingesting"
+            and 0 < second.tokens < 4000 * CHUNK
+            and second.tokens % CHUNK == 0
+        )
         check_content(store, first, text=1)
         check_content(store, second, text=2)
         assert is_whole(store.path)
@@ -641,13 +750,9 @@ def test_scratch_documents_live_in_memory_only() -> None:
             own.trim(3)
             assert own.blocks(1) == (3, 8)
             q = block(1, 1, 5)[2].float()[:, None]
-            assert store.search(1, q, [(own.document, 3, 8)], 5).candidates.sort().values[0, 0].tolist() == [
-                0,
-                1,
-                2,
-                3,
-                4,
-            ]
+            assert store.search(1, q, [(own.document, 3, 8)], 5).candidates.sort().values[
+                0, 0
+            ].tolist() == [0, 1, 2, 3, 4]
             with store.lease([BlockKey(own.document, 1, 5, 1)]) as lease:
                 assert torch.equal(lease.v[lease.slots[0]], block(1, 1, 5)[1][1])
             for gone in (BlockKey(own.document, 1, 2, 1), BlockKey(other.document, 1, 0, 0)):
@@ -664,7 +769,10 @@ def test_scratch_documents_live_in_memory_only() -> None:
 
 
 def test_scratch_beyond_the_budget_is_refused_whole() -> None:
-    with MemoryStore.in_memory(SIGNATURE, host_budget=10 * UNIT_BYTES) as store, store.scratch() as own:
+    with (
+        MemoryStore.in_memory(SIGNATURE, host_budget=10 * UNIT_BYTES) as store,
+        store.scratch() as own,
+    ):
         own.add(1, *chunk(1, 0, CHUNK)[0][1])
         with pytest.raises(BudgetExceeded):
             own.add(1, *chunk(1, 4, CHUNK)[0][1])
@@ -674,7 +782,9 @@ def test_scratch_beyond_the_budget_is_refused_whole() -> None:
 # Export and import
 
 
-def test_export_and_import_carry_a_document_into_another_memory(store: MemoryStore, path: Path, tmp_path: Path) -> None:
+def test_export_and_import_carry_a_document_into_another_memory(
+    store: MemoryStore, path: Path, tmp_path: Path
+) -> None:
     ingest(store, "unrelated", 10, text=9)
     document = ingest(store, "book", 80 * CHUNK + 5)
     file = tmp_path / "book.memdoc"
@@ -736,11 +846,13 @@ def test_import_refuses_another_models_or_damaged_file_and_leaves_the_memory_as_
 def test_what_an_interrupted_import_left_is_never_seen_and_goes_with_the_next_write(
     store: MemoryStore, tmp_path: Path
 ) -> None:
-    from memstore.transfer import IMPORTING
+    from memstore.store.transfer import IMPORTING
 
     ingest(store, "book", 40)
     catalog = store._catalog
-    row = replace(store.document("book"), id=77, name=IMPORTING, state="ingesting", tokens=0, blocks=0)
+    row = replace(
+        store.document("book"), id=77, name=IMPORTING, state="ingesting", tokens=0, blocks=0
+    )
     catalog.database.write(lambda txn: catalog.put_document(txn, row))
     assert [d.name for d in store.documents()] == ["book"]
     assert is_whole(store.path)
@@ -762,7 +874,9 @@ def test_verify_names_the_damaged_document_and_repair_drops_it_whole(path: Path)
         catalog = store._catalog
 
         def flip(txn) -> None:
-            key, value = next(item for item in txn.scan("blocks") if item[0] > damaged.id.to_bytes(8, "big"))
+            key, value = next(
+                item for item in txn.scan("blocks") if item[0] > damaged.id.to_bytes(8, "big")
+            )
             txn.put("blocks", key, bytes(value[:-1]) + bytes([value[-1] ^ 1]))
 
         catalog.database.write(flip)
@@ -787,7 +901,9 @@ def test_verify_misses_nothing_that_is_missing(path: Path, table: str) -> None:
         store._catalog.database.write(drop_one)
     if table != "documents":
         events = list(walk(path, set()))
-        assert [event["document"] for event in events if event["event"] == "problem"] == [document.id]
+        assert [event["document"] for event in events if event["event"] == "problem"] == [
+            document.id
+        ]
         return
     report = verify_memory(path, repair=True)
     assert [problem.document for problem in report.problems] == [document.id]
@@ -802,10 +918,15 @@ def test_verify_survives_pages_that_end_the_process_and_repair_saves_the_rest(pa
         ingest(store, "two", 100, text=2)
     data = path / "data.mdb"
     pages = bytearray(data.read_bytes())
-    for page in range(2, len(pages) // 4096):  # a leaf in the middle of the first document's records
+    # a leaf in the middle of the first document's records
+    for page in range(2, len(pages) // 4096):
         start = page * 4096
         flags = int.from_bytes(pages[start + 10 : start + 12], "little")
-        if flags == 2 and pages[start : start + 4096].count(b"mB") > 3 and page > len(pages) // 8192:
+        if (
+            flags == 2
+            and pages[start : start + 4096].count(b"mB") > 3
+            and page > len(pages) // 8192
+        ):
             pages[start + 16 : start + 64] = b"\xff" * 48
             break
     data.write_bytes(pages)
@@ -835,11 +956,22 @@ def test_stats_count_what_is_held_and_looked_up(store: MemoryStore) -> None:
         assert lease.missed.tolist() == [False]
     store.search(1, torch.zeros(HEADS, 3, DIM), [(document.id, 0, document.blocks)], 2)
     stats = store.stats()
-    assert (stats["documents"], stats["tokens"], stats["blocks"], stats["bytes"]) == (1, 100, 25, document.bytes)
+    assert (stats["documents"], stats["tokens"], stats["blocks"], stats["bytes"]) == (
+        1,
+        100,
+        25,
+        document.bytes,
+    )
     assert stats["tiers"]["host"]["misses"] == 2 and stats["tiers"]["host"]["hits"] == 1
     assert stats["tiers"]["disk"]["hits"] == 2 and stats["tiers"]["disk"]["bytes"] == 2 * UNIT_BYTES
-    assert stats["index"]["searches"] == 1 and stats["index"]["rows"] == 3 * HEADS and stats["landmarks"] > 0
-    assert stats["index"]["kind"] == "auto" and stats["index"]["landmarks"] == dict.fromkeys((1, 2), 25)
+    assert (
+        stats["index"]["searches"] == 1
+        and stats["index"]["rows"] == 3 * HEADS
+        and stats["landmarks"] > 0
+    )
+    assert stats["index"]["kind"] == "auto" and stats["index"]["landmarks"] == dict.fromkeys(
+        (1, 2), 25
+    )
     assert stats["codec"] == store.codec == "zstd"
     assert store.layer_stats()["host"][1].misses == 2
 
@@ -867,7 +999,9 @@ def test_a_pinned_document_stays_whatever_is_read(path: Path) -> None:
         for block in range(large.blocks):
             with store.lease([BlockKey(large.id, layer, block, head) for head in range(HEADS)]):
                 pass
-        assert all(store.holds(BlockKey(small.id, layer, block, 0)) for block in range(small.blocks))
+        assert all(
+            store.holds(BlockKey(small.id, layer, block, 0)) for block in range(small.blocks)
+        )
         with pytest.raises(BudgetExceeded):
             store.pin_document("large")
         with pytest.raises(DocumentNotFound):

@@ -1,4 +1,6 @@
-"""The tokenizer: text survives it whole, digits stay single, and how a text arrives changes nothing."""
+"""The tokenizer: text survives it whole, digits stay single, and how a text arrives changes
+nothing.
+"""
 
 import json
 import random
@@ -13,7 +15,10 @@ import memstore.model.tokenizer as module
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.tokenizer import SEGMENT_CHARACTERS, Tokenizer
 
-TEXT = "The red fox sat by the river, and the river ran to the sea. It was 1847; nobody “knew” why.\n" * 40
+TEXT = (
+    "The red fox sat by the river, and the river ran to the sea. It was 1847; nobody “knew” why.\n"
+    * 40
+)
 unicode_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 
 
@@ -29,7 +34,9 @@ def test_any_text_comes_back_whole(tokenizer, text):
 
 @given(text=unicode_text)
 def test_character_counts_add_up_to_the_characters_of_the_text(tokenizer, text):
-    assert tokenizer.character_counts[np.array(tokenizer.encode(text), dtype=int)].sum() == len(text)
+    assert tokenizer.character_counts[np.array(tokenizer.encode(text), dtype=int)].sum() == len(
+        text
+    )
 
 
 def test_character_counts_place_every_token_where_it_begins(tokenizer):
@@ -38,7 +45,8 @@ def test_character_counts_place_every_token_where_it_begins(tokenizer):
     ends = tokenizer.character_counts[ids].cumsum()
     for n, end in enumerate(ends, 1):
         decoded = tokenizer.decode(ids[:n])
-        # A token that ends inside a character counts it as begun; decoding then shows U+FFFD in its place.
+        # A token that ends inside a character counts it as begun; decoding then shows U+FFFD in its
+        # place.
         assert text.startswith(decoded.rstrip("�"))
         assert len(decoded.rstrip("�")) <= end <= len(decoded)
 
@@ -47,14 +55,21 @@ def test_every_digit_is_a_token_of_its_own(tokenizer):
     for number in ("1847", "8806", "00", "3.75"):
         ids = tokenizer.encode(f"It was {number}")
         pieces = [tokenizer.decode([token]) for token in ids]
-        assert [piece for piece in pieces if any(c.isdigit() for c in piece)] == [c for c in number if c.isdigit()]
+        assert [piece for piece in pieces if any(c.isdigit() for c in piece)] == [
+            c for c in number if c.isdigit()
+        ]
 
 
 def test_text_never_encodes_to_landmark_or_cmt(tokenizer):
-    assert (tokenizer.landmark_id, tokenizer.cmt_id) == (tokenizer.vocab_size - 2, tokenizer.vocab_size - 1)
+    assert (tokenizer.landmark_id, tokenizer.cmt_id) == (
+        tokenizer.vocab_size - 2,
+        tokenizer.vocab_size - 1,
+    )
     ids = tokenizer.encode(TEXT + "<landmark> <cmt> <|endoftext|> [LMK]")
     assert max(ids) < tokenizer.landmark_id
-    assert tokenizer.decode([ids[0], tokenizer.landmark_id, tokenizer.cmt_id, *ids[1:5]]) == tokenizer.decode(ids[:5])
+    assert tokenizer.decode(
+        [ids[0], tokenizer.landmark_id, tokenizer.cmt_id, *ids[1:5]]
+    ) == tokenizer.decode(ids[:5])
     assert len(tokenizer.character_counts) == tokenizer.vocab_size
 
 
@@ -70,7 +85,9 @@ LONG_TEXTS = {
 @pytest.mark.parametrize("kind", LONG_TEXTS)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 1 << 30), largest=st.sampled_from([700, 65_536, 65_537, 400_000]))
-def test_a_stream_gives_the_same_segments_however_the_text_is_cut_into_pieces(tokenizer, kind, seed, largest):
+def test_a_stream_gives_the_same_segments_however_the_text_is_cut_into_pieces(
+    tokenizer, kind, seed, largest
+):
     text, rng = LONG_TEXTS[kind], random.Random(seed)
     pieces, start = [], 0
     while start < len(text):
@@ -89,7 +106,11 @@ def test_segments_end_after_a_newline_and_else_before_a_space():
     assert all(segment.endswith("\n") and len(segment) <= SEGMENT_CHARACTERS for segment in lines)
     words = list(Tokenizer.segments([LONG_TEXTS["no newline"]]))
     assert all(segment.startswith(" ") for segment in words[1:])
-    assert [len(s) for s in Tokenizer.segments(["x" * 140_000])] == [65_536, 65_536, 140_000 - 2 * 65_536]
+    assert [len(s) for s in Tokenizer.segments(["x" * 140_000])] == [
+        65_536,
+        65_536,
+        140_000 - 2 * 65_536,
+    ]
     assert list(Tokenizer.segments([])) == list(Tokenizer.segments([""])) == []
 
 
@@ -115,7 +136,13 @@ def test_what_is_no_unicode_text_is_refused(tokenizer):
 def test_what_is_no_tokenizer_file_is_refused(tmp_path):
     with pytest.raises(InvalidWeights, match="cannot read"):
         Tokenizer.load(tmp_path / "absent.json")
-    for content in (b"not json", b"[]", b"{}", b"\xff\xfe", json.dumps({"model": {"type": "Unigram"}}).encode()):
+    for content in (
+        b"not json",
+        b"[]",
+        b"{}",
+        b"\xff\xfe",
+        json.dumps({"model": {"type": "Unigram"}}).encode(),
+    ):
         file = tmp_path / "tokenizer.json"
         file.write_bytes(content)
         with pytest.raises(InvalidWeights, match=r"tokenizer\.json"):

@@ -1,4 +1,6 @@
-"""A trace of lookups gives back what was written, and whatever was on the disk when its writer died."""
+"""A trace of lookups gives back what was written, and whatever was on the disk when its writer
+died.
+"""
 
 import os
 import threading
@@ -8,12 +10,12 @@ import msgpack
 import pytest
 import torch
 import zstandard
-from below import BLOCK, DIM, UNIT_BYTES, Below, check_slots, unit
-from deterministic import SIGNATURE, ingest
+from counting_source import BLOCK, DIM, UNIT_BYTES, CountingSource, check_slots, unit
+from synthetic_documents import SIGNATURE, ingest
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidInput, MemoryNotFound
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.trace import TraceEntry, TraceWriter, read_trace
 
@@ -105,8 +107,12 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path: Path) -> None:
         zstandard.compress(msgpack.packb({"format": 99, "unit_bytes": 1})),
         zstandard.compress(msgpack.packb([1, 2])),
         zstandard.compress(msgpack.packb({"format": 1}) + msgpack.packb(5)),
-        zstandard.compress(msgpack.packb({"format": 1}) + msgpack.packb([0, 1, 2, [1], [1, 2], [1], []])),
-        zstandard.compress(msgpack.packb({"format": 1}) + msgpack.packb([0, "x", 2, [1], [1], [1], []])),
+        zstandard.compress(
+            msgpack.packb({"format": 1}) + msgpack.packb([0, 1, 2, [1], [1, 2], [1], []])
+        ),
+        zstandard.compress(
+            msgpack.packb({"format": 1}) + msgpack.packb([0, "x", 2, [1], [1], [1], []])
+        ),
         zstandard.compress(msgpack.packb({"format": 1}) + msgpack.packb([0, 1, 2])),
     ],
 )
@@ -133,7 +139,9 @@ def test_several_threads_write_whole_entries(tmp_path: Path) -> None:
 
     def work(document: int) -> None:
         for number in range(1500):
-            trace.lookup([BlockKey(document, 1, number, head) for head in range(3)], missing(2, of=3))
+            trace.lookup(
+                [BlockKey(document, 1, number, head) for head in range(3)], missing(2, of=3)
+            )
 
     threads = [threading.Thread(target=work, args=(document,)) for document in range(4)]
     for thread in threads:
@@ -144,13 +152,17 @@ def test_several_threads_write_whole_entries(tmp_path: Path) -> None:
     entries = list(read_trace(tmp_path / "t"))
     for document in range(4):
         of_one = [entry.units for entry in entries if entry.units[0].document == document]
-        assert of_one == [[BlockKey(document, 1, number, head) for head in range(3)] for number in range(1500)]
+        assert of_one == [
+            [BlockKey(document, 1, number, head) for head in range(3)] for number in range(1500)
+        ]
 
 
 # A trace that cannot be written
 
 
-def test_a_path_that_cannot_be_written_is_an_os_error_before_anything_else_happens(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_an_os_error_before_anything_else_happens(
+    tmp_path: Path,
+) -> None:
     nowhere = tmp_path / "no such directory" / "t"
     with pytest.raises(OSError, match="no such directory"):
         MemoryStore.create(tmp_path / "m", SIGNATURE, trace=nowhere)
@@ -173,9 +185,14 @@ def test_a_memory_that_cannot_be_opened_leaves_an_old_trace_as_it_was(tmp_path: 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_ends_the_trace_and_no_lookup_and_is_told_at_the_end() -> None:
     tiers = Cascade(
-        None, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, host_budget=8 * UNIT_BYTES, trace="/dev/full"
+        None,
+        block_size=BLOCK,
+        head_dim=DIM,
+        dtype=torch.float32,
+        host_budget=8 * UNIT_BYTES,
+        trace="/dev/full",
     )
-    tiers.host.source = Below()
+    tiers.host.source = CountingSource()
     for number in range(12_000):
         tiers.lease([unit(number % 10)]).release()
         tiers.expect([unit(number % 10)])

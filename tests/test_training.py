@@ -8,29 +8,47 @@ from typing import Any
 
 import pytest
 import torch
-from elsewhere import Elsewhere
+from fake_device import FakeDevice
 from torch.utils._pytree import tree_leaves
 
 from memstore.errors import InvalidConfig
 from memstore.model.checkpoint import load_checkpoint
 from memstore.model.config import ModelConfig
-from memstore.model.curriculum import default_curriculum
-from memstore.model.grow import grow
-from memstore.model.objectives import encode_windows
-from memstore.model.train import TrainConfig, train
 from memstore.model.transformer import Transformer
+from memstore.training.curriculum import default_curriculum
+from memstore.training.grow import grow
+from memstore.training.objectives import encode_windows
+from memstore.training.train import TrainConfig, train
 
 MODEL = ModelConfig(
-    vocab_size=1024, num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=48, block_size=16,
+    vocab_size=1024,
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_size=48,
+    block_size=16,
     top_k=2,
-)  # fmt: skip
+)
 
 
 def stages() -> tuple:
-    """Both kinds, with the gate, position jumps, negatives of earlier steps and chunks that continue a window."""
+    """Both kinds, with the gate, position jumps, negatives of earlier steps and chunks that
+    continue a window.
+    """
     windows, _, memory, text, *_ = default_curriculum()
-    small = {"steps": 3, "batch": 4, "blocks": 3, "chunk_blocks": 2, "memory_windows": 4, "memory_blocks": 4,
-             "queue": 32, "negatives": 1.0, "warmup": 1}  # fmt: skip
+    small = {
+        "steps": 3,
+        "batch": 4,
+        "blocks": 3,
+        "chunk_blocks": 2,
+        "memory_windows": 4,
+        "memory_blocks": 4,
+        "queue": 32,
+        "negatives": 1.0,
+        "warmup": 1,
+    }
     gated = replace(text, **small, data=replace(text.data, question_follows=0.5))
     return replace(windows, **small, max_jump=3, cmt=True), replace(memory, **small), gated
 
@@ -42,8 +60,11 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def trained(out: Path, book: Path, *devices: str, bfloat16: bool = False) -> tuple[list[float], dict[str, Any]]:
-    """Losses and weights of a run that is interrupted after every fourth step and resumed on the next device.
+def trained(
+    out: Path, book: Path, *devices: str, bfloat16: bool = False
+) -> tuple[list[float], dict[str, Any]]:
+    """Losses and weights of a run that is interrupted after every fourth step and resumed on the
+    next device.
 
     "cuda" is the stand-in for one, "cuda:0" is one.
     """
@@ -55,8 +76,10 @@ def trained(out: Path, book: Path, *devices: str, bfloat16: bool = False) -> tup
             raise KeyboardInterrupt
 
     for turn, device in enumerate(devices):
-        config = TrainConfig(out, MODEL, stages(), seed=3, log_every=1, bfloat16=bfloat16, device=device)
-        with Elsewhere() if device == "cuda" else nullcontext():
+        config = TrainConfig(
+            out, MODEL, stages(), seed=3, log_every=1, bfloat16=bfloat16, device=device
+        )
+        with FakeDevice() if device == "cuda" else nullcontext():
             try:
                 model = train(config, [book], resume=turn > 0, report=report)
             except KeyboardInterrupt:
@@ -65,12 +88,16 @@ def trained(out: Path, book: Path, *devices: str, bfloat16: bool = False) -> tup
     return losses, model.state_dict()
 
 
-def same(found: tuple[list[float], dict[str, Any]], expected: tuple[list[float], dict[str, Any]]) -> None:
+def same(
+    found: tuple[list[float], dict[str, Any]], expected: tuple[list[float], dict[str, Any]]
+) -> None:
     assert found[0] == pytest.approx(expected[0], abs=1e-4)
     torch.testing.assert_close(found[1], expected[1])
 
 
-def test_a_run_on_another_device_is_the_run_on_the_cpu_and_each_resumes_the_other(tmp_path: Path, book: Path) -> None:
+def test_a_run_on_another_device_is_the_run_on_the_cpu_and_each_resumes_the_other(
+    tmp_path: Path, book: Path
+) -> None:
     expected = trained(tmp_path / "here", book, "cpu")
     assert len(expected[0]) == 9
     same(trained(tmp_path / "moved", book, "cuda", "cpu", "cuda"), expected)
@@ -82,7 +109,9 @@ def test_a_run_on_another_device_is_the_run_on_the_cpu_and_each_resumes_the_othe
 
 def test_an_interrupted_run_on_the_cpu_ends_with_the_same_bits(tmp_path: Path, book: Path) -> None:
     whole, resumed = (trained(tmp_path / str(n), book, *["cpu"] * n) for n in (1, 3))
-    assert whole[0] == resumed[0] and all(torch.equal(whole[1][name], x) for name, x in resumed[1].items())
+    assert whole[0] == resumed[0] and all(
+        torch.equal(whole[1][name], x) for name, x in resumed[1].items()
+    )
 
 
 def test_the_forward_pass_runs_in_bfloat16_where_the_device_is(
@@ -129,10 +158,16 @@ def test_a_grown_model_computes_the_same_and_every_new_weight_can_learn() -> Non
     torch.testing.assert_close(memory[-1].keys, old[-1].keys, rtol=1e-4, atol=1e-5)
     for _ in range(2):  # what leads out of the new units learns first, then they do
         optimizer = torch.optim.SGD(grown.parameters(), lr=0.1)
-        encode_windows(grown, ids)[0].square().mul(torch.linspace(0, 1, 34)[:, None]).sum().backward()
+        encode_windows(grown, ids)[0].square().mul(
+            torch.linspace(0, 1, 34)[:, None]
+        ).sum().backward()
         optimizer.step()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in grown.blocks[1].parameters())
     assert grown.blocks[4].up_proj.weight.grad[48:].abs().max() > 0
-    for other in (replace(larger, hidden_size=64), replace(larger, memory_layers=(2, 4)), replace(larger, mlp_size=32)):
+    for other in (
+        replace(larger, hidden_size=64),
+        replace(larger, memory_layers=(2, 4)),
+        replace(larger, mlp_size=32),
+    ):
         with pytest.raises(InvalidConfig, match="grow"):
             grow(model, other, generator)

@@ -1,10 +1,12 @@
-"""The two threads behind a document's writer: one encodes while the other commits, and neither loses an error."""
+"""The two threads behind a document's writer: one encodes while the other commits, and neither
+loses an error.
+"""
 
 import threading
 from pathlib import Path
 
 import pytest
-from deterministic import (
+from synthetic_documents import (
     BLOCK,
     CHUNK,
     CHUNK_BLOCKS,
@@ -18,15 +20,17 @@ from deterministic import (
     token_ids,
 )
 
-from memstore import writer as writing
-from memstore.database import Database
-from memstore.store import MemoryStore
+from memstore.disk.database import Database
+from memstore.store import writer as writing
+from memstore.store.memory_store import MemoryStore
 
 CHUNK_BYTES = len(SIGNATURE.memory_layers) * CHUNK_BLOCKS * HEADS * 2 * BLOCK * DIM * 2
 SECONDS = 60  # until a test that waits has failed
 
 
-def test_the_next_chunk_is_encoded_while_one_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_chunk_is_encoded_while_one_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     committing, go, encoded = threading.Event(), threading.Event(), threading.Semaphore(0)
     write, encode = Database.write, writing.encode_records
 
@@ -42,15 +46,23 @@ def test_the_next_chunk_is_encoded_while_one_is_committed(tmp_path: Path, monkey
         return records
 
     with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
-        writer = store.write_document("book", source_hash="1", settings=SETTINGS, commit_bytes=CHUNK_BYTES)
+        writer = store.write_document(
+            "book", source_hash="1", settings=SETTINGS, commit_bytes=CHUNK_BYTES
+        )
         monkeypatch.setattr(Database, "write", stand_still)
         monkeypatch.setattr(writing, "encode_records", count)
         with writer:
             for number in range(2):
                 first = number * CHUNK
-                writer.add_chunk(token_ids(1, first, first + CHUNK), first * 3, *chunk(1, number * CHUNK_BLOCKS, CHUNK))
+                writer.add_chunk(
+                    token_ids(1, first, first + CHUNK),
+                    first * 3,
+                    *chunk(1, number * CHUNK_BLOCKS, CHUNK),
+                )
                 assert committing.wait(SECONDS)
-            assert encoded.acquire(timeout=SECONDS), "the second chunk waits for the first one's commit"
+            assert encoded.acquire(timeout=SECONDS), (
+                "the second chunk waits for the first one's commit"
+            )
             assert store.document("book").blocks == 0
             go.set()
             document = writer.finish()

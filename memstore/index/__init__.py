@@ -1,14 +1,24 @@
-"""The landmark index: packed exact search, and FAISS engines over the same keys. docs/index.md says which to choose."""
+"""The landmark index: packed exact search, and FAISS engines over the same keys. docs/index.md says
+which to choose.
+"""
 
 import torch
 
 from memstore.errors import InvalidInput
 from memstore.index.base import Hits, LandmarkIndex, Scope
-from memstore.index.faiss_heads import FAMILIES, Family
+from memstore.index.faiss_head import FAMILIES, Family
 from memstore.index.faiss_index import FaissIndex
 from memstore.index.packed import PackedIndex
 
-__all__ = ["INDEX_KINDS", "FaissIndex", "Hits", "LandmarkIndex", "PackedIndex", "Scope", "make_index"]
+__all__ = [
+    "INDEX_KINDS",
+    "FaissIndex",
+    "Hits",
+    "LandmarkIndex",
+    "PackedIndex",
+    "Scope",
+    "make_index",
+]
 
 INDEX_KINDS = ("auto", "packed", "packed-bfloat16", *(f"faiss-{family}" for family in FAMILIES))
 AUTO_FAMILY: Family = "ivf-sq8"
@@ -25,10 +35,11 @@ def make_index(
 ) -> PackedIndex:
     """An empty index for keys [.., num_kv_heads, head_dim], held in `dtype` on `device`.
 
-    kind: "packed" (exact), "packed-bfloat16" (searched in bfloat16, 4 top_k candidates scored exactly), "faiss-flat",
-    "faiss-sq8", "faiss-ivf", "faiss-ivf-sq8", "faiss-hnsw" (need FAISS), or "auto": exact until an engine is built, and
-    after that whichever of the two costs less for a search. recall: the share of the true top blocks that an engine is
-    calibrated to find (None: 0.95, and whatever one that is there already was built for).
+    kind: "packed" (exact), "packed-bfloat16" (searched in bfloat16, 4 top_k candidates scored
+    exactly), "faiss-flat", "faiss-sq8", "faiss-ivf", "faiss-ivf-sq8", "faiss-hnsw" (need FAISS), or
+    "auto": exact until an engine is built, and after that whichever of the two costs less for a
+    search. recall: the share of the true top blocks that an engine is calibrated to find (None:
+    0.95, and whatever one that is there already was built for).
 
     Raises InvalidInput for an unknown kind, a recall outside 0..1, or where FAISS is missing.
     """
@@ -39,5 +50,8 @@ def make_index(
     if kind.startswith("packed"):
         scan = torch.bfloat16 if kind == "packed-bfloat16" else None
         return PackedIndex(num_kv_heads, head_dim, dtype, scan_dtype=scan, device=device)
-    family = next((family for family in FAMILIES if kind == f"faiss-{family}"), AUTO_FAMILY)  # of "auto"
-    return FaissIndex(family, num_kv_heads, head_dim, dtype, recall=recall, thrifty=kind == "auto", device=device)
+    # of "auto"
+    family = next((family for family in FAMILIES if kind == f"faiss-{family}"), AUTO_FAMILY)
+    return FaissIndex(
+        family, num_kv_heads, head_dim, dtype, recall=recall, thrifty=kind == "auto", device=device
+    )

@@ -1,4 +1,6 @@
-"""A memory's index engines and their files: opened when a layer is first searched, built anew where that is needed."""
+"""A memory's index engines and their files: opened when a layer is first searched, built anew where
+that is needed.
+"""
 
 import errno
 import logging
@@ -10,7 +12,7 @@ from typing import Any
 
 from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
 from memstore.index import saved
-from memstore.index.faiss_heads import has_faiss
+from memstore.index.faiss_head import has_faiss
 from memstore.index.faiss_index import FaissIndex
 
 PAYING = 65_536  # landmarks of a layer from where on `update` finds an engine worth building
@@ -21,17 +23,25 @@ log = logging.getLogger("memstore")
 class Engines:
     """The files of a FaissIndex in one directory."""
 
-    def __init__(self, index: FaissIndex, layers: Sequence[int], directory: Path | None, *, read_only: bool) -> None:
+    def __init__(
+        self, index: FaissIndex, layers: Sequence[int], directory: Path | None, *, read_only: bool
+    ) -> None:
         """directory: None for a memory without one. read_only: what is built is not written."""
-        self.index, self.layers, self.directory, self.read_only = index, layers, directory, read_only
+        self.index, self.layers, self.directory, self.read_only = (
+            index,
+            layers,
+            directory,
+            read_only,
+        )
         self._opened: set[int] = set()
         self._opening = threading.RLock()
 
     def open(self, layer: int, catalogue: int) -> None:
         """Take a layer's engines from their file, the first time it is asked for.
 
-        They are built anew where the file is damaged, stale or unreadable, or, for an index but "auto", missing;
-        what cannot be written then is only missing again the next time. catalogue: see `saved.write`.
+        They are built anew where the file is damaged, stale or unreadable, or, for an index but
+        "auto", missing; what cannot be written then is only missing again the next time. catalogue:
+        see `saved.write`.
         """
         if layer in self._opened:
             return
@@ -51,10 +61,15 @@ class Engines:
                 log.warning("%s; searching exactly", error)
                 return
             except (saved.Unusable, OSError) as problem:
-                log.warning("%s: %s; building it again from the landmark keys", self.directory, problem)
+                log.warning(
+                    "%s: %s; building it again from the landmark keys", self.directory, problem
+                )
             self._take_samples()
             if self.index.thrifty and not self.index.samples:
-                log.warning("%s: no sample of queries; searching exactly until `memstore index` is run", self.directory)
+                log.warning(
+                    "%s: no sample of queries; searching exactly until `memstore index` is run",
+                    self.directory,
+                )
                 return
             self.index.build(layer)
             if not self.read_only:
@@ -71,8 +86,12 @@ class Engines:
         with self.index.sampled():
             yield
 
-    def build(self, top_k: int, catalogue: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
-        """Build every layer's engines anew and write them; return what was built. See MemoryStore.build_index."""
+    def build(
+        self, top_k: int, catalogue: int, progress: Callable[[int, int], None] | None
+    ) -> dict[str, Any]:
+        """Build every layer's engines anew and write them; return what was built. See
+        MemoryStore.build_index.
+        """
         self._opened.update(self.layers)
         if not self.index.samples:
             self._take_samples()
@@ -89,10 +108,11 @@ class Engines:
         return self.index.describe()
 
     def update(self, catalogue: int) -> bool:
-        """Bring the files up to the documents that came since; is it time to build anew (or for the first time)?
+        """Bring the files up to the documents that came since; is it time to build anew (or for the
+        first time)?
 
-        That is where an "auto" index holds as many landmarks as pay for an engine, and has none or an outgrown one.
-        Raises StorageFull, ReadOnlyMemory.
+        That is where an "auto" index holds as many landmarks as pay for an engine, and has none or
+        an outgrown one. Raises StorageFull, ReadOnlyMemory.
         """
         if self.directory is None or self.read_only:
             return False
@@ -137,5 +157,7 @@ class Engines:
             yield
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFull(f"{self.directory}: no room for the index; make room and run it again") from error
+                raise StorageFull(
+                    f"{self.directory}: no room for the index; make room and run it again"
+                ) from error
             raise ReadOnlyMemory(f"{self.directory} cannot be written: {error.strerror}") from error

@@ -1,8 +1,10 @@
-"""FAISS heads on a GPU: copies of CPU engines, searched with torch tensors that never leave the device.
+"""FAISS heads on a GPU: copies of CPU engines, searched with torch tensors that never leave the
+device.
 
-Written against FAISS's documented interface. FAISS's GPU resources are for one thread each, so every thread that
-searches has its own, and its own copies. FAISS's torch wrappers are not used: importing them takes the search
-parameters from every other index. What of this has run, and where, is said in docs/index.md.
+Written against FAISS's documented interface. FAISS's GPU resources are for one thread each, so
+every thread that searches has its own, and its own copies. FAISS's torch wrappers are not used:
+importing them takes the search parameters from every other index. What of this has run, and where,
+is said in docs/index.md.
 """
 
 import threading
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
-from memstore.index.faiss_heads import HeadIndex, faiss
+from memstore.index.faiss_head import HeadIndex, faiss
 
 TEMPORARY = 256 << 20  # bytes of the device that a thread's searches may use in passing
 ON_GPU = ("flat", "ivf", "ivf-sq8")  # families that FAISS has there
@@ -22,14 +24,17 @@ _here = threading.local()
 
 
 def resources(device: int) -> Any:
-    """This thread's FAISS resources on a device, made once. Raises InvalidInput where there is no such GPU."""
+    """This thread's FAISS resources on a device, made once. Raises InvalidInput where there is no
+    such GPU.
+    """
     library = faiss()
     held: dict[int, Any] = _here.__dict__.setdefault("resources", {})
     if device not in held:
         count = library.get_num_gpus() if hasattr(library, "StandardGpuResources") else 0
         if device >= count:
             raise InvalidInput(
-                f"FAISS sees {count} GPUs, not number {device}: install memstore[gpu] on a machine with one, "
+                f"FAISS sees {count} GPUs, not number {device}: install memstore[gpu] on a machine "
+                "with one, "
                 "or keep the index on the CPU"
             )
         held[device] = library.StandardGpuResources()
@@ -43,24 +48,37 @@ class GpuHead:
     def __init__(self, head: HeadIndex, device: int) -> None:
         """Raises InvalidInput for a family that FAISS does not have on GPUs, or without a GPU."""
         if head.family not in ON_GPU:
-            raise InvalidInput(f"FAISS has no {head.family} on a GPU: choose one of {', '.join(ON_GPU)}")
+            raise InvalidInput(
+                f"FAISS has no {head.family} on a GPU: choose one of {', '.join(ON_GPU)}"
+            )
         resources(device)
         self.head, self.device = head, device
-        self._copies: dict[int, tuple[int, Any]] = {}  # thread -> (keys when it was copied, the copy)
+        # thread -> (keys when it was copied, the copy)
+        self._copies: dict[int, tuple[int, Any]] = {}
         torch_device = torch.device("cuda", device)
-        self._turn = None if head.metric is None else torch.from_numpy(head.metric.of_queries).to(torch_device)
+        self._turn = (
+            None
+            if head.metric is None
+            else torch.from_numpy(head.metric.of_queries).to(torch_device)
+        )
 
     def search(self, queries: Tensor, count: int, effort: int) -> Tensor:
-        """As HeadIndex.search over all keys: queries [n, D] on the device -> int64 [n, count] there."""
+        """As HeadIndex.search over all keys: queries [n, D] on the device -> int64 [n, count]
+        there.
+        """
         library, held = faiss(), resources(self.device)
         index = self._copy(library, held)
-        moved = (queries.float() if self._turn is None else queries.float() @ self._turn).contiguous()
+        moved = (
+            queries.float() if self._turn is None else queries.float() @ self._turn
+        ).contiguous()
         count = min(count, _MOST)
         scores = torch.empty(len(moved), count, device=moved.device)
         ids = torch.empty(len(moved), count, dtype=torch.int64, device=moved.device)
         parameters = None
         if self.head.family != "flat":
-            parameters = library.SearchParametersIVF(nprobe=min(effort, int(self.head.index.nlist), _MOST))
+            parameters = library.SearchParametersIVF(
+                nprobe=min(effort, int(self.head.index.nlist), _MOST)
+            )
         stream = torch.cuda.current_stream(moved.device).cuda_stream
         held.setDefaultStream(self.device, library.cast_integer_to_cudastream_t(stream))
         index.search_c(

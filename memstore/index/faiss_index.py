@@ -1,8 +1,8 @@
 """Approximate search: FAISS proposes candidates, the packed keys give their exact scores.
 
-Nothing that FAISS holds is trusted for a number: what it misses is missed, what it finds is scored from the packed
-keys. Keys that were added since an engine was built are searched exactly beside it, and join it when there are enough
-of them.
+Nothing that FAISS holds is trusted for a number: what it misses is missed, what it finds is scored
+from the packed keys. Keys that were added since an engine was built are searched exactly beside it,
+and join it when there are enough of them.
 """
 
 import logging
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from memstore.index.base import Hits, Scope
 from memstore.index.faiss_gpu import GpuHead
-from memstore.index.faiss_heads import Calibration, Family, HeadIndex, faiss, selector
+from memstore.index.faiss_head import Calibration, Family, HeadIndex, faiss, selector
 from memstore.index.packed import RESCORED, Layer, PackedIndex, rescore
 from memstore.index.rows import Ranges, Remembered, Rows, join, to_candidates, to_rows, total
 from memstore.kernels.api import landmark_topk
@@ -29,7 +29,8 @@ LEAST = 256  # keys that are worth building anything over
 _JOIN = 1 / 4  # of an engine's size: so many new keys join it
 _LEAST_JOIN = 4096
 _STALE = 1 / 2  # of an engine's rows: with fewer still held by a document it is built anew
-_COVERED = 1 / 4  # the least share of an engine's keys that a scope may have for the engine to be asked
+# the least share of an engine's keys that a scope may have for the engine to be asked
+_COVERED = 1 / 4
 _SAMPLED = 2048  # queries of a head that are kept
 _CALIBRATED = 256  # queries that the effort is chosen by
 _A_ROW = 0.45  # what a further query row costs an exact search, of its first
@@ -60,7 +61,9 @@ class Built:
 
 @dataclass(frozen=True)
 class Parts:
-    """A scope, divided into what the engines hold and the rest: ranges of rows, and the candidates they stand for."""
+    """A scope, divided into what the engines hold and the rest: ranges of rows, and the candidates
+    they stand for.
+    """
 
     held: Ranges  # rows of the engines
     held_candidates: Ranges
@@ -72,10 +75,10 @@ class Parts:
 class FaissIndex(PackedIndex):
     """Candidates by a FAISS family a (layer, KV head), exact scores from the packed keys.
 
-    An engine is built by `build`; until then, for small scopes, and where every candidate counts (return_lse), the
-    search is exact. recall: the share of the true top blocks that an engine's effort is calibrated to find (None:
-    0.95). thrifty: ask the engine only where it is cheaper than the exact search, by a model of both (what "auto"
-    does).
+    An engine is built by `build`; until then, for small scopes, and where every candidate counts
+    (return_lse), the search is exact. recall: the share of the true top blocks that an engine's
+    effort is calibrated to find (None: 0.95). thrifty: ask the engine only where it is cheaper than
+    the exact search, by a model of both (what "auto" does).
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class FaissIndex(PackedIndex):
         thrifty: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
-        """An empty index; see PackedIndex. Raises InvalidInput where FAISS is missing (unless thrifty)."""
+        """An empty index; see PackedIndex. Raises InvalidInput where FAISS is missing (unless
+        thrifty).
+        """
         if not thrifty:
             faiss()
         super().__init__(num_kv_heads, head_dim, dtype, device=device)
@@ -97,9 +102,11 @@ class FaissIndex(PackedIndex):
         self.recall = RECALL if recall is None else recall
         self.kind = "auto" if thrifty else f"faiss-{family}"
         self.built: dict[int, Built] = {}
-        self._changing = threading.RLock()  # for adding, dropping and building; taken before the lock of a search
+        # for adding, dropping and building; taken before the lock of a search
+        self._changing = threading.RLock()
         self._sampling = False
-        self._samples: dict[tuple[int, int], list[Tensor]] = {}  # (layer, KV head) -> queries [n, D]
+        # (layer, KV head) -> queries [n, D]
+        self._samples: dict[tuple[int, int], list[Tensor]] = {}
         self.asked = 0  # searches that an engine answered
 
     # What is held
@@ -121,7 +128,9 @@ class FaissIndex(PackedIndex):
                     built.scopes.clear()
 
     def _missing(self, layer: int, built: Built) -> list[tuple[int, int, int]]:
-        """(document, first block, blocks) that an engine does not hold yet, of documents that are no session's own."""
+        """(document, first block, blocks) that an engine does not hold yet, of documents that are
+        no session's own.
+        """
         packed = self._layers[layer]
         missing = []
         for document in packed.rows.runs:
@@ -143,7 +152,9 @@ class FaissIndex(PackedIndex):
             return sum(end - first for first, end in spans)
 
     def join(self, layer: int) -> bool:
-        """Add to a layer's engines the keys that they lack, if there are enough of them; were there?"""
+        """Add to a layer's engines the keys that they lack, if there are enough of them; were
+        there?
+        """
         with self._changing:
             built = self.built[layer]
             missing = self._missing(layer, built)
@@ -159,7 +170,9 @@ class FaissIndex(PackedIndex):
             return True
 
     def install(self, layer: int, built: Built) -> None:
-        """Take over a layer's engines from a file; keys that they lack join them where there are enough."""
+        """Take over a layer's engines from a file; keys that they lack join them where there are
+        enough.
+        """
         with self._changing:
             with self._lock:
                 self.built[layer] = built
@@ -169,7 +182,9 @@ class FaissIndex(PackedIndex):
 
     @contextmanager
     def sampled(self) -> Iterator[None]:
-        """Keep the queries of the searches made meanwhile: what `build` trains and calibrates with."""
+        """Keep the queries of the searches made meanwhile: what `build` trains and calibrates
+        with.
+        """
         self._samples.clear()
         self._sampling = True
         try:
@@ -181,15 +196,21 @@ class FaissIndex(PackedIndex):
     def samples(self) -> dict[tuple[int, int], np.ndarray]:
         """The queries float32 [n, D] kept for a (layer, KV head)."""
         with self._lock:
-            return {key: torch.cat(queries).float().cpu().numpy() for key, queries in self._samples.items()}
+            return {
+                key: torch.cat(queries).float().cpu().numpy()
+                for key, queries in self._samples.items()
+            }
 
     @samples.setter
     def samples(self, queries: dict[tuple[int, int], np.ndarray]) -> None:
         with self._lock:
-            self._samples = {key: [torch.from_numpy(np.ascontiguousarray(x))] for key, x in queries.items()}
+            self._samples = {
+                key: [torch.from_numpy(np.ascontiguousarray(x))] for key, x in queries.items()
+            }
 
     def build(self, layer: int, top_k: int = 4) -> None:
-        """Build a layer's engines anew over the documents it holds; searches go on exactly meanwhile.
+        """Build a layer's engines anew over the documents it holds; searches go on exactly
+        meanwhile.
 
         top_k: the blocks wanted of a search, for which the effort is calibrated.
         """
@@ -208,11 +229,15 @@ class FaissIndex(PackedIndex):
             heads = []
             for number, of_head in enumerate(keys):
                 queries = samples.get((layer, number), np.zeros((0, of_head.shape[1]), np.float32))
-                train, held_out = (queries[::2], queries[1::2]) if len(queries) >= 64 else (queries, queries)
+                train, held_out = (
+                    (queries[::2], queries[1::2]) if len(queries) >= 64 else (queries, queries)
+                )
                 head = HeadIndex.build(self.family, of_head, train)
                 if len(held_out):
                     calibrate(head, of_head, held_out, top_k, self.recall)
-                else:  # a gate that never opened while queries were sampled: nothing tells how little would do
+                # a gate that never opened while queries were sampled: nothing tells how little
+                # would do
+                else:
                     head.calibration = Calibration(head.efforts[-1], top_k)
                 heads.append(head)
             with self._lock:
@@ -233,7 +258,9 @@ class FaissIndex(PackedIndex):
 
     @property
     def bytes(self) -> int:
-        return super().bytes + sum(head.bytes for built in self.built.values() for head in built.heads)
+        return super().bytes + sum(
+            head.bytes for built in self.built.values() for head in built.heads
+        )
 
     def describe(self) -> dict[str, Any]:
         engines = {
@@ -263,7 +290,9 @@ class FaissIndex(PackedIndex):
         if self._sampling:
             self._sample(layer, q, open_rows)
         if layer not in self.built or return_lse:
-            return super().search(layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias)
+            return super().search(
+                layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias
+            )
         q = self._checked(q, top_k)
         with self._lock:
             packed, ranges = self._resolve(layer, scope)
@@ -276,24 +305,41 @@ class FaissIndex(PackedIndex):
                 or parts is None
                 or (partial and self._on_gpu)
                 or (self.thrifty and not self._pays(built, parts, rows, top_k))
-                or (bias is not None and any(bias[start:end].any() for start, end in parts.held_candidates))
+                or (
+                    bias is not None
+                    and any(bias[start:end].any() for start, end in parts.held_candidates)
+                )
             ):
                 return self._exact(q, packed, ranges, top_k, return_lse, kv_heads, bias)
             self.asked += 1
-            found = (self._gpu_candidates if self._on_gpu else self._candidates)(built, parts, q, top_k, open_rows)
+            found = (self._gpu_candidates if self._on_gpu else self._candidates)(
+                built, parts, q, top_k, open_rows
+            )
         if parts.rest:
             exact = landmark_topk(
-                q.to(self.device), packed.keys, parts.rest, top_k, kv_heads=kv_heads,
-                bias=None if bias is None else torch.cat([bias[a:b] for a, b in parts.rest_candidates]).to(self.device),
-            )  # fmt: skip
+                q.to(self.device),
+                packed.keys,
+                parts.rest,
+                top_k,
+                kv_heads=kv_heads,
+                bias=None
+                if bias is None
+                else torch.cat([bias[a:b] for a, b in parts.rest_candidates]).to(self.device),
+            )
             rest = to_candidates(exact.rows, parts.rest)
             found = torch.cat([found, to_rows(rest, parts.rest_candidates).to(found.device)], -1)
         bias = None if bias is None else bias.to(self.device)
-        scores, candidates = rescore(q.to(self.device), packed.keys, ranges, found.to(self.device), top_k, bias)
+        scores, candidates = rescore(
+            q.to(self.device), packed.keys, ranges, found.to(self.device), top_k, bias
+        )
         return Hits(scores.to(q.device), candidates.to(q.device), None)
 
-    def _candidates(self, built: Built, parts: Parts, q: Tensor, top_k: int, open_rows: Tensor | None) -> Tensor:
-        """What the engines propose: candidates int64 [H, T, RESCORED * top_k], -1 where there is none."""
+    def _candidates(
+        self, built: Built, parts: Parts, q: Tensor, top_k: int, open_rows: Tensor | None
+    ) -> Tensor:
+        """What the engines propose: candidates int64 [H, T, RESCORED * top_k], -1 where there is
+        none.
+        """
         count, group = RESCORED * top_k, q.shape[0] // len(built.heads)
         coverage = total(parts.held) / built.rows.end
         found = np.full((*q.shape[:2], count), -1, dtype=np.int64)
@@ -304,15 +350,21 @@ class FaissIndex(PackedIndex):
             asked = np.ones(found[mine].shape[:2], dtype=bool) if opened is None else opened[mine]
             if asked.any():
                 effort = head.effort(top_k, coverage)
-                found[mine][asked] = head.search(numbers[mine][asked], count, effort, parts.selector)
+                found[mine][asked] = head.search(
+                    numbers[mine][asked], count, effort, parts.selector
+                )
         return to_rows(to_candidates(torch.from_numpy(found), parts.held), parts.held_candidates)
 
     @property
     def _on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def _gpu_candidates(self, built: Built, parts: Parts, q: Tensor, top_k: int, open_rows: Tensor | None) -> Tensor:
-        """As `_candidates`, without a copy to the host; all rows are searched, choosing would wait for the device."""
+    def _gpu_candidates(
+        self, built: Built, parts: Parts, q: Tensor, top_k: int, open_rows: Tensor | None
+    ) -> Tensor:
+        """As `_candidates`, without a copy to the host; all rows are searched, choosing would wait
+        for the device.
+        """
         count, group = RESCORED * top_k, q.shape[0] // len(built.heads)
         rows = q.to(self.device).unflatten(0, (-1, group))  # (Hkv, group, T, D)
         if not built.copies:
@@ -325,8 +377,12 @@ class FaissIndex(PackedIndex):
         return to_rows(candidates, parts.held_candidates)
 
     def _parts(self, layer: int, built: Built, packed: Layer, scope: Scope) -> Parts | None:
-        """The scope in rows of the engines and the rest in packed rows; None if the engines hold too little of it."""
-        found: Parts | None = built.scopes.get(scope, lambda: self._divide(layer, built, packed, scope))
+        """The scope in rows of the engines and the rest in packed rows; None if the engines hold
+        too little of it.
+        """
+        found: Parts | None = built.scopes.get(
+            scope, lambda: self._divide(layer, built, packed, scope)
+        )
         return found
 
     @staticmethod
@@ -342,7 +398,9 @@ class FaissIndex(PackedIndex):
             pieces = [(first, low, False), (low, high, True), (high, end, False)]
             for start, stop, in_engine in pieces if low < high else [(first, end, False)]:
                 if start < stop:
-                    rows = (built.rows if in_engine else packed.rows).ranges(layer, [(document, start, stop)])
+                    rows = (built.rows if in_engine else packed.rows).ranges(
+                        layer, [(document, start, stop)]
+                    )
                     for some in rows:
                         join(held if in_engine else rest, *some)
                     join(held_candidates if in_engine else rest_candidates, at, at + stop - start)
@@ -370,9 +428,15 @@ class FaissIndex(PackedIndex):
                     self._samples[layer, head] = [*kept, some.clone()]
 
 
-def calibrate(head: HeadIndex, keys: np.ndarray, queries: np.ndarray, top_k: int, target: float) -> None:
-    """Choose the least effort of an engine over keys [n, D] that finds `target` of the true top_k of queries [m, D]."""
-    some = queries[np.linspace(0, len(queries) - 1, min(len(queries), _CALIBRATED)).astype(np.int64)]
+def calibrate(
+    head: HeadIndex, keys: np.ndarray, queries: np.ndarray, top_k: int, target: float
+) -> None:
+    """Choose the least effort of an engine over keys [n, D] that finds `target` of the true top_k
+    of queries [m, D].
+    """
+    some = queries[
+        np.linspace(0, len(queries) - 1, min(len(queries), _CALIBRATED)).astype(np.int64)
+    ]
     scores = torch.from_numpy(some) @ torch.from_numpy(keys).T  # (m, n)
     best = scores.topk(min(top_k, len(keys)), -1).indices.numpy()
 

@@ -1,10 +1,11 @@
 """Coordinates in which an approximate engine's errors cost what they cost the queries.
 
-An engine that groups or rounds keys by their distance treats every direction alike. Attention's queries do not: they
-share a mean and differ along few directions, while the keys of a head share a mean that no query tells apart. Since
-q.k = q.m + (C^-1/2 q).(C^1/2 (k - m)), keys may be centred on their mean m and scaled by the root of the queries'
-second moment C = E[q q^T] without changing any ranking; an error e of a key then costs E[(q.e)^2] = |C^1/2 e|^2, its
-plain squared length. docs/index.md has what that is worth.
+An engine that groups or rounds keys by their distance treats every direction alike. Attention's
+queries do not: they share a mean and differ along few directions, while the keys of a head share a
+mean that no query tells apart. Since q.k = q.m + (C^-1/2 q).(C^1/2 (k - m)), keys may be centred on
+their mean m and scaled by the root of the queries' second moment C = E[q q^T] without changing any
+ranking; an error e of a key then costs E[(q.e)^2] = |C^1/2 e|^2, its plain squared length.
+docs/index.md has what that is worth.
 """
 
 from dataclasses import dataclass, replace
@@ -16,11 +17,12 @@ _FLOOR = 1e-3  # of the mean eigenvalue: no direction counts less
 
 @dataclass(frozen=True)
 class QueryMetric:
-    """A change of coordinates of keys and queries that keeps the order of every query's inner products.
+    """A change of coordinates of keys and queries that keeps the order of every query's inner
+    products.
 
-    mean: [D]; of_keys, of_queries: [D, D], inverse to each other; all float32. square: keys get one more number that
-    brings all of them to this squared length and queries a zero, so that the nearest key is that of the greatest
-    product.
+    mean: [D]; of_keys, of_queries: [D, D], inverse to each other; all float32. square: keys get one
+    more number that brings all of them to this squared length and queries a zero, so that the
+    nearest key is that of the greatest product.
     """
 
     mean: np.ndarray
@@ -30,7 +32,9 @@ class QueryMetric:
 
     @classmethod
     def of(cls, keys: np.ndarray, queries: np.ndarray) -> "QueryMetric":
-        """For keys [n, D] and a sample of queries [m, D]; of few queries the metric is less sure, and flatter."""
+        """For keys [n, D] and a sample of queries [m, D]; of few queries the metric is less sure,
+        and flatter.
+        """
         dim = keys.shape[1]
         moment = np.eye(dim)
         if len(queries):
@@ -47,8 +51,8 @@ class QueryMetric:
         )
 
     def lengthened(self, keys: np.ndarray) -> "QueryMetric":
-        """The same with keys of one length, that of the longest of [n, D]; a longer one that comes later stays
-        longer.
+        """The same with keys of one length, that of the longest of [n, D]; a longer one that comes
+        later stays longer.
         """
         return replace(self, square=float((self.keys(keys) ** 2).sum(1).max()))
 
@@ -61,7 +65,9 @@ class QueryMetric:
         return np.ascontiguousarray(moved, dtype=np.float32)
 
     def queries(self, queries: np.ndarray) -> np.ndarray:
-        """Queries [n, D] in these coordinates; each loses a constant of its own, its product with the mean."""
+        """Queries [n, D] in these coordinates; each loses a constant of its own, its product with
+        the mean.
+        """
         moved = queries @ self.of_queries
         if self.square is not None:
             moved = np.pad(moved, ((0, 0), (0, 1)))

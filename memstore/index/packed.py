@@ -15,7 +15,8 @@ from memstore.index.rows import Ranges, Remembered, Rows, to_candidates, to_rows
 from memstore.kernels.api import NEG, landmark_topk
 from memstore.kernels.reference import accumulate
 
-RESCORED = 4  # candidates a wanted block that a coarse search proposes, before their exact scores choose
+# candidates a wanted block that a coarse search proposes, before their exact scores choose
+RESCORED = 4
 
 
 @dataclass
@@ -46,7 +47,9 @@ class Layer:
             self._move(self.rows.end, self.rows.end + n, False)
 
     def _move(self, written: int, room: int, holes: bool) -> None:
-        """Move into new tensors, unnoticed by a thread that searches the old ones; with `holes`, those are left out."""
+        """Move into new tensors, unnoticed by a thread that searches the old ones; with `holes`,
+        those are left out.
+        """
         old, rows = self.keys, self.rows
         n = rows.end - written
         moved = Rows()
@@ -54,7 +57,9 @@ class Layer:
         if not holes:
             self.keys[:, :written] = old[:, :written]
         else:
-            everything = sorted((run.start, document, run) for document, runs in rows.runs.items() for run in runs)
+            everything = sorted(
+                (run.start, document, run) for document, runs in rows.runs.items() for run in runs
+            )
             for start, document, run in everything:
                 stop = min(start + run.size, written)  # the newest rows are not written yet
                 self.keys[:, moved.end : moved.end + stop - start] = old[:, start:stop]
@@ -69,8 +74,8 @@ class Layer:
 class PackedIndex:
     """Exact search by one matrix product over packed landmark keys.
 
-    scan_dtype: search in this dtype first (bfloat16: half the bytes, and what a GPU's matrix units want), for 4 top_k
-    candidates whose exact scores then choose.
+    scan_dtype: search in this dtype first (bfloat16: half the bytes, and what a GPU's matrix units
+    want), for 4 top_k candidates whose exact scores then choose.
     """
 
     kind = "packed"
@@ -173,7 +178,9 @@ class PackedIndex:
         group = len(counts) // self._shape[0]
         rows = sum(counts)
         self.rows += rows
-        return rows, [head for head in range(self._shape[0]) if any(counts[head * group : (head + 1) * group])]
+        return rows, [
+            head for head in range(self._shape[0]) if any(counts[head * group : (head + 1) * group])
+        ]
 
     def _exact(
         self,
@@ -189,13 +196,23 @@ class PackedIndex:
         bias = None if bias is None else bias.to(self.device)
         if packed.scan is None or return_lse:
             found = landmark_topk(
-                here, packed.keys, ranges, top_k, return_lse=return_lse, kv_heads=kv_heads, bias=bias
+                here,
+                packed.keys,
+                ranges,
+                top_k,
+                return_lse=return_lse,
+                kv_heads=kv_heads,
+                bias=bias,
             )
             scores, candidates, lse = found.scores, to_candidates(found.rows, ranges), found.lse
         else:
             coarse = here.to(packed.scan.dtype)
-            found = landmark_topk(coarse, packed.scan, ranges, RESCORED * top_k, kv_heads=kv_heads, bias=bias)
-            scores, candidates = rescore(here, packed.keys, ranges, to_candidates(found.rows, ranges), top_k, bias)
+            found = landmark_topk(
+                coarse, packed.scan, ranges, RESCORED * top_k, kv_heads=kv_heads, bias=bias
+            )
+            scores, candidates = rescore(
+                here, packed.keys, ranges, to_candidates(found.rows, ranges), top_k, bias
+            )
             lse = None
         if self.device != q.device:
             scores, candidates = scores.to(q.device), candidates.to(q.device)
@@ -206,7 +223,9 @@ class PackedIndex:
         packed, ranges = self._resolve(layer, scope)
         if len(ranges) == 1:
             return packed.keys[:, ranges[0][0] : ranges[0][1]]
-        return torch.cat([packed.keys[:, :0], *(packed.keys[:, start:end] for start, end in ranges)], dim=1)
+        return torch.cat(
+            [packed.keys[:, :0], *(packed.keys[:, start:end] for start, end in ranges)], dim=1
+        )
 
     def gather(self, layer: int, scope: Scope, candidates: Tensor) -> Tensor:
         packed, ranges = self._resolve(layer, scope)
@@ -217,7 +236,8 @@ class PackedIndex:
         num_kv_heads, head_dim = self._shape
         if q.dim() != 3 or q.shape[0] % num_kv_heads or q.shape[2] != head_dim:
             raise InvalidInput(
-                f"queries of shape {list(q.shape)} do not fit the index: expected [heads, rows, {head_dim}] with "
+                f"queries of shape {list(q.shape)} do not fit the index: expected [heads, rows, "
+                f"{head_dim}] with "
                 f"heads a multiple of {num_kv_heads}"
             )
         if top_k < 1:
@@ -230,7 +250,9 @@ class PackedIndex:
         return Layer(keys, None if self._scan_dtype is None else keys.to(self._scan_dtype))
 
     def _resolve(self, layer: int, scope: Scope) -> tuple[Layer, Ranges]:
-        """The layer's keys as they are now and the scope's rows in them; rows only ever move into new tensors."""
+        """The layer's keys as they are now and the scope's rows in them; rows only ever move into
+        new tensors.
+        """
         with self._lock:
             packed = self._layers.get(layer) or self._empty()
             ranges = packed.scopes.get(scope, lambda: packed.rows.ranges(layer, scope))
@@ -238,7 +260,9 @@ class PackedIndex:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised tensor; on the CPU by way of NumPy, which asks for huge pages: their first use is cheaper."""
+    """An uninitialised tensor; on the CPU by way of NumPy, which asks for huge pages: their first
+    use is cheaper.
+    """
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
@@ -250,17 +274,25 @@ def gather(keys: Tensor, ranges: Ranges, candidates: Tensor) -> Tensor:
     if not ranges:
         return keys.new_zeros(*candidates.shape, keys.shape[-1])
     rows = to_rows(candidates, ranges).clamp_min(0)
-    kv_heads = torch.arange(len(keys), device=keys.device).repeat_interleave(len(candidates) // len(keys))
+    kv_heads = torch.arange(len(keys), device=keys.device).repeat_interleave(
+        len(candidates) // len(keys)
+    )
     return keys[kv_heads.view(-1, *[1] * (rows.dim() - 1)), rows]
 
 
 def rescore(
-    q: Tensor, keys: Tensor, ranges: Ranges, candidates: Tensor, top_k: int, bias: Tensor | None = None
+    q: Tensor,
+    keys: Tensor,
+    ranges: Ranges,
+    candidates: Tensor,
+    top_k: int,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The top_k of candidates [H, T, C] (-1 = none, in any order) by their exact scores; of equals the newer first.
+    """The top_k of candidates [H, T, C] (-1 = none, in any order) by their exact scores; of equals
+    the newer first.
 
-    bias: added to the scores of the scope's candidates. Returns scores [H, T, top_k] float32 and candidates, padded
-    with NEG and -1.
+    bias: added to the scores of the scope's candidates. Returns scores [H, T, top_k] float32 and
+    candidates, padded with NEG and -1.
     """
     exact = torch.promote_types(keys.dtype, torch.float32)
     chosen = gather(keys, ranges, candidates).to(exact)  # (H, T, C, D)

@@ -11,7 +11,9 @@ from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index.base import Scope
 
 Ranges = list[tuple[int, int]]
-"""(start, end) rows, in the order of a scope: the concatenation of these rows is the numbering of its candidates."""
+"""(start, end) rows, in the order of a scope: the concatenation of these rows is the numbering of
+its candidates.
+"""
 
 _MOST = 64  # scopes that are remembered
 
@@ -31,7 +33,9 @@ class Run:
 
 
 class Rows:
-    """Rows 0 .. end of a table that only grows; what is dropped leaves a hole. Runs are in order of age."""
+    """Rows 0 .. end of a table that only grows; what is dropped leaves a hole. Runs are in order of
+    age.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[int, list[Run]] = {}
@@ -46,7 +50,8 @@ class Rows:
         runs = self.runs.get(document, [])
         if runs and runs[-1].end_block != first_block:
             raise InvalidInput(
-                f"document {document}: landmark keys of block {first_block} added after {runs[-1].end_block} blocks; "
+                f"document {document}: landmark keys of block {first_block} added after "
+                f"{runs[-1].end_block} blocks; "
                 "add them in order"
             )
         if n == 0:
@@ -83,7 +88,8 @@ class Rows:
             held_first, held_end = self.span(document)
             if first < held_first or end > held_end:
                 raise DocumentNotFound(
-                    f"document {document} has no blocks {first}..{end - 1} in layer {layer}: it was forgotten or "
+                    f"document {document} has no blocks {first}..{end - 1} in layer {layer}: it "
+                    "was forgotten or "
                     "changed; look at the memory's documents again"
                 )
             for start, stop in self._rows(document, first, end):
@@ -107,7 +113,8 @@ class Remembered:
     def get(self, scope: Scope, look: Callable[[], Any]) -> Any:
         """look(), or what it returned for this scope before."""
         key = tuple(scope)
-        if self._latest is None or self._latest[0] != key:  # to hash a thousand documents takes as long as a search
+        # to hash a thousand documents takes as long as a search
+        if self._latest is None or self._latest[0] != key:
             if key not in self._found:
                 if len(self._found) >= _MOST:
                     self._found.clear()
@@ -157,12 +164,19 @@ def to_rows(candidates: Tensor, ranges: Ranges) -> Tensor:
     """The inverse of to_candidates."""
     if len(ranges) <= 1:
         start = ranges[0][0] if ranges else 0
-        return candidates if start == 0 else torch.where(candidates < 0, candidates, candidates + start)
+        return (
+            candidates
+            if start == 0
+            else torch.where(candidates < 0, candidates, candidates + start)
+        )
     firsts, shifts, seen = [], [], 0
     for start, end in ranges:
         firsts.append(seen)
         shifts.append(start - seen)
         seen += end - start
-    which = torch.searchsorted(torch.tensor(firsts, device=candidates.device), candidates, right=True) - 1
+    which = (
+        torch.searchsorted(torch.tensor(firsts, device=candidates.device), candidates, right=True)
+        - 1
+    )
     shift = torch.tensor(shifts, device=candidates.device)[which.clamp_min(0)]
     return torch.where(candidates < 0, candidates, candidates + shift)

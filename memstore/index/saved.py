@@ -1,7 +1,8 @@
-"""Index files: what was built over a layer's keys, kept beside a memory so that it need not be built again.
+"""Index files: what was built over a layer's keys, kept beside a memory so that it need not be
+built again.
 
-A file is a cache. It is read only if it is whole, of this kind, and then for exactly those of its keys that the memory
-still holds; deleting it loses nothing.
+A file is a cache. It is read only if it is whole, of this kind, and then for exactly those of its
+keys that the memory still holds; deleting it loses nothing.
 """
 
 import os
@@ -14,7 +15,7 @@ import msgpack
 import numpy as np
 import xxhash
 
-from memstore.index.faiss_heads import Calibration, HeadIndex
+from memstore.index.faiss_head import Calibration, HeadIndex
 from memstore.index.faiss_index import Built, FaissIndex
 from memstore.index.metric import QueryMetric
 from memstore.index.rows import Rows, Run
@@ -35,11 +36,18 @@ def file_of(directory: Path, layer: int) -> Path:
 def write(directory: Path, index: FaissIndex, layer: int, catalogue: int) -> None:
     """Write a layer's engines; the file is replaced whole.
 
-    catalogue: the number of the transaction up to which the memory's documents were seen. Raises OSError.
+    catalogue: the number of the transaction up to which the memory's documents were seen. Raises
+    OSError.
     """
     built = index.built[layer]
     runs = [
-        [document, run.first_block, run.start, run.size, index.fingerprint(layer, document, run.first_block, run.size)]
+        [
+            document,
+            run.first_block,
+            run.start,
+            run.size,
+            index.fingerprint(layer, document, run.first_block, run.size),
+        ]
         for document, of_document in built.rows.runs.items()
         for run in of_document
     ]
@@ -59,8 +67,8 @@ def write(directory: Path, index: FaissIndex, layer: int, catalogue: int) -> Non
 def read(directory: Path, index: FaissIndex, layer: int) -> Built:
     """A layer's engines, for those of the keys they hold that the memory still has.
 
-    An index that is "auto" takes any family; one of which no recall was asked takes what there is. Raises Unusable,
-    FileNotFoundError.
+    An index that is "auto" takes any family; one of which no recall was asked takes what there is.
+    Raises Unusable, FileNotFoundError.
     """
     path = file_of(directory, layer)
     header, parts = _read(path)
@@ -78,9 +86,14 @@ def read(directory: Path, index: FaissIndex, layer: int) -> Built:
             rows.live += size
     heads = [
         HeadIndex.load(
-            header["family"], None if metric is None else _unpacked(metric), Calibration(**calibration), part
+            header["family"],
+            None if metric is None else _unpacked(metric),
+            Calibration(**calibration),
+            part,
         )
-        for calibration, metric, part in zip(header["calibrations"], header["metrics"], parts, strict=True)
+        for calibration, metric, part in zip(
+            header["calibrations"], header["metrics"], parts, strict=True
+        )
     ]
     built = Built(heads, rows, header["trained"])
     if built.stale:
@@ -89,9 +102,15 @@ def read(directory: Path, index: FaissIndex, layer: int) -> Built:
 
 
 def write_samples(directory: Path, samples: dict[tuple[int, int], np.ndarray]) -> None:
-    """Write the queries float32 [n, D] of every (layer, KV head) that engines are trained and calibrated with."""
+    """Write the queries float32 [n, D] of every (layer, KV head) that engines are trained and
+    calibrated with.
+    """
     header = {"heads": [[*key, *queries.shape] for key, queries in samples.items()]}
-    _write(directory / "queries.idx", header, [queries.view(np.uint8).ravel() for queries in samples.values()])
+    _write(
+        directory / "queries.idx",
+        header,
+        [queries.view(np.uint8).ravel() for queries in samples.values()],
+    )
 
 
 def read_samples(directory: Path) -> dict[tuple[int, int], np.ndarray]:
@@ -107,12 +126,19 @@ def _write(path: Path, header: dict[str, Any], parts: Sequence[np.ndarray]) -> N
     digest = xxhash.xxh3_64()
     for part in parts:
         digest.update(part.data)
-    packed = msgpack.packb(header | {"lengths": [part.nbytes for part in parts], "payload": digest.digest()})
+    packed = msgpack.packb(
+        header | {"lengths": [part.nbytes for part in parts], "payload": digest.digest()}
+    )
     path.parent.mkdir(exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
-            file.write(_MAGIC + len(packed).to_bytes(8, "little") + xxhash.xxh3_64(packed).digest() + packed)
+            file.write(
+                _MAGIC
+                + len(packed).to_bytes(8, "little")
+                + xxhash.xxh3_64(packed).digest()
+                + packed
+            )
             for part in parts:
                 file.write(part.data)
         partial.replace(path)
@@ -130,13 +156,21 @@ def _read(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
     if xxhash.xxh3_64(packed).digest() != content[len(_MAGIC) + 8 : _FIXED].tobytes():
         raise Unusable(f"{path.name} is damaged")
     header, payload = msgpack.unpackb(packed), content[end:]
-    if len(payload) != sum(header["lengths"]) or xxhash.xxh3_64(payload.data).digest() != header["payload"]:
+    if (
+        len(payload) != sum(header["lengths"])
+        or xxhash.xxh3_64(payload.data).digest() != header["payload"]
+    ):
         raise Unusable(f"{path.name} is damaged")
     return header, np.split(payload, np.cumsum(header["lengths"])[:-1])
 
 
 def _packed(metric: QueryMetric) -> list[Any]:
-    return [metric.mean.tobytes(), metric.of_keys.tobytes(), metric.of_queries.tobytes(), metric.square]
+    return [
+        metric.mean.tobytes(),
+        metric.of_keys.tobytes(),
+        metric.of_queries.tobytes(),
+        metric.square,
+    ]
 
 
 def _unpacked(stored: list[Any]) -> QueryMetric:

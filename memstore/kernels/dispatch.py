@@ -1,7 +1,9 @@
-"""Which implementation runs: Triton for tensors on a CUDA device where Triton is installed, torch otherwise.
+"""Which implementation runs: Triton for tensors on a CUDA device where Triton is installed, torch
+otherwise.
 
-The environment variable MEMSTORE_KERNELS, read once, overrides that: `reference` never uses Triton; `triton` always
-does, which for tensors on the CPU needs Triton's interpreter (TRITON_INTERPRET=1) and is there for tests.
+The environment variable MEMSTORE_KERNELS, read once, overrides that: `reference` never uses Triton;
+`triton` always does, which for tensors on the CPU needs Triton's interpreter (TRITON_INTERPRET=1)
+and is there for tests.
 """
 
 import logging
@@ -32,7 +34,9 @@ def use_triton(*tensors: Tensor) -> bool:
 def _chosen() -> str:
     chosen = os.environ.get("MEMSTORE_KERNELS", "")
     if chosen not in ("", "triton", "reference"):
-        raise ValueError(f"MEMSTORE_KERNELS is {chosen!r}; set it to triton or reference, or leave it out")
+        raise ValueError(
+            f"MEMSTORE_KERNELS is {chosen!r}; set it to triton or reference, or leave it out"
+        )
     return chosen
 
 

@@ -1,8 +1,9 @@
-"""Units between main memory and a device: slots of a page-locked slab to slots of a device's slab and back, on a stream
-of their own.
+"""Units between main memory and a device: slots of a page-locked slab to slots of a device's slab
+and back, on a stream of their own.
 
-Two ways, of which benchmarks/kernels_memory.py says which is faster on a device: `copies`, one for each run of slots
-that are consecutive on both sides; `kernel`, one Triton kernel that reads or writes the page-locked memory itself.
+Two ways, of which benchmarks/kernels_memory.py says which is faster on a device: `copies`, one for
+each run of slots that are consecutive on both sides; `kernel`, one Triton kernel that reads or
+writes the page-locked memory itself.
 """
 
 from collections.abc import Sequence
@@ -28,45 +29,67 @@ class Transfer:
             self.event.wait(torch.cuda.current_stream())
 
     def finish(self) -> None:
-        """Return when the units are there: before the host reads what was saved, or writes what was loaded over."""
+        """Return when the units are there: before the host reads what was saved, or writes what was
+        loaded over.
+        """
         if self.event is not None:
             self.event.synchronize()
 
 
 def load_units(
-    host: Tensor, device: Tensor, from_slots: Sequence[int], to_slots: Sequence[int], *, by: Way = "copies"
+    host: Tensor,
+    device: Tensor,
+    from_slots: Sequence[int],
+    to_slots: Sequence[int],
+    *,
+    by: Way = "copies",
 ) -> Transfer:
-    """Copy units from slots of a host's slab into slots of a device's, to_slots[i] from from_slots[i].
+    """Copy units from slots of a host's slab into slots of a device's, to_slots[i] from
+    from_slots[i].
 
-    host, device: [S, ...] contiguous, of one dtype, slots of one shape; the host's page-locked where the device's is on
-    a CUDA device, else a copy blocks. No slot is named twice in to_slots. Begins after what the device's current stream
-    (of this thread) was given before, which may still read the slots that are written.
+    host, device: [S, ...] contiguous, of one dtype, slots of one shape; the host's page-locked
+    where the device's is on a CUDA device, else a copy blocks. No slot is named twice in to_slots.
+    Begins after what the device's current stream (of this thread) was given before, which may still
+    read the slots that are written.
     """
     return _move(host, device, device, from_slots, to_slots, by)
 
 
 def save_units(
-    device: Tensor, host: Tensor, from_slots: Sequence[int], to_slots: Sequence[int], *, by: Way = "copies"
+    device: Tensor,
+    host: Tensor,
+    from_slots: Sequence[int],
+    to_slots: Sequence[int],
+    *,
+    by: Way = "copies",
 ) -> Transfer:
     """The other way: as `load_units`, from a device's slab to a host's."""
     return _move(device, host, device, from_slots, to_slots, by)
 
 
 def _move(
-    source: Tensor, target: Tensor, there: Tensor, from_slots: Sequence[int], to_slots: Sequence[int], by: Way
+    source: Tensor,
+    target: Tensor,
+    there: Tensor,
+    from_slots: Sequence[int],
+    to_slots: Sequence[int],
+    by: Way,
 ) -> Transfer:
     if not from_slots:
         return Transfer(None)
     device = there.device
     if not there.is_cuda:
-        taken, given = torch.tensor(from_slots, device=source.device), torch.tensor(to_slots, device=target.device)
+        taken, given = (
+            torch.tensor(from_slots, device=source.device),
+            torch.tensor(to_slots, device=target.device),
+        )
         target.index_copy_(0, given, source.index_select(0, taken).to(target.device))
         return Transfer(None)
     stream = _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         if by == "kernel":
-            from memstore.kernels.copy_units import copy_units
+            from memstore.kernels.slab_copy import copy_units
 
             copy_units(source, target, from_slots, to_slots, device)
         else:
@@ -81,7 +104,9 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def runs(from_slots: Sequence[int], to_slots: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(first, end, first target) of the longest runs of slots that are consecutive on both sides."""
+    """(first, end, first target) of the longest runs of slots that are consecutive on both
+    sides.
+    """
     found: list[tuple[int, int, int]] = []
     for source, target in zip(from_slots, to_slots, strict=True):
         if found and found[-1][1] == source and found[-1][2] + source - found[-1][0] == target:

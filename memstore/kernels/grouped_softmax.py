@@ -1,7 +1,8 @@
-"""Grouped-softmax flash attention in Triton (docs/method.md sections 2, 3 and 7): forward kernel, launcher, custom op.
+"""Grouped-softmax flash attention in Triton (docs/method.md sections 2, 3 and 7): forward kernel,
+launcher, custom op.
 
-Memory is linear in the length: beside the output two numbers a row. Every block's tile is read once; before that,
-where blocks are controlled, their landmark keys alone, for Y.
+Memory is linear in the length: beside the output two numbers a row. Every block's tile is read
+once; before that, where blocks are controlled, their landmark keys alone, for Y.
 """
 
 from collections.abc import Sequence
@@ -37,20 +38,54 @@ from memstore.kernels.grouped_softmax_tile import (
     width,
     with_rows,
 )
-from memstore.kernels.results import Negatives
+from memstore.kernels.types import Negatives
 
 
 @triton.jit
 def _forward_tile(
-    q, k, v, under, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, IN_TILE: tl.constexpr,
-    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    under,
+    shift,
+    own,
+    offset,
+    length,
+    first,
+    k_t,
+    v_t,
+    peak,
+    total,
+    acc,
+    BLOCK: tl.constexpr,
+    L: tl.constexpr,
+    NB: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    IN_TILE: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """One tile of blocks in the running softmax."""
-    keys, values = load_blocks(k, v, first, length, k_t, v_t, BLOCK, L, NB, D, DP, IN_TILE, DIAGONAL)
+    keys, values = load_blocks(
+        k, v, first, length, k_t, v_t, BLOCK, L, NB, D, DP, IN_TILE, DIAGONAL
+    )
     k_landmark = load_landmarks(k, keys, first, length, k_t, BLOCK, NB, D, DP, IN_TILE)
     e, inner, mass = block_masses(
-        q, keys, k_landmark, under, shift, own, offset, first, BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION
+        q,
+        keys,
+        k_landmark,
+        under,
+        shift,
+        own,
+        offset,
+        first,
+        BLOCK,
+        L,
+        NB,
+        IN_TILE,
+        DIAGONAL,
+        PRECISION,
     )
     new = tl.maximum(peak, tl.max(mass, 1))
     old, share = tl.exp2(peak - new), tl.exp2(mass - new[:, None])
@@ -61,11 +96,51 @@ def _forward_tile(
 
 @triton.jit
 def _forward(
-    q, k, v, cmt, controlled, cu_seqlens, cu_blocks, tiles, n_q, n_k, n_v, n_bias, n_controlled, out, lse, shifts,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, n_b, n_h, n_t, length, heads, blocks, negatives,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    GROUP: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    cmt,
+    controlled,
+    cu_seqlens,
+    cu_blocks,
+    tiles,
+    n_q,
+    n_k,
+    n_v,
+    n_bias,
+    n_controlled,
+    out,
+    lse,
+    shifts,
+    q_b,
+    q_h,
+    q_t,
+    k_b,
+    k_h,
+    k_t,
+    v_b,
+    v_h,
+    v_t,
+    o_b,
+    o_h,
+    o_t,
+    n_b,
+    n_h,
+    n_t,
+    length,
+    heads,
+    blocks,
+    negatives,
+    BLOCK: tl.constexpr,
+    L: tl.constexpr,
+    NB: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    GROUP: tl.constexpr,
+    IN_TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """out, lse and shifts of M rows of one head. The last rows come first: they take longest."""
     head, batch = (tl.program_id(1) % heads).to(tl.int64), (tl.program_id(1) // heads).to(tl.int64)
     stats = tl.program_id(1).to(tl.int64) * length
@@ -100,7 +175,9 @@ def _forward(
                 keys = load_rows(k, block * (BLOCK + 1) + BLOCK, block < last, k_t, D, DP)
                 mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, SIDE)
                 mass = side_mass(queries, keys, None, None, shift, mine, PRECISION)
-                y_peak, y_total = add_mass(y_peak, y_total, tl.where(block[None, :] < own[:, None], mass, NEG))
+                y_peak, y_total = add_mass(
+                    y_peak, y_total, tl.where(block[None, :] < own[:, None], mass, NEG)
+                )
         if n_controlled is not None:
             for first in range(0, negatives, SIDE):
                 column, exists, keys = load_negatives(n_k, kv_head, first, negatives, D, DP)
@@ -124,32 +201,83 @@ def _forward(
             acc = tl.dot(p.to(values.dtype), values, acc * old[:, None], input_precision=PRECISION)
             peak, total = new, total * old + tl.sum(p, 1)
 
-    diagonal = begin // (BLOCK + 1) // NB * NB  # from here on blocks may not be earlier than every row's own
+    # from here on blocks may not be earlier than every row's own
+    diagonal = begin // (BLOCK + 1) // NB * NB
     for first in range(0, diagonal, NB):
         mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
         peak, total, acc = _forward_tile(
-            queries, k, v, mine, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
-            BLOCK, L, NB, D, DP, IN_TILE, False, PRECISION,
-        )  # fmt: skip
+            queries,
+            k,
+            v,
+            mine,
+            shift,
+            own,
+            offset,
+            length,
+            first,
+            k_t,
+            v_t,
+            peak,
+            total,
+            acc,
+            BLOCK,
+            L,
+            NB,
+            D,
+            DP,
+            IN_TILE,
+            False,
+            PRECISION,
+        )
     for first in range(diagonal, last + 1, NB):
         mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
         peak, total, acc = _forward_tile(
-            queries, k, v, mine, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
-            BLOCK, L, NB, D, DP, IN_TILE, True, PRECISION,
-        )  # fmt: skip
+            queries,
+            k,
+            v,
+            mine,
+            shift,
+            own,
+            offset,
+            length,
+            first,
+            k_t,
+            v_t,
+            peak,
+            total,
+            acc,
+            BLOCK,
+            L,
+            NB,
+            D,
+            DP,
+            IN_TILE,
+            True,
+            PRECISION,
+        )
 
-    store_rows(out + batch * o_b + head * o_h + start * o_t, rows, keep, o_t, acc / total[:, None], D, DP)
+    store_rows(
+        out + batch * o_b + head * o_h + start * o_t, rows, keep, o_t, acc / total[:, None], D, DP
+    )
     tl.store(lse + stats + start + rows, peak + tl.log2(total), mask=keep)
     tl.store(shifts + stats + start + rows, shift, mask=keep)
 
 
 @torch.library.custom_op("memstore::grouped_softmax", mutates_args=())
 def forward_op(
-    q: Tensor, k: Tensor, v: Tensor, block_size: int,
-    k_cmt: Tensor | None, controlled: Tensor | None, cu_seqlens: Tensor | None,
-    n_keys: Tensor | None, n_values: Tensor | None, n_queries: Tensor | None,
-    n_bias: Tensor | None, n_controlled: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    k_cmt: Tensor | None,
+    controlled: Tensor | None,
+    cu_seqlens: Tensor | None,
+    n_keys: Tensor | None,
+    n_values: Tensor | None,
+    n_queries: Tensor | None,
+    n_bias: Tensor | None,
+    n_controlled: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Output [B, H, T, D], and lse and shift [B, H, T], which the gradient needs."""
     batch, heads, length, _ = q.shape
     out, lse, shifts = _forward_outputs(q)
@@ -159,10 +287,30 @@ def forward_op(
     options = launch_options(q, constants, forward=True)
     table = tile_table(cu_seqlens, length, options["M"])
     _forward[tile_count(table, length, options["M"]), batch * heads](
-        q, k, v, k_cmt, controlled, cu_seqlens, blocks_before(cu_seqlens, block_size), table,
-        n_queries, n_keys, n_values, n_bias, n_controlled, out, lse, shifts, *strides(q, k, v, out, n_queries),
-        length, heads, width(controlled), width(n_keys), **constants, **options,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        k_cmt,
+        controlled,
+        cu_seqlens,
+        blocks_before(cu_seqlens, block_size),
+        table,
+        n_queries,
+        n_keys,
+        n_values,
+        n_bias,
+        n_controlled,
+        out,
+        lse,
+        shifts,
+        *strides(q, k, v, out, n_queries),
+        length,
+        heads,
+        width(controlled),
+        width(n_keys),
+        **constants,
+        **options,
+    )
     return out, lse, shifts
 
 
@@ -184,7 +332,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _gradients(ctx: Any, do: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     out, lse, shifts, q, k, v, *others = ctx.saved_tensors
-    dq, dk, dv, dk_cmt, dn_k, dn_v, dn_q = backward_op(do, out, lse, shifts, q, k, v, ctx.block_size, *others)
+    dq, dk, dv, dk_cmt, dn_k, dn_v, dn_q = backward_op(
+        do, out, lse, shifts, q, k, v, ctx.block_size, *others
+    )
     k_cmt, _, _, n_keys, n_values, n_queries, _, _ = others
     optional = zip((k_cmt, n_keys, n_values, n_queries), (dk_cmt, dn_k, dn_v, dn_q))
     of_cmt, *of_negatives = (None if x is None else gradient for x, gradient in optional)
@@ -212,13 +362,19 @@ def grouped_softmax_attention(
     if negatives is not None:
         mine, bias = negatives.controlled, negatives.bias
         against = (
-            negatives.keys.to(dtype).contiguous(), negatives.values.to(dtype).contiguous(),
+            negatives.keys.to(dtype).contiguous(),
+            negatives.values.to(dtype).contiguous(),
             None if negatives.queries is None else negatives.queries.to(dtype).contiguous(),
             None if bias is None else bias.float().contiguous(),
             None if mine is None or k_cmt is None else mine.contiguous(),
-        )  # fmt: skip
+        )
     return forward_op(
-        with_rows(q.to(dtype)), with_rows(k.to(dtype)), with_rows(v.to(dtype)), block_size,
+        with_rows(q.to(dtype)),
+        with_rows(k.to(dtype)),
+        with_rows(v.to(dtype)),
+        block_size,
         None if k_cmt is None else k_cmt.to(dtype).contiguous(),
-        None if controlled is None or k_cmt is None else controlled.contiguous(), cu_seqlens, *against,
-    )[0]  # fmt: skip
+        None if controlled is None or k_cmt is None else controlled.contiguous(),
+        cu_seqlens,
+        *against,
+    )[0]

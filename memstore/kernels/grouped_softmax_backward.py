@@ -1,13 +1,15 @@
-"""The gradient of grouped-softmax flash attention: kernels by rows, by blocks and by negatives, launcher, custom op.
+"""The gradient of grouped-softmax flash attention: kernels by rows, by blocks and by negatives,
+launcher, custom op.
 
-With a_ij the softmax inside a block, P_B a block's mass, dp_ij = dO_i.v_j and u_B = sum of a_ij dp_ij over the block:
-    earlier blocks     ds_ij = P_B a_ij (dp_ij - u_B),     dw_B = P_B (u_B - delta_i),     delta_i = dO_i.O_i
-    own section        ds_ij = p_ij (dp_ij - delta_i)
-    controlled blocks  dw_B = P_B (u_B - U_i),             U_i = the sum of P_B u_B over controlled B, over g_i
-    the CMT            dc_i = g_i (U_i - delta_i),         U_i = 0 where nothing is controlled
-where w_B is the landmark's score; a negative is a block with one column. Forward saves two numbers a row, lse and the
-shift c - Y of controlled blocks; the kernel by rows, which comes first, leaves delta and U to the others. Nothing is
-added to atomically, so every run gives the same bits.
+With a_ij the softmax inside a block, P_B a block's mass, dp_ij = dO_i.v_j and u_B = sum of a_ij
+dp_ij over the block:
+    earlier blocks     ds_ij = P_B a_ij (dp_ij - u_B),     dw_B = P_B (u_B - delta_i),     delta_i =
+    dO_i.O_i own section        ds_ij = p_ij (dp_ij - delta_i) controlled blocks  dw_B = P_B (u_B -
+    U_i),             U_i = the sum of P_B u_B over controlled B, over g_i the CMT            dc_i =
+    g_i (U_i - delta_i),         U_i = 0 where nothing is controlled
+where w_B is the landmark's score; a negative is a block with one column. Forward saves two numbers
+a row, lse and the shift c - Y of controlled blocks; the kernel by rows, which comes first, leaves
+delta and U to the others. Nothing is added to atomically, so every run gives the same bits.
 """
 
 import torch
@@ -44,14 +46,27 @@ from memstore.kernels.grouped_softmax_tile import (
 
 @triton.jit
 def _logit_gradients(
-    a, share, do, values, under, delta, group_delta, own, first,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr,
+    a,
+    share,
+    do,
+    values,
+    under,
+    delta,
+    group_delta,
+    own,
+    first,
+    BLOCK: tl.constexpr,
+    L: tl.constexpr,
+    NB: tl.constexpr,
+    IN_TILE: tl.constexpr,
+    DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Gradients ds of a tile's logits [M, NB * L], those dw of its landmarks, and P_B u_B (both [M, NB]).
+):
+    """Gradients ds of a tile's logits [M, NB * L], those dw of its landmarks, and P_B u_B (both [M,
+    NB]).
 
-    a: [M, NB, L] softmax inside blocks; share: [M, NB] their mass P. group_delta: U of the rows, None while it is
-    not known: then delta stands in for it.
+    a: [M, NB, L] softmax inside blocks; share: [M, NB] their mass P. group_delta: U of the rows,
+    None while it is not known: then delta stands in for it.
     """
     M: tl.constexpr = do.shape[0]
     dp = tl.reshape(tl.dot(do, tl.trans(values), input_precision=PRECISION), [M, NB, L])
@@ -84,19 +99,68 @@ def _widened(dw, WIDE: tl.constexpr):
 
 @triton.jit
 def _backward_q_tile(
-    q, do, k, v, under, shift, lse, delta, own, offset, length, first, k_t, v_t, dq, gathered,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, IN_TILE: tl.constexpr,
-    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    keys, values = load_blocks(k, v, first, length, k_t, v_t, BLOCK, L, NB, D, DP, IN_TILE, DIAGONAL)
+    q,
+    do,
+    k,
+    v,
+    under,
+    shift,
+    lse,
+    delta,
+    own,
+    offset,
+    length,
+    first,
+    k_t,
+    v_t,
+    dq,
+    gathered,
+    BLOCK: tl.constexpr,
+    L: tl.constexpr,
+    NB: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    IN_TILE: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    keys, values = load_blocks(
+        k, v, first, length, k_t, v_t, BLOCK, L, NB, D, DP, IN_TILE, DIAGONAL
+    )
     k_landmark = load_landmarks(k, keys, first, length, k_t, BLOCK, NB, D, DP, IN_TILE)
     e, inner, mass = block_masses(
-        q, keys, k_landmark, under, shift, own, offset, first, BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION
+        q,
+        keys,
+        k_landmark,
+        under,
+        shift,
+        own,
+        offset,
+        first,
+        BLOCK,
+        L,
+        NB,
+        IN_TILE,
+        DIAGONAL,
+        PRECISION,
     )
     ds, dw, mean = _logit_gradients(
-        e / inner[:, :, None], tl.exp2(mass - lse[:, None]), do, values, under, delta, None, own, first,
-        BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
-    )  # fmt: skip
+        e / inner[:, :, None],
+        tl.exp2(mass - lse[:, None]),
+        do,
+        values,
+        under,
+        delta,
+        None,
+        own,
+        first,
+        BLOCK,
+        L,
+        NB,
+        IN_TILE,
+        DIAGONAL,
+        PRECISION,
+    )
     dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision=PRECISION)
     if not IN_TILE:
         wide = _widened(dw, k_landmark.shape[0] // NB)
@@ -108,16 +172,65 @@ def _backward_q_tile(
 
 @triton.jit
 def _backward_q(
-    q, k, v, do, out, cmt, controlled, cu_seqlens, cu_blocks, tiles, n_q, n_k, n_v, n_bias, n_controlled, lse, shifts,
-    dq, dn_q, deltas, group_deltas, dc,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, d_b, d_h, d_t, n_b, n_h, n_t,
-    length, heads, blocks, negatives,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    GROUP: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """dq of M rows of one head, and what the other gradients need of them: delta, U and dc. dq lies as out does.
+    q,
+    k,
+    v,
+    do,
+    out,
+    cmt,
+    controlled,
+    cu_seqlens,
+    cu_blocks,
+    tiles,
+    n_q,
+    n_k,
+    n_v,
+    n_bias,
+    n_controlled,
+    lse,
+    shifts,
+    dq,
+    dn_q,
+    deltas,
+    group_deltas,
+    dc,
+    q_b,
+    q_h,
+    q_t,
+    k_b,
+    k_h,
+    k_t,
+    v_b,
+    v_h,
+    v_t,
+    o_b,
+    o_h,
+    o_t,
+    d_b,
+    d_h,
+    d_t,
+    n_b,
+    n_h,
+    n_t,
+    length,
+    heads,
+    blocks,
+    negatives,
+    BLOCK: tl.constexpr,
+    L: tl.constexpr,
+    NB: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    GROUP: tl.constexpr,
+    IN_TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """dq of M rows of one head, and what the other gradients need of them: delta, U and dc. dq lies
+    as out does.
 
-    U is known only when all blocks have been seen. What it changes of dw is a sum over landmarks alone: at the end.
+    U is known only when all blocks have been seen. What it changes of dw is a sum over landmarks
+    alone: at the end.
     """
     head, batch = (tl.program_id(1) % heads).to(tl.int64), (tl.program_id(1) // heads).to(tl.int64)
     stats = tl.program_id(1).to(tl.int64) * length
@@ -151,15 +264,59 @@ def _backward_q(
     for first in range(0, diagonal, NB):
         mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
         acc, gathered = _backward_q_tile(
-            queries, d_out, k, v, mine, shift, row_lse, delta, own, offset, length, first, k_t, v_t, acc, gathered,
-            BLOCK, L, NB, D, DP, IN_TILE, False, PRECISION,
-        )  # fmt: skip
+            queries,
+            d_out,
+            k,
+            v,
+            mine,
+            shift,
+            row_lse,
+            delta,
+            own,
+            offset,
+            length,
+            first,
+            k_t,
+            v_t,
+            acc,
+            gathered,
+            BLOCK,
+            L,
+            NB,
+            D,
+            DP,
+            IN_TILE,
+            False,
+            PRECISION,
+        )
     for first in range(diagonal, last + 1, NB):
         mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
         acc, gathered = _backward_q_tile(
-            queries, d_out, k, v, mine, shift, row_lse, delta, own, offset, length, first, k_t, v_t, acc, gathered,
-            BLOCK, L, NB, D, DP, IN_TILE, True, PRECISION,
-        )  # fmt: skip
+            queries,
+            d_out,
+            k,
+            v,
+            mine,
+            shift,
+            row_lse,
+            delta,
+            own,
+            offset,
+            length,
+            first,
+            k_t,
+            v_t,
+            acc,
+            gathered,
+            BLOCK,
+            L,
+            NB,
+            D,
+            DP,
+            IN_TILE,
+            True,
+            PRECISION,
+        )
 
     if n_k is not None:
         far, far_acc = queries, acc
@@ -171,9 +328,13 @@ def _backward_q(
             bias = load_of_negatives(n_bias, sequence, column, exists, negatives)
             mine = load_of_negatives(n_controlled, sequence, column, exists, negatives)
             values = load_rows(n_v + kv_head * negatives * D, column, exists, D, D, DP)
-            p = tl.exp2(side_mass(far, keys, bias, mine, shift, exists, PRECISION) - row_lse[:, None])
+            p = tl.exp2(
+                side_mass(far, keys, bias, mine, shift, exists, PRECISION) - row_lse[:, None]
+            )
             dp = tl.dot(d_out, tl.trans(values), input_precision=PRECISION)
-            far_acc = tl.dot((p * (dp - delta[:, None])).to(keys.dtype), keys, far_acc, input_precision=PRECISION)
+            far_acc = tl.dot(
+                (p * (dp - delta[:, None])).to(keys.dtype), keys, far_acc, input_precision=PRECISION
+            )
             if mine is not None:
                 gathered += tl.sum(tl.where(mine[None, :], p * dp, 0.0), 1)
         if n_q is None:
@@ -194,7 +355,12 @@ def _backward_q(
                 mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, SIDE)
                 mass = side_mass(queries, keys, None, mine, shift, mine, PRECISION)
                 p = tl.exp2(tl.where(block[None, :] < own[:, None], mass, NEG) - row_lse[:, None])
-                acc = tl.dot((p * (delta - group_delta)[:, None]).to(keys.dtype), keys, acc, input_precision=PRECISION)
+                acc = tl.dot(
+                    (p * (delta - group_delta)[:, None]).to(keys.dtype),
+                    keys,
+                    acc,
+                    input_precision=PRECISION,
+                )
         if n_controlled is not None:
             if n_q is None:
                 far_acc = acc
@@ -202,7 +368,10 @@ def _backward_q(
                 column, exists, keys = load_negatives(n_k, kv_head, first, negatives, D, DP)
                 bias = load_of_negatives(n_bias, sequence, column, exists, negatives)
                 mine = load_of_negatives(n_controlled, sequence, column, exists, negatives)
-                p = tl.exp2(side_mass(far, keys, bias, mine, shift, exists & mine, PRECISION) - row_lse[:, None])
+                p = tl.exp2(
+                    side_mass(far, keys, bias, mine, shift, exists & mine, PRECISION)
+                    - row_lse[:, None]
+                )
                 change = (p * (delta - group_delta)[:, None]).to(keys.dtype)
                 far_acc = tl.dot(change, keys, far_acc, input_precision=PRECISION)
             if n_q is None:
@@ -216,11 +385,34 @@ def _backward_q(
 
 @triton.jit
 def _backward_kv_tile(
-    q, do, lse, shifts, deltas, group_deltas, keys, values, k_landmark, under, length, begin, first, q_t, d_t,
-    dk, dv, dk_landmark,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    do,
+    lse,
+    shifts,
+    deltas,
+    group_deltas,
+    keys,
+    values,
+    k_landmark,
+    under,
+    length,
+    begin,
+    first,
+    q_t,
+    d_t,
+    dk,
+    dv,
+    dk_landmark,
+    BLOCK: tl.constexpr,
+    L: tl.constexpr,
+    NB: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    IN_TILE: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     rows = begin + tl.arange(0, M)
     keep = rows < length
     queries, d_out = load_rows(q, rows, keep, q_t, D, DP), load_rows(do, rows, keep, d_t, D, DP)
@@ -232,35 +424,107 @@ def _backward_kv_tile(
         group_delta = tl.load(group_deltas + rows, mask=keep, other=0.0)
     own = rows // (BLOCK + 1)
     e, inner, mass = block_masses(
-        queries, keys, k_landmark, under, shift, own, rows % (BLOCK + 1), first,
-        BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
-    )  # fmt: skip
+        queries,
+        keys,
+        k_landmark,
+        under,
+        shift,
+        own,
+        rows % (BLOCK + 1),
+        first,
+        BLOCK,
+        L,
+        NB,
+        IN_TILE,
+        DIAGONAL,
+        PRECISION,
+    )
     a, share = e / inner[:, :, None], tl.exp2(mass - row_lse[:, None])
     p = tl.reshape(a * share[:, :, None], [M, NB * L])
     dv = tl.dot(tl.trans(p.to(d_out.dtype)), d_out, dv, input_precision=PRECISION)
     ds, dw, _ = _logit_gradients(
-        a, share, d_out, values, under, delta, group_delta, own, first, BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION
+        a,
+        share,
+        d_out,
+        values,
+        under,
+        delta,
+        group_delta,
+        own,
+        first,
+        BLOCK,
+        L,
+        NB,
+        IN_TILE,
+        DIAGONAL,
+        PRECISION,
     )
     dk = tl.dot(tl.trans(ds.to(queries.dtype)), queries, dk, input_precision=PRECISION)
     if not IN_TILE:
         wide = _widened(dw, k_landmark.shape[0] // NB)
-        dk_landmark = tl.dot(tl.trans(queries), wide.to(queries.dtype), dk_landmark, input_precision=PRECISION)
+        dk_landmark = tl.dot(
+            tl.trans(queries), wide.to(queries.dtype), dk_landmark, input_precision=PRECISION
+        )
     return dk, dv, dk_landmark
 
 
 @triton.jit
 def _backward_kv(
-    q, k, v, do, controlled, cu_seqlens, cu_blocks, tiles, lse, shifts, deltas, group_deltas, dk, dv,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_b, d_h, d_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t,
-    length, kv_heads, blocks,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    GROUP: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    do,
+    controlled,
+    cu_seqlens,
+    cu_blocks,
+    tiles,
+    lse,
+    shifts,
+    deltas,
+    group_deltas,
+    dk,
+    dv,
+    q_b,
+    q_h,
+    q_t,
+    k_b,
+    k_h,
+    k_t,
+    v_b,
+    v_h,
+    v_t,
+    d_b,
+    d_h,
+    d_t,
+    dk_b,
+    dk_h,
+    dk_t,
+    dv_b,
+    dv_h,
+    dv_t,
+    length,
+    kv_heads,
+    blocks,
+    BLOCK: tl.constexpr,
+    L: tl.constexpr,
+    NB: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    GROUP: tl.constexpr,
+    IN_TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """dk and dv of NB blocks of one KV head, from all later rows of its query heads."""
-    kv_head, batch = (tl.program_id(1) % kv_heads).to(tl.int64), (tl.program_id(1) // kv_heads).to(tl.int64)
+    kv_head, batch = (
+        (tl.program_id(1) % kv_heads).to(tl.int64),
+        (tl.program_id(1) // kv_heads).to(tl.int64),
+    )
     stats = tl.program_id(1).to(tl.int64) * GROUP * length
     stats_h = length
-    sequence, begin, start, length = place(cu_seqlens, tiles, tl.program_id(0), batch, NB * (BLOCK + 1), length)
+    sequence, begin, start, length = place(
+        cu_seqlens, tiles, tl.program_id(0), batch, NB * (BLOCK + 1), length
+    )
     if sequence < 0:
         return
     first = begin // (BLOCK + 1)
@@ -272,28 +536,78 @@ def _backward_kv(
     mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
     dk_acc = tl.zeros([NB * L, DP], tl.float32)
     dv_acc = tl.zeros([NB * L, DP], tl.float32)
-    dk_landmark = tl.zeros([DP, k_landmark.shape[0]], tl.float32)  # transposed: tensor cores want the long side first
+    # transposed: tensor cores want the long side first
+    dk_landmark = tl.zeros([DP, k_landmark.shape[0]], tl.float32)
     q += batch * q_b + kv_head * GROUP * q_h + start * q_t
     do += batch * d_b + kv_head * GROUP * d_h + start * d_t
-    SPAN: tl.constexpr = (NB * (BLOCK + 1) + M - 1) // M * M  # rows for which some block may not be earlier
+    # rows for which some block may not be earlier
+    SPAN: tl.constexpr = (NB * (BLOCK + 1) + M - 1) // M * M
     tiles = tl.cdiv(tl.minimum(length - begin, SPAN), M)
     for step in range(GROUP * tiles):  # the heads of the group one after the other
         head, row = step // tiles, begin + step % tiles * M
         at = stats + head * stats_h + start
         dk_acc, dv_acc, dk_landmark = _backward_kv_tile(
-            q + head * q_h, do + head * d_h, lse + at, shifts + at, deltas + at, group_deltas + at, keys, values,
-            k_landmark, mine, length, row, first, q_t, d_t, dk_acc, dv_acc, dk_landmark,
-            BLOCK, L, NB, M, D, DP, IN_TILE, True, PRECISION,
-        )  # fmt: skip
+            q + head * q_h,
+            do + head * d_h,
+            lse + at,
+            shifts + at,
+            deltas + at,
+            group_deltas + at,
+            keys,
+            values,
+            k_landmark,
+            mine,
+            length,
+            row,
+            first,
+            q_t,
+            d_t,
+            dk_acc,
+            dv_acc,
+            dk_landmark,
+            BLOCK,
+            L,
+            NB,
+            M,
+            D,
+            DP,
+            IN_TILE,
+            True,
+            PRECISION,
+        )
     tiles = tl.cdiv(tl.maximum(length - begin - SPAN, 0), M)
     for step in range(GROUP * tiles):
         head, row = step // tiles, begin + SPAN + step % tiles * M
         at = stats + head * stats_h + start
         dk_acc, dv_acc, dk_landmark = _backward_kv_tile(
-            q + head * q_h, do + head * d_h, lse + at, shifts + at, deltas + at, group_deltas + at, keys, values,
-            k_landmark, mine, length, row, first, q_t, d_t, dk_acc, dv_acc, dk_landmark,
-            BLOCK, L, NB, M, D, DP, IN_TILE, False, PRECISION,
-        )  # fmt: skip
+            q + head * q_h,
+            do + head * d_h,
+            lse + at,
+            shifts + at,
+            deltas + at,
+            group_deltas + at,
+            keys,
+            values,
+            k_landmark,
+            mine,
+            length,
+            row,
+            first,
+            q_t,
+            d_t,
+            dk_acc,
+            dv_acc,
+            dk_landmark,
+            BLOCK,
+            L,
+            NB,
+            M,
+            D,
+            DP,
+            IN_TILE,
+            False,
+            PRECISION,
+        )
     dk += batch * dk_b + kv_head * dk_h + start * dk_t
     dv += batch * dv_b + kv_head * dv_h + start * dv_t
     store_rows(dk, index, keep, dk_t, dk_acc, D, DP)
@@ -306,10 +620,36 @@ def _backward_kv(
 
 @triton.jit
 def _backward_negatives(
-    far, do, cu_seqlens, tiles, n_k, n_v, n_bias, n_controlled, lse, shifts, deltas, group_deltas, dn_k, dn_v,
-    n_b, n_h, n_t, d_b, d_h, d_t, length, num_tiles, tiles_per_sequence, negatives,
-    M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    far,
+    do,
+    cu_seqlens,
+    tiles,
+    n_k,
+    n_v,
+    n_bias,
+    n_controlled,
+    lse,
+    shifts,
+    deltas,
+    group_deltas,
+    dn_k,
+    dn_v,
+    n_b,
+    n_h,
+    n_t,
+    d_b,
+    d_h,
+    d_t,
+    length,
+    num_tiles,
+    tiles_per_sequence,
+    negatives,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    GROUP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Gradients of a tile of negatives of one KV head, from every row of every sequence."""
     kv_head = tl.program_id(1).to(tl.int64)
     heads = tl.num_programs(1) * GROUP
@@ -330,12 +670,17 @@ def _backward_negatives(
         queries = load_rows(far + batch * n_b + head * n_h + start * n_t, rows, keep, n_t, D, DP)
         d_out = load_rows(do + batch * d_b + head * d_h + start * d_t, rows, keep, d_t, D, DP)
         at = (batch * heads + head) * length + start + rows
-        row_lse, shift = tl.load(lse + at, mask=keep, other=-NEG), tl.load(shifts + at, mask=keep, other=0.0)
+        row_lse, shift = (
+            tl.load(lse + at, mask=keep, other=-NEG),
+            tl.load(shifts + at, mask=keep, other=0.0),
+        )
         delta = tl.load(deltas + at, mask=keep, other=0.0)
         column, exists, keys = load_negatives(n_k, kv_head, first, negatives, D, DP)
         bias = load_of_negatives(n_bias, sequence, column, exists, negatives)
         mine = load_of_negatives(n_controlled, sequence, column, exists, negatives)
-        p = tl.exp2(side_mass(queries, keys, bias, mine, shift, exists, PRECISION) - row_lse[:, None])
+        p = tl.exp2(
+            side_mass(queries, keys, bias, mine, shift, exists, PRECISION) - row_lse[:, None]
+        )
         of_all = delta[:, None]
         if mine is not None:
             group_delta = tl.load(group_deltas + at, mask=keep, other=0.0)
@@ -349,13 +694,26 @@ def _backward_negatives(
 
 @torch.library.custom_op("memstore::grouped_softmax_backward", mutates_args=())
 def backward_op(
-    do: Tensor, out: Tensor, lse: Tensor, shifts: Tensor,
-    q: Tensor, k: Tensor, v: Tensor, block_size: int,
-    k_cmt: Tensor | None, controlled: Tensor | None, cu_seqlens: Tensor | None,
-    n_keys: Tensor | None, n_values: Tensor | None, n_queries: Tensor | None,
-    n_bias: Tensor | None, n_controlled: Tensor | None,
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of q, k, v, k_cmt, n_keys, n_values and n_queries, empty where there is no such tensor."""
+    do: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    shifts: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    k_cmt: Tensor | None,
+    controlled: Tensor | None,
+    cu_seqlens: Tensor | None,
+    n_keys: Tensor | None,
+    n_values: Tensor | None,
+    n_queries: Tensor | None,
+    n_bias: Tensor | None,
+    n_controlled: Tensor | None,
+) -> list[Tensor]:
+    """Gradients of q, k, v, k_cmt, n_keys, n_values and n_queries, empty where there is no such
+    tensor.
+    """
     batch, heads, length, _ = q.shape
     kv_heads = k.shape[1]
     do = with_rows(do)
@@ -373,28 +731,90 @@ def backward_op(
     table = tile_table(cu_seqlens, length, rows)
     tiles = tile_count(table, length, rows)
     _backward_q[tiles, batch * heads](
-        q, k, v, do, out, k_cmt, controlled, cu_seqlens, before, table,
-        n_queries, n_keys, n_values, n_bias, n_controlled, lse, shifts, dq, dn_q, deltas, group_deltas, dc,
+        q,
+        k,
+        v,
+        do,
+        out,
+        k_cmt,
+        controlled,
+        cu_seqlens,
+        before,
+        table,
+        n_queries,
+        n_keys,
+        n_values,
+        n_bias,
+        n_controlled,
+        lse,
+        shifts,
+        dq,
+        dn_q,
+        deltas,
+        group_deltas,
+        dc,
         *strides(q, k, v, out, do, n_queries),
-        length, heads, width(controlled), width(n_keys), **constants, **options,
-    )  # fmt: skip
+        length,
+        heads,
+        width(controlled),
+        width(n_keys),
+        **constants,
+        **options,
+    )
 
     of_keys = tile_table(cu_seqlens, length, of_blocks)
     _backward_kv[tile_count(of_keys, length, of_blocks), batch * kv_heads](
-        q, k, v, do, controlled, cu_seqlens, before, of_keys, lse, shifts, deltas, group_deltas, dk, dv,
-        *strides(q, k, v, do, dk, dv), length, kv_heads, width(controlled), **constants, **options,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        do,
+        controlled,
+        cu_seqlens,
+        before,
+        of_keys,
+        lse,
+        shifts,
+        deltas,
+        group_deltas,
+        dk,
+        dv,
+        *strides(q, k, v, do, dk, dv),
+        length,
+        kv_heads,
+        width(controlled),
+        **constants,
+        **options,
+    )
 
     if n_keys is not None:
         far = q if n_queries is None else n_queries
         _backward_negatives[triton.cdiv(n_keys.shape[1], int(SIDE)), kv_heads](
-            far, do, cu_seqlens, table, n_keys, n_values, n_bias, n_controlled,
-            lse, shifts, deltas, group_deltas, dn_k, dn_v, *strides(far, do),
-            length, batch * tiles, tiles, n_keys.shape[1],
-            **{name: constants[name] for name in ("D", "DP", "GROUP", "PRECISION")}, **options,
-        )  # fmt: skip
+            far,
+            do,
+            cu_seqlens,
+            table,
+            n_keys,
+            n_values,
+            n_bias,
+            n_controlled,
+            lse,
+            shifts,
+            deltas,
+            group_deltas,
+            dn_k,
+            dn_v,
+            *strides(far, do),
+            length,
+            batch * tiles,
+            tiles,
+            n_keys.shape[1],
+            **{name: constants[name] for name in ("D", "DP", "GROUP", "PRECISION")},
+            **options,
+        )
     if k_cmt is not None:
-        dk_cmt.copy_(torch.einsum("bht,bhtd->hd", dc, q.float()).unflatten(0, (kv_heads, -1)).sum(1))
+        dk_cmt.copy_(
+            torch.einsum("bht,bhtd->hd", dc, q.float()).unflatten(0, (kv_heads, -1)).sum(1)
+        )
     return gradients
 
 
@@ -405,8 +825,20 @@ def _backward_outputs(*inputs: Tensor | None) -> list[Tensor]:
 
 @backward_op.register_fake
 def _(
-    do: Tensor, out: Tensor, lse: Tensor, shifts: Tensor, q: Tensor, k: Tensor, v: Tensor, block_size: int,
-    k_cmt: Tensor | None, controlled: Tensor | None, cu_seqlens: Tensor | None,
-    n_keys: Tensor | None, n_values: Tensor | None, n_queries: Tensor | None, *_: object,
-) -> list[Tensor]:  # fmt: skip
+    do: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    shifts: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_size: int,
+    k_cmt: Tensor | None,
+    controlled: Tensor | None,
+    cu_seqlens: Tensor | None,
+    n_keys: Tensor | None,
+    n_values: Tensor | None,
+    n_queries: Tensor | None,
+    *_: object,
+) -> list[Tensor]:
     return _backward_outputs(q, k, v, k_cmt, n_keys, n_values, n_queries)

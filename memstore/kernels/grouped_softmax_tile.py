@@ -1,9 +1,10 @@
-"""How windows of landmark blocks are cut into tiles for the grouped-softmax kernels, and what one tile computes.
+"""How windows of landmark blocks are cut into tiles for the grouped-softmax kernels, and what one
+tile computes.
 
-A tile of keys holds whole landmark blocks, each padded to a power of two inside the tile: with its landmark as one more
-column where that costs no larger power (63 + 1, 50 + 1), else with landmarks in a narrow tile of their own (32 + 1).
-So a block's inner softmax never leaves a tile, and one online softmax runs over the blocks' log-masses. All logarithms
-here are to base 2.
+A tile of keys holds whole landmark blocks, each padded to a power of two inside the tile: with its
+landmark as one more column where that costs no larger power (63 + 1, 50 + 1), else with landmarks
+in a narrow tile of their own (32 + 1). So a block's inner softmax never leaves a tile, and one
+online softmax runs over the blocks' log-masses. All logarithms here are to base 2.
 """
 
 from typing import Any
@@ -21,11 +22,14 @@ SIDE = tl.constexpr(64)  # landmarks or negatives in a tile of nothing else
 
 @triton.jit
 def place(cu_seqlens, tiles, index, batch, tile_rows, length):
-    """Sequence, first row, where the sequence starts and how long it is, of a tile; packed documents look it up."""
+    """Sequence, first row, where the sequence starts and how long it is, of a tile; packed
+    documents look it up.
+    """
     if cu_seqlens is None:
         return batch, index * tile_rows, batch * 0, length
     else:
-        sequence = tl.load(tiles + 2 * index).to(tl.int64)  # -1: fewer tiles than the bound that was launched
+        # -1: fewer tiles than the bound that was launched
+        sequence = tl.load(tiles + 2 * index).to(tl.int64)
         start = tl.load(cu_seqlens + sequence, mask=sequence >= 0, other=0)
         end = tl.load(cu_seqlens + sequence + 1, mask=sequence >= 0, other=0)
         return sequence, tl.load(tiles + 2 * index + 1), start.to(tl.int64), end - start
@@ -53,7 +57,9 @@ def store_rows(base, index, keep, stride, x, D: tl.constexpr, DP: tl.constexpr):
 
 
 @triton.jit
-def column_index(first, length, BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr):
+def column_index(
+    first, length, BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr
+):
     """Rows of a tile's NB * L columns inside their sequence, and which of them exist."""
     column = tl.arange(0, NB * L)
     index = (first + column // L) * (BLOCK + 1) + column % L
@@ -62,9 +68,20 @@ def column_index(first, length, BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.con
 
 @triton.jit
 def load_blocks(
-    k, v, first, length, k_t, v_t, BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr,
-):  # fmt: skip
+    k,
+    v,
+    first,
+    length,
+    k_t,
+    v_t,
+    BLOCK: tl.constexpr,
+    L: tl.constexpr,
+    NB: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    IN_TILE: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+):
     """Keys and values of a tile of blocks; off the diagonal all of them are complete."""
     index, keep = column_index(first, length, BLOCK, L, NB, IN_TILE)
     if not DIAGONAL and L == BLOCK + IN_TILE:
@@ -74,7 +91,9 @@ def load_blocks(
 
 @triton.jit
 def landmark_index(first, length, BLOCK: tl.constexpr, NB: tl.constexpr):
-    """The same of a narrow tile, where a block's landmark is the first of 8 columns or 16 and the others are zeros."""
+    """The same of a narrow tile, where a block's landmark is the first of 8 columns or 16 and the
+    others are zeros.
+    """
     WIDE: tl.constexpr = 8 if NB > 1 else 16
     column = tl.arange(0, NB * WIDE)
     index = (first + column // WIDE) * (BLOCK + 1) + BLOCK
@@ -83,10 +102,20 @@ def landmark_index(first, length, BLOCK: tl.constexpr, NB: tl.constexpr):
 
 @triton.jit
 def load_landmarks(
-    k, keys, first, length, k_t,
-    BLOCK: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, IN_TILE: tl.constexpr,
-):  # fmt: skip
-    """A narrow tile of landmark keys; `keys` itself, the tile of their blocks, where they lie in there."""
+    k,
+    keys,
+    first,
+    length,
+    k_t,
+    BLOCK: tl.constexpr,
+    NB: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    IN_TILE: tl.constexpr,
+):
+    """A narrow tile of landmark keys; `keys` itself, the tile of their blocks, where they lie in
+    there.
+    """
     if IN_TILE:
         return keys
     else:
@@ -96,11 +125,23 @@ def load_landmarks(
 
 @triton.jit
 def block_masses(
-    q, k, k_landmark, under, shift, own, offset, first,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr,
+    q,
+    k,
+    k_landmark,
+    under,
+    shift,
+    own,
+    offset,
+    first,
+    BLOCK: tl.constexpr,
+    L: tl.constexpr,
+    NB: tl.constexpr,
+    IN_TILE: tl.constexpr,
+    DIAGONAL: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Of a tile: exp2 of content logits under their block's maximum [M, NB, L], its sums [M, NB], log-masses [M, NB].
+):
+    """Of a tile: exp2 of content logits under their block's maximum [M, NB, L], its sums [M, NB],
+    log-masses [M, NB].
 
     under: [NB] controlled blocks or None; shift: [M] what is added to their log-mass.
     own, offset: [M] block of the rows, and where in it they stand.
@@ -120,7 +161,9 @@ def block_masses(
         block = first + tl.arange(0, NB)
         earlier = block[None, :] < own[:, None]
         mine = block[None, :] == own[:, None]
-        visible = tl.where(earlier, BLOCK, tl.where(mine, tl.minimum(offset + 1, BLOCK)[:, None], 0))
+        visible = tl.where(
+            earlier, BLOCK, tl.where(mine, tl.minimum(offset + 1, BLOCK)[:, None], 0)
+        )
         s = tl.where(column < visible[:, :, None], s, NEG)
     elif L != BLOCK:
         s = tl.where(column < BLOCK, s, NEG)
@@ -169,7 +212,9 @@ def add_mass(y_peak, y_total, mass):
 
 @triton.jit
 def load_controlled(controlled, cu_blocks, sequence, blocks, first, count: tl.constexpr):
-    """Which of `count` blocks of a sequence are controlled, or None. Packed documents' blocks lie one after another."""
+    """Which of `count` blocks of a sequence are controlled, or None. Packed documents' blocks lie
+    one after another.
+    """
     if controlled is None:
         return  # None, which a Triton function cannot say
     else:
@@ -183,7 +228,9 @@ def load_controlled(controlled, cu_blocks, sequence, blocks, first, count: tl.co
 
 
 def kernel_constants(q: Tensor, k: Tensor, block_size: int) -> dict[str, Any]:
-    """What the kernels are compiled for: blocks of BLOCK tokens in L columns, NB of them a tile; D dimensions in DP."""
+    """What the kernels are compiled for: blocks of BLOCK tokens in L columns, NB of them a tile; D
+    dimensions in DP.
+    """
     size, dim = triton.next_power_of_2(block_size), q.shape[3]
     return {
         "BLOCK": block_size,
@@ -197,11 +244,14 @@ def kernel_constants(q: Tensor, k: Tensor, block_size: int) -> dict[str, Any]:
     }
 
 
-def launch_options(q: Tensor, constants: dict[str, Any], *, forward: bool = False) -> dict[str, int]:
+def launch_options(
+    q: Tensor, constants: dict[str, Any], *, forward: bool = False
+) -> dict[str, int]:
     """Rows, warps and pipeline stages of a program.
 
-    Chosen by what ptxas says of registers and shared memory on sm_90 (`benchmarks/kernels.py --compile-only`): 128 rows
-    keep the reading of keys below what the L2 cache gives, and with 8 warps little is spilled up to D = 128.
+    Chosen by what ptxas says of registers and shared memory on sm_90 (`benchmarks/kernels.py
+    --compile-only`): 128 rows keep the reading of keys below what the L2 cache gives, and with 8
+    warps little is spilled up to D = 128.
     """
     if q.dtype == torch.float32:
         return {"M": 32, "num_warps": 8, "num_stages": 1}
@@ -217,13 +267,16 @@ def _tile_bytes(q: Tensor, constants: dict[str, Any]) -> int:
 
 
 def supports(q: Tensor, k: Tensor, block_size: int) -> bool:
-    """Whether a tile of keys and one of values fit shared memory, in a dtype that Triton multiplies."""
+    """Whether a tile of keys and one of values fit shared memory, in a dtype that Triton
+    multiplies.
+    """
     fits = q.shape[3] <= 256 and _tile_bytes(q, kernel_constants(q, k, block_size)) <= 1 << 16
     return fits and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
 def tile_table(cu_seqlens: Tensor | None, total: int, rows: int) -> Tensor | None:
-    """(document, first row) of every tile of `rows` rows of packed documents [.., 2] int32; document -1 past the last.
+    """(document, first row) of every tile of `rows` rows of packed documents [.., 2] int32;
+    document -1 past the last.
 
     As long as it can become, so that nothing has to wait for the device to say how long it is.
     """

@@ -1,8 +1,10 @@
-"""Search over landmark keys in Triton: the best of a query row are kept where its scores are made, which nobody writes.
+"""Search over landmark keys in Triton: the best of a query row are kept where its scores are made,
+which nobody writes.
 
-`_partial_kernel` streams a share of the candidates past a tile of query rows of one KV head (of all of its query heads)
-and keeps the rows' best; `_merge_kernel` joins the shares. A score and the candidate's number are one int64: the
-score's bits in an order that integers have too, then the number, so that a maximum takes the newer of equals.
+`_partial_kernel` streams a share of the candidates past a tile of query rows of one KV head (of all
+of its query heads) and keeps the rows' best; `_merge_kernel` joins the shares. A score and the
+candidate's number are one int64: the score's bits in an order that integers have too, then the
+number, so that a maximum takes the newer of equals.
 """
 
 from bisect import bisect_right
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from memstore.kernels import reference
 from memstore.kernels.launch import multiprocessors, next_power
-from memstore.kernels.results import NEG, TopK
+from memstore.kernels.types import NEG, TopK
 
 MAX_TOP_K = 64
 _NEG = tl.constexpr(NEG)
@@ -36,23 +38,54 @@ def _ordered(bits):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _partial_kernel(  # type: ignore[no-untyped-def]
-    q, keys, bias, table, firsts, heads, best_out, lse_out, T, D, share, total, rows, q_h, q_t, k_h, k_n,
-    LSE: tl.constexpr, BIAS: tl.constexpr, DOT: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Grid (tiles of a KV head's GROUP * T query rows, shares of the candidates, KV heads that are searched)."""
+    q,
+    keys,
+    bias,
+    table,
+    firsts,
+    heads,
+    best_out,
+    lse_out,
+    T,
+    D,
+    share,
+    total,
+    rows,
+    q_h,
+    q_t,
+    k_h,
+    k_n,
+    LSE: tl.constexpr,
+    BIAS: tl.constexpr,
+    DOT: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Grid (tiles of a KV head's GROUP * T query rows, shares of the candidates, KV heads that are
+    searched).
+    """
     first, part = tl.program_id(0) * BLOCK_M, tl.program_id(1)
     head = tl.load(heads + tl.program_id(2)).to(tl.int64)
-    m, n, slot, channel = first + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, TOP), tl.arange(0, BLOCK_D)
+    m, n, slot, channel = (
+        first + tl.arange(0, BLOCK_M),
+        tl.arange(0, BLOCK_N),
+        tl.arange(0, TOP),
+        tl.arange(0, BLOCK_D),
+    )
     here = m < GROUP * T
     q += head * GROUP * q_h
     keys += head * k_h
     if DOT:
         query = tl.load(
             q + (m // T * q_h + m % T * q_t)[:, None] + channel[None, :],
-            mask=here[:, None] & (channel < D)[None, :], other=0.0,
-        )  # fmt: skip
-    best = tl.zeros((BLOCK_M, TOP), tl.int64) + (slot.to(tl.int64) + _NONE)[None, :]  # distinct: one goes at a time
+            mask=here[:, None] & (channel < D)[None, :],
+            other=0.0,
+        )
+    # distinct: one goes at a time
+    best = tl.zeros((BLOCK_M, TOP), tl.int64) + (slot.to(tl.int64) + _NONE)[None, :]
     top = tl.full((BLOCK_M,), _NEG, tl.float32)
     total_e = tl.zeros((BLOCK_M,), tl.float32)
     at, end = part * share, tl.minimum(total, (part + 1) * share)
@@ -65,8 +98,9 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
             inside = candidate < stop
             tile = tl.load(
                 keys + (candidate + shift)[:, None] * k_n + channel[None, :],
-                mask=inside[:, None] & (channel < D)[None, :], other=0.0,
-            ).to(q.dtype.element_ty)  # fmt: skip
+                mask=inside[:, None] & (channel < D)[None, :],
+                other=0.0,
+            ).to(q.dtype.element_ty)
             if DOT:
                 s = tl.dot(query, tl.trans(tile), input_precision="ieee")
             else:  # so few rows that they would leave most of a matrix product empty
@@ -74,9 +108,15 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
                 for i in tl.static_range(BLOCK_M):
                     row = first + i
                     one = tl.load(
-                        q + row // T * q_h + row % T * q_t + channel, mask=(row < GROUP * T) & (channel < D), other=0.0
-                    ).to(tl.float32)  # fmt: skip
-                    s = tl.where((m == row)[:, None], tl.sum(tile.to(tl.float32) * one[None, :], 1)[None, :], s)
+                        q + row // T * q_h + row % T * q_t + channel,
+                        mask=(row < GROUP * T) & (channel < D),
+                        other=0.0,
+                    ).to(tl.float32)
+                    s = tl.where(
+                        (m == row)[:, None],
+                        tl.sum(tile.to(tl.float32) * one[None, :], 1)[None, :],
+                        s,
+                    )
             if BIAS:
                 s += tl.load(bias + candidate, mask=inside, other=0.0)[None, :]
             s = tl.where(s == 0, 0.0, s)  # -0 equals 0
@@ -85,7 +125,9 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
                 e = tl.where(inside[None, :], tl.exp(s - higher[:, None]), 0.0)
                 total_e = total_e * tl.exp(top - higher) + tl.sum(e, 1)
                 top = higher
-            fresh = (_ordered(s.to(tl.int32, bitcast=True)).to(tl.int64) << 32) | candidate.to(tl.int64)[None, :]
+            fresh = (_ordered(s.to(tl.int32, bitcast=True)).to(tl.int64) << 32) | candidate.to(
+                tl.int64
+            )[None, :]
             fresh = tl.where(inside[None, :] & here[:, None], fresh, _NONE)
             worst, greatest = tl.min(best, 1), tl.max(fresh, 1)
             while tl.max((greatest > worst).to(tl.int32), 0) > 0:
@@ -103,14 +145,33 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _merge_kernel(  # type: ignore[no-untyped-def]
-    best_in, lse_in, table, wanted, scores, found, lse, rows, rows_a_head, parts, ranges, K,
-    LSE: tl.constexpr, TOP: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """Grid (rows of all query heads): a row's shares [parts, TOP] -> its best K, best first, as rows of the keys."""
+    best_in,
+    lse_in,
+    table,
+    wanted,
+    scores,
+    found,
+    lse,
+    rows,
+    rows_a_head,
+    parts,
+    ranges,
+    K,
+    LSE: tl.constexpr,
+    TOP: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Grid (rows of all query heads): a row's shares [parts, TOP] -> its best K, best first, as
+    rows of the keys.
+    """
     row = tl.program_id(0).to(tl.int64)
     searched = tl.load(wanted + row // rows_a_head) != 0
     at, part = tl.arange(0, PARTS * TOP), tl.arange(0, PARTS)
-    best = tl.load(best_in + (at // TOP * rows + row) * TOP + at % TOP, mask=(at < parts * TOP) & searched, other=_NONE)
+    best = tl.load(
+        best_in + (at // TOP * rows + row) * TOP + at % TOP,
+        mask=(at < parts * TOP) & searched,
+        other=_NONE,
+    )
     for i in range(K):
         greatest = tl.max(best, 0)
         best = tl.where(best == greatest, _NONE, best)
@@ -162,21 +223,56 @@ def landmark_topk(
     scores = torch.empty(heads, rows, top_k, dtype=torch.float32, device=q.device)
     found = torch.empty(heads, rows, top_k, dtype=torch.int64, device=q.device)
     lse = torch.empty(heads, rows, dtype=torch.float32, device=q.device) if return_lse else None
-    each = torch.empty(parts, heads * rows, dtype=torch.float32, device=q.device) if return_lse else scores
+    each = (
+        torch.empty(parts, heads * rows, dtype=torch.float32, device=q.device)
+        if return_lse
+        else scores
+    )
     _partial_kernel[(tiles, parts, len(wanted))](
-        q, landmarks, scores if bias is None else bias.contiguous(), table, firsts, searched, best, each, rows, dim,
-        share, total, heads * rows, *q.stride()[:2], *landmarks.stride()[:2], LSE=return_lse, BIAS=bias is not None,
-        GROUP=group, **sizes,
-    )  # fmt: skip
+        q,
+        landmarks,
+        scores if bias is None else bias.contiguous(),
+        table,
+        firsts,
+        searched,
+        best,
+        each,
+        rows,
+        dim,
+        share,
+        total,
+        heads * rows,
+        *q.stride()[:2],
+        *landmarks.stride()[:2],
+        LSE=return_lse,
+        BIAS=bias is not None,
+        GROUP=group,
+        **sizes,
+    )
     _merge_kernel[(heads * rows,)](
-        best, each, table, head_flags, scores, found, scores if lse is None else lse, heads * rows, rows, parts,
-        len(spans), top_k, LSE=return_lse, TOP=sizes["TOP"], PARTS=next_power(parts),
-    )  # fmt: skip
+        best,
+        each,
+        table,
+        head_flags,
+        scores,
+        found,
+        scores if lse is None else lse,
+        heads * rows,
+        rows,
+        parts,
+        len(spans),
+        top_k,
+        LSE=return_lse,
+        TOP=sizes["TOP"],
+        PARTS=next_power(parts),
+    )
     return TopK(scores, found, lse)
 
 
 def tile_sizes(rows: int, top_k: int, dim: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Tiles of a search with `rows` query rows a KV head; smaller in float32, which runs without tensor cores."""
+    """Tiles of a search with `rows` query rows a KV head; smaller in float32, which runs without
+    tensor cores.
+    """
     dot, most = rows > 4, 32 if dtype == torch.float32 else 64
     return {
         "DOT": dot,
@@ -189,14 +285,22 @@ def tile_sizes(rows: int, top_k: int, dim: int, dtype: torch.dtype) -> dict[str,
 
 
 def share_of(total: int, programs: int, processors: int, sizes: dict[str, Any]) -> int:
-    """How many of `total` candidates one program searches, where `programs` search the same ones for other rows."""
-    parts = min(triton.cdiv(total, _SHARE), max(1, 4 * processors // programs), _MOST // sizes["TOP"])
+    """How many of `total` candidates one program searches, where `programs` search the same ones
+    for other rows.
+    """
+    parts = min(
+        triton.cdiv(total, _SHARE), max(1, 4 * processors // programs), _MOST // sizes["TOP"]
+    )
     return triton.cdiv(triton.cdiv(total, parts), sizes["BLOCK_N"]) * sizes["BLOCK_N"]
 
 
 @lru_cache(maxsize=64)  # every step of a session asks for the same
-def _tables(spans: tuple[tuple[int, int], ...], share: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """int64 [R, 3]: a range's first candidate, its end, and row minus number; int32: the range each share begins in."""
+def _tables(
+    spans: tuple[tuple[int, int], ...], share: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """int64 [R, 3]: a range's first candidate, its end, and row minus number; int32: the range each
+    share begins in.
+    """
     ends = list(accumulate(end - start for start, end in spans))
     firsts = [0, *ends[:-1]]
     table = [(first, end, start - first) for first, end, (start, _) in zip(firsts, ends, spans)]
@@ -205,7 +309,9 @@ def _tables(spans: tuple[tuple[int, int], ...], share: int, device: torch.device
 
 
 @lru_cache(maxsize=64)
-def _heads(wanted: tuple[int, ...], heads: int, num_kv_heads: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _heads(
+    wanted: tuple[int, ...], heads: int, num_kv_heads: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """int32: the KV heads that are searched, and for every query head whether its own is."""
     flags = [int(head // (heads // num_kv_heads) in wanted) for head in range(heads)]
     return tuple(torch.tensor(x, dtype=torch.int32, device=device) for x in (wanted, flags))  # type: ignore[return-value]

@@ -12,5 +12,11 @@ def next_power(n: int) -> int:
 
 @lru_cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs a device can run side by side; for the interpreter enough that splits are exercised."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+    """How many programs a device can run side by side; for the interpreter enough that splits are
+    exercised.
+    """
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 8
+    )

@@ -1,8 +1,10 @@
-"""Attention to retrieved units where they lie in their slabs, in Triton: nothing is gathered, every slot is read once.
+"""Attention to retrieved units where they lie in their slabs, in Triton: nothing is gathered, every
+slot is read once.
 
-The softmax over units needs only their landmark scores, so every program knows the final weight of its units before it
-reads one. Programs that share a row add up without a second softmax: where there are too few rows to fill the device,
-each takes some of the units and `_sum_kernel` adds the parts in a fixed order.
+The softmax over units needs only their landmark scores, so every program knows the final weight of
+its units before it reads one. Programs that share a row add up without a second softmax: where
+there are too few rows to fill the device, each takes some of the units and `_sum_kernel` adds the
+parts in a fixed order.
 """
 
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from memstore.kernels.launch import multiprocessors, next_power
 from memstore.kernels.quantised import UnitScales
-from memstore.kernels.results import NEG, LocalAttention
+from memstore.kernels.types import NEG, LocalAttention
 
 _NEG = tl.constexpr(NEG)
 _GROUP = tl.constexpr(32)  # of UnitScales
@@ -22,7 +24,9 @@ _GROUP = tl.constexpr(32)  # of UnitScales
 
 @triton.jit
 def _shares(logits, present, inside, gate, lse, GATED: tl.constexpr, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Final weight of every unit [.., K], and what the local output keeps [..]. gate, lse: [..]; inside: k < K."""
+    """Final weight of every unit [.., K], and what the local output keeps [..]. gate, lse: [..];
+    inside: k < K.
+    """
     logits = tl.where(present, logits, _NEG)
     top = tl.max(logits, AXIS)
     e = tl.where(inside, tl.exp(logits - tl.expand_dims(top, AXIS)), 0.0)
@@ -37,15 +41,22 @@ def _shares(logits, present, inside, gate, lse, GATED: tl.constexpr, AXIS: tl.co
 
 @triton.jit
 def _unit_k(k, steps, zeros, slot, apart, length, token, channel, L, D, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A unit's keys [BLOCK_L, BLOCK_D], zeros behind its length; of codes, what they stand for. Slots are `apart`."""
+    """A unit's keys [BLOCK_L, BLOCK_D], zeros behind its length; of codes, what they stand for.
+    Slots are `apart`.
+    """
     inside = (token < length)[:, None] & (channel < D)[None, :]
     tile = tl.load(k + slot * apart + token[:, None] * D + channel[None, :], mask=inside, other=0)
     if BITS > 0:
         if BITS == 4:
             tile = tile.to(tl.int8, bitcast=True) << 4 >> 4
         at = slot * tl.cdiv(L, _GROUP) * D + (token // _GROUP)[:, None] * D + channel[None, :]
-        step, zero = tl.load(steps + at, mask=inside, other=0.0), tl.load(zeros + at, mask=inside, other=0.0)
-        tile = (zero.to(tl.float32) + tile.to(tl.float32) * step.to(tl.float32)).to(steps.dtype.element_ty)
+        step, zero = (
+            tl.load(steps + at, mask=inside, other=0.0),
+            tl.load(zeros + at, mask=inside, other=0.0),
+        )
+        tile = (zero.to(tl.float32) + tile.to(tl.float32) * step.to(tl.float32)).to(
+            steps.dtype.element_ty
+        )
     return tile
 
 
@@ -59,27 +70,77 @@ def _unit_v(v, steps, zeros, slot, apart, length, token, channel, L, D, BITS: tl
             tile = tile.to(tl.int8, bitcast=True) >> 4
         groups = tl.cdiv(D, _GROUP)
         at = slot * L * groups + token[:, None] * groups + (channel // _GROUP)[None, :]
-        step, zero = tl.load(steps + at, mask=inside, other=0.0), tl.load(zeros + at, mask=inside, other=0.0)
-        tile = (zero.to(tl.float32) + tile.to(tl.float32) * step.to(tl.float32)).to(steps.dtype.element_ty)
+        step, zero = (
+            tl.load(steps + at, mask=inside, other=0.0),
+            tl.load(zeros + at, mask=inside, other=0.0),
+        )
+        tile = (zero.to(tl.float32) + tile.to(tl.float32) * step.to(tl.float32)).to(
+            steps.dtype.element_ty
+        )
     return tile
 
 
 @triton.jit
 def _rows_kernel(  # type: ignore[no-untyped-def]
-    q, k, v, k_steps, k_zeros, v_steps, v_zeros, lengths, slots, rotations, scores, local, gates, lses, out, mass,
-    H, T, K, L, D, units, k_apart, v_apart,
-    q_r, q_b, q_h, q_t, s_b, s_h, s_t, s_k, r_b, r_h, r_t, r_k, m_b, m_h, m_t, m_k,
-    GATED: tl.constexpr, MASS: tl.constexpr, BITS: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Grid (rows B * H * T, splits): a row reads units of its own, `units` of them in each split."""
+    q,
+    k,
+    v,
+    k_steps,
+    k_zeros,
+    v_steps,
+    v_zeros,
+    lengths,
+    slots,
+    rotations,
+    scores,
+    local,
+    gates,
+    lses,
+    out,
+    mass,
+    H,
+    T,
+    K,
+    L,
+    D,
+    units,
+    k_apart,
+    v_apart,
+    q_r,
+    q_b,
+    q_h,
+    q_t,
+    s_b,
+    s_h,
+    s_t,
+    s_k,
+    r_b,
+    r_h,
+    r_t,
+    r_k,
+    m_b,
+    m_h,
+    m_t,
+    m_k,
+    GATED: tl.constexpr,
+    MASS: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Grid (rows B * H * T, splits): a row reads units of its own, `units` of them in each
+    split.
+    """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h, t = row // (H * T), row // T % H, row % T
     unit, token, channel = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_D)
     slots += b * s_b + h * s_h + t * s_t
     rotations += b * r_b + h * r_h + t * r_t
     present = tl.load(slots + unit * s_k, mask=unit < K, other=-1) >= 0
-    logits = tl.load(scores + b * m_b + h * m_h + t * m_t + unit * m_k, mask=unit < K, other=0.0).to(tl.float32)
+    logits = tl.load(
+        scores + b * m_b + h * m_h + t * m_t + unit * m_k, mask=unit < K, other=0.0
+    ).to(tl.float32)
     gate, lse = tl.load(gates + row).to(tl.float32), tl.load(lses + row).to(tl.float32)
     share, keep = _shares(logits, present, unit < K, gate, lse, GATED, 0)
     if MASS and split == 0:
@@ -96,28 +157,76 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
             length = tl.load(lengths + slot)
             query = tl.load(q + turn * q_r + channel, mask=channel < D, other=0.0).to(tl.float32)
             tile = _unit_k(k, k_steps, k_zeros, slot, k_apart, length, token, channel, L, D, BITS)
-            if BITS == 0:  # on its way while the scores are made; decoding takes too many registers for that
-                value = _unit_v(v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS)
+            # on its way while the scores are made; decoding takes too many registers for that
+            if BITS == 0:
+                value = _unit_v(
+                    v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS
+                )
             s = tl.sum(tile.to(tl.float32) * query[None, :], 1)
             s = tl.where(token < length, s, tl.where(token < L, _NEG, float("-inf")))
             p = tl.exp(s - tl.max(s, 0))
             p *= weight / tl.sum(p, 0)
             if BITS != 0:
-                value = _unit_v(v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS)
+                value = _unit_v(
+                    v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS
+                )
             acc += tl.sum(p[:, None] * value.to(tl.float32), 0)
     rows = tl.num_programs(0).to(tl.int64)
-    tl.store(out + (split * rows + row) * D + channel, acc.to(out.dtype.element_ty), mask=channel < D)
+    tl.store(
+        out + (split * rows + row) * D + channel, acc.to(out.dtype.element_ty), mask=channel < D
+    )
 
 
 @triton.jit
 def _shared_kernel(  # type: ignore[no-untyped-def]
-    q, k, v, k_steps, k_zeros, v_steps, v_zeros, lengths, slots, rotations, scores, local, gates, lses, out, mass,
-    H, T, K, L, D, units, k_apart, v_apart,
-    q_r, q_b, q_h, q_t, s_b, s_h, s_k, r_b, r_h, r_k, m_b, m_h, m_t, m_k,
-    GATED: tl.constexpr, MASS: tl.constexpr, BITS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Grid (tiles of T, B * H, splits): all rows of a head read the same units, so a unit is read once a tile of rows.
+    q,
+    k,
+    v,
+    k_steps,
+    k_zeros,
+    v_steps,
+    v_zeros,
+    lengths,
+    slots,
+    rotations,
+    scores,
+    local,
+    gates,
+    lses,
+    out,
+    mass,
+    H,
+    T,
+    K,
+    L,
+    D,
+    units,
+    k_apart,
+    v_apart,
+    q_r,
+    q_b,
+    q_h,
+    q_t,
+    s_b,
+    s_h,
+    s_k,
+    r_b,
+    r_h,
+    r_k,
+    m_b,
+    m_h,
+    m_t,
+    m_k,
+    GATED: tl.constexpr,
+    MASS: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Grid (tiles of T, B * H, splits): all rows of a head read the same units, so a unit is read
+    once a tile of rows.
 
     For half precision, whose products run on tensor cores; float32 rows go one by one.
     """
@@ -133,7 +242,7 @@ def _shared_kernel(  # type: ignore[no-untyped-def]
     inside = (t < T)[:, None] & (unit < K)[None, :]
     logits = tl.load(
         scores + b * m_b + h * m_h + t[:, None] * m_t + unit[None, :] * m_k, mask=inside, other=0.0
-    ).to(tl.float32)  # fmt: skip
+    ).to(tl.float32)
     gate = tl.load(gates + rows, mask=t < T, other=0.0).to(tl.float32)
     lse = tl.load(lses + rows, mask=t < T, other=0.0).to(tl.float32)
     some = tl.zeros((BLOCK_T, 1), tl.int1) | present[None, :]
@@ -152,13 +261,21 @@ def _shared_kernel(  # type: ignore[no-untyped-def]
         if tl.max(tl.abs(weight), 0) != 0:
             slot, turn = tl.load(slots + i * s_k), tl.load(rotations + i * r_k)
             length = tl.load(lengths + slot)
-            query = tl.load(q + turn * q_r + t[:, None] * q_t + channel[None, :], mask=content, other=0.0)
-            tile = _unit_k(k, k_steps, k_zeros, slot, k_apart, length, token, channel, L, D, BITS).to(query.dtype)
+            query = tl.load(
+                q + turn * q_r + t[:, None] * q_t + channel[None, :], mask=content, other=0.0
+            )
+            tile = _unit_k(
+                k, k_steps, k_zeros, slot, k_apart, length, token, channel, L, D, BITS
+            ).to(query.dtype)
             s = tl.dot(query, tl.trans(tile), input_precision="ieee")
-            s = tl.where((token < length)[None, :], s, tl.where(token < L, _NEG, float("-inf"))[None, :])
+            s = tl.where(
+                (token < length)[None, :], s, tl.where(token < L, _NEG, float("-inf"))[None, :]
+            )
             p = tl.exp(s - tl.max(s, 1)[:, None])
             p *= (weight / tl.sum(p, 1))[:, None]
-            tile = _unit_v(v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS).to(query.dtype)
+            tile = _unit_v(
+                v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS
+            ).to(query.dtype)
             acc = tl.dot(p.to(query.dtype), tile, acc, input_precision="ieee")
     out += split * tl.num_programs(1).to(tl.int64) * T * D
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=content)
@@ -192,7 +309,11 @@ def memory_attention(
     _, batch, heads, rows, dim = q.shape
     k = slots.shape[-1]
     output = torch.empty(batch, heads, rows, dim, dtype=local.output.dtype, device=q.device)
-    mass = torch.empty(batch, heads, rows, k, dtype=torch.float32, device=q.device) if return_mass else None
+    mass = (
+        torch.empty(batch, heads, rows, k, dtype=torch.float32, device=q.device)
+        if return_mass
+        else None
+    )
     if rows == 0:
         return output, mass
     q = q if q.stride(-1) == 1 else q.contiguous()
@@ -206,9 +327,10 @@ def memory_attention(
     coded = UnitScales(keys, keys, values, values, 0) if scales is None else scales
     tables = [x[:, :, 0] if alike else x.expand(-1, -1, rows, -1) for x in (slots, rotations)]
     arguments: list[Any] = [
-        q, keys, values, coded.k_steps, coded.k_zeros, coded.v_steps, coded.v_zeros, lengths, slots, rotations,
-        landmark_scores, local.output.contiguous(), local.gate.contiguous(), local.lse.contiguous(), into,
-        output if mass is None else mass, heads, rows, k, keys.shape[1], dim, units, keys.stride(0), values.stride(0),
+        q, keys, values, coded.k_steps, coded.k_zeros, coded.v_steps, coded.v_zeros, lengths,
+        slots, rotations, landmark_scores, local.output.contiguous(), local.gate.contiguous(),
+        local.lse.contiguous(), into, output if mass is None else mass, heads, rows, k,
+        keys.shape[1], dim, units, keys.stride(0), values.stride(0),
         *q.stride()[:4], *tables[0].stride(), *tables[1].stride(), *landmark_scores.stride(),
     ]  # fmt: skip
     settings: dict[str, Any] = {"GATED": gated, "MASS": return_mass, "BITS": bits, **sizes}
@@ -222,22 +344,30 @@ def memory_attention(
     return output, mass
 
 
-def tile_sizes(rows: int, k: int, block_size: int, dim: int, *, alike: bool, bits: int = 0) -> dict[str, int]:
-    """Tiles of a launch; `alike` where all rows of a head read the same units: tiles of a matrix product."""
+def tile_sizes(
+    rows: int, k: int, block_size: int, dim: int, *, alike: bool, bits: int = 0
+) -> dict[str, int]:
+    """Tiles of a launch; `alike` where all rows of a head read the same units: tiles of a matrix
+    product.
+    """
     least = 16 if alike else 1
     sizes = {
         "BLOCK_K": next_power(k),
         "BLOCK_L": max(least, next_power(block_size)),
         "BLOCK_D": max(least, next_power(dim)),
-        "num_warps": 8 if bits or (alike and dim > 64) else 4,  # else a thread has too few registers for its part
+        # else a thread has too few registers for its part
+        "num_warps": 8 if bits or (alike and dim > 64) else 4,
     }
     if alike:
-        most = max(16, min(32 if dim > 64 else 64, 4096 // sizes["BLOCK_K"]))  # the weights of all units stay there too
+        # the weights of all units stay there too
+        most = max(16, min(32 if dim > 64 else 64, 4096 // sizes["BLOCK_K"]))
         sizes["BLOCK_T"] = min(most, max(16, next_power(rows)))
     return sizes
 
 
 def units_a_split(k: int, programs: int, processors: int) -> int:
-    """How many units one program reads: all, or fewer where that many programs leave processors without work."""
+    """How many units one program reads: all, or fewer where that many programs leave processors
+    without work.
+    """
     splits = min(k, max(1, 2 * processors // programs))
     return triton.cdiv(k, max(1, splits)) if k else 1

@@ -1,5 +1,5 @@
-"""Grouped-softmax attention in plain torch, in the adjusted-logit form of docs/method.md: any dtype, differentiable by
-autograd.
+"""Grouped-softmax attention in plain torch, in the adjusted-logit form of docs/method.md: any
+dtype, differentiable by autograd.
 
 Softmaxes and logsumexps run in float32 at least, whatever the input dtype; float64 stays float64.
 """
@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memstore.kernels.quantised import UnitScales, decode_units
-from memstore.kernels.results import NEG, LocalAttention, Negatives, TopK
+from memstore.kernels.types import NEG, LocalAttention, Negatives, TopK
 
 _PART = 64  # scores whose maximum stands for them
 _LONG = 1 << 16  # scores in all from where on it pays to look at maxima first
 _NEAR = 1024  # rows between two spans that are cheaper to score than another product
-_FEW = 64  # numbers that are looked at without tensors: in a decoding step every call costs more than they do
+# numbers that are looked at without tensors: in a decoding step every call costs more than they do
+_FEW = 64
 _FROM_RIGHT = 1 << 21  # numbers of keys beyond which they no longer lie in a cache
 
 
@@ -29,24 +30,35 @@ def accumulate(x: Tensor) -> Tensor:
 
 
 def per_kv_head(q: Tensor, num_kv_heads: int) -> Tensor:
-    """[B, H, T, D] -> [B * Hkv, (H / Hkv) * T, D]: the query heads of a KV head become more rows of it."""
+    """[B, H, T, D] -> [B * Hkv, (H / Hkv) * T, D]: the query heads of a KV head become more rows of
+    it.
+    """
     batch, heads, rows, dim = q.shape
     return q.reshape(batch * num_kv_heads, heads // num_kv_heads * rows, dim)
 
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
-    """Inner products [B, H, T, S] of q [B, H, T, D] with k [B, Hkv, S, D] of each query head's KV head."""
-    return torch.bmm(per_kv_head(q, k.shape[1]), k.flatten(0, 1).transpose(1, 2)).view(*q.shape[:3], k.shape[2])
+    """Inner products [B, H, T, S] of q [B, H, T, D] with k [B, Hkv, S, D] of each query head's KV
+    head.
+    """
+    return torch.bmm(per_kv_head(q, k.shape[1]), k.flatten(0, 1).transpose(1, 2)).view(
+        *q.shape[:3], k.shape[2]
+    )
 
 
 def weighted(weights: Tensor, v: Tensor) -> Tensor:
     """weights [B, H, T, S] times v [B, Hkv, S, D] -> [B, H, T, D]."""
-    return torch.bmm(per_kv_head(weights, v.shape[1]).to(v.dtype), v.flatten(0, 1)).view(*weights.shape[:3], v.shape[3])
+    return torch.bmm(per_kv_head(weights, v.shape[1]).to(v.dtype), v.flatten(0, 1)).view(
+        *weights.shape[:3], v.shape[3]
+    )
 
 
 @lru_cache(maxsize=64)
-def _grid(first_block: int, num_blocks: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`_visibility` of every position from first_block on. Cached, because every step asks for it: do not write to it.
+def _grid(
+    first_block: int, num_blocks: int, block_size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """`_visibility` of every position from first_block on. Cached, because every step asks for it:
+    do not write to it.
     """
     b = block_size + 1
     query = torch.arange(first_block * b, num_blocks * b, device=device)
@@ -58,9 +70,11 @@ def _grid(first_block: int, num_blocks: int, block_size: int, device: torch.devi
     return earlier, ~visible
 
 
-def _visibility(rows: int, positions: int, block_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For the last `rows` of `positions`: earlier[T, nb] complete blocks before the row's own; hidden[T, nb, l]
-    content.
+def _visibility(
+    rows: int, positions: int, block_size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """For the last `rows` of `positions`: earlier[T, nb] complete blocks before the row's own;
+    hidden[T, nb, l] content.
     """
     first_block, start = divmod(positions - rows, block_size + 1)
     earlier, hidden = _grid(first_block, -(-positions // (block_size + 1)), block_size, device)
@@ -76,10 +90,11 @@ def adjusted_logits(
     last_length: int | None = None,
     negatives: Negatives | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Adjusted logits over content [B, H, T, nb, l]; with a CMT its score c and its own logit (both [B, H, T]); and
-    those of negatives [B, H, T, N], if there are any.
+    """Adjusted logits over content [B, H, T, nb, l]; with a CMT its score c and its own logit (both
+    [B, H, T]); and those of negatives [B, H, T, N], if there are any.
 
-    The CMT's own logit is NEG where controlled blocks take its mass. docs/method.md sections 2 and 3.
+    The CMT's own logit is NEG where controlled blocks take its mass. docs/method.md sections 2 and
+    3.
     """
     rows, positions, b = q.shape[2], k.shape[2], block_size + 1
     num_blocks = -(-positions // b)
@@ -99,7 +114,9 @@ def adjusted_logits(
         c = null = accumulate((of_kv_head * k_cmt[:, None, None].to(q.dtype)).sum(-1).flatten(1, 2))
         governed = []  # log-masses of what is controlled, NEG elsewhere
         if controlled is not None:
-            mine = F.pad(controlled, (0, num_blocks - controlled.shape[1]))[:, None, None, :] & earlier
+            mine = (
+                F.pad(controlled, (0, num_blocks - controlled.shape[1]))[:, None, None, :] & earlier
+            )
             governed.append(mass[..., 0].masked_fill(~mine, NEG))
         if against is not None and negatives is not None and negatives.controlled is not None:
             under = negatives.controlled[:, None, None, :]
@@ -112,7 +129,9 @@ def adjusted_logits(
                 mass = torch.where(mine[..., None], mass + shift[..., None], mass)
             if against is not None and len(governed) > (controlled is not None):
                 against = torch.where(under & some[..., None], against + shift, against)
-    logits = torch.where(earlier[..., None], content.log_softmax(-1) + mass, content).masked_fill(hidden, NEG)
+    logits = torch.where(earlier[..., None], content.log_softmax(-1) + mass, content).masked_fill(
+        hidden, NEG
+    )
     return logits, c, null, against
 
 
@@ -139,7 +158,9 @@ def grouped_softmax_attention(
     """See `memstore.kernels.api.grouped_softmax_attention`."""
     if cu_seqlens is not None:
         return _packed_attention(q, k, v, block_size, k_cmt, controlled, cu_seqlens, negatives)
-    logits, _, null, against = adjusted_logits(q, k, block_size, k_cmt, controlled, negatives=negatives)
+    logits, _, null, against = adjusted_logits(
+        q, k, block_size, k_cmt, controlled, negatives=negatives
+    )
     flat = logits.flatten(-2)
     content = flat.shape[-1]
     others = [x for x in (against, None if null is None else null[..., None]) if x is not None]
@@ -171,7 +192,9 @@ def _packed_attention(
             of_document = replace(
                 negatives,
                 bias=None if negatives.bias is None else negatives.bias[document, None],
-                controlled=None if negatives.controlled is None else negatives.controlled[document, None],
+                controlled=None
+                if negatives.controlled is None
+                else negatives.controlled[document, None],
                 queries=None if negatives.queries is None else negatives.queries[:, :, mine],
             )
         outputs.append(
@@ -208,13 +231,14 @@ def local_attention(
         everything = torch.cat([everything, null[..., None]], -1)
     weights = everything.softmax(-1)
     lse = everything.amax(-1) - weights.amax(-1).log()
-    gate = torch.zeros_like(lse) if c is None else (c - lse).exp()  # not its weight, where controlled blocks took that
+    # not its weight, where controlled blocks took that
+    gate = torch.zeros_like(lse) if c is None else (c - lse).exp()
     return LocalAttention(weighted(weights[..., : k.shape[2]], v), gate, lse)
 
 
 def _content(v: Tensor, block_size: int) -> Tensor:
-    """Values [B, H, S, D] of a run of blocks without its landmarks, the last block padded with zeros: [B, H, nb * l,
-    D].
+    """Values [B, H, S, D] of a run of blocks without its landmarks, the last block padded with
+    zeros: [B, H, nb * l, D].
     """
     b = block_size + 1
     missing = -v.shape[2] % b
@@ -252,7 +276,9 @@ def landmark_topk(
     best, rows = _topk_newest(all_scores, k)
     if len(spans) > 1:
         starts = torch.tensor([start for start, _ in spans], device=q.device)
-        firsts = torch.tensor([0, *(end - start for start, end in spans)], device=q.device).cumsum(0)
+        firsts = torch.tensor([0, *(end - start for start, end in spans)], device=q.device).cumsum(
+            0
+        )
         span = torch.searchsorted(firsts, rows.contiguous(), right=True) - 1
         rows = rows - firsts[span] + starts[span]
     elif spans[0][0]:
@@ -261,7 +287,10 @@ def landmark_topk(
         best, rows = F.pad(best, (0, top_k - k), value=NEG), F.pad(rows, (0, top_k - k), value=-1)
     lse = all_scores.logsumexp(-1) if return_lse else None
     if len(best) < num_kv_heads:
-        best, rows = _of_all(best, num_kv_heads, wanted, NEG), _of_all(rows, num_kv_heads, wanted, -1)
+        best, rows = (
+            _of_all(best, num_kv_heads, wanted, NEG),
+            _of_all(rows, num_kv_heads, wanted, -1),
+        )
         lse = None if lse is None else _of_all(lse, num_kv_heads, wanted, NEG)
     lse = None if lse is None else lse.view(heads, num_rows)
     return TopK(best.reshape(heads, num_rows, top_k), rows.reshape(heads, num_rows, top_k), lse)
@@ -270,7 +299,8 @@ def landmark_topk(
 def _in_spans(q: Tensor, landmarks: Tensor, spans: list[tuple[int, int]]) -> Tensor:
     """Inner products [n, T, rows of all spans] of q [n, T, D] with landmarks [n, N, D].
 
-    Spans with few rows between them are multiplied as one, and what lies between is cut out of the scores.
+    Spans with few rows between them are multiplied as one, and what lies between is cut out of the
+    scores.
     """
     hulls: list[list[tuple[int, int]]] = []
     for span in spans:
@@ -282,16 +312,23 @@ def _in_spans(q: Tensor, landmarks: Tensor, spans: list[tuple[int, int]]) -> Ten
     for hull in hulls:
         first = hull[0][0]
         product = _product(q, landmarks[:, first : hull[-1][1]])
-        pieces += [product] if len(hull) == 1 else [product[..., a - first : b - first] for a, b in hull]
+        pieces += (
+            [product] if len(hull) == 1 else [product[..., a - first : b - first] for a, b in hull]
+        )
     return _joined(pieces, -1)
 
 
 def _product(q: Tensor, keys: Tensor) -> Tensor:
-    """q [n, T, D] times keys [n, N, D] transposed; few rows against much memory are faster from the right."""
+    """q [n, T, D] times keys [n, N, D] transposed; few rows against much memory are faster from the
+    right.
+    """
     keys = keys.to(q.dtype)
     if q.device.type == "cpu":
-        if q.dtype.itemsize == 2:  # bmm copies half-precision keys that have room behind them, mm does not
-            return torch.stack([of_head @ its_keys.T for of_head, its_keys in zip(q, keys, strict=True)])
+        # bmm copies half-precision keys that have room behind them, mm does not
+        if q.dtype.itemsize == 2:
+            return torch.stack(
+                [of_head @ its_keys.T for of_head, its_keys in zip(q, keys, strict=True)]
+            )
         if q.shape[1] <= 8 and q.shape[2] >= 64 and keys.numel() > _FROM_RIGHT:
             return torch.bmm(keys, q.transpose(1, 2)).transpose(1, 2)
     return torch.bmm(q, keys.transpose(1, 2))
@@ -313,7 +350,9 @@ def _joined(parts: list[Tensor], axis: int) -> Tensor:
 
 
 def _of_all(x: Tensor, num_kv_heads: int, wanted: list[tuple[int, int]], nothing: float) -> Tensor:
-    """Results [n, ...] of the wanted runs of KV heads among those of all, the others filled with `nothing`."""
+    """Results [n, ...] of the wanted runs of KV heads among those of all, the others filled with
+    `nothing`.
+    """
     if len(wanted) == 1:
         first, end = wanted[0]
         return F.pad(x, (0, 0) * (x.dim() - 1) + (first, num_kv_heads - end), value=nothing)
@@ -326,15 +365,21 @@ def _of_all(x: Tensor, num_kv_heads: int, wanted: list[tuple[int, int]], nothing
 
 
 def _topk_newest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of the last axis, best first; of equals the later wins (torch.topk promises no order among them).
+    """The k largest of the last axis, best first; of equals the later wins (torch.topk promises no
+    order among them).
     """
     parts = x.shape[-1] // _PART
     if x.numel() >= _LONG and parts > k:
         return _topk_by_parts(x, k)
     best, position = x.topk(min(k + 1, x.shape[-1]), -1)
-    if best.numel() <= _FEW and best.device.type == "cpu" and all(map(_distinct, best.flatten(0, -2).tolist())):
+    if (
+        best.numel() <= _FEW
+        and best.device.type == "cpu"
+        and all(map(_distinct, best.flatten(0, -2).tolist()))
+    ):
         return best[..., :k], position[..., :k]
-    doubtful = best[..., 1:] == best[..., :-1]  # one more than wanted shows whether others equal the last
+    # one more than wanted shows whether others equal the last
+    doubtful = best[..., 1:] == best[..., :-1]
     best, position = best[..., :k], position[..., :k]
     if doubtful.any():
         of_row = doubtful.any(-1)
@@ -354,13 +399,15 @@ def _distinct(values: list[float]) -> bool:
 
 
 def _topk_by_parts(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """_topk_newest of more than k parts: the k with the greatest maxima, of equals the later, hold what is wanted.
+    """_topk_newest of more than k parts: the k with the greatest maxima, of equals the later, hold
+    what is wanted.
 
     A part left out has k elements elsewhere that come before its own.
     """
     parts, tail = divmod(x.shape[-1], _PART)
     whole = x[..., : parts * _PART].unflatten(-1, (parts, _PART))
-    chosen = _topk_newest(whole.amax(-1), k)[1].sort(-1).values  # (.., k), so that later stays later
+    # (.., k), so that later stays later
+    chosen = _topk_newest(whole.amax(-1), k)[1].sort(-1).values
     inside = whole.gather(-2, chosen[..., None].expand(*chosen.shape, _PART)).flatten(-2)
     if tail:
         inside = torch.cat([inside, x[..., -tail:]], -1)
@@ -384,17 +431,25 @@ def memory_attention(
     scales: UnitScales | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See `memstore.kernels.api.memory_attention`."""
-    if gated and scales is None and slots.numel() <= _FEW and q.device.type == "cpu" and q.shape[:2] == (1, 1):
+    if (
+        gated
+        and scales is None
+        and slots.numel() <= _FEW
+        and q.device.type == "cpu"
+        and q.shape[:2] == (1, 1)
+    ):
         of_slots = slots.flatten().tolist()
         if q.shape[3] == 1 and min(of_slots, default=-1) >= 0:
-            return _attend_token(q, keys, values, lengths, slots, landmark_scores, local, return_mass)
+            return _attend_token(
+                q, keys, values, lengths, slots, landmark_scores, local, return_mass
+            )
     missing = slots < 0
     if scales is not None:
         used = slots.clamp(min=0).flatten()
         lengths = lengths.index_select(0, used)
         keys, values = decode_units(
             keys.index_select(0, used), values.index_select(0, used), lengths, scales.take(used)
-        )  # fmt: skip
+        )
         slots = torch.arange(len(used), device=used.device).view(slots.shape)
     logits = accumulate(landmark_scores).masked_fill(missing, NEG)
     if gated:
@@ -403,8 +458,15 @@ def memory_attention(
         gate = (logits.logsumexp(-1) - accumulate(local.lse)).sigmoid()
         keep = 1 - gate
     share = (logits.softmax(-1) * gate[..., None]).masked_fill(missing, 0.0)  # (B, H, T, K)
-    attend = _attend_rows if slots.shape[2] > 1 else _attend_one if q.shape[:2] == (1, 1) else _attend_shared
-    # Without weight, another unit stands for a missing one: what lies in a slot that was not named may be no number.
+    attend = (
+        _attend_rows
+        if slots.shape[2] > 1
+        else _attend_one
+        if q.shape[:2] == (1, 1)
+        else _attend_shared
+    )
+    # Without weight, another unit stands for a missing one: what lies in a slot that was not named
+    # may be no number.
     read = slots.masked_fill(missing, slots.amax()).clamp(min=0)
     memory = attend(q, keys, values, lengths, read, rotations, share)
     output = local.output if keep is None else local.output * keep[..., None].to(local.output.dtype)
@@ -412,31 +474,54 @@ def memory_attention(
 
 
 def _attend_token(
-    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, slots: Tensor, landmark_scores: Tensor,
-    local: LocalAttention, return_mass: bool,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Gated attention of a decoding step whose heads all have their units: the same sums in half the calls."""
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    landmark_scores: Tensor,
+    local: LocalAttention,
+    return_mass: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated attention of a decoding step whose heads all have their units: the same sums in half
+    the calls.
+    """
     share = accumulate(landmark_scores).softmax(-1) * accumulate(local.gate)[..., None]
     memory = _attend_one(q, keys, values, lengths, slots, slots, share)
     return local.output + memory.to(local.output.dtype), share if return_mass else None
 
 
 def _attend_one(
-    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, slots: Tensor, rotations: Tensor, share: Tensor
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    rotations: Tensor,
+    share: Tensor,
 ) -> Tensor:
-    """As `_attend_shared` for one sequence and one rotation, which is a decoding step: as few calls as will do."""
+    """As `_attend_shared` for one sequence and one rotation, which is a decoding step: as few calls
+    as will do.
+    """
     heads, _, k = slots.shape[1:]
     index, size, dim = slots.flatten(), keys.shape[1], keys.shape[2]
     unit_k = keys.index_select(0, index).to(q.dtype).view(heads, k * size, dim)
     unit_v = values.index_select(0, index).to(q.dtype).view(heads, k * size, dim)
-    s = accumulate(torch.bmm(q.flatten(0, 2), unit_k.transpose(1, 2))).view(heads, -1, k, size)  # (H, T, K, l)
+    # (H, T, K, l)
+    s = accumulate(torch.bmm(q.flatten(0, 2), unit_k.transpose(1, 2))).view(heads, -1, k, size)
     s = _mask_lengths(s, lengths.index_select(0, index).view(heads, 1, k), size)
     weights = s.softmax(-1) * share[0, ..., None]  # (H, T, K, l)
     return torch.bmm(weights.flatten(2).to(q.dtype), unit_v)[None]
 
 
 def _attend_shared(
-    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, slots: Tensor, rotations: Tensor, share: Tensor
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    rotations: Tensor,
+    share: Tensor,
 ) -> Tensor:
     """Every row reads the same units of its head: slots [B, H, 1, K]."""
     batch, heads = slots.shape[:2]
@@ -453,22 +538,35 @@ def _attend_shared(
 
 
 def _attend_rows(
-    q: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, slots: Tensor, rotations: Tensor, share: Tensor
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    rotations: Tensor,
+    share: Tensor,
 ) -> Tensor:
     """Each row reads units of its own: only the rows with any mass are gathered."""
     k, size, dim = slots.shape[-1], keys.shape[1], q.shape[-1]
     output = q.new_zeros(q.shape[1:])
-    rows = (share > 0).any(-1).flatten().nonzero().flatten()  # (M), of the rows of every sequence and head
+    # (M), of the rows of every sequence and head
+    rows = (share > 0).any(-1).flatten().nonzero().flatten()
     if len(rows) == 0:
         return output
-    index, turn, mass = (x.flatten(0, 2).index_select(0, rows) for x in (slots, rotations, share))  # (M, K)
+    # (M, K)
+    index, turn, mass = (x.flatten(0, 2).index_select(0, rows) for x in (slots, rotations, share))
     unit_k, unit_v = _units(keys, index, q.dtype), _units(values, index, q.dtype)  # (M, K, l, D)
     rotated = q.flatten(1, 3)[turn, rows[:, None]]  # (M, K, D)
     # The queries on the left: products of a matrix with one column are slow.
-    s = torch.bmm(rotated.view(-1, 1, dim), unit_k.view(-1, size, dim).transpose(1, 2)).view(-1, k, size)  # (M, K, l)
+    # (M, K, l)
+    s = torch.bmm(rotated.view(-1, 1, dim), unit_k.view(-1, size, dim).transpose(1, 2)).view(
+        -1, k, size
+    )
     s = _mask_lengths(accumulate(s), lengths[index], size)
     weights = (s.softmax(-1) * mass[..., None]).to(q.dtype)
-    output.view(-1, dim)[rows] = torch.bmm(weights.flatten(1)[:, None], unit_v.flatten(1, 2)).squeeze(1)
+    output.view(-1, dim)[rows] = torch.bmm(
+        weights.flatten(1)[:, None], unit_v.flatten(1, 2)
+    ).squeeze(1)
     return output
 
 
@@ -478,7 +576,9 @@ def _units(slab: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _mask_lengths(s: Tensor, lengths: Tensor, block_size: int) -> Tensor:
-    """Scores [..., l] with the padding of a document's closed last block masked; lengths has s's axes but the last."""
+    """Scores [..., l] with the padding of a document's closed last block masked; lengths has s's
+    axes but the last.
+    """
     if int(lengths.min()) == block_size:
         return s
     return s.masked_fill(torch.arange(block_size, device=s.device) >= lengths[..., None], NEG)

@@ -1,5 +1,5 @@
-"""A model on disk: config.json, model.safetensors and tokenizer.json in one directory; the weights that ship are one
-too.
+"""A model on disk: config.json, model.safetensors and tokenizer.json in one directory; the weights
+that ship are one too.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from memstore.catalog import Signature
+from memstore.disk.catalog import Signature
 from memstore.errors import InvalidWeights
 from memstore.model.config import ModelConfig
 from memstore.model.tokenizer import Tokenizer
@@ -26,11 +26,14 @@ SHIPPED_NAME = "books-1m"
 def save_checkpoint(
     model: Transformer, tokenizer: Tokenizer, directory: Path, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write config, weights (as `dtype`) and tokenizer; each file is replaced whole, so an interrupted save leaves the
-    old one.
+    """Write config, weights (as `dtype`) and tokenizer; each file is replaced whole, so an
+    interrupted save leaves the old one.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in model.state_dict().items()}
+    weights = {
+        name: tensor.detach().to("cpu", dtype).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
     temporary = directory / "model.safetensors.partial"
     save_file(weights, temporary)
     temporary.chmod(0o644)  # safetensors makes it private, and a wheel keeps the mode
@@ -42,7 +45,9 @@ def save_checkpoint(
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Modules are made with weights as they come: to draw them on "meta", torch would import its whole compiler."""
+    """Modules are made with weights as they come: to draw them on "meta", torch would import its
+    whole compiler.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
@@ -50,9 +55,11 @@ class _Uninitialised(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def load_checkpoint(directory: Path, dtype: torch.dtype = torch.float32) -> tuple[Transformer, Tokenizer]:
-    """The model, with weights of a dtype and in evaluation mode, and the tokenizer of a directory; InvalidWeights names
-    what is wrong.
+def load_checkpoint(
+    directory: Path, dtype: torch.dtype = torch.float32
+) -> tuple[Transformer, Tokenizer]:
+    """The model, with weights of a dtype and in evaluation mode, and the tokenizer of a directory;
+    InvalidWeights names what is wrong.
     """
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (directory / name).is_file():
@@ -64,7 +71,8 @@ def load_checkpoint(directory: Path, dtype: torch.dtype = torch.float32) -> tupl
     tokenizer = Tokenizer.load(directory / "tokenizer.json")
     if tokenizer.vocab_size != config.vocab_size:
         raise InvalidWeights(
-            f"{directory}: tokenizer.json has {tokenizer.vocab_size} ids but config.json says vocab_size "
+            f"{directory}: tokenizer.json has {tokenizer.vocab_size} ids but config.json says "
+            "vocab_size "
             f"{config.vocab_size}"
         )
     path = directory / "model.safetensors"
@@ -82,23 +90,30 @@ def load_checkpoint(directory: Path, dtype: torch.dtype = torch.float32) -> tupl
 def _check_shapes(path: Path, expected: dict[str, torch.Size], weights: dict[str, Tensor]) -> None:
     for name, shape in expected.items():
         if name not in weights:
-            raise InvalidWeights(f"{path} is of another architecture than its config.json: {name} is missing")
+            raise InvalidWeights(
+                f"{path} is of another architecture than its config.json: {name} is missing"
+            )
         if weights[name].shape != shape:
             raise InvalidWeights(
-                f"{path} is of another architecture than its config.json: {name} is {tuple(weights[name].shape)}, "
+                f"{path} is of another architecture than its config.json: {name} is "
+                f"{tuple(weights[name].shape)}, "
                 f"expected {tuple(shape)}"
             )
     unknown = sorted(set(weights) - set(expected))
     if unknown:
-        raise InvalidWeights(f"{path} is of another architecture than its config.json: {unknown[0]} is not part of it")
+        raise InvalidWeights(
+            f"{path} is of another architecture than its config.json: {unknown[0]} is not part of "
+            "it"
+        )
 
 
 def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
-    """What ties a memory to this model: hashes of weights and tokenizer, the architecture and the geometry of what is
-    stored.
+    """What ties a memory to this model: hashes of weights and tokenizer, the architecture and the
+    geometry of what is stored.
 
-    Settings of a lookup (config.LOOKUP_SETTINGS) do not change what is stored, so they are no part of it. Weights
-    count as the numbers they are: the same in half precision and in float32 are the same model.
+    Settings of a lookup (config.LOOKUP_SETTINGS) do not change what is stored, so they are no part
+    of it. Weights count as the numbers they are: the same in half precision and in float32 are the
+    same model.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):

@@ -16,7 +16,9 @@ LOOKUP_SETTINGS = ("top_k", "score_range", "recency", "granularity", "cmt_cutoff
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and conventions of a landmark-attention decoder. Every field is part of a memory's signature."""
+    """Shape and conventions of a landmark-attention decoder. Every field is part of a memory's
+    signature.
+    """
 
     vocab_size: int = 2048  # text tokens, then the landmark and the CMT as the last two ids
     num_layers: int = 4
@@ -32,8 +34,10 @@ class ModelConfig:
     cmt: bool = True  # context miss token and its gate
     memory_layers: tuple[int, ...] | None = None  # layers with memory; None = all but layer 0
     top_k: int = 4  # blocks retrieved per lookup, and recent blocks of a session
-    score_range: float | None = None  # of these, only those that score at least the best - score_range; None = all
-    recency: float = 0.0  # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
+    # of these, only those that score at least the best - score_range; None = all
+    score_range: float | None = None
+    # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
+    recency: float = 0.0
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
     old_block_position: OldBlockPosition = (
         "fixed"  # where old blocks are seen: one constant distance, or the paper's slots
@@ -41,7 +45,8 @@ class ModelConfig:
     old_block_distance: int = 0  # the constant distance in positions; 0 = 5 * (block_size + 1)
     chunk_blocks: int = 8  # blocks read at once
     cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
-    kv_dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"  # of stored keys and values
+    # of stored keys and values
+    kv_dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"
     norm_eps: float = 1e-5
 
     landmark_id: int = field(init=False)
@@ -52,31 +57,50 @@ class ModelConfig:
         object.__setattr__(self, "cmt_id", self.vocab_size - 1)
         if self.old_block_distance == 0:
             object.__setattr__(self, "old_block_distance", 5 * (self.block_size + 1))
-        layers = range(1, self.num_layers) if self.memory_layers is None else sorted(set(self.memory_layers))
+        layers = (
+            range(1, self.num_layers)
+            if self.memory_layers is None
+            else sorted(set(self.memory_layers))
+        )
         object.__setattr__(self, "memory_layers", tuple(layers))
         problem = self._problem()
         if problem:
             raise InvalidConfig(f"model configuration: {problem}")
 
     def _problem(self) -> str | None:
-        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "mlp_size", "block_size",
-                     "top_k", "chunk_blocks"):  # fmt: skip
+        for name in (
+            "num_layers",
+            "hidden_size",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "mlp_size",
+            "block_size",
+            "top_k",
+            "chunk_blocks",
+        ):
             if getattr(self, name) < 1:
                 return f"{name} must be at least 1, not {getattr(self, name)}"
         if self.vocab_size < 3:
             return f"vocab_size must be at least 3, not {self.vocab_size}"
         if self.num_heads % self.num_kv_heads:
-            return f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})"
+            heads = f"num_heads ({self.num_heads})"
+            return f"{heads} must be a multiple of num_kv_heads ({self.num_kv_heads})"
         if self.head_dim % 2:
             return f"head_dim must be even for RoPE, not {self.head_dim}"
-        if self.memory_layers and not 0 <= self.memory_layers[0] <= self.memory_layers[-1] < self.num_layers:
+        if (
+            self.memory_layers
+            and not 0 <= self.memory_layers[0] <= self.memory_layers[-1] < self.num_layers
+        ):
             return f"memory_layers {self.memory_layers} must lie in 0..{self.num_layers - 1}"
         if self.score_range is not None and not 0 <= self.score_range < math.inf:
             return f"score_range must be a finite number of at least 0, not {self.score_range}"
         if not 0 <= self.recency < math.inf:
             return f"recency must be a finite number of at least 0, not {self.recency}"
         if self.granularity not in GRANULARITIES:
-            return f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
+            return (
+                f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
+            )
         if self.old_block_position not in get_args(OldBlockPosition):
             return f"old_block_position must be fixed or stingy, not {self.old_block_position!r}"
         if self.kv_dtype not in ("float16", "bfloat16", "float32", "float64"):
@@ -92,12 +116,20 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values of the fields a configuration file holds."""
-        values = {name: value for name, value in asdict(self).items() if name not in ("landmark_id", "cmt_id")}
+        values = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in ("landmark_id", "cmt_id")
+        }
         return values | {"memory_layers": list(self.memory_layers or ())}
 
     def architecture(self) -> dict[str, Any]:
-        """`to_dict` without the settings of a lookup, which change nothing that is trained or stored."""
-        return {name: value for name, value in self.to_dict().items() if name not in LOOKUP_SETTINGS}
+        """`to_dict` without the settings of a lookup, which change nothing that is trained or
+        stored.
+        """
+        return {
+            name: value for name, value in self.to_dict().items() if name not in LOOKUP_SETTINGS
+        }
 
     def to_json(self) -> str:
         """`to_dict` as indented JSON."""
@@ -109,12 +141,16 @@ class ModelConfig:
         known = {f.name for f in fields(cls) if f.init}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise InvalidConfig(f"model configuration: unknown field {unknown[0]!r}; written by a newer memstore?")
+            raise InvalidConfig(
+                f"model configuration: unknown field {unknown[0]!r}; written by a newer memstore?"
+            )
         layers = values.get("memory_layers")
         try:
             return cls(**values | {"memory_layers": None if layers is None else tuple(layers)})
         except TypeError as error:
-            raise InvalidConfig(f"model configuration: a value is of the wrong type ({error})") from None
+            raise InvalidConfig(
+                f"model configuration: a value is of the wrong type ({error})"
+            ) from None
 
     @classmethod
     def from_json(cls, text: str) -> "ModelConfig":
@@ -130,17 +166,21 @@ class ModelConfig:
 
 PRESETS: dict[str, ModelConfig] = {
     "test": ModelConfig(),  # 1.07M parameters
-    "books": ModelConfig(num_layers=5, mlp_size=512, memory_layers=(2, 3, 4)),  # 1.57M parameters: the one that ships
-    "small": ModelConfig(vocab_size=4096, num_layers=6, hidden_size=256, num_heads=8, num_kv_heads=8, mlp_size=704),
+    # 1.57M parameters: the one that ships
+    "books": ModelConfig(num_layers=5, mlp_size=512, memory_layers=(2, 3, 4)),
+    "small": ModelConfig(
+        vocab_size=4096, num_layers=6, hidden_size=256, num_heads=8, num_kv_heads=8, mlp_size=704
+    ),
     "medium": ModelConfig(
-        vocab_size=8192, num_layers=8, hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64, mlp_size=1408,
-        block_size=63
+        vocab_size=8192, num_layers=8, hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64,
+        mlp_size=1408, block_size=63
     ),
     "paper": ModelConfig(
-        vocab_size=32_002, num_layers=12, hidden_size=1024, num_heads=8, num_kv_heads=8, head_dim=128, mlp_size=2816,
-        block_size=50, top_k=4, chunk_blocks=5, old_block_position="stingy", qk_norm=False,
+        vocab_size=32_002, num_layers=12, hidden_size=1024, num_heads=8, num_kv_heads=8,
+        head_dim=128, mlp_size=2816, block_size=50, top_k=4, chunk_blocks=5,
+        old_block_position="stingy", qk_norm=False,
     ),
 }  # fmt: skip
-"""Named shapes: `test`, `books` (grown from it by a layer without memory), and larger ones up to `paper` (12 layers of
-8 heads x 128, block 50, as in arXiv 2305.16300).
+"""Named shapes: `test`, `books` (grown from it by a layer without memory), and larger ones up to
+`paper` (12 layers of 8 heads x 128, block 50, as in arXiv 2305.16300).
 """

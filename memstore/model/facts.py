@@ -1,6 +1,8 @@
-"""The language of recall: facts about made-up things, the sentences that state and update them, the questions that ask.
+"""The language of recall: facts about made-up things, the sentences that state and update them, the
+questions that ask.
 
-Each pool and each list of sentence forms has a part that training never sees, for the "held_out" split.
+Each pool and each list of sentence forms has a part that training never sees, for the "held_out"
+split.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ PASS_KEY_HEAD = (
 PASS_KEY_QUESTION = "What is the pass key? The pass key is"
 GRASS = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
-# In a form: {E} "the red fox" or "Dorvel", {C} the same with a capital, {e} without the article, {a} the attribute,
-# {v} the value.
-# The first four of each list are the plain ones that training may begin with.
+# In a form: {E} "the red fox" or "Dorvel", {C} the same with a capital, {e} without the article,
+# {a} the attribute, {v} the value. The first four of each list are the plain ones that training may
+# begin with.
 STATEMENTS: dict[Split, tuple[str, ...]] = {
     "train": (
         "The {a} of {E} is {v}.",
@@ -42,7 +44,10 @@ STATEMENTS: dict[Split, tuple[str, ...]] = {
         "I wrote down {v} as the {a} of {E}.",
         "The {a} of {E}: {v}\n",
     ),
-    "held_out": ("They said that {E} had {v} as its {a}.", "As far as I know, the {a} belonging to {E} is {v}."),
+    "held_out": (
+        "They said that {E} had {v} as its {a}.",
+        "As far as I know, the {a} belonging to {E} is {v}.",
+    ),
 }
 UPDATES: dict[Split, tuple[str, ...]] = {
     "train": (
@@ -55,7 +60,10 @@ UPDATES: dict[Split, tuple[str, ...]] = {
         "The {e} {a} has changed. It is now {v}.",
         "Update: {e} {a}: {v}.",
     ),
-    "held_out": ("Later the {a} of {E} was replaced by {v}.", "These days {E} has the {a} {v} instead."),
+    "held_out": (
+        "Later the {a} of {E} was replaced by {v}.",
+        "These days {E} has the {a} {v} instead.",
+    ),
 }
 # A question form says everything up to the answer.
 QUESTIONS: dict[Split, tuple[str, ...]] = {
@@ -77,7 +85,10 @@ QUESTIONS: dict[Split, tuple[str, ...]] = {
         "Do you remember the {a} of {E}? Yes, it is",
         "{e} {a}:",
     ),
-    "held_out": ("Can you say what the {a} for {E} is? It is", "I need the {a} belonging to {E}. The answer is"),
+    "held_out": (
+        "Can you say what the {a} for {E} is? It is",
+        "I need the {a} belonging to {E}. The answer is",
+    ),
 }
 PASS_KEY_STATEMENTS: dict[Split, tuple[str, ...]] = {
     "train": (
@@ -87,7 +98,10 @@ PASS_KEY_STATEMENTS: dict[Split, tuple[str, ...]] = {
         "The pass key is {v}.",
         "{v} is the pass key. Remember it.",
     ),
-    "held_out": ("Keep this in mind: the pass key is {v}.", "Someone told me {v} was the pass key."),
+    "held_out": (
+        "Keep this in mind: the pass key is {v}.",
+        "Someone told me {v} was the pass key.",
+    ),
 }
 PASS_KEY_QUESTIONS: dict[Split, tuple[str, ...]] = {
     "train": (
@@ -105,12 +119,15 @@ PASS_KEY_QUESTIONS: dict[Split, tuple[str, ...]] = {
 }
 PASS_KEY_HEADS = (
     PASS_KEY_HEAD,
-    PASS_KEY_HEAD.replace("an important info", "important information").replace("memorize them", "memorize it"),
+    PASS_KEY_HEAD.replace("an important info", "important information").replace(
+        "memorize them", "memorize it"
+    ),
     "There is important information hidden in the following text. Find it and remember it.",
 )
 
 ValueKind = Literal["digits", "repeats", "words", "colour_noun", "name", "code", "figure", "format"]
-# How often each kind of value is drawn: digits, where a mistake shows, make the most; the formats only in evaluation.
+# How often each kind of value is drawn: digits, where a mistake shows, make the most; the formats
+# only in evaluation.
 VALUE_SHARES: dict[Split, dict[ValueKind, float]] = {
     "train": {
         "digits": 0.42,
@@ -127,7 +144,12 @@ VALUE_SHARES: dict[Split, dict[ValueKind, float]] = {
 _FORMATS = ("dd-dd-dd", "AAA-dddd")
 _LENGTHS, _LENGTH_SHARES = (1, 2, 3, 4, 5, 6, 7), (4, 8, 14, 22, 26, 16, 10)
 EntityKind = Literal["colour_noun", "words", "name", "numbered"]
-_ENTITY_SHARES: dict[EntityKind, float] = {"colour_noun": 0.38, "words": 0.32, "name": 0.22, "numbered": 0.08}
+_ENTITY_SHARES: dict[EntityKind, float] = {
+    "colour_noun": 0.38,
+    "words": 0.32,
+    "name": 0.22,
+    "numbered": 0.08,
+}
 
 
 def _list(text: str, separator: str | None = None) -> tuple[str, ...]:
@@ -136,38 +158,49 @@ def _list(text: str, separator: str | None = None) -> tuple[str, ...]:
 
 _COLOURS: dict[Split, tuple[str, ...]] = {
     "train": _list(
-        "red blue green yellow purple orange black white silver golden crimson violet amber scarlet pink brown grey "
+        "red blue green yellow purple orange black white silver golden crimson violet amber "
+        "scarlet pink brown grey "
         "ivory copper bronze ruby pearl indigo olive coral"
     ),
     "held_out": _list("jade lime navy beige turquoise"),
 }
 _NOUNS: dict[Split, tuple[str, ...]] = {
     "train": _list(
-        "fox castle river garden engine harbor mountain library station tiger bridge market temple valley forest "
-        "window tower island dragon falcon gate robot server cabin ship train hotel school museum lion whale eagle "
-        "wolf bear rabbit horse door key box table chair lamp mirror clock piano drum violin camera radio phone book "
-        "letter map coin sword shield crown ring stone crystal feather house room farm mill church road boat wagon "
+        "fox castle river garden engine harbor mountain library station tiger bridge market temple "
+        "valley forest "
+        "window tower island dragon falcon gate robot server cabin ship train hotel school museum "
+        "lion whale eagle "
+        "wolf bear rabbit horse door key box table chair lamp mirror clock piano drum violin "
+        "camera radio phone book "
+        "letter map coin sword shield crown ring stone crystal feather house room farm mill church "
+        "road boat wagon "
         "bank office shop ladder bottle basket cup knife bell"
     ),
     "held_out": _list("vault rocket flute laptop pencil shell kettle canal otter barn"),
 }
 _ATTRIBUTES: dict[Split, tuple[str, ...]] = {
     "train": _list(
-        "code,password,number,pin,token,serial number,secret,access code,key,id,name,price,address,weight,age,title,"
+        "code,password,number,pin,token,serial number,secret,access "
+        "code,key,id,name,price,address,weight,age,title,"
         "owner,sign,room number,phone number,date,colour,height,motto",
         ",",
     ),
     "held_out": _list("combination,passphrase,registration,call sign", ","),
 }
 _SYLLABLES: dict[Split, tuple[str, ...]] = {
-    "train": _list("ka lo mi ta ren dor vel zan qui sha bel tor nix mar lin gos fer pul wen ar os um el ix"),
+    "train": _list(
+        "ka lo mi ta ren dor vel zan qui sha bel tor nix mar lin gos fer pul wen ar os um el ix"
+    ),
     "held_out": _list("bru den fa gri hol jun kes mo nar pim rus sed tav vor yel"),
 }
 _HELD_OUT_NAME = re.compile(f"(?:{'|'.join(_SYLLABLES['held_out'])})+")
-# Of training's names, more than a list of syllables gives: from few, the model learns those instead of copying.
+# Of training's names, more than a list of syllables gives: from few, the model learns those instead
+# of copying.
 _ONSETS = _list("b br c ch d dr f fl g gr h j k l m n p pr r s st t th tr v w y z")
 _CODAS = ("", "", "", *_list("n r l s t m k d"))
-_MONTHS = _list("January February March April May June July August September October November December")
+_MONTHS = _list(
+    "January February March April May June July August September October November December"
+)
 
 
 @dataclass(frozen=True)
@@ -185,7 +218,9 @@ class Fact:
 
 @dataclass(frozen=True)
 class Sentence:
-    """Text in parts, each with whether it is the value; a value brings the space before it along."""
+    """Text in parts, each with whether it is the value; a value brings the space before it
+    along.
+    """
 
     parts: tuple[tuple[str, bool], ...]
 
@@ -206,7 +241,9 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Pools:
-    """What facts are made of; few colours, nouns and attributes make facts that are easily mistaken for each other."""
+    """What facts are made of; few colours, nouns and attributes make facts that are easily mistaken
+    for each other.
+    """
 
     split: Split = "train"
     colours: tuple[str, ...] = ()
@@ -215,15 +252,23 @@ class Pools:
     words: tuple[str, ...] = field(default=(), repr=False)  # of the split; a corpus has thousands
     simple: bool = False  # names of a colour and a noun or of words, values of digits or words
     repeats: float = (
-        0.3  # numbers of few different digits: the first ones give the others away, so they teach little at first
+        # numbers of few different digits: the first ones give the others away, so they teach little
+        # at first
+        0.3
     )
     entity_kind: EntityKind | None = None  # one kind of name for all, where it is narrowed to one
 
     @classmethod
-    def of(cls, split: Split, words: Sequence[str] = (), simple: bool = False, repeats: float = 0.3) -> Pools:
-        """Everything the split has, and `words` of a corpus in the same split (default: the split's nouns)."""
+    def of(
+        cls, split: Split, words: Sequence[str] = (), simple: bool = False, repeats: float = 0.3
+    ) -> Pools:
+        """Everything the split has, and `words` of a corpus in the same split (default: the split's
+        nouns).
+        """
         words = tuple(words) or _NOUNS[split]
-        return cls(split, _COLOURS[split], _NOUNS[split], _ATTRIBUTES[split], words, simple, repeats)
+        return cls(
+            split, _COLOURS[split], _NOUNS[split], _ATTRIBUTES[split], words, simple, repeats
+        )
 
     def narrowed(self, rng: Random) -> Pools:
         """A few of each kind, often one attribute and one kind of name."""
@@ -232,7 +277,9 @@ class Pools:
         nouns = self.words if rng.random() < 0.6 else self.nouns
         attributes = self.attributes
         if rng.random() < 0.6:  # any words: from a list of attributes a model learns the list
-            attributes = tuple(" ".join(rng.sample(self.words, rng.choice((1, 1, 2)))) for _ in range(8))
+            attributes = tuple(
+                " ".join(rng.sample(self.words, rng.choice((1, 1, 2)))) for _ in range(8)
+            )
         return Pools(
             self.split,
             tuple(rng.sample(colours, min(rng.choice((2, 4, 8, 25)), len(colours)))),
@@ -268,7 +315,9 @@ def draw_fact(
 
 
 def draw_pass_key(rng: Random, repeats: float = 0.3) -> Fact:
-    """A pass key: 1 to 99,999 as in the paper, often with five digits, a share of `repeats` with repeated ones."""
+    """A pass key: 1 to 99,999 as in the paper, often with five digits, a share of `repeats` with
+    repeated ones.
+    """
     if rng.random() < repeats:
         value = _repeats(rng)
     else:
@@ -287,7 +336,11 @@ def draw_entity(rng: Random, pools: Pools, kind: EntityKind | None = None) -> st
     if kind == "words":
         return " ".join(rng.choice(pools.words) for _ in range(rng.choice((1, 2, 2, 3))))
     if kind == "name":
-        title = rng.choice(("Captain ", "Mr. ", "Mrs. ", "Doctor ", "Lady ")) if rng.random() < 0.15 else ""
+        title = (
+            rng.choice(("Captain ", "Mr. ", "Mrs. ", "Doctor ", "Lady "))
+            if rng.random() < 0.15
+            else ""
+        )
         return title + _name(rng, pools.split)
     return f"{rng.choice(pools.nouns)} {rng.randint(1, 99)}"
 
@@ -351,7 +404,9 @@ def pass_key_statement(key: Fact | str, form: int | str = 0, split: Split = "tra
 def pass_key_question(key: Fact | str, form: int | str = 0, split: Split = "train") -> Sentence:
     """A question for the pass key with its answer; form 0 is the paper's."""
     fact = key if isinstance(key, Fact) else Fact("", "pass key", key)
-    return _fill((PASS_KEY_QUESTIONS[split][form] if isinstance(form, int) else form) + " {v}.", fact)
+    return _fill(
+        (PASS_KEY_QUESTIONS[split][form] if isinstance(form, int) else form) + " {v}.", fact
+    )
 
 
 def _fill(form: str, fact: Fact) -> Sentence:
@@ -390,13 +445,17 @@ def _name(rng: Random, split: Split) -> str:
 
 
 def _repeats(rng: Random) -> str:
-    """A number of one to three different digits: copying one digit too often, or once too few, is the usual mistake."""
+    """A number of one to three different digits: copying one digit too often, or once too few, is
+    the usual mistake.
+    """
     digits = "".join(rng.sample("0123456789", rng.choice((1, 2, 2, 3))))
     return "".join(rng.choices(digits, k=rng.choice((3, 4, 5, 5, 5, 6)))).lstrip("0") or "7"
 
 
 def _code(rng: Random) -> str:
-    """The pattern of a code: two or three groups of like symbols, joined or apart, but no format that is held out."""
+    """The pattern of a code: two or three groups of like symbols, joined or apart, but no format
+    that is held out.
+    """
     while True:
         groups = [rng.choice("AAadd") * rng.randint(1, 4) for _ in range(rng.choice((2, 2, 3)))]
         pattern = rng.choice(("", "", "-", "-", ".", "/")).join(groups)

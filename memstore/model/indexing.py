@@ -1,4 +1,6 @@
-"""Build a memory's index with the queries of the model that will search it: from its own text, and from questions."""
+"""Build a memory's index with the queries of the model that will search it: from its own text, and
+from questions.
+"""
 
 from collections.abc import Callable
 from random import Random
@@ -6,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memstore.errors import InvalidInput
 from memstore.model import facts
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from memstore.model.landmark_model import LandmarkModel
@@ -14,21 +16,26 @@ if TYPE_CHECKING:
 _STRETCHES = 8  # of the memory's text, each read by a session of its own
 _TOKENS = 192  # of a stretch
 _QUESTIONS = 6  # after each
-_BLOCKS = 32_768  # that the sampling sessions attend to at most: queries depend little on what else there is
+# that the sampling sessions attend to at most: queries depend little on what else there is
+_BLOCKS = 32_768
 
 
 def build_index(
     model: "LandmarkModel", store: MemoryStore, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
-    """Sample queries, then build and save the store's index; returns what was built (see MemoryStore.build_index).
+    """Sample queries, then build and save the store's index; returns what was built (see
+    MemoryStore.build_index).
 
-    Sessions read stretches of the memory's own text and questions in the plain form, and every lookup that the gate
-    lets through is a sample: a head whose gate opens at questions only is sampled there.
+    Sessions read stretches of the memory's own text and questions in the plain form, and every
+    lookup that the gate lets through is a sample: a head whose gate opens at questions only is
+    sampled there.
 
-    Raises InvalidInput for a memory without a finished document or an index that builds nothing, ReadOnlyMemory,
-    StorageFull.
+    Raises InvalidInput for a memory without a finished document or an index that builds nothing,
+    ReadOnlyMemory, StorageFull.
     """
-    ready = [document for document in store.documents() if document.state == "ready" and document.blocks]
+    ready = [
+        document for document in store.documents() if document.state == "ready" and document.blocks
+    ]
     if not ready:
         raise InvalidInput("the memory holds no finished document to index; run ingest first")
     rng = Random(0)

@@ -1,4 +1,6 @@
-"""Reading a document into a memory: text to tokens to chunks to committed blocks, resumable and in constant memory."""
+"""Reading a document into a memory: text to tokens to chunks to committed blocks, resumable and in
+constant memory.
+"""
 
 import codecs
 import hashlib
@@ -9,14 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memstore.catalog import Document
+from memstore.disk.catalog import Document
 from memstore.errors import InvalidInput
 from memstore.model.attention import Blocks, Memory
 from memstore.model.config import ModelConfig
 from memstore.model.session import Session
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
-from memstore.store import DocumentWriter, MemoryStore
+from memstore.store.memory_store import DocumentWriter, MemoryStore
 
 Mode = Literal["new", "append", "replace"]
 _PIECE = 1 << 20
@@ -31,7 +33,9 @@ class Text:
 
     @classmethod
     def of(cls, source: Path | str, name: str | None = None) -> "Text":
-        """Raises InvalidInput for a path that cannot be read as a text, and for a string without a name."""
+        """Raises InvalidInput for a path that cannot be read as a text, and for a string without a
+        name.
+        """
         if isinstance(source, str):
             if not name:
                 raise InvalidInput("a text given as a string needs a name")
@@ -43,7 +47,9 @@ class Text:
         return cls(source, name or source.stem)
 
     def pieces(self) -> Iterator[str]:
-        """The text piece by piece. Raises InvalidInput for bytes that are not UTF-8 and for NUL bytes."""
+        """The text piece by piece. Raises InvalidInput for bytes that are not UTF-8 and for NUL
+        bytes.
+        """
         if isinstance(self.source, str):
             for start in range(0, len(self.source), _PIECE):
                 yield self.source[start : start + _PIECE]
@@ -55,19 +61,22 @@ class Text:
                 while raw := file.read(_PIECE):
                     if b"\0" in raw:
                         raise InvalidInput(
-                            f"{self.source} is binary (a NUL byte at {offset + raw.index(0)}); only text can be read"
+                            f"{self.source} is binary (a NUL byte at {offset + raw.index(0)}); "
+                            "only text can be read"
                         )
                     yield decoder.decode(raw)
                     offset += len(raw)
                 decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
-            raise InvalidInput(f"{self.source} is not UTF-8 text (near byte {offset + error.start})") from None
+            raise InvalidInput(
+                f"{self.source} is not UTF-8 text (near byte {offset + error.start})"
+            ) from None
         except OSError as error:
             raise InvalidInput(f"cannot read {self.source}: {error.strerror}") from None
 
     def check(self) -> tuple[str, int]:
-        """(BLAKE2 hash, characters) of the whole text; raises what `pieces` raises, and InvalidInput if there is
-        nothing in it.
+        """(BLAKE2 hash, characters) of the whole text; raises what `pieces` raises, and
+        InvalidInput if there is nothing in it.
         """
         digest, characters, blank = hashlib.blake2b(digest_size=20), 0, True
         for piece in self.pieces():
@@ -76,14 +85,17 @@ class Text:
             blank = blank and not piece.strip()
         if blank:
             raise InvalidInput(
-                f"{self.source if isinstance(self.source, Path) else self.name} is empty; there is nothing to read"
+                f"{self.source if isinstance(self.source, Path) else self.name} is empty; there is "
+                "nothing to read"
             )
         return digest.hexdigest(), characters
 
 
 @dataclass(frozen=True)
 class IngestProgress:
-    """How far an ingest is: characters read of all, tokens committed or staged, and where it went on from."""
+    """How far an ingest is: characters read of all, tokens committed or staged, and where it went
+    on from.
+    """
 
     characters: int
     total_characters: int
@@ -103,9 +115,11 @@ def ingest(
     retrieve: bool = False,
     progress: Callable[[IngestProgress], None] | None = None,
 ) -> Document:
-    """Read a text into the store under text.name and return the finished document (docs/method.md section 6).
+    """Read a text into the store under text.name and return the finished document (docs/method.md
+    section 6).
 
-    A document already there with the same content is returned as it is; one whose ingest was interrupted is resumed.
+    A document already there with the same content is returned as it is; one whose ingest was
+    interrupted is resumed.
     """
     source_hash, characters = text.check()
     settings: dict[str, Any] = {
@@ -116,16 +130,12 @@ def ingest(
     }
     if retrieve:
         settings["granularity"] = config.granularity
-        if config.score_range is not None:  # a document begun before there was a range goes on without one
+        # a document begun before there was a range goes on without one
+        if config.score_range is not None:
             settings["score_range"] = config.score_range
         if config.recency:
             settings["recency"] = config.recency
-    writer = store.write_document(
-        text.name,
-        source_hash=source_hash,
-        settings=settings,
-        mode=mode,
-    )
+    writer = store.write_document(text.name, source_hash=source_hash, settings=settings, mode=mode)
     if writer is None:
         return store.document(text.name)
     with writer:
@@ -133,8 +143,8 @@ def ingest(
         report = progress or (lambda state: None)
         resumed, base = writer.tokens, writer.base_tokens
         total = characters + _characters_before(store, tokenizer, writer.document.id, base)
-        # An append reads again what stood behind the last full chunk, then the new text; a resumed ingest skips what
-        # it has.
+        # An append reads again what stood behind the last full chunk, then the new text; a resumed
+        # ingest skips what it has.
         pending = writer.replaced_tokens().ids.tolist()
         skip = max(0, resumed - base)
         for ids in tokenizer.encode_stream(text.pieces()):
@@ -158,30 +168,41 @@ def _characters_before(store: MemoryStore, tokenizer: Tokenizer, document: int, 
     if token == 0:
         return 0
     span = store.tokens(document, token - 1, token)
-    return span.char_start + int(tokenizer.character_counts[np.concatenate([span.before, span.ids])].sum())
+    return span.char_start + int(
+        tokenizer.character_counts[np.concatenate([span.before, span.ids])].sum()
+    )
 
 
 class _Reader:
     """A session whose own blocks are the document's, committed by the writer at chunk ends."""
 
     def __init__(
-        self, model: Transformer, tokenizer: Tokenizer, config: ModelConfig, store: MemoryStore, writer: DocumentWriter,
-        cmt_keys: Any, retrieve: bool,
-    ) -> None:  # fmt: skip
+        self,
+        model: Transformer,
+        tokenizer: Tokenizer,
+        config: ModelConfig,
+        store: MemoryStore,
+        writer: DocumentWriter,
+        cmt_keys: Any,
+        retrieve: bool,
+    ) -> None:
         self.store, self.writer, self.tokenizer = store, writer, tokenizer
         self.tokens = writer.tokens
         self.characters = _characters_before(store, tokenizer, writer.document.id, writer.tokens)
         memory = Memory(own_document=writer.document.id, own_end=writer.blocks)
         self._chunk: list[int] = []
         self._last_length: int | None = None
-        self.session = Session(model, replace(config), store, memory, self._keep, cmt_keys=cmt_keys, retrieve=retrieve)
+        self.session = Session(
+            model, replace(config), store, memory, self._keep, cmt_keys=cmt_keys, retrieve=retrieve
+        )
         if writer.blocks:
             for layer in range(config.num_layers):
                 self.session.attention.remember(layer, writer.recent(layer, config.top_k)[2])
             self.session.attention.start_chunk()
 
     def chunk(self, ids: list[int]) -> None:
-        """Read one chunk and stage its blocks; the last chunk of a document may be shorter and is closed by a landmark.
+        """Read one chunk and stage its blocks; the last chunk of a document may be shorter and is
+        closed by a landmark.
         """
         self._chunk = ids
         self.session.feed(ids)
@@ -191,4 +212,6 @@ class _Reader:
         self.characters += int(self.tokenizer.character_counts[ids].sum())
 
     def _keep(self, blocks: Blocks) -> None:
-        self.writer.add_chunk(self._chunk, self.characters, blocks, length_of_last=self._last_length)
+        self.writer.add_chunk(
+            self._chunk, self.characters, blocks, length_of_last=self._last_length
+        )

@@ -1,4 +1,6 @@
-"""The model as its users hold it: ingest documents into a store, ask about them, search them, and see what was read."""
+"""The model as its users hold it: ingest documents into a store, ask about them, search them, and
+see what was read.
+"""
 
 import math
 import os
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memstore.catalog import Document, Signature
+from memstore.disk.catalog import Document, Signature
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.attention import Read
 from memstore.model.checkpoint import SHIPPED, SHIPPED_NAME, load_checkpoint, signature_of
@@ -25,7 +27,7 @@ from memstore.model.search import SHORTLIST, Match, search_blocks
 from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 from memstore.tiers.device import usable_device
 from memstore.tiers.stats import COUNTS
 
@@ -34,10 +36,12 @@ _SMALL = 20_000_000  # parameters
 
 @dataclass(frozen=True)
 class Source:
-    """A block that was read: where its text stands in its document, and how strongly it was attended.
+    """A block that was read: where its text stands in its document, and how strongly it was
+    attended.
 
-    span: (first, end) characters of the document. weight: attention mass summed over layers, heads and answer tokens;
-    of a search, how much of the phrase was found, 0..1. reads: one entry a (layer, head, tier): the part read there.
+    span: (first, end) characters of the document. weight: attention mass summed over layers, heads
+    and answer tokens; of a search, how much of the phrase was found, 0..1. reads: one entry a
+    (layer, head, tier): the part read there.
     """
 
     document: str
@@ -50,7 +54,9 @@ class Source:
 
 @dataclass(frozen=True)
 class DocumentMatch:
-    """A document that a search found. weight: how much of the phrase was found in its best block, 0..1."""
+    """A document that a search found. weight: how much of the phrase was found in its best block,
+    0..1.
+    """
 
     document: str
     weight: float
@@ -61,8 +67,8 @@ class DocumentMatch:
 class Answer:
     """What was answered, from where, and what it cost.
 
-    lookups: {"done", "skipped"} of (token, head, layer). tiers: {name: counts} of this answer, the fields of TierStats.
-    seconds: from the question to the last token.
+    lookups: {"done", "skipped"} of (token, head, layer). tiers: {name: counts} of this answer, the
+    fields of TierStats. seconds: from the question to the last token.
     """
 
     text: str
@@ -104,19 +110,31 @@ class LandmarkModel:
         progress: Callable[[IngestProgress], None] | None = None,
         **lookup: Any,
     ) -> Document:
-        """Read a document (a path, or a text with a name) into the store; idempotent, and resumed where it was
-        interrupted.
+        """Read a document (a path, or a text with a name) into the store; idempotent, and resumed
+        where it was interrupted.
 
-        mode: "new" refuses a name already used with other content; "append" continues the document; "replace" swaps it.
-        retrieve: attend to retrieved blocks while reading instead of the latest ones (slower, for perplexity).
+        mode: "new" refuses a name already used with other content; "append" continues the document;
+        "replace" swaps it. retrieve: attend to retrieved blocks while reading instead of the latest
+        ones (slower, for perplexity).
         """
         return ingest(
-            self.transformer, self.tokenizer, self.lookup_config(**lookup), store, Text.of(source, name),
-            cmt_keys=self.cmt_keys, mode=mode, retrieve=retrieve, progress=progress,
-        )  # fmt: skip
+            self.transformer,
+            self.tokenizer,
+            self.lookup_config(**lookup),
+            store,
+            Text.of(source, name),
+            cmt_keys=self.cmt_keys,
+            mode=mode,
+            retrieve=retrieve,
+            progress=progress,
+        )
 
-    def build_index(self, store: MemoryStore, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-        """Build and save an approximate index of every document, for the queries of this model: see model.indexing."""
+    def build_index(
+        self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Build and save an approximate index of every document, for the queries of this model: see
+        model.indexing.
+        """
         return build_index(self, store, progress)
 
     def session(
@@ -129,16 +147,23 @@ class LandmarkModel:
         read_all_rows: bool = False,
         **lookup: Any,
     ) -> ScratchSession:
-        """A session that has attached documents (None = every ready one, in the order they were created).
+        """A session that has attached documents (None = every ready one, in the order they were
+        created).
 
-        on_read: told what the last row of every step reads, or all rows if `read_all_rows`. lookup: top_k, score_range,
-        recency, cmt_cutoff, granularity, chunk_blocks, where they shall differ from the model's.
+        on_read: told what the last row of every step reads, or all rows if `read_all_rows`. lookup:
+        top_k, score_range, recency, cmt_cutoff, granularity, chunk_blocks, where they shall differ
+        from the model's.
         """
         attached = [(document.id, document.blocks) for document in _ready(store, documents)]
         session = ScratchSession(
-            self.transformer, self.lookup_config(**lookup), store, attached, cmt_keys=self.cmt_keys, retrieve=retrieve,
+            self.transformer,
+            self.lookup_config(**lookup),
+            store,
+            attached,
+            cmt_keys=self.cmt_keys,
+            retrieve=retrieve,
             on_read=on_read,
-        )  # fmt: skip
+        )
         session.attention.read_all_rows = read_all_rows
         return session
 
@@ -158,19 +183,28 @@ class LandmarkModel:
     ) -> Answer:
         """Answer a question, taken as typed, from the documents of a store, in a fresh session.
 
-        until_sentence: stop at the end of a sentence or line. on_token: called with every piece of text as it is
-        generated.
-        Raises InvalidInput for an empty question or no ready document, DocumentNotFound for an unknown one.
+        until_sentence: stop at the end of a sentence or line. on_token: called with every piece of
+        text as it is generated.
+        Raises InvalidInput for an empty question or no ready document, DocumentNotFound for an
+        unknown one.
         """
-        if documents is None and not any(document.state == "ready" for document in store.documents()):
+        if documents is None and not any(
+            document.state == "ready" for document in store.documents()
+        ):
             raise InvalidInput("the memory holds no finished document to ask; run ingest first")
         collector = _Collector()
         with self.session(store, documents, on_read=collector, **lookup) as session:
             return self.reply(
-                session, question, collector=collector, max_new_tokens=max_new_tokens, temperature=temperature,
+                session,
+                question,
+                collector=collector,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
                 seed=seed,
-                until_sentence=until_sentence, max_sources=max_sources, on_token=on_token,
-            )  # fmt: skip
+                until_sentence=until_sentence,
+                max_sources=max_sources,
+                on_token=on_token,
+            )
 
     def reply(
         self,
@@ -185,7 +219,9 @@ class LandmarkModel:
         max_sources: int = 5,
         on_token: Callable[[str], None] | None = None,
     ) -> Answer:
-        """Continue a session with a question and generate the answer; what `ask` and `chat` share."""
+        """Continue a session with a question and generate the answer; what `ask` and `chat`
+        share.
+        """
         if not question.strip():
             raise InvalidInput("the question is empty")
         if max_new_tokens < 1:
@@ -201,7 +237,9 @@ class LandmarkModel:
         tokens: list[int] = []
         first = 0.0
         stop = self._ends_answer if until_sentence else None
-        for token in session.generate(state, max_new_tokens, temperature=temperature, seed=seed, stop=stop):
+        for token in session.generate(
+            state, max_new_tokens, temperature=temperature, seed=seed, stop=stop
+        ):
             first = first or time.perf_counter() - began
             tokens.append(token)
             if on_token is not None:
@@ -219,14 +257,17 @@ class LandmarkModel:
                 "skipped": session.attention.lookups.skipped - skipped,
             },
             tiers={
-                name: {count: after[name][count] - counts[count] for count in COUNTS} for name, counts in tiers.items()
+                name: {count: after[name][count] - counts[count] for count in COUNTS}
+                for name, counts in tiers.items()
             },
             seconds=time.perf_counter() - began,
             first_token_seconds=first,
         )
 
     @contextmanager
-    def chat(self, store: MemoryStore, documents: Sequence[str] | None = None, **lookup: Any) -> Iterator["Chat"]:
+    def chat(
+        self, store: MemoryStore, documents: Sequence[str] | None = None, **lookup: Any
+    ) -> Iterator["Chat"]:
         """A session that stays warm over several questions."""
         collector = _Collector()
         with self.session(store, documents, on_read=collector, **lookup) as session:
@@ -243,11 +284,14 @@ class LandmarkModel:
     ) -> list[Source]:
         """The blocks where most of the phrase is found, best first: docs/method.md section 9.
 
-        shortlist: blocks that the landmark keys choose to be compared with the phrase word by word; more is slower.
-        Raises InvalidInput for an empty phrase, a number below 1 or no ready document, DocumentNotFound.
+        shortlist: blocks that the landmark keys choose to be compared with the phrase word by word;
+        more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready
+        document, DocumentNotFound.
         """
         searched, matches = self._matches(phrase, store, documents, top_k, shortlist)
-        return [self._found(store, searched[match.document], match) for match in islice(matches, top_k)]
+        return [
+            self._found(store, searched[match.document], match) for match in islice(matches, top_k)
+        ]
 
     def search_documents(
         self,
@@ -258,7 +302,9 @@ class LandmarkModel:
         top_k: int = 5,
         shortlist: int = SHORTLIST,
     ) -> list[DocumentMatch]:
-        """The documents where most of the phrase is found in one block, best first; otherwise as `search`."""
+        """The documents where most of the phrase is found in one block, best first; otherwise as
+        `search`.
+        """
         searched, matches = self._matches(phrase, store, documents, top_k, shortlist)
         best: dict[int, Source] = {}
         for match in matches:
@@ -269,7 +315,12 @@ class LandmarkModel:
         return [DocumentMatch(source.document, source.weight, source) for source in best.values()]
 
     def _matches(
-        self, phrase: str, store: MemoryStore, documents: Sequence[str] | None, top_k: int, shortlist: int
+        self,
+        phrase: str,
+        store: MemoryStore,
+        documents: Sequence[str] | None,
+        top_k: int,
+        shortlist: int,
     ) -> tuple[dict[int, Document], Iterator[Match]]:
         if not phrase.strip():
             raise InvalidInput("the phrase is empty")
@@ -281,32 +332,50 @@ class LandmarkModel:
             raise InvalidInput("the memory holds no finished document to search; run ingest first")
         ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
         scope = [(document.id, document.blocks) for document in searched.values()]
-        return searched, search_blocks(self.transformer, self.cmt_keys, store, scope, ids, max(shortlist, top_k))
+        return searched, search_blocks(
+            self.transformer, self.cmt_keys, store, scope, ids, max(shortlist, top_k)
+        )
 
     def _found(self, store: MemoryStore, document: Document, match: Match) -> Source:
-        return self._source(store, document, match.block, {(match.layer, match.head, match.tier): match.weight})
+        return self._source(
+            store, document, match.block, {(match.layer, match.head, match.tier): match.weight}
+        )
 
     def score(self, session: ScratchSession, ids: Sequence[int]) -> np.ndarray:
         """Log probabilities [n - 1] of ids[1:], each after what stands before it in the session."""
         states = session.feed(list(ids[:-1]))
         logits = session.logits(states).log_softmax(-1)
-        return logits.gather(-1, torch.tensor(ids[1:], device=logits.device)[:, None])[:, 0].double().cpu().numpy()
+        return (
+            logits.gather(-1, torch.tensor(ids[1:], device=logits.device)[:, None])[:, 0]
+            .double()
+            .cpu()
+            .numpy()
+        )
 
     def lookup_config(self, **lookup: Any) -> ModelConfig:
-        """The model's configuration with other lookup settings (None = the model's); InvalidInput names one out of
-        range.
+        """The model's configuration with other lookup settings (None = the model's); InvalidInput
+        names one out of range.
         """
         given = {name: value for name, value in lookup.items() if value is not None}
         unknown = set(given) - set(LOOKUP_SETTINGS)
         if unknown:
-            raise InvalidInput(f"unknown setting {unknown.pop()!r}; choose one of {', '.join(LOOKUP_SETTINGS)}")
-        top_k, cutoff = given.get("top_k", self.config.top_k), given.get("cmt_cutoff", self.config.cmt_cutoff)
+            raise InvalidInput(
+                f"unknown setting {unknown.pop()!r}; choose one of {', '.join(LOOKUP_SETTINGS)}"
+            )
+        top_k, cutoff = (
+            given.get("top_k", self.config.top_k),
+            given.get("cmt_cutoff", self.config.cmt_cutoff),
+        )
         if not 1 <= top_k <= 1024:
             raise InvalidInput(f"top_k must lie in 1..1024, is {top_k}")
         if not 0 <= given.get("score_range", 0) < math.inf:
-            raise InvalidInput(f"score_range must be a finite number of at least 0, is {given['score_range']}")
+            raise InvalidInput(
+                f"score_range must be a finite number of at least 0, is {given['score_range']}"
+            )
         if not 0 <= given.get("recency", 0) < math.inf:
-            raise InvalidInput(f"recency must be a finite number of at least 0, is {given['recency']}")
+            raise InvalidInput(
+                f"recency must be a finite number of at least 0, is {given['recency']}"
+            )
         if not 0 <= cutoff <= 1:
             raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {cutoff}")
         if not 1 <= given.get("chunk_blocks", 1) <= 256:
@@ -328,17 +397,25 @@ class LandmarkModel:
         }
         best = sorted(totals, key=lambda key: (-totals[key], key))[:most]
         return [
-            self._source(store, names[document], block, collector.mass[document, block]) for document, block in best
+            self._source(store, names[document], block, collector.mass[document, block])
+            for document, block in best
         ]
 
     def _source(
-        self, store: MemoryStore, document: Document, block: int, reads: dict[tuple[int, int, str], float]
+        self,
+        store: MemoryStore,
+        document: Document,
+        block: int,
+        reads: dict[tuple[int, int, str], float],
     ) -> Source:
         first = block * self.config.block_size
         end = min(first + self.config.block_size, document.tokens)
         span = store.tokens(document.id, first, end)
         counts = self.tokenizer.character_counts
-        start, characters = span.char_start + int(counts[span.before].sum()), int(counts[span.ids].sum())
+        start, characters = (
+            span.char_start + int(counts[span.before].sum()),
+            int(counts[span.ids].sum()),
+        )
         return Source(
             document=document.name,
             block=block,
@@ -353,13 +430,17 @@ class LandmarkModel:
 
 
 def _ready(store: MemoryStore, documents: Sequence[str] | None) -> list[Document]:
-    """The named documents, or every ready one. Raises InvalidInput for one not read to its end, DocumentNotFound."""
+    """The named documents, or every ready one. Raises InvalidInput for one not read to its end,
+    DocumentNotFound.
+    """
     if documents is None:
         return [document for document in store.documents() if document.state == "ready"]
     named = [store.document(name) for name in documents]
     for document in named:
         if document.state != "ready":
-            raise InvalidInput(f"document {document.name!r} is not read to its end; run ingest again to finish it")
+            raise InvalidInput(
+                f"document {document.name!r} is not read to its end; run ingest again to finish it"
+            )
     return named
 
 
@@ -383,34 +464,44 @@ class _Collector:
 
 
 class Chat:
-    """Questions and answers in one session: each sees what was said before, and the same documents."""
+    """Questions and answers in one session: each sees what was said before, and the same
+    documents.
+    """
 
-    def __init__(self, model: LandmarkModel, session: ScratchSession, collector: _Collector) -> None:
+    def __init__(
+        self, model: LandmarkModel, session: ScratchSession, collector: _Collector
+    ) -> None:
         self._model, self._session, self._collector = model, session, collector
 
     def ask(self, question: str, **settings: Any) -> Answer:
-        """As `LandmarkModel.ask`, in this session; settings: max_new_tokens, temperature, seed, until_sentence,
-        max_sources, on_token.
+        """As `LandmarkModel.ask`, in this session; settings: max_new_tokens, temperature, seed,
+        until_sentence, max_sources, on_token.
         """
         self._collector.active = False
         return self._model.reply(self._session, question, collector=self._collector, **settings)
 
 
 def load_model(
-    name_or_path: str | Path | None = None, *, device: str = "cpu", dtype: torch.dtype = torch.float32
+    name_or_path: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> LandmarkModel:
-    """The model that ships (None or its name, "books-1m"), or one from a directory written by `memstore train`.
+    """The model that ships (None or its name, "books-1m"), or one from a directory written by
+    `memstore train`.
 
-    device: where it computes, such as "cuda"; its memories have to be opened with the same. dtype: of its weights and
-    of what it computes; landmark scores, softmaxes and logits are float32 under a half-precision one as well. Weights
-    that lose digits by it are another model, with memories of its own.
-    Raises InvalidWeights for a directory that is no model, or whose weights do not fit its configuration, and
-    InvalidConfig for a device that this machine does not have.
+    device: where it computes, such as "cuda"; its memories have to be opened with the same. dtype:
+    of its weights and of what it computes; landmark scores, softmaxes and logits are float32 under
+    a half-precision one as well. Weights that lose digits by it are another model, with memories of
+    its own.
+    Raises InvalidWeights for a directory that is no model, or whose weights do not fit its
+    configuration, and InvalidConfig for a device that this machine does not have.
     """
     directory = SHIPPED if name_or_path in (None, SHIPPED_NAME) else Path(str(name_or_path))
     if not directory.is_dir():
         raise InvalidWeights(
-            f"{directory} is no directory; name one written by `memstore train`, or leave the model out"
+            f"{directory} is no directory; name one written by `memstore train`, or leave the "
+            "model out"
         )
     place = usable_device(device)
     transformer, tokenizer = load_checkpoint(directory, dtype)
@@ -420,10 +511,14 @@ def load_model(
 def load_model_for_command(name_or_path: str | Path | None = None) -> LandmarkModel:
     """`load_model` for a process of its own: a small model then runs on one thread.
 
-    Its products are too short to share, and with several threads every one of them ends at a barrier: on a machine
-    that is busy otherwise reading was 50 times slower. OMP_NUM_THREADS, where it is set, is obeyed.
+    Its products are too short to share, and with several threads every one of them ends at a
+    barrier: on a machine that is busy otherwise reading was 50 times slower. OMP_NUM_THREADS, where
+    it is set, is obeyed.
     """
     model = load_model(name_or_path)
-    if "OMP_NUM_THREADS" not in os.environ and sum(p.numel() for p in model.transformer.parameters()) < _SMALL:
+    if (
+        "OMP_NUM_THREADS" not in os.environ
+        and sum(p.numel() for p in model.transformer.parameters()) < _SMALL
+    ):
         torch.set_num_threads(1)
     return model

@@ -1,11 +1,12 @@
 """Predicting what the next lookups will read, so that it is on its way before they ask.
 
-Two predictors. `previous`: what a layer read for the last step, it probably reads again. `speculative`: layer n's
-state without its memory, taken through the rest of layer n and the projections of layer n + 1, gives nearly the
-queries that layer n + 1 will search with (measured on the first weights that shipped: of the units that layers 2 and 3
-read, .74 to .90 were predicted, and .70 to .92 of the predicted were read; with layer n's plain input instead of its
-local attention, as prefetchers of experts do, .45 to .66).
-A prediction never changes a result: it only tells the tiers what to fetch.
+Two predictors. `previous`: what a layer read for the last step, it probably reads again.
+`speculative`: layer n's state without its memory, taken through the rest of layer n and the
+projections of layer n + 1, gives nearly the queries that layer n + 1 will search with (measured on
+the first weights that shipped: of the units that layers 2 and 3 read, .74 to .90 were predicted,
+and .70 to .92 of the predicted were read; with layer n's plain input instead of its local
+attention, as prefetchers of experts do, .45 to .66). A prediction never changes a result: it only
+tells the tiers what to fetch.
 """
 
 from contextlib import suppress
@@ -16,14 +17,17 @@ from memstore.block import BlockKey
 from memstore.errors import MemstoreError
 from memstore.kernels.api import LocalAttention
 from memstore.model.attention import MemoryAttention
-from memstore.model.transformer import Block, Transformer
-from memstore.store import MemoryStore
+from memstore.model.transformer import DecoderLayer, Transformer
+from memstore.store.memory_store import MemoryStore
 
-_PATIENCE = 2  # steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
+# steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
+_PATIENCE = 2
 
 
 class Lookahead:
-    """Predicts for one session; its methods are called from within a step, in the order of layers."""
+    """Predicts for one session; its methods are called from within a step, in the order of
+    layers.
+    """
 
     def __init__(self, model: Transformer, attention: MemoryAttention, store: MemoryStore) -> None:
         self._model, self._attention, self._store = model, attention, store
@@ -49,9 +53,14 @@ class Lookahead:
         if not self._speculative or self._quiet > _PATIENCE or layer + 1 not in self._memory_layers:
             return
         block, following = self._model.blocks[layer], self._model.blocks[layer + 1]
-        assert isinstance(block, Block) and isinstance(following, Block) and self._x is not None
+        assert (
+            isinstance(block, DecoderLayer)
+            and isinstance(following, DecoderLayer)
+            and self._x is not None
+        )
         x = block.mlp(self._x + block.o_proj(local.output.transpose(1, 2).flatten(2)))
-        # Where guessing fails (a document was forgotten), the lookup itself says so, if there is to be one.
+        # Where guessing fails (a document was forgotten), the lookup itself says so, if there is to
+        # be one.
         with suppress(MemstoreError):
             self._expect(self._attention.guess(layer + 1, *following.project(x)))
 

@@ -1,5 +1,5 @@
-"""Rotary positions (RoPE), and where memory's blocks stand: stingy slots or one fixed distance (docs/method.md section
-4).
+"""Rotary positions (RoPE), and where memory's blocks stand: stingy slots or one fixed distance
+(docs/method.md section 4).
 """
 
 from dataclasses import dataclass
@@ -9,35 +9,49 @@ from torch import Tensor
 
 
 class Rope:
-    """Rotates the last axis of queries and keys by integer positions, which may be negative (the CMT stands at -1).
+    """Rotates the last axis of queries and keys by integer positions, which may be negative (the
+    CMT stands at -1).
 
-    `interleaved` pairs dimensions (0,1),(2,3)..; otherwise (0,D/2),(1,D/2+1).. as Hugging Face models do. Rotations
-    compose: a query at p against a key at r equals the query at p - r against the key unrotated.
+    `interleaved` pairs dimensions (0,1),(2,3)..; otherwise (0,D/2),(1,D/2+1).. as Hugging Face
+    models do. Rotations compose: a query at p against a key at r equals the query at p - r against
+    the key unrotated.
     """
 
     def __init__(self, head_dim: int, base: float = 10_000.0, interleaved: bool = False) -> None:
         self.interleaved = interleaved
-        # Rounded to float32 as the published implementation has them; angles, cosines and sines are then taken in
-        # float64.
-        self.frequencies = (base ** (-torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)).double()
+        # Rounded to float32 as the published implementation has them; angles, cosines and sines are
+        # then taken in float64.
+        self.frequencies = (
+            base ** (-torch.arange(0, head_dim, 2, device="cpu").float() / head_dim)
+        ).double()
         self._tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor, int]] = {}
 
     def _table(self, reach: int, x: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Angles of positions -zero .. zero, zero >= reach, for rotating x, as `angles` gives them; and zero."""
+        """Angles of positions -zero .. zero, zero >= reach, for rotating x, as `angles` gives them;
+        and zero.
+        """
         key = (torch.float64 if x.dtype == torch.float64 else torch.float32, x.device)
         table = self._tables.get(key)
         if table is None or table[2] < reach:
             zero = max(1024, 1 << reach.bit_length())
             grid = torch.arange(-zero, zero + 1, dtype=torch.float64, device="cpu")
             turns = grid[:, None] * self.frequencies
-            cos, sin = self._paired(turns.cos(), turns.cos()), self._paired(-turns.sin(), turns.sin())
+            cos, sin = (
+                self._paired(turns.cos(), turns.cos()),
+                self._paired(-turns.sin(), turns.sin()),
+            )
             table = self._tables[key] = (cos.to(*key[::-1]), sin.to(*key[::-1]), zero)
         return table
 
     def _paired(self, first: Tensor, second: Tensor) -> Tensor:
-        """Values [.., D/2] of the first and the second dimension of every pair, in the order of the dimensions [.., D].
+        """Values [.., D/2] of the first and the second dimension of every pair, in the order of the
+        dimensions [.., D].
         """
-        return torch.stack([first, second], -1).flatten(-2) if self.interleaved else torch.cat([first, second], -1)
+        return (
+            torch.stack([first, second], -1).flatten(-2)
+            if self.interleaved
+            else torch.cat([first, second], -1)
+        )
 
     def angles(self, start: int, end: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [end - start, D] for rotating x to the positions start .. end - 1.
@@ -48,11 +62,14 @@ class Rope:
         return cos[start + zero : end + zero], sin[start + zero : end + zero]
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [..., T, D] rotated to positions [T] (or any shape that broadcasts against x's axes but the last)."""
+        """x [..., T, D] rotated to positions [T] (or any shape that broadcasts against x's axes but
+        the last).
+        """
         return self.rotate(x, *self.angles_at(positions, x))
 
     def angles_at(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [..., D] for rotating x, and all that has its device and precision, to positions [...].
+        """cos and sin [..., D] for rotating x, and all that has its device and precision, to
+        positions [...].
 
         A device has to say first how far they reach: take them once, not once a layer.
         """
@@ -71,11 +88,12 @@ class Rope:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The slots before a chunk for a memory of `blocks` blocks, the last `recent` of them recent (docs/method.md
-    section 4).
+    """The slots before a chunk for a memory of `blocks` blocks, the last `recent` of them recent
+    (docs/method.md section 4).
 
-    size: prefix slots of block_size + 1 positions each; the chunk starts behind them. Stingy mapping gives old blocks
-    slots from the left; a fixed distance gives them none. Chosen recent blocks take the right-most slots in order.
+    size: prefix slots of block_size + 1 positions each; the chunk starts behind them. Stingy
+    mapping gives old blocks slots from the left; a fixed distance gives them none. Chosen recent
+    blocks take the right-most slots in order.
     """
 
     blocks: int

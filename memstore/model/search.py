@@ -1,6 +1,8 @@
-"""Search of a memory for a phrase: landmark keys choose a shortlist of blocks, and the blocks' own keys rank it.
+"""Search of a memory for a phrase: landmark keys choose a shortlist of blocks, and the blocks' own
+keys rank it.
 
-docs/method.md section 9. Nothing here depends on one set of weights: which heads matter is read off the phrase.
+docs/method.md section 9. Nothing here depends on one set of weights: which heads matter is read off
+the phrase.
 """
 
 import math
@@ -19,20 +21,24 @@ from memstore.kernels.api import LocalAttention
 from memstore.model.config import ModelConfig
 from memstore.model.rotary import Prefix
 from memstore.model.transformer import Transformer
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 
 SHORTLIST = 1 << 16
 """Blocks whose own keys are read, by default; a smaller memory is ranked whole."""
 
 _HITS_OF_EVERY_HEAD = 64  # landmark keys taken a (token, head), to see which heads point sharply
-_POINTING_HEADS, _HITS = 3, 1024  # heads that make a shortlist, and landmark keys taken for each of their tokens
-_SHARPNESS = 16.0  # of exp(sharpness * (cosine - 1)): how like two keys must be to count as the same word
+# heads that make a shortlist, and landmark keys taken for each of their tokens
+_POINTING_HEADS, _HITS = 3, 1024
+# of exp(sharpness * (cosine - 1)): how like two keys must be to count as the same word
+_SHARPNESS = 16.0
 _UNITS = 256  # leased at once
 
 
 @dataclass(frozen=True)
 class Match:
-    """A block and how much of the phrase was found there, 0..1; the unit that was read for it, and whence."""
+    """A block and how much of the phrase was found there, 0..1; the unit that was read for it, and
+    whence.
+    """
 
     document: int
     block: int
@@ -46,8 +52,8 @@ class Match:
 class _Looks:
     """What a layer's heads look for, T tokens of the phrase.
 
-    q: [H, T, D] scaled and rotated as towards old blocks; k: [Hkv, T, D] position-free; gate: [H, T] (ones without a
-    context miss token).
+    q: [H, T, D] scaled and rotated as towards old blocks; k: [Hkv, T, D] position-free; gate: [H,
+    T] (ones without a context miss token).
     """
 
     q: Tensor
@@ -64,10 +70,11 @@ def search_blocks(
     ids: Sequence[int],
     shortlist: int = SHORTLIST,
 ) -> Iterator[Match]:
-    """Blocks of documents (id, blocks), at most `shortlist`, best first; of equals the earlier in their order.
+    """Blocks of documents (id, blocks), at most `shortlist`, best first; of equals the earlier in
+    their order.
 
-    ids: content tokens of the phrase, at least one. Raises DocumentNotFound for a document that was forgotten,
-    CorruptBlock.
+    ids: content tokens of the phrase, at least one. Raises DocumentNotFound for a document that was
+    forgotten, CorruptBlock.
     """
     blocks = [(document, block) for document, count in documents for block in range(count)]
     if not blocks or not model.config.memory_layers:
@@ -84,11 +91,19 @@ def search_blocks(
     units = [BlockKey(document, layer, block, kv_head) for document, block in blocks]
     keys = F.normalize(looks[layer].k[kv_head].float(), dim=-1)
     cos, sin = model.rope.angles(0, model.config.block_size, keys)
-    placed = model.rope.rotate(keys, cos[:, None], sin[:, None])  # (block_size, T, D): as a key stands at each offset
+    # (block_size, T, D): as a key stands at each offset
+    placed = model.rope.rotate(keys, cos[:, None], sin[:, None])
     weights, missed = _compare(store, units, placed)
     order = weights.sort(descending=True, stable=True).indices.tolist()
     return (
-        Match(units[n].document, units[n].block, float(weights[n]), layer, head, "disk" if missed[n] else "host")
+        Match(
+            units[n].document,
+            units[n].block,
+            float(weights[n]),
+            layer,
+            head,
+            "disk" if missed[n] else "host",
+        )
         for n in order
     )
 
@@ -96,15 +111,23 @@ def search_blocks(
 def _look(
     model: Transformer, cmt_keys: Sequence[Tensor] | None, ids: Sequence[int], blocks: int
 ) -> dict[int, _Looks]:
-    """What every memory layer looks for with each token of a phrase that was read without any memory.
+    """What every memory layer looks for with each token of a phrase that was read without any
+    memory.
 
     A phrase longer than a chunk is read in pieces that do not see each other.
     """
     config = model.config
     size = config.chunk_blocks * config.block_size
-    pieces = [_look_piece(model, cmt_keys, ids[at : at + size], blocks) for at in range(0, len(ids), size)]
+    pieces = [
+        _look_piece(model, cmt_keys, ids[at : at + size], blocks) for at in range(0, len(ids), size)
+    ]
     return {
-        layer: _Looks(*(torch.cat([getattr(piece[layer], name) for piece in pieces], 1) for name in ("q", "k", "gate")))
+        layer: _Looks(
+            *(
+                torch.cat([getattr(piece[layer], name) for piece in pieces], 1)
+                for name in ("q", "k", "gate")
+            )
+        )
         for layer in pieces[0]
     }
 
@@ -113,7 +136,9 @@ def _look_piece(
     model: Transformer, cmt_keys: Sequence[Tensor] | None, ids: Sequence[int], blocks: int
 ) -> dict[int, _Looks]:
     config, looks = model.config, {}
-    sequence = [token for n, token in enumerate(ids, 1) for token in _with_landmark(n, token, config)]
+    sequence = [
+        token for n, token in enumerate(ids, 1) for token in _with_landmark(n, token, config)
+    ]
     rows = [row for row, token in enumerate(sequence) if token != config.landmark_id]
     base = 0
     if config.old_block_position == "stingy":
@@ -123,14 +148,21 @@ def _look_piece(
         cos, sin = model.rope.angles(base, base + len(sequence), q)
         q = q * config.head_dim**-0.5
         local: LocalAttention = api.local_attention(
-            model.rope.rotate(q, cos, sin), model.rope.rotate(k, cos, sin), v, config.block_size,
+            model.rope.rotate(q, cos, sin),
+            model.rope.rotate(k, cos, sin),
+            v,
+            config.block_size,
             k_cmt=None if cmt_keys is None else cmt_keys[layer],
-        )  # fmt: skip
+        )
         if layer in (config.memory_layers or ()):
             if config.old_block_position == "fixed":
-                cos, sin = model.rope.angles(config.old_block_distance, config.old_block_distance + 1, q)
+                cos, sin = model.rope.angles(
+                    config.old_block_distance, config.old_block_distance + 1, q
+                )
             gate = torch.ones_like(local.gate) if cmt_keys is None else local.gate
-            looks[layer] = _Looks(model.rope.rotate(q, cos, sin)[0][:, rows], k[0][:, rows], gate[0][:, rows])
+            looks[layer] = _Looks(
+                model.rope.rotate(q, cos, sin)[0][:, rows], k[0][:, rows], gate[0][:, rows]
+            )
         return local.output
 
     model.hidden(torch.tensor([sequence], device=model.embedding.weight.device), attend)
@@ -146,46 +178,67 @@ def _with_landmark(number: int, token: int, config: ModelConfig) -> Iterator[int
 def _sharpest(
     store: MemoryStore, scope: Sequence[tuple[int, int, int]], looks: dict[int, _Looks], blocks: int
 ) -> list[tuple[int, int]]:
-    """The (layer, head) of all memory layers, the one that points most sharply to blocks of the scope first.
+    """The (layer, head) of all memory layers, the one that points most sharply to blocks of the
+    scope first.
 
-    With p a token's landmark softmax and g its gate: by the sum of g p log(blocks p) over tokens and blocks, as far as
-    p is above its mean.
+    With p a token's landmark softmax and g its gate: by the sum of g p log(blocks p) over tokens
+    and blocks, as far as p is above its mean.
     """
     sharpness: dict[tuple[int, int], float] = {}
     for layer, look in looks.items():
-        gain = _gain(store.search(layer, look.q, scope, min(_HITS_OF_EVERY_HEAD, blocks), return_lse=True), blocks)
+        gain = _gain(
+            store.search(layer, look.q, scope, min(_HITS_OF_EVERY_HEAD, blocks), return_lse=True),
+            blocks,
+        )
         of_head = (look.gate[..., None] * (gain.exp() / blocks) * gain.clamp(min=0)).sum((1, 2))
         sharpness |= {(layer, head): value for head, value in enumerate(of_head.tolist())}
     return sorted(sharpness, key=lambda key: -sharpness[key])
 
 
 def _point(
-    store: MemoryStore, scope: Sequence[tuple[int, int, int]], looks: dict[int, _Looks],
-    heads: Sequence[tuple[int, int]], blocks: int,
-) -> Tensor:  # fmt: skip
-    """How much these heads point to every block of a scope, [blocks]: each token adds g log(1 + blocks p)."""
+    store: MemoryStore,
+    scope: Sequence[tuple[int, int, int]],
+    looks: dict[int, _Looks],
+    heads: Sequence[tuple[int, int]],
+    blocks: int,
+) -> Tensor:
+    """How much these heads point to every block of a scope, [blocks]: each token adds g log(1 +
+    blocks p).
+    """
     pointed = next(iter(looks.values())).q.new_zeros(blocks, dtype=torch.float32)
     for layer in sorted({layer for layer, _ in heads}):
         look, of_layer = looks[layer], [head for at, head in heads if at == layer]
         wanted = torch.zeros(look.q.shape[:2], dtype=torch.bool, device=look.q.device)
         wanted[of_layer] = True
-        hits = store.search(layer, look.q, scope, min(_HITS, blocks), return_lse=True, open_rows=wanted)
+        hits = store.search(
+            layer, look.q, scope, min(_HITS, blocks), return_lse=True, open_rows=wanted
+        )
         value = look.gate[..., None] * _gain(hits, blocks).exp().log1p()
-        pointed.index_add_(0, hits.candidates[of_layer].clamp(min=0).flatten(), value[of_layer].flatten())
+        pointed.index_add_(
+            0, hits.candidates[of_layer].clamp(min=0).flatten(), value[of_layer].flatten()
+        )
     return pointed
 
 
 def _gain(hits: Hits, blocks: int) -> Tensor:
-    """log(blocks p) of every hit [H, T, k], p being its share of the softmax over the scope; -inf for none."""
+    """log(blocks p) of every hit [H, T, k], p being its share of the softmax over the scope; -inf
+    for none.
+    """
     assert hits.lse is not None
-    return (hits.scores - hits.lse[..., None] + math.log(blocks)).masked_fill(hits.candidates < 0, -math.inf)
+    return (hits.scores - hits.lse[..., None] + math.log(blocks)).masked_fill(
+        hits.candidates < 0, -math.inf
+    )
 
 
-def _compare(store: MemoryStore, units: Sequence[BlockKey], placed: Tensor) -> tuple[Tensor, Tensor]:
-    """How much of the phrase is found in each unit, [n] in 0..1, and which units were missed by the top tier.
+def _compare(
+    store: MemoryStore, units: Sequence[BlockKey], placed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How much of the phrase is found in each unit, [n] in 0..1, and which units were missed by the
+    top tier.
 
-    placed: [block_size, T, D] the phrase's normalised keys at every offset of a block. Each token counts
-    exp(sharpness * (cosine to the likest key of the block - 1)); the mean over tokens is returned.
+    placed: [block_size, T, D] the phrase's normalised keys at every offset of a block. Each token
+    counts exp(sharpness * (cosine to the likest key of the block - 1)); the mean over tokens is
+    returned.
     """
     weights, missed, at, step = [], [], 0, _UNITS
     while at < len(units):
@@ -197,7 +250,8 @@ def _compare(store: MemoryStore, units: Sequence[BlockKey], placed: Tensor) -> t
             step //= 2
             continue
         with lease:
-            keys = F.normalize(lease.k[lease.slots].to(placed), dim=-1).transpose(0, 1)  # (block_size, n, D)
+            # (block_size, n, D)
+            keys = F.normalize(lease.k[lease.slots].to(placed), dim=-1).transpose(0, 1)
             missed.append(lease.missed)
         likest = (keys @ placed.transpose(1, 2)).amax(0)  # (n, T)
         weights.append((_SHARPNESS * (likest - 1)).exp().mean(1))

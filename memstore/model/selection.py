@@ -1,5 +1,5 @@
-"""Which blocks are read: the choice among old and recent candidates, shared over tokens or heads as the granularity
-says.
+"""Which blocks are read: the choice among old and recent candidates, shared over tokens or heads as
+the granularity says.
 
 A candidate is a block's number in the session's memory, 0 = the oldest. docs/method.md section 5.
 """
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memstore.kernels.results import NEG
+from memstore.kernels.types import NEG
 from memstore.model.config import Granularity
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Chosen candidates, oldest first: candidates int64 [H, T or 1, K], -1 = none; scores [H, T, K] per row, NEG for
-    none.
+    """Chosen candidates, oldest first: candidates int64 [H, T or 1, K], -1 = none; scores [H, T, K]
+    per row, NEG for none.
 
-    `scores` are the rows' own search scores where every row chose for itself, else None: then a row may not have
-    searched its block.
+    `scores` are the rows' own search scores where every row chose for itself, else None: then a row
+    may not have searched its block.
     """
 
     candidates: Tensor
@@ -29,11 +29,15 @@ class Selection:
 def merge(
     scores: Tensor, candidates: Tensor, recent_scores: Tensor, first_recent: int, top_k: int
 ) -> tuple[Tensor, Tensor]:
-    """The top_k of old hits [H, T, k] and all recent blocks [H, T, R], best first; of equals the newer wins."""
+    """The top_k of old hits [H, T, k] and all recent blocks [H, T, R], best first; of equals the
+    newer wins.
+    """
     if recent_scores.shape[-1] == 0:
         return scores, candidates
     last = first_recent + recent_scores.shape[-1]
-    recent = torch.arange(first_recent, last, device=recent_scores.device).expand(recent_scores.shape)
+    recent = torch.arange(first_recent, last, device=recent_scores.device).expand(
+        recent_scores.shape
+    )
     scores, candidates = torch.cat([scores, recent_scores], -1), torch.cat([candidates, recent], -1)
     newest = candidates.argsort(dim=-1, descending=True)
     scores, candidates = scores.gather(-1, newest), candidates.gather(-1, newest)
@@ -42,7 +46,9 @@ def merge(
 
 
 def in_range(scores: Tensor, candidates: Tensor, score_range: float | None) -> Tensor:
-    """Candidates [.., K], best first, with -1 where the score is below the best - score_range (None = all stay)."""
+    """Candidates [.., K], best first, with -1 where the score is below the best - score_range (None
+    = all stay).
+    """
     if score_range is None:
         return candidates
     return candidates.masked_fill(scores < scores[..., :1] - score_range, -1)
@@ -59,14 +65,14 @@ def select(
 ) -> Selection:
     """The choice of every row from its own best.
 
-    scores, candidates: [H, T, k], best first (-1 = none). lse: [H, T] over all candidates, needed unless every row
-    chooses for itself.
-    open_rows: [H, T] bool; closed rows choose nothing and take no part in a maximum. score_range: of what a choice
-    finds it keeps what scores at least its best - score_range (the scores it chooses by: those after the maximum), None
-    = everything.
+    scores, candidates: [H, T, k], best first (-1 = none). lse: [H, T] over all candidates, needed
+    unless every row chooses for itself.
+    open_rows: [H, T] bool; closed rows choose nothing and take no part in a maximum. score_range:
+    of what a choice finds it keeps what scores at least its best - score_range (the scores it
+    chooses by: those after the maximum), None = everything.
 
-    A block among the top k of a maximum over rows is among the top k of the row that attains it, so the rows' own
-    lists suffice.
+    A block among the top k of a maximum over rows is among the top k of the row that attains it, so
+    the rows' own lists suffice.
     """
     heads, rows, k = scores.shape
     if granularity == "per_token_per_head":

@@ -1,5 +1,5 @@
-"""A session: tokens go in chunk by chunk, attend to the chunk and to memory, and finished blocks become memory
-themselves.
+"""A session: tokens go in chunk by chunk, attend to the chunk and to memory, and finished blocks
+become memory themselves.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from memstore.block import DTYPES
+from memstore.disk.record import DTYPES
 from memstore.errors import BudgetExceeded, InvalidConfig, InvalidInput
 from memstore.kernels.api import NEG
 from memstore.kernels.reference import accumulate
@@ -18,17 +18,19 @@ from memstore.model.attention import Blocks, Memory, MemoryAttention, Read
 from memstore.model.config import ModelConfig
 from memstore.model.predict import Lookahead
 from memstore.model.transformer import Transformer
-from memstore.store import MemoryStore
+from memstore.store.memory_store import MemoryStore
 
 Keep = Callable[[Blocks], None]
-"""Takes a chunk's finished blocks into the session's own memory: the store must be able to lease them from then on."""
+"""Takes a chunk's finished blocks into the session's own memory: the store must be able to lease
+them from then on.
+"""
 
 
 class Session:
     """One reader: an open chunk, a memory, and how lookups are made.
 
-    `feed` takes content tokens; landmarks are inserted after every block_size of them. The config's lookup settings
-    (top_k, score_range, cmt_cutoff, granularity) may differ from the model's own.
+    `feed` takes content tokens; landmarks are inserted after every block_size of them. The config's
+    lookup settings (top_k, score_range, cmt_cutoff, granularity) may differ from the model's own.
     """
 
     def __init__(
@@ -43,29 +45,41 @@ class Session:
         retrieve: bool = True,
         on_read: Callable[[list[Read]], None] | None = None,
     ) -> None:
-        """Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig if it is on another
-        device.
+        """Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig if
+        it is on another device.
         """
         self._device = model.norm.weight.device
         if store.slot_lengths.device.type != self._device.type:
             raise InvalidConfig(
-                f"the model is on {self._device.type} and the memory's blocks on {store.slot_lengths.device.type}; "
-                f"open the memory with device={str(self._device)!r}, or load the model with the memory's"
+                f"the model is on {self._device.type} and the memory's blocks on "
+                f"{store.slot_lengths.device.type}; "
+                f"open the memory with device={str(self._device)!r}, or load the model with the "
+                "memory's"
             )
-        choosing = config.num_heads if config.granularity == "per_token_per_head" else config.num_kv_heads
+        choosing = (
+            config.num_heads if config.granularity == "per_token_per_head" else config.num_kv_heads
+        )
         needed = config.top_k * choosing
         if needed > store.capacity:
             raise BudgetExceeded(
-                f"the {store.top_tier} budget holds {store.capacity} blocks, and one token reads up to {needed}; "
+                f"the {store.top_tier} budget holds {store.capacity} blocks, and one token reads "
+                f"up to {needed}; "
                 "raise the budget"
             )
         self.model, self.config, self.store, self.memory = model, config, store, memory
         self._keep = keep
         self._dtype = DTYPES[config.kv_dtype]
         self.attention = MemoryAttention(
-            config, model.rope, cmt_keys, store, memory, retrieve=retrieve, on_read=on_read,
-            dtype=model.norm.weight.dtype, device=self._device,
-        )  # fmt: skip
+            config,
+            model.rope,
+            cmt_keys,
+            store,
+            memory,
+            retrieve=retrieve,
+            on_read=on_read,
+            dtype=model.norm.weight.dtype,
+            device=self._device,
+        )
         self._lookahead: Lookahead | None = None
         if store.predictor != "off" and retrieve:
             self._lookahead = self.attention.observer = Lookahead(model, self.attention, store)
@@ -78,7 +92,9 @@ class Session:
 
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> Tensor:
-        """Read content tokens -> [n, hidden], row i being the state that predicts what follows ids[i]."""
+        """Read content tokens -> [n, hidden], row i being the state that predicts what follows
+        ids[i].
+        """
         states = [self.model.norm.weight.new_zeros(0, self.config.hidden_size)]
         start = 0
         while start < len(ids):
@@ -101,14 +117,16 @@ class Session:
 
     def _forward(self, sequence: Sequence[int]) -> Tensor:
         enter = None if self._lookahead is None else self._lookahead.enter
-        hidden = self.model.hidden(torch.tensor([sequence], device=self._device), self.attention.attend, enter)[0]
+        hidden = self.model.hidden(
+            torch.tensor([sequence], device=self._device), self.attention.attend, enter
+        )[0]
         self.attention.length += len(sequence)
         return hidden
 
     @torch.no_grad()
     def end_chunk(self) -> Blocks:
-        """Move the open chunk's complete blocks into the session's own memory; an unfinished block stays and opens the
-        next chunk.
+        """Move the open chunk's complete blocks into the session's own memory; an unfinished block
+        stays and opens the next chunk.
         """
         blocks = self.attention.finished(self._dtype)
         count = len(blocks[0][0])
@@ -121,8 +139,8 @@ class Session:
 
     @torch.no_grad()
     def close_block(self) -> int:
-        """Close an unfinished last block with a landmark that sees its n content tokens; returns n (0 = nothing was
-        open).
+        """Close an unfinished last block with a landmark that sees its n content tokens; returns n
+        (0 = nothing was open).
         """
         n = self.content % self.config.block_size
         if n:
@@ -141,10 +159,11 @@ class Session:
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
     ) -> Iterator[int]:
-        """Yield content tokens that follow `state` [hidden], each read back into the session once the next one is
-        asked for.
+        """Yield content tokens that follow `state` [hidden], each read back into the session once
+        the next one is asked for.
 
-        temperature 0 is greedy; otherwise samples, repeatably under `seed`. stop(token) ends after that token.
+        temperature 0 is greedy; otherwise samples, repeatably under `seed`. stop(token) ends after
+        that token.
         """
         if temperature < 0:
             raise InvalidInput(f"temperature must not be negative, is {temperature}")
@@ -159,22 +178,28 @@ class Session:
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
-        """Next-token logits [n, vocab] of states [n, hidden]; landmark and CMT are never predicted."""
+        """Next-token logits [n, vocab] of states [n, hidden]; landmark and CMT are never
+        predicted.
+        """
         logits = accumulate(self.model.logits(states))  # float16 has no NEG
         logits[..., self.config.landmark_id :] = NEG
         return logits
 
-    def next_token(self, state: Tensor, temperature: float, generator: torch.Generator | None) -> int:
+    def next_token(
+        self, state: Tensor, temperature: float, generator: torch.Generator | None
+    ) -> int:
         """The next content token after `state` [hidden]."""
         logits = self.logits(state[None])[0]
         if temperature == 0:
             return int(logits.argmax())
-        weights = (logits / temperature).softmax(-1).cpu()  # where the generator is: the same draw on every device
+        # where the generator is: the same draw on every device
+        weights = (logits / temperature).softmax(-1).cpu()
         return int(torch.multinomial(weights, 1, generator=generator))
 
 
 class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
-    """A session that asks: its own blocks live pinned in the host tier until it is closed, at most half of the budget.
+    """A session that asks: its own blocks live pinned in the host tier until it is closed, at most
+    half of the budget.
 
     Beyond that the oldest own blocks are let go; length is never an error.
     """
@@ -196,7 +221,14 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
         self._most = max(config.chunk_blocks + config.top_k, store.own_capacity // (2 * per_block))
         try:
             super().__init__(
-                model, config, store, memory, self._take, cmt_keys=cmt_keys, retrieve=retrieve, on_read=on_read
+                model,
+                config,
+                store,
+                memory,
+                self._take,
+                cmt_keys=cmt_keys,
+                retrieve=retrieve,
+                on_read=on_read,
             )
         except BaseException:
             self._scratch.close()
@@ -221,6 +253,9 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

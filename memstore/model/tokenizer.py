@@ -1,6 +1,8 @@
-"""Byte-level BPE over the `tokenizers` library, with two ids that no text can produce: landmark and context miss token.
+"""Byte-level BPE over the `tokenizers` library, with two ids that no text can produce: landmark and
+context miss token.
 
-Every digit is a token of its own, so that a number is copied digit by digit and never met as an unseen merge.
+Every digit is a token of its own, so that a number is copied digit by digit and never met as an
+unseen merge.
 """
 
 from __future__ import annotations
@@ -22,12 +24,17 @@ _NOT_UNICODE = "the text holds a lone surrogate and is not valid Unicode; read i
 
 
 class Tokenizer:
-    """Text to token ids and back; ids 0..vocab_size-3 are text, then the landmark id, then the CMT id."""
+    """Text to token ids and back; ids 0..vocab_size-3 are text, then the landmark id, then the CMT
+    id.
+    """
 
     def __init__(self, backend: Backend) -> None:
         # Set here, not taken from a file: with them fixed, tokens and merges alone decide every id.
         backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
         )
         backend.decoder = decoders.ByteLevel()
         self._backend = backend
@@ -45,17 +52,25 @@ class Tokenizer:
         """
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         if vocab_size < len(alphabet) + SPECIAL_IDS:
-            raise InvalidInput(f"vocab_size is {vocab_size}; a byte-level tokenizer needs at least {256 + SPECIAL_IDS}")
+            raise InvalidInput(
+                f"vocab_size is {vocab_size}; a byte-level tokenizer needs at least "
+                f"{256 + SPECIAL_IDS}"
+            )
         tokenizer = cls(Backend(models.BPE()))
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size - SPECIAL_IDS, initial_alphabet=alphabet, special_tokens=[], show_progress=False
+            vocab_size=vocab_size - SPECIAL_IDS,
+            initial_alphabet=alphabet,
+            special_tokens=[],
+            show_progress=False,
         )
         tokenizer._backend.train_from_iterator(texts, trainer)
         return cls(tokenizer._backend)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Read a tokenizer saved by `save`. Raises InvalidWeights when the file is missing or is no tokenizer."""
+        """Read a tokenizer saved by `save`. Raises InvalidWeights when the file is missing or is no
+        tokenizer.
+        """
         path = Path(path)
         try:
             text = path.read_text(encoding="utf-8")
@@ -64,9 +79,13 @@ class Tokenizer:
         try:
             kind = json.loads(text)["model"]["type"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidWeights(f"{path} is not a tokenizer file; it is written by Tokenizer.save") from error
+            raise InvalidWeights(
+                f"{path} is not a tokenizer file; it is written by Tokenizer.save"
+            ) from error
         if kind != "BPE":
-            raise InvalidWeights(f"{path} holds a {kind} tokenizer; a byte-level BPE one is expected")
+            raise InvalidWeights(
+                f"{path} holds a {kind} tokenizer; a byte-level BPE one is expected"
+            )
         return cls(Backend.from_str(text))
 
     def save(self, path: str | Path) -> None:
@@ -83,12 +102,16 @@ class Tokenizer:
         return [token for ids in self.encode_stream([text]) for token in ids]
 
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
-        """Token ids of a text that arrives in pieces, one list for each segment (see `segments`)."""
+        """Token ids of a text that arrives in pieces, one list for each segment (see
+        `segments`).
+        """
         for segment in self.segments(pieces):
             yield self._encode_segment(segment)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of several texts of at most 65,536 characters each, on RAYON_NUM_THREADS threads."""
+        """Token ids of several texts of at most 65,536 characters each, on RAYON_NUM_THREADS
+        threads.
+        """
         try:
             return [encoding.ids for encoding in self._backend.encode_batch(list(texts))]
         except (TypeError, UnicodeEncodeError) as error:
@@ -98,9 +121,9 @@ class Tokenizer:
     def segments(pieces: Iterable[str]) -> Iterator[str]:
         """Cut a text that arrives in pieces into the segments that are tokenised one by one.
 
-        They depend on the text alone, never on the size of the pieces: each ends after the last newline of its
-        first 65,536 characters, else before the last white space, else there. Holds one segment in memory (and the
-        piece it came from).
+        They depend on the text alone, never on the size of the pieces: each ends after the last
+        newline of its first 65,536 characters, else before the last white space, else there. Holds
+        one segment in memory (and the piece it came from).
         """
         buffer = ""
         for piece in pieces:
@@ -115,7 +138,9 @@ class Tokenizer:
             yield buffer
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`, landmark and CMT ids left out. Bytes that are no UTF-8 (a cut character) become U+FFFD."""
+        """Text of `ids`, landmark and CMT ids left out. Bytes that are no UTF-8 (a cut character)
+        become U+FFFD.
+        """
         return self._backend.decode([int(token) for token in ids if token < self.landmark_id])
 
     def _encode_segment(self, text: str) -> list[int]:
@@ -138,7 +163,9 @@ def _segment_end(window: str) -> int:
 
 
 def _fingerprint(backend: Backend) -> str:
-    """Hex digest of the tokens and merges: the same in every version of the library, whose file format changes."""
+    """Hex digest of the tokens and merges: the same in every version of the library, whose file
+    format changes.
+    """
     model = json.loads(backend.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
@@ -146,9 +173,11 @@ def _fingerprint(backend: Backend) -> str:
 
 
 def _character_counts(backend: Backend, vocab_size: int) -> np.ndarray:
-    """[vocab_size] int64: characters that begin in each token, i.e. its bytes that are not UTF-8 continuation bytes.
+    """[vocab_size] int64: characters that begin in each token, i.e. its bytes that are not UTF-8
+    continuation bytes.
 
-    Summed over a prefix of a document's ids they count its characters exactly, even where a token splits one.
+    Summed over a prefix of a document's ids they count its characters exactly, even where a token
+    splits one.
     """
     byte_of = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
     counts = np.zeros(vocab_size, dtype=np.int64)
@@ -158,7 +187,9 @@ def _character_counts(backend: Backend, vocab_size: int) -> np.ndarray:
 
 
 def _byte_symbols() -> list[str]:
-    """The printable character that stands for each of the 256 bytes in a byte-level vocabulary (GPT-2's table)."""
+    """The printable character that stands for each of the 256 bytes in a byte-level vocabulary
+    (GPT-2's table).
+    """
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     hidden = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(hidden)) for byte in range(256)]

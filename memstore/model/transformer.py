@@ -1,9 +1,9 @@
-"""The decoder: RMSNorm, RoPE attention, SwiGLU, tied embeddings. What attends to what is the caller's, through one
-seam.
+"""The decoder: RMSNorm, RoPE attention, SwiGLU, tied embeddings. What attends to what is the
+caller's, through one seam.
 
-`Transformer.hidden(ids, attention)` calls `attention(layer_idx, q, k, v)` once a layer with position-free queries,
-keys and values [B, H, T, D] and goes on with what it returns; training and sessions pass different functions and share
-every weight.
+`Transformer.hidden(ids, attention)` calls `attention(layer_idx, q, k, v)` once a layer with
+position-free queries, keys and values [B, H, T, D] and goes on with what it returns; training and
+sessions pass different functions and share every weight.
 """
 
 import math
@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
-class Block(nn.Module):
+class DecoderLayer(nn.Module):
     """One decoder layer."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -54,7 +54,10 @@ class Block(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states [B, T, hidden] -> position-free q [B, H, T, D] and k, v [B, Hkv, T, D]."""
         x = self.attention_norm(x)
-        q, k, v = (proj(x).view(*x.shape[:-1], -1, self.head_dim) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            proj(x).view(*x.shape[:-1], -1, self.head_dim)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k = self.q_norm(q), self.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
@@ -76,11 +79,12 @@ class Transformer(nn.Module):
         self.config = config
         self.rope = Rope(config.head_dim, config.rope_base, config.rope_interleaved)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Normal weights of deviation 0.02, the projections back into the residual stream smaller by sqrt(2 * layers).
+        """Normal weights of deviation 0.02, the projections back into the residual stream smaller
+        by sqrt(2 * layers).
         """
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -88,17 +92,19 @@ class Transformer(nn.Module):
                 std = 0.02 / math.sqrt(2 * self.config.num_layers) if into_stream else 0.02
                 nn.init.normal_(parameter, std=std, generator=generator)
 
-    def _layers(self) -> Iterator[Block]:
+    def _layers(self) -> Iterator[DecoderLayer]:
         for block in self.blocks:
-            assert isinstance(block, Block)
+            assert isinstance(block, DecoderLayer)
             yield block
 
     def hidden(
         self, ids: Tensor, attention: Attention, enter: Callable[[int, Tensor], None] | None = None
     ) -> Tensor:
-        """ids [B, T] -> normalised last hidden states [B, T, hidden]; `attention` as in the module's docstring.
+        """ids [B, T] -> normalised last hidden states [B, T, hidden]; `attention` as in the
+        module's docstring.
 
-        enter(layer_idx, x): told the states [B, T, hidden] that a layer begins with, before it does.
+        enter(layer_idx, x): told the states [B, T, hidden] that a layer begins with, before it
+        does.
         """
         x = self.embedding(ids)
         for layer, block in enumerate(self.blocks):
@@ -108,14 +114,17 @@ class Transformer(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [..., hidden] -> next-token logits [..., vocab_size] through the tied embedding."""
+        """Hidden states [..., hidden] -> next-token logits [..., vocab_size] through the tied
+        embedding.
+        """
         return F.linear(hidden, self.embedding.weight)
 
     def cmt_keys(self) -> list[Tensor] | None:
-        """The context miss token's key of every layer, [Hkv, D], rotated to position -1; None for a model without one.
+        """The context miss token's key of every layer, [Hkv, D], rotated to position -1; None for a
+        model without one.
 
-        The CMT passes through the layers with zero attention output, so the keys depend on weights alone
-        (docs/method.md section 3).
+        The CMT passes through the layers with zero attention output, so the keys depend on weights
+        alone (docs/method.md section 3).
         """
         if not self.config.cmt:
             return None

@@ -16,24 +16,29 @@ class UnitSource(Protocol):
     """What an upper tier reads its misses from."""
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
-        """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content tokens.
+        """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content
+        tokens.
 
-        slab: [S, 2, block_size, head_dim] in the KV dtype, K before V, of a CPU tier for the disk below it. Rows of a
-        slot at and after the returned length are zero. Units may come in any order; no two may name one slot. When an
-        error is raised, the named slots hold nothing of use.
+        slab: [S, 2, block_size, head_dim] in the KV dtype, K before V, of a CPU tier for the disk
+        below it. Rows of a slot at and after the returned length are zero. Units may come in any
+        order; no two may name one slot. When an error is raised, the named slots hold nothing of
+        use.
 
-        Raises CorruptBlock (the message names the unit's record) and DocumentNotFound (forgotten, or never stored).
+        Raises CorruptBlock (the message names the unit's record) and DocumentNotFound (forgotten,
+        or never stored).
         """
         ...
 
 
 @dataclass
 class Lease:
-    """Slots that hold the requested units and are not evicted until `release` (or the end of the `with` block).
+    """Slots that hold the requested units and are not evicted until `release` (or the end of the
+    `with` block).
 
-    held, missing: of each requested unit its slot, and whether this lease read it from the tier below; k, v: slabs [S,
-    block_size, head_dim] to index with slots, views of one in which K and V of a slot are neighbours; a unit's rows at
-    and after its length are zero; slot_lengths: int64 [S], the lengths. The slabs may be on a device, the rest is not.
+    held, missing: of each requested unit its slot, and whether this lease read it from the tier
+    below; k, v: slabs [S, block_size, head_dim] to index with slots, views of one in which K and V
+    of a slot are neighbours; a unit's rows at and after its length are zero; slot_lengths: int64
+    [S], the lengths. The slabs may be on a device, the rest is not.
     """
 
     held: Sequence[int]
@@ -69,6 +74,9 @@ class Lease:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.release()

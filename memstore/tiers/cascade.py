@@ -1,10 +1,11 @@
-"""The tiers of a memory as one: lookups go to the top, misses come up from below, and every tier but the disk is a
-cache.
+"""The tiers of a memory as one: lookups go to the top, misses come up from below, and every tier
+but the disk is a cache.
 
     device (where one is asked for)  ->  host  ->  disk, the durable truth
 
-The caches are inclusive: what the device tier holds came through the host tier, which may have evicted it since. A
-session's own blocks are pinned in the host tier until they are committed or the session ends.
+The caches are inclusive: what the device tier holds came through the host tier, which may have
+evicted it since. A session's own blocks are pinned in the host tier until they are committed or the
+session ends.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,23 +49,43 @@ def check_options(options: TierOptions) -> None:
     policy, prefetch = options.get("policy", DEFAULT_POLICY), options.get("prefetch", "off")
     make_policy(policy, 1)
     if prefetch not in PREDICTORS:
-        raise InvalidConfig(f"prefetch {prefetch!r} is unknown; choose one of {', '.join(PREDICTORS)}")
+        raise InvalidConfig(
+            f"prefetch {prefetch!r} is unknown; choose one of {', '.join(PREDICTORS)}"
+        )
 
 
 class Cascade:
-    """A disk tier (or none) with a host tier and perhaps a device tier above it, a prefetcher, and a trace."""
+    """A disk tier (or none) with a host tier and perhaps a device tier above it, a prefetcher, and
+    a trace.
+    """
 
     def __init__(
-        self, disk: DiskTier | None, *, block_size: int, head_dim: int, dtype: torch.dtype,
-        host_budget: int = HOST_BUDGET, policy: str = DEFAULT_POLICY, prefetch: Predictor = "off",
-        device: str | None = None, device_budget: int = HOST_BUDGET, trace: Path | str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        disk: DiskTier | None,
+        *,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        host_budget: int = HOST_BUDGET,
+        policy: str = DEFAULT_POLICY,
+        prefetch: Predictor = "off",
+        device: str | None = None,
+        device_budget: int = HOST_BUDGET,
+        trace: Path | str | None = None,
+    ) -> None:
         """Raises BudgetExceeded, InvalidConfig, and OSError for a trace that cannot be written."""
         check_options({"policy": policy, "prefetch": prefetch})
-        shape: dict[str, Any] = {"block_size": block_size, "head_dim": head_dim, "dtype": dtype, "policy": policy}
+        shape: dict[str, Any] = {
+            "block_size": block_size,
+            "head_dim": head_dim,
+            "dtype": dtype,
+            "policy": policy,
+        }
         self.disk = disk
         self.host = HostTier(_source(disk), host_budget, **shape)
-        self.device = None if device is None else DeviceTier(self.host, device_budget, device=device, **shape)
+        self.device = (
+            None if device is None else DeviceTier(self.host, device_budget, device=device, **shape)
+        )
         self.top: SlabTier = self.host if self.device is None else self.device
         self.predictor: Predictor = prefetch
         self.prefetcher = Prefetcher(self.top)
@@ -75,7 +96,9 @@ class Cascade:
         self.disk, self.host.source = disk, _source(disk)
 
     def settle(self) -> None:
-        """Read nothing ahead any more of what is expected now: wait for what is under way, forget the rest."""
+        """Read nothing ahead any more of what is expected now: wait for what is under way, forget
+        the rest.
+        """
         self.prefetcher.cancel()
         self.prefetcher.drain()
 
@@ -126,7 +149,13 @@ class Cascade:
     # Units that are kept
 
     def pin(
-        self, document: int, layer: int, first_block: int, k: Tensor, v: Tensor, last_length: int | None = None
+        self,
+        document: int,
+        layer: int,
+        first_block: int,
+        k: Tensor,
+        v: Tensor,
+        last_length: int | None = None,
     ) -> list[BlockKey]:
         """Hold a session's own blocks in the host tier: see SlabTier.pin."""
         return self.host.pin(document, layer, first_block, k, v, last_length)

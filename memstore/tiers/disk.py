@@ -1,6 +1,8 @@
-"""The lowest tier: records in the database, read a batch at a time into the slots of the tier above.
+"""The lowest tier: records in the database, read a batch at a time into the slots of the tier
+above.
 
-Records that the system's page cache holds are copied from the mapped file; for the others, see memstore.tiers.asked.
+Records that the system's page cache holds are copied from the mapped file; for the others, see
+memstore.disk.cold_read.
 """
 
 import time
@@ -9,18 +11,20 @@ from typing import NamedTuple, NoReturn
 
 from torch import Tensor
 
-from memstore.block import DTYPES, BlockKey, HeaderReader, decode_record, encode_record
-from memstore.codec import get_codec
-from memstore.database import Database, Transaction
+from memstore.block import BlockKey
+from memstore.disk import cold_read
+from memstore.disk.batch import Batch, Slots, Wanted
+from memstore.disk.codec import get_codec
+from memstore.disk.database import Database, Transaction
+from memstore.disk.keys import block_key, block_range, document_key, read_block_key
+from memstore.disk.record import DTYPES, HeaderReader, decode_record, encode_record
 from memstore.errors import CorruptBlock, DocumentNotFound
-from memstore.keys import block_key, block_range, document_key, read_block_key
-from memstore.tiers import asked
-from memstore.tiers.batch import Batch, Slots, Wanted
 from memstore.tiers.stats import TierCounter
 
 _WATCH = 64  # batches for which the disk is asked in advance, after one that needed it
 _SLOW = 50e-6  # seconds for a record: beyond, it may have come from the disk
-_FEW, _FEW_BYTES = 8, 1 << 20  # records at least, or bytes, that are read before it is seen that the disk had to
+# records at least, or bytes, that are read before it is seen that the disk had to
+_FEW, _FEW_BYTES = 8, 1 << 20
 
 
 class StoredRecord(NamedTuple):
@@ -35,11 +39,19 @@ class DiskTier:
     """Blocks as records of a database: the truth that the tiers above cache."""
 
     def __init__(
-        self, database: Database, *, num_kv_heads: int, block_size: int, head_dim: int, kv_dtype: str, codec: str
+        self,
+        database: Database,
+        *,
+        num_kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        kv_dtype: str,
+        codec: str,
     ) -> None:
         """kv_dtype: "float32" | "float16" | "bfloat16"; codec: of the records written from now on.
 
-        Records say how they are encoded, so a memory may hold records of several codecs. Raises InvalidConfig.
+        Records say how they are encoded, so a memory may hold records of several codecs. Raises
+        InvalidConfig.
         """
         self.database = database
         self.shape = (num_kv_heads, block_size, head_dim)
@@ -48,22 +60,35 @@ class DiskTier:
         self.stats = TierCounter()
         self._headers = HeaderReader(self.shape, kv_dtype)
         self._record_bytes = 2 * num_kv_heads * block_size * head_dim * DTYPES[kv_dtype].itemsize
-        self._asked = asked.AskedReader(database, self._headers)
-        self._watch = _WATCH if asked.CAN_WATCH else 0  # batches to come for which the disk is asked in advance
+        self._cold = cold_read.ColdReader(database, self._headers)
+        # batches to come for which the disk is asked in advance
+        self._watch = _WATCH if cold_read.CAN_WATCH else 0
         self._slots: Slots | None = None  # of the latest call; nearly always those of the next
 
     # Writing
 
-    def write(self, txn: Transaction, document: int, block: int, layer: int, k: Tensor, v: Tensor, length: int) -> int:
+    def write(
+        self,
+        txn: Transaction,
+        document: int,
+        block: int,
+        layer: int,
+        k: Tensor,
+        v: Tensor,
+        length: int,
+    ) -> int:
         """Write one record; return its bytes.
 
-        k, v: [num_kv_heads, block_size, head_dim] in the KV dtype, K rotated by the offset inside the block only;
-        length: valid content tokens, less than block_size only for a document's closed last block.
+        k, v: [num_kv_heads, block_size, head_dim] in the KV dtype, K rotated by the offset inside
+        the block only; length: valid content tokens, less than block_size only for a document's
+        closed last block.
         """
         record = encode_record(document, block, layer, k, v, length, self.codec, self.kv_dtype)
         return self.write_record(txn, document, block, layer, record)
 
-    def write_record(self, txn: Transaction, document: int, block: int, layer: int, record: bytes) -> int:
+    def write_record(
+        self, txn: Transaction, document: int, block: int, layer: int, record: bytes
+    ) -> int:
         """Write one encoded record under the key that it carries; return its bytes."""
         txn.put("blocks", block_key(document, block, layer), record)
         return len(record)
@@ -73,24 +98,36 @@ class DiskTier:
         return txn.delete_range("blocks", *block_range(document))[1]
 
     def delete_blocks(self, txn: Transaction, document: int, first: int) -> int:
-        """Delete every layer's records of the blocks from `first` on; return the bytes that were freed."""
+        """Delete every layer's records of the blocks from `first` on; return the bytes that were
+        freed.
+        """
         return txn.delete_range("blocks", *block_range(document, first=first))[1]
 
-    def delete_layers(self, txn: Transaction, document: int, layers: Collection[int], first: int, end: int) -> int:
-        """Delete the records of some layers of blocks `first` to `end` (exclusive); return the bytes that were freed.
+    def delete_layers(
+        self, txn: Transaction, document: int, layers: Collection[int], first: int, end: int
+    ) -> int:
+        """Delete the records of some layers of blocks `first` to `end` (exclusive); return the
+        bytes that were freed.
 
-        For layers without memory, of which only the latest blocks are kept. Records already gone are passed over.
+        For layers without memory, of which only the latest blocks are kept. Records already gone
+        are passed over.
         """
-        keys = (block_key(document, block, layer) for block in range(first, end) for layer in sorted(layers))
+        keys = (
+            block_key(document, block, layer)
+            for block in range(first, end)
+            for layer in sorted(layers)
+        )
         return sum(txn.delete("blocks", key) for key in keys)
 
     # Reading
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
-        """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content tokens.
+        """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content
+        tokens.
 
-        slab: contiguous, on the CPU, [S, 2, block_size, head_dim] in the KV dtype, K before V. One read transaction,
-        walked in key order; nothing of the file outlives it. Raises CorruptBlock, DocumentNotFound.
+        slab: contiguous, on the CPU, [S, 2, block_size, head_dim] in the KV dtype, K before V. One
+        read transaction, walked in key order; nothing of the file outlives it. Raises CorruptBlock,
+        DocumentNotFound.
         """
         if not units:
             return []
@@ -105,7 +142,7 @@ class DiskTier:
             if not self._watch:
                 rest = self._read_mapped(txn, rest, batch)
             if rest:
-                rest, needed = self._asked.read(txn, batch, rest)
+                rest, needed = self._cold.read(txn, batch, rest)
                 self._watch = _WATCH if needed else max(0, self._watch - 1)
                 batch.fill_all(rest, self._views(txn, rest))
         seconds = time.perf_counter() - started
@@ -115,8 +152,11 @@ class DiskTier:
             self.stats.count(layer, hits=count, bytes=count * batch.unit_bytes, seconds=share)
         return batch.lengths
 
-    def read_block(self, txn: Transaction, document: int, block: int, layer: int) -> tuple[Tensor, Tensor, int]:
-        """One record whole: K and V [num_kv_heads, block_size, head_dim] and the valid content tokens.
+    def read_block(
+        self, txn: Transaction, document: int, block: int, layer: int
+    ) -> tuple[Tensor, Tensor, int]:
+        """One record whole: K and V [num_kv_heads, block_size, head_dim] and the valid content
+        tokens.
 
         Raises CorruptBlock, DocumentNotFound.
         """
@@ -126,7 +166,9 @@ class DiskTier:
         return decode_record(view, document, block, layer, shape=self.shape, dtype=self.kv_dtype)
 
     def records(self, txn: Transaction, document: int, first: int = 0) -> Iterator[StoredRecord]:
-        """A document's records from block `first` on, in order of block and layer, as they lie in the file."""
+        """A document's records from block `first` on, in order of block and layer, as they lie in
+        the file.
+        """
         keys = block_range(document, first=first)
         ahead = txn.ahead("blocks", *keys)
         next(ahead, None)
@@ -135,17 +177,19 @@ class DiskTier:
             yield StoredRecord(block, layer, view)
             next(ahead, None)
 
-    def _read_mapped(self, txn: Transaction, wanted: Sequence[Wanted], batch: Batch) -> Sequence[Wanted]:
-        """Copy records from the mapped file, which is fast where the page cache has them; as soon as some had to come
-        from the disk, return those that are left.
+    def _read_mapped(
+        self, txn: Transaction, wanted: Sequence[Wanted], batch: Batch
+    ) -> Sequence[Wanted]:
+        """Copy records from the mapped file, which is fast where the page cache has them; as soon
+        as some had to come from the disk, return those that are left.
         """
-        before = asked.disk_reads()
+        before = cold_read.disk_reads()
         each = max(_FEW, _FEW_BYTES // self._record_bytes)
         for start in range(0, len(wanted), each):
             began = time.perf_counter()
             few = wanted[start : start + each]
             batch.fill_all(few, self._views(txn, few))
-            if time.perf_counter() - began > _SLOW * len(few) and asked.disk_reads() != before:
+            if time.perf_counter() - began > _SLOW * len(few) and cold_read.disk_reads() != before:
                 self._watch = _WATCH
                 return wanted[start + each :]
         return ()
@@ -155,7 +199,9 @@ class DiskTier:
         keys = [record[0] for record in wanted]
         views = txn.views("blocks", keys)
         if len(views) < len(keys):
-            self._missing(txn, next(record for record in wanted if txn.view("blocks", record[0]) is None))
+            self._missing(
+                txn, next(record for record in wanted if txn.view("blocks", record[0]) is None)
+            )
         return views
 
     def _refuse_own(self, documents: Sequence[int]) -> None:
@@ -169,9 +215,11 @@ class DiskTier:
         if txn.view("documents", document_key(document)) is None:
             raise self._forgotten(document)
         raise CorruptBlock(
-            f"document {document}, block {block}, layer {layer}: no such record in {self.database.path}; run verify"
+            f"document {document}, block {block}, layer {layer}: no such record in "
+            f"{self.database.path}; run verify"
         )
 
     def _forgotten(self, document: int) -> DocumentNotFound:
-        return DocumentNotFound(f"document {document} is not in {self.database.path}: it was forgotten")
-
+        return DocumentNotFound(
+            f"document {document} is not in {self.database.path}: it was forgotten"
+        )

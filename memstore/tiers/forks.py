@@ -1,8 +1,8 @@
 """Forks of a process whose tiers are in use by several threads.
 
-A child has none of its parent's other threads: a lock that one of them held could never be released there, and what one
-was reading never arrives. So a fork waits for the locks of all tiers, which nobody holds for long, and the child's
-tiers are told.
+A child has none of its parent's other threads: a lock that one of them held could never be released
+there, and what one was reading never arrives. So a fork waits for the locks of all tiers, which
+nobody holds for long, and the child's tiers are told.
 """
 
 import os

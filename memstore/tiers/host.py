@@ -1,4 +1,5 @@
-"""The host tier: units in main memory, in slots that attention on the CPU reads directly and a device tier copies from.
+"""The host tier: units in main memory, in slots that attention on the CPU reads directly and a
+device tier copies from.
 """
 
 from collections.abc import Sequence
@@ -18,29 +19,42 @@ class NoSource:
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         raise DocumentNotFound(
-            f"document {units[0].document} is not in this memory, which holds only its sessions' own blocks"
+            f"document {units[0].document} is not in this memory, which holds only its sessions' "
+            "own blocks"
         )
 
 
 class HostTier(SlabTier):
-    """Slots in main memory, page-locked where there is a CUDA device to copy to. Pinned units (a session's own and not
-    yet committed blocks, which no source below has) live here.
+    """Slots in main memory, page-locked where there is a CUDA device to copy to. Pinned units (a
+    session's own and not yet committed blocks, which no source below has) live here.
     """
 
     name = "host"
 
     def __init__(
-        self, source: UnitSource, budget_bytes: int, *, block_size: int, head_dim: int, dtype: torch.dtype,
+        self,
+        source: UnitSource,
+        budget_bytes: int,
+        *,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
         policy: str = "lru",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """As SlabTier."""
         super().__init__(
-            source, budget_bytes, block_size=block_size, head_dim=head_dim, dtype=dtype, policy=policy,
+            source,
+            budget_bytes,
+            block_size=block_size,
+            head_dim=head_dim,
+            dtype=dtype,
+            policy=policy,
             pin_memory=torch.cuda.is_available(),
-        )  # fmt: skip
+        )
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
-        """Copy units into slots of the slab of a tier above (see UnitSource), in groups that fit in this one.
+        """Copy units into slots of the slab of a tier above (see UnitSource), in groups that fit in
+        this one.
 
         Raises BudgetExceeded if not even one unit fits, and what `lease` raises.
         """

@@ -1,10 +1,11 @@
 """Which cached unit goes when one must: LRU, ARC, S3-FIFO and LFU behind one interface.
 
-Each chooses as libcachesim does for objects of equal size, except that blocked units are passed over: they keep their
-place, and an eviction pays one call of `blocked` for each of them that stands before the unit that goes.
+Each chooses as libcachesim does for objects of equal size, except that blocked units are passed
+over: they keep their place, and an eviction pays one call of `blocked` for each of them that stands
+before the unit that goes.
 
-Queues are OrderedDicts, oldest first. A plain dict keeps the order too, but finding its first key walks over all that
-was deleted before it.
+Queues are OrderedDicts, oldest first. A plain dict keeps the order too, but finding its first key
+walks over all that was deleted before it.
 """
 
 from collections import OrderedDict
@@ -31,11 +32,12 @@ class Policy(Protocol):
         ...
 
     def insert(self, unit: BlockKey, *, full: bool, blocked: Blocked) -> BlockKey | None:
-        """A request missed this unit, and it is cached from now on; return the unit that goes for it.
+        """A request missed this unit, and it is cached from now on; return the unit that goes for
+        it.
 
-        full: there is no free slot, so one cached unit goes, of those that are not `blocked`; the caller guarantees
-        that there is one. It may be full with fewer than `capacity` units cached. With full=False nothing goes, and
-        the answer is None.
+        full: there is no free slot, so one cached unit goes, of those that are not `blocked`; the
+        caller guarantees that there is one. It may be full with fewer than `capacity` units cached.
+        With full=False nothing goes, and the answer is None.
         """
         ...
 
@@ -91,11 +93,13 @@ class LRU:
 
 
 class ARC:
-    """Adaptive replacement cache (Megiddo & Modha, FAST 2003, figure 4): balances recency and frequency by itself.
+    """Adaptive replacement cache (Megiddo & Modha, FAST 2003, figure 4): balances recency and
+    frequency by itself.
 
-    T1 holds units seen once lately, T2 units seen more often, each in order of use; B1 and B2 remember what went from
-    them. Being asked for a unit of B1 or B2 moves p, the share of T1, up or down. p is a real number, as in the paper
-    and libcachesim. At most `capacity` units are in T1 and B1 together, and twice that in all four.
+    T1 holds units seen once lately, T2 units seen more often, each in order of use; B1 and B2
+    remember what went from them. Being asked for a unit of B1 or B2 moves p, the share of T1, up or
+    down. p is a real number, as in the paper and libcachesim. At most `capacity` units are in T1
+    and B1 together, and twice that in all four.
     """
 
     name = "arc"
@@ -130,7 +134,8 @@ class ARC:
             again = t1
         victim = self._replace(from_b2, blocked) if full else None
         again[unit] = None
-        # The paper makes room for the ghosts first. The result is the same, and this also holds after a drop.
+        # The paper makes room for the ghosts first. The result is the same, and this also holds
+        # after a drop.
         while b1 and len(t1) + len(b1) > self._capacity:
             b1.popitem(last=False)
         while b2 and len(t1) + len(b1) + len(t2) + len(b2) > 2 * self._capacity:
@@ -165,15 +170,17 @@ class ARC:
 
 
 class S3FIFO:
-    """Three FIFO queues (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023).
+    """Three FIFO queues (Yang et al., "FIFO queues are all you need for cache eviction", SOSP
+    2023).
 
-    New units go to a small queue, meant for a tenth of the capacity. From there a unit that was hit twice moves to the
-    main queue; any other goes and is remembered in the ghost queue, nine tenths of the capacity long, and if it is
-    missed while it is there, it comes back into the main queue. A unit at the end of the main queue has one more round
-    for each hit, of which three are counted.
+    New units go to a small queue, meant for a tenth of the capacity. From there a unit that was hit
+    twice moves to the main queue; any other goes and is remembered in the ghost queue, nine tenths
+    of the capacity long, and if it is missed while it is there, it comes back into the main queue.
+    A unit at the end of the main queue has one more round for each hit, of which three are counted.
 
-    The parameters are libcachesim's defaults. So is the filling of an empty cache, which is not the paper's: until the
-    cache is full for the first time, what does not fit into the small queue goes to the main queue.
+    The parameters are libcachesim's defaults. So is the filling of an empty cache, which is not the
+    paper's: until the cache is full for the first time, what does not fit into the small queue goes
+    to the main queue.
     """
 
     name = "s3fifo"
@@ -182,12 +189,15 @@ class S3FIFO:
     _MOST = 3  # hits that are counted: two bits
 
     def __init__(self, capacity: int, small: float = 0.1, ghost: float = 0.9) -> None:
-        """small, ghost: units that the small and the ghost queue are for, as shares of the capacity."""
+        """small, ghost: units that the small and the ghost queue are for, as shares of the
+        capacity.
+        """
         self._small_slots = max(1, int(capacity * small))
         self._main_slots = capacity - self._small_slots
         self._ghost_slots = int(capacity * ghost)
         self._evicted = False  # has it ever been full?
-        self._small: OrderedDict[BlockKey, int] = OrderedDict()  # unit -> hits since it came into this queue
+        # unit -> hits since it came into this queue
+        self._small: OrderedDict[BlockKey, int] = OrderedDict()
         self._main: OrderedDict[BlockKey, int] = OrderedDict()  # unit -> rounds it still has
         self._ghost: Queue = OrderedDict()
 
@@ -224,7 +234,9 @@ class S3FIFO:
         return victim
 
     def _evict_small(self, blocked: Blocked) -> BlockKey | None:
-        """Move units to the main queue until one goes to the ghosts, or nothing is left that is not blocked."""
+        """Move units to the main queue until one goes to the ghosts, or nothing is left that is not
+        blocked.
+        """
         promoted = []
         victim = None
         for unit, hits in self._small.items():
@@ -245,7 +257,9 @@ class S3FIFO:
         return victim
 
     def _evict_main(self, blocked: Blocked) -> BlockKey | None:
-        """Give units another round until one has none left and goes, or None if all of them are blocked."""
+        """Give units another round until one has none left and goes, or None if all of them are
+        blocked.
+        """
         main = self._main
         while True:
             again = []
@@ -278,7 +292,9 @@ class S3FIFO:
 
 
 class _Bucket:
-    """Cached units that were asked for equally often, in the order in which they came to be; a linked list's node."""
+    """Cached units that were asked for equally often, in the order in which they came to be; a
+    linked list's node.
+    """
 
     __slots__ = ("next", "previous", "units", "uses")
 
@@ -290,10 +306,11 @@ class _Bucket:
 
 
 class LFU:
-    """Evicts the unit that was asked for least often since it is cached, of several the first that came to be so.
+    """Evicts the unit that was asked for least often since it is cached, of several the first that
+    came to be so.
 
-    Constant time by buckets of equal count (Shah, Mitra & Matani, "An O(1) algorithm for implementing the LFU cache
-    eviction scheme", 2010). Counts neither age nor outlive an eviction.
+    Constant time by buckets of equal count (Shah, Mitra & Matani, "An O(1) algorithm for
+    implementing the LFU cache eviction scheme", 2010). Counts neither age nor outlive an eviction.
     """
 
     name = "lfu"
@@ -329,7 +346,9 @@ class LFU:
         raise AssertionError("every cached unit is blocked")
 
     def _append(self, unit: BlockKey, after: _Bucket, uses: int) -> None:
-        """Put a unit into the bucket of this count, which is the one after `after` or is new there."""
+        """Put a unit into the bucket of this count, which is the one after `after` or is new
+        there.
+        """
         bucket = after.next
         if bucket.uses != uses:
             bucket = _Bucket(uses)
@@ -355,11 +374,17 @@ class LFU:
         return unit in self._bucket
 
 
-POLICIES: dict[str, Callable[[int], Policy]] = {policy.name: policy for policy in (LRU, ARC, S3FIFO, LFU)}
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    policy.name: policy for policy in (LRU, ARC, S3FIFO, LFU)
+}
 
 
 def make_policy(name: str, capacity: int) -> Policy:
-    """A policy by name for a tier of `capacity` slots. Raises InvalidConfig, which lists the names there are."""
+    """A policy by name for a tier of `capacity` slots. Raises InvalidConfig, which lists the names
+    there are.
+    """
     if name not in POLICIES:
-        raise InvalidConfig(f"eviction policy {name!r} is unknown; choose one of {', '.join(POLICIES)}")
+        raise InvalidConfig(
+            f"eviction policy {name!r} is unknown; choose one of {', '.join(POLICIES)}"
+        )
     return POLICIES[name](capacity)

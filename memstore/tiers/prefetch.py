@@ -1,8 +1,9 @@
 """The prefetcher: worker threads that bring predicted units up before a lookup asks for them.
 
-A prediction is a hint. It is dropped when too many wait, when its unit is there or on its way already, and when reading
-it fails (the lookup that really needs the unit then meets the error, with its name). A lookup that comes while its unit
-is on the way waits for that read instead of repeating it (SlabTier.lease).
+A prediction is a hint. It is dropped when too many wait, when its unit is there or on its way
+already, and when reading it fails (the lookup that really needs the unit then meets the error, with
+its name). A lookup that comes while its unit is on the way waits for that read instead of repeating
+it (SlabTier.lease).
 """
 
 import os
@@ -16,7 +17,9 @@ from memstore.tiers.slab import SlabTier
 
 @dataclass
 class PrefetchStats:
-    """Units, since the prefetcher was made. What became of those that were read is counted by the tier (TierStats)."""
+    """Units, since the prefetcher was made. What became of those that were read is counted by the
+    tier (TierStats).
+    """
 
     requested: int = 0  # predicted, repeats of what waits already left out
     held: int = 0  # of those, there or on their way when their turn came, or without room
@@ -30,13 +33,18 @@ class PrefetchStats:
 
 
 class Prefetcher:
-    """Reads predicted units into a tier on worker threads. Its threads start with the first request and end at `close`.
+    """Reads predicted units into a tier on worker threads. Its threads start with the first request
+    and end at `close`.
 
     Safe for several threads; in a forked child it starts anew, with nothing waiting.
     """
 
-    def __init__(self, tier: SlabTier, *, workers: int = 2, batch: int = 32, most: int = 4096) -> None:
-        """batch: units read at once by one worker. most: units that may wait; beyond it the oldest are dropped."""
+    def __init__(
+        self, tier: SlabTier, *, workers: int = 2, batch: int = 32, most: int = 4096
+    ) -> None:
+        """batch: units read at once by one worker. most: units that may wait; beyond it the oldest
+        are dropped.
+        """
         self.tier = tier
         self._workers, self._batch, self._most = workers, batch, most
         self._closed = False
@@ -127,7 +135,8 @@ class Prefetcher:
             read = failed = 0
             try:
                 read = self.tier.prefetch(units)
-            except Exception:  # whatever it is, a lookup that needs one of them meets it again, and raises it
+            # whatever it is, a lookup that needs one of them meets it again, and raises it
+            except Exception:
                 failed = len(units)
             finally:
                 with self._lock:

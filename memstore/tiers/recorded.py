@@ -45,7 +45,9 @@ class Recorded:
         return len({unit for request in self.requests for unit in request})
 
     def ahead(self, prefetch: str) -> list[list[BlockKey]]:
-        """What is predicted before each lookup: "off", "previous", "recorded" (as it was), or "both"."""
+        """What is predicted before each lookup: "off", "previous", "recorded" (as it was), or
+        "both".
+        """
         before: list[list[BlockKey]] = [[] for _ in self.requests]
         if prefetch in ("previous", "both"):
             before = [list(units) for units in previous(self.requests)]
@@ -54,7 +56,9 @@ class Recorded:
         return before
 
     def reuse(self) -> dict[int, dict[int, float]]:
-        """{layer: {n: share}}: of the units that a layer read, those that one of its last n lookups read as well."""
+        """{layer: {n: share}}: of the units that a layer read, those that one of its last n lookups
+        read as well.
+        """
         found: dict[int, dict[int, float]] = {}
         for layer in sorted({request[0].layer for request in self.requests}):
             lookups = [request for request in self.requests if request[0].layer == layer]
@@ -64,5 +68,7 @@ class Recorded:
                 ages += [number - last[unit] for unit in units if unit in last]
                 last.update(dict.fromkeys(units, number))
             asked = sum(map(len, lookups))
-            found[layer] = {n: round(sum(age <= n for age in ages) / asked, 4) for n in REUSE_WITHIN}
+            found[layer] = {
+                n: round(sum(age <= n for age in ages) / asked, 4) for n in REUSE_WITHIN
+            }
         return found

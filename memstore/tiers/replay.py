@@ -1,4 +1,6 @@
-"""Replays recorded lookups against a policy and a capacity, without a model and without any data."""
+"""Replays recorded lookups against a policy and a capacity, without a model and without any
+data.
+"""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,8 @@ class ReplayResult:
     misses: int  # not found, and cached then
     evictions: int  # gone to make room
     prefetched: int = 0  # hits that were the first of a unit that a prediction had brought
-    unused: int = 0  # units that a prediction brought and that no lookup asked for until they went, or to the end
+    # units that a prediction brought and that no lookup asked for until they went, or to the end
+    unused: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -34,11 +37,12 @@ def replay(
 ) -> ReplayResult:
     """What a cache of `capacity` units under this policy makes of recorded lookups.
 
-    requests: the distinct units of each lookup. A lookup leases its units, so none of them goes while it lasts; those
-    that are found count as used before those that are missing are cached, each in the order of the request. One with
-    more units than the capacity is done in groups of at most so many.
-    predicted: aligned with the requests, units that were predicted just before each of them. They are taken to be
-    there at once, so what is prefetched is the most that could come in time.
+    requests: the distinct units of each lookup. A lookup leases its units, so none of them goes
+    while it lasts; those that are found count as used before those that are missing are cached,
+    each in the order of the request. One with more units than the capacity is done in groups of at
+    most so many.
+    predicted: aligned with the requests, units that were predicted just before each of them. They
+    are taken to be there at once, so what is prefetched is the most that could come in time.
 
     Raises InvalidConfig for an unknown policy.
     """
@@ -49,8 +53,12 @@ def replay(
     return cache.result()
 
 
-def replay_tiers(requests: Iterable[Sequence[Hashable]], capacities: Sequence[int], policy: str) -> list[ReplayResult]:
-    """The same for tiers above each other, the top one first: each is asked for what the one above missed."""
+def replay_tiers(
+    requests: Iterable[Sequence[Hashable]], capacities: Sequence[int], policy: str
+) -> list[ReplayResult]:
+    """The same for tiers above each other, the top one first: each is asked for what the one above
+    missed.
+    """
     caches = [_Cache(capacity, policy) for capacity in capacities]
     for request in requests:
         for cache in caches:
@@ -83,7 +91,8 @@ class _Cache:
             missing = [unit for unit in units if unit not in cache]
             if len(missing) < len(units):
                 for unit in units:
-                    if unit in self._untouched:  # the first use of a prefetched unit is none that policies count
+                    # the first use of a prefetched unit is none that policies count
+                    if unit in self._untouched:
                         self._untouched.remove(unit)
                         self._prefetched += 1
                     else:
@@ -97,7 +106,9 @@ class _Cache:
 
     def expect(self, units: Sequence[Hashable]) -> None:
         """One prediction: units that are there are passed over, and what does not fit as well."""
-        missing = [unit for unit in dict.fromkeys(units) if unit not in self._cache][: self._capacity]
+        missing = [unit for unit in dict.fromkeys(units) if unit not in self._cache][
+            : self._capacity
+        ]
         if missing:
             self._insert(missing, frozenset(missing).__contains__)
             self._untouched.update(missing)
@@ -117,13 +128,17 @@ class _Cache:
 
 
 def belady(requests: Iterable[Sequence[Hashable]], capacity: int) -> ReplayResult:
-    """The most hits that any policy can have, knowing the future: the unit goes whose next use is farthest.
+    """The most hits that any policy can have, knowing the future: the unit goes whose next use is
+    farthest.
 
-    requests, capacity: as `replay` takes them. O(n log n) for n units in all (Belady, "A study of replacement
-    algorithms for a virtual-storage computer", IBM Systems Journal 1966).
+    requests, capacity: as `replay` takes them. O(n log n) for n units in all (Belady, "A study of
+    replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966).
     """
     numbers: dict[Hashable, int] = {}
-    steps = [[numbers.setdefault(unit, len(numbers)) for unit in units] for units in _groups(requests, capacity)]
+    steps = [
+        [numbers.setdefault(unit, len(numbers)) for unit in units]
+        for units in _groups(requests, capacity)
+    ]
     never = len(steps)
     upcoming = [never] * len(numbers)  # by unit: the next step that asks for it
     uses: list[list[int]] = []  # by step, last one first: when each of its units is used next
@@ -133,8 +148,8 @@ def belady(requests: Iterable[Sequence[Hashable]], capacity: int) -> ReplayResul
             upcoming[unit] = step
 
     cached: set[int] = set()
-    # (minus the next use, unit), farthest first. The units of a running step are due in it, and what was due earlier
-    # is stale, so neither comes before a unit that may go.
+    # (minus the next use, unit), farthest first. The units of a running step are due in it, and
+    # what was due earlier is stale, so neither comes before a unit that may go.
     farthest: list[tuple[int, int]] = []
     hits = misses = evictions = 0
     for units in steps:

@@ -1,7 +1,8 @@
-"""A tier of equal slots in one slab, cached over a source below: what the host and the device tier have in common.
+"""A tier of equal slots in one slab, cached over a source below: what the host and the device tier
+have in common.
 
-A byte budget is never exceeded. Cached units come from the source and are evicted as the policy says; leased units stay
-until the lease ends; pinned units stay until they are unpinned or dropped.
+A byte budget is never exceeded. Cached units come from the source and are evicted as the policy
+says; leased units stay until the lease ends; pinned units stay until they are unpinned or dropped.
 """
 
 import threading
@@ -30,9 +31,10 @@ _PATIENCE = 60.0  # seconds that a lookup waits for slots which other threads us
 class SlabTier:
     """Slots for units.
 
-    slab: [S, 2, block_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves, [S, block_size,
-    head_dim]; lengths: int64 [S], valid content tokens of the unit in a slot. S is what the budget admits; pages of the
-    slab that were never written cost no main memory. Safe for several threads.
+    slab: [S, 2, block_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
+    [S, block_size, head_dim]; lengths: int64 [S], valid content tokens of the unit in a slot. S is
+    what the budget admits; pages of the slab that were never written cost no main memory. Safe for
+    several threads.
     """
 
     name = "slab"
@@ -51,7 +53,8 @@ class SlabTier:
     ) -> None:
         """policy: see memstore.tiers.policy. pin_memory: page-locked, for copies to a CUDA device.
 
-        Raises BudgetExceeded if not even one unit fits or the machine refuses the memory, InvalidConfig.
+        Raises BudgetExceeded if not even one unit fits or the machine refuses the memory,
+        InvalidConfig.
         """
         self.budget_bytes = budget_bytes
         self.unit_bytes = 2 * block_size * head_dim * dtype.itemsize
@@ -69,30 +72,43 @@ class SlabTier:
                 size = self.capacity * self.unit_bytes
                 self.slab = torch.from_numpy(np.empty(size, dtype=np.uint8)).view(dtype).view(shape)
             self.k, self.v = self.slab.unbind(1)
-            self.lengths = torch.full((self.capacity,), block_size, dtype=torch.int64, device=device)
+            self.lengths = torch.full(
+                (self.capacity,), block_size, dtype=torch.int64, device=device
+            )
             # The same in main memory: leases tell theirs without asking the device.
             here = self.lengths.device.type == "cpu"
-            self._lengths = self.lengths if here else torch.full((self.capacity,), block_size, dtype=torch.int64)
+            self._lengths = (
+                self.lengths
+                if here
+                else torch.full((self.capacity,), block_size, dtype=torch.int64)
+            )
         except (RuntimeError, MemoryError) as error:  # torch has no error of its own for this
             raise BudgetExceeded(
-                f"the machine refuses a {self.name} budget of {budget_bytes} bytes; lower the budget"
+                f"the machine refuses a {self.name} budget of {budget_bytes} bytes; lower the "
+                "budget"
             ) from error
         self.source = source  # where misses are read from
         self._policy = make_policy(policy, self.capacity)
-        # A lock of C, not a condition of Python: an interrupt between taking one and the block it guards would keep it.
+        # A lock of C, not a condition of Python: an interrupt between taking one and the block it
+        # guards would keep it.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._slots: dict[BlockKey, int] = {}  # the page table: units that are held, cached or pinned
+        # the page table: units that are held, cached or pinned
+        self._slots: dict[BlockKey, int] = {}
         self._pinned: set[BlockKey] = set()
         self._leases: dict[int, int] = {}  # slot -> leases on it; a prefetch has one while it reads
-        self._lessees: dict[int, int] = {}  # thread -> leases that it took and that are not released
-        self._units: dict[int, BlockKey] = {}  # slot -> the unit that is in it or on its way into it
-        self._arriving: dict[BlockKey, int] = {}  # units that some thread is reading right now -> their slots
+        # thread -> leases that it took and that are not released
+        self._lessees: dict[int, int] = {}
+        # slot -> the unit that is in it or on its way into it
+        self._units: dict[int, BlockKey] = {}
+        # units that some thread is reading right now -> their slots
+        self._arriving: dict[BlockKey, int] = {}
         self._predicted: set[BlockKey] = set()  # of these, what is prefetched
         self._untouched: set[BlockKey] = set()  # prefetched units that nothing looked up yet
         self._ahead = 0  # slots that prefetches are reading into
         self._short = 0  # threads that wait for slots
-        self._orphans: set[int] = set()  # leased slots whose unit was dropped; free when the lease ends
+        # leased slots whose unit was dropped; free when the lease ends
+        self._orphans: set[int] = set()
         self._free: list[int] = []
         self._fresh = 0  # slots from here on were never used
         self._counts: dict[int, list[float]] = {}  # layer -> the fields of TierStats
@@ -101,14 +117,15 @@ class SlabTier:
     # Reading
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
-        """Slots that hold these units until the lease is released; what is missing is read from below. Repeats are
-        allowed.
+        """Slots that hold these units until the lease is released; what is missing is read from
+        below. Repeats are allowed.
 
-        Where prefetches or other threads' leases leave too little room, it waits for them to end, for other threads'
-        leases only if this thread has none itself: so no two threads wait for each other.
+        Where prefetches or other threads' leases leave too little room, it waits for them to end,
+        for other threads' leases only if this thread has none itself: so no two threads wait for
+        each other.
 
-        Raises BudgetExceeded if the units do not fit beside what is pinned and leased (its `fits` is how many would);
-        and what the source raises: CorruptBlock, DocumentNotFound.
+        Raises BudgetExceeded if the units do not fit beside what is pinned and leased (its `fits`
+        is how many would); and what the source raises: CorruptBlock, DocumentNotFound.
         """
         thread = threading.get_ident()
         with self._lock:
@@ -134,17 +151,24 @@ class SlabTier:
         if missing:
             self._fetch(missing, held, thread)
         was_missing = [slot is None for slot in slots]
-        return Lease(held, was_missing, self.k, self.v, self._lengths, lambda: self._release(held, thread))
+        return Lease(
+            held, was_missing, self.k, self.v, self._lengths, lambda: self._release(held, thread)
+        )
 
     def prefetch(self, units: Iterable[BlockKey]) -> int:
-        """Read units that will probably be looked up into slots that nobody needs now; return how many were read.
+        """Read units that will probably be looked up into slots that nobody needs now; return how
+        many were read.
 
-        Units that are held or on their way are passed over, and what does not fit as well: a prefetch is never an
-        error of the budget. Raises what the source raises, and then none of them is held.
+        Units that are held or on their way are passed over, and what does not fit as well: a
+        prefetch is never an error of the budget. Raises what the source raises, and then none of
+        them is held.
         """
         with self._lock:
-            wanted = [u for u in dict.fromkeys(units) if u not in self._slots and u not in self._arriving]
-            wanted = wanted[: 0 if self._short else self._room()]  # nothing while lookups wait for room
+            wanted = [
+                u for u in dict.fromkeys(units) if u not in self._slots and u not in self._arriving
+            ]
+            # nothing while lookups wait for room
+            wanted = wanted[: 0 if self._short else self._room()]
             missing = dict(zip(wanted, self._take(wanted)))
             held = list(missing.values())
             self._hold(held)
@@ -170,7 +194,8 @@ class SlabTier:
     def _make_room(
         self, units: Sequence[BlockKey], slots: Sequence[int | None], thread: int, until: float
     ) -> tuple[dict[BlockKey, int], list[int]] | None:
-        """Slots for the distinct units that are not held, marked as arriving; and the slot of every unit, leased.
+        """Slots for the distinct units that are not held, marked as arriving; and the slot of every
+        unit, leased.
 
         None after a wait for room: what is held may have changed.
         """
@@ -185,28 +210,38 @@ class SlabTier:
                 return None
             fits = room + len(set(found))
             raise BudgetExceeded(
-                f"{len(set(units))} blocks are needed at once and the {self.name} tier has room for {fits} "
-                f"({self.capacity} in all); raise the {self.name} budget or read with fewer blocks a step",
+                f"{len(set(units))} blocks are needed at once and the {self.name} tier has room "
+                f"for {fits} "
+                f"({self.capacity} in all); raise the {self.name} budget or read with fewer blocks "
+                "a step",
                 fits,
             )
         self._hit([unit for unit, slot in zip(units, slots) if slot is not None])
         arriving = dict(zip(missing, self._take(missing)))
         self._arriving.update(arriving)
         self._hold([arriving[unit] for unit, slot in zip(units, slots) if slot is None])
-        return arriving, [arriving[unit] if slot is None else slot for unit, slot in zip(units, slots)]
+        return arriving, [
+            arriving[unit] if slot is None else slot for unit, slot in zip(units, slots)
+        ]
 
     def _room(self) -> int:
-        """Slots that could be had now: free, never used, or of a cached unit that nobody leases or waits for."""
+        """Slots that could be had now: free, never used, or of a cached unit that nobody leases or
+        waits for.
+        """
         leased = sum(self._units.get(slot) in self._policy for slot in self._leases)
         return len(self._free) + self.capacity - self._fresh + len(self._policy) - leased
 
-    def _wait_for_room(self, needed: int, room: int, cached: int, thread: int, until: float) -> bool:
-        """Wait for something that may make room; False where waiting cannot help, or has lasted too long.
+    def _wait_for_room(
+        self, needed: int, room: int, cached: int, thread: int, until: float
+    ) -> bool:
+        """Wait for something that may make room; False where waiting cannot help, or has lasted too
+        long.
 
         cached: units in the policy's care that are needed too.
         """
         later = room + self._ahead
-        if not self._lessees.get(thread):  # nobody waits for this thread, so it may wait for everybody
+        # nobody waits for this thread, so it may wait for everybody
+        if not self._lessees.get(thread):
             later = self.capacity - len(self._pinned) - cached
         patience = until - time.perf_counter()
         if needed > later or patience <= 0:
@@ -219,13 +254,15 @@ class SlabTier:
         return True
 
     def _take(self, units: Sequence[BlockKey], *, cached: bool = True) -> list[int]:
-        """A slot for each of some new units, evicting where none is free; there must be room. cached: the policy keeps
-        them.
+        """A slot for each of some new units, evicting where none is free; there must be room.
+        cached: the policy keeps them.
         """
         policy, taken = self._policy, []
         for unit in units:
             full = not self._free and self._fresh == self.capacity
-            victim = policy.insert(unit, full=full, blocked=self._blocked) if cached or full else None
+            victim = (
+                policy.insert(unit, full=full, blocked=self._blocked) if cached or full else None
+            )
             if not cached:
                 policy.drop(unit)
             if victim is not None:
@@ -241,7 +278,8 @@ class SlabTier:
                 slot = self._fresh
                 self._fresh += 1
             taken.append(slot)
-        taken.sort()  # neighbours in a record go to neighbouring slots, if any are: the source copies them as one
+        # neighbours in a record go to neighbouring slots, if any are: the source copies them as one
+        taken.sort()
         self._units.update(zip(taken, units))
         return taken
 
@@ -249,11 +287,14 @@ class SlabTier:
         slot = self._slots.get(unit)
         return slot is None or slot in self._leases  # None: on its way
 
-    def _fetch(self, missing: dict[BlockKey, int], held: Sequence[int], thread: int | None = None) -> None:
-        """Read units from below into their slots, outside the lock; on failure nothing of this lease remains.
+    def _fetch(
+        self, missing: dict[BlockKey, int], held: Sequence[int], thread: int | None = None
+    ) -> None:
+        """Read units from below into their slots, outside the lock; on failure nothing of this
+        lease remains.
 
-        thread: whose lease it is, or None for a prefetch, which has one only while it reads. A unit that is dropped
-        meanwhile is not held afterwards, though a lease on it stays good.
+        thread: whose lease it is, or None for a prefetch, which has one only while it reads. A unit
+        that is dropped meanwhile is not held afterwards, though a lease on it stays good.
         """
         began = time.perf_counter()
         lengths: list[int] | None = None
@@ -262,7 +303,9 @@ class SlabTier:
             lengths = self.source.read(list(missing), self.slab, slots)
         finally:
             with self._lock:
-                wanted = {unit: slot for unit, slot in missing.items() if self._arriving.get(unit) == slot}
+                wanted = {
+                    unit: slot for unit, slot in missing.items() if self._arriving.get(unit) == slot
+                }
                 for unit in wanted:
                     del self._arriving[unit]
                 if lengths is not None:
@@ -273,7 +316,9 @@ class SlabTier:
                         self._policy.drop(unit)
                         self._vacate(slot)
                 if thread is not None:
-                    self._layer_counts(next(iter(missing)).layer)[_SECONDS] += time.perf_counter() - began
+                    self._layer_counts(next(iter(missing)).layer)[_SECONDS] += (
+                        time.perf_counter() - began
+                    )
                 else:
                     self._ahead -= len(slots)
                     self._predicted.difference_update(wanted)
@@ -284,10 +329,13 @@ class SlabTier:
                 self._changed.notify_all()
 
     def _note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Write down the lengths of the units that came into slots. All blocks but a document's last are full, so a
-        device is seldom told anything.
+        """Write down the lengths of the units that came into slots. All blocks but a document's
+        last are full, so a device is seldom told anything.
         """
-        where, new = torch.tensor(slots, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64)
+        where, new = (
+            torch.tensor(slots, dtype=torch.int64),
+            torch.tensor(lengths, dtype=torch.int64),
+        )
         changed = self._lengths[where] != new
         if changed.any():
             where, new = where[changed], new[changed]
@@ -335,7 +383,8 @@ class SlabTier:
     def _hit(self, units: Iterable[BlockKey]) -> None:
         hit, untouched = self._policy.hit, self._untouched
         for unit in units:
-            if unit in untouched:  # the use for which it was cached is no second use, as policies take a hit to be
+            # the use for which it was cached is no second use, as policies take a hit to be
+            if unit in untouched:
                 untouched.remove(unit)
                 self._layer_counts(unit.layer)[_PREFETCHED] += 1
             else:
@@ -344,12 +393,20 @@ class SlabTier:
     # Pinned units
 
     def pin(
-        self, document: int, layer: int, first_block: int, k: Tensor, v: Tensor, last_length: int | None = None
+        self,
+        document: int,
+        layer: int,
+        first_block: int,
+        k: Tensor,
+        v: Tensor,
+        last_length: int | None = None,
     ) -> list[BlockKey]:
-        """Hold blocks first_block .. of a document as pinned units, in one copy; return the units, block by block.
+        """Hold blocks first_block .. of a document as pinned units, in one copy; return the units,
+        block by block.
 
-        k, v: [n, Hkv, block_size, D]. last_length: valid content tokens of the last block (None = all). The units must
-        be new. Raises BudgetExceeded (and holds none of them) if they do not fit.
+        k, v: [n, Hkv, block_size, D]. last_length: valid content tokens of the last block (None =
+        all). The units must be new. Raises BudgetExceeded (and holds none of them) if they do not
+        fit.
         """
         n, heads, block_size, _ = k.shape
         units = [
@@ -362,12 +419,17 @@ class SlabTier:
                 if self._wait_for_room(len(units), room, 0, thread, until):
                     continue
                 raise BudgetExceeded(
-                    f"the {self.name} tier of {self.capacity * self.unit_bytes} bytes has no room for {len(units)} "
+                    f"the {self.name} tier of {self.capacity * self.unit_bytes} bytes has no room "
+                    f"for {len(units)} "
                     f"more blocks of a running session; raise the {self.name} budget"
                 )
             taken = self._take(units, cached=False)
             slots = torch.tensor(taken, dtype=torch.int64)
-            where = slice(taken[0], taken[-1] + 1) if n and taken[-1] - taken[0] == len(taken) - 1 else slots
+            where = (
+                slice(taken[0], taken[-1] + 1)
+                if n and taken[-1] - taken[0] == len(taken) - 1
+                else slots
+            )
             self.k[where] = k.reshape(-1, *self.k.shape[1:])
             self.v[where] = v.reshape(-1, *self.v.shape[1:])
             lengths = [block_size] * len(taken)
@@ -388,10 +450,13 @@ class SlabTier:
             self._changed.notify_all()
 
     def keep(self, units: Sequence[BlockKey]) -> None:
-        """Read units that are missing and pin them all, until `unpin` or `drop`. Raises as `lease` does."""
+        """Read units that are missing and pin them all, until `unpin` or `drop`. Raises as `lease`
+        does.
+        """
         with self.lease(units), self._lock:
             for unit in units:
-                if unit not in self._pinned and unit in self._slots:  # not, if it was dropped meanwhile
+                # not, if it was dropped meanwhile
+                if unit not in self._pinned and unit in self._slots:
                     self._policy.drop(unit)
                     self._pinned.add(unit)
 
@@ -420,13 +485,19 @@ class SlabTier:
             self._changed.notify_all()
 
     def drop_document(self, document: int, first_block: int = 0) -> None:
-        """Drop what is held or on its way of a document from block `first_block` on. Waits for nothing."""
+        """Drop what is held or on its way of a document from block `first_block` on. Waits for
+        nothing.
+        """
         with self._lock:
             held = [*self._slots, *self._arriving]
-            self.drop([unit for unit in held if unit.document == document and unit.block >= first_block])
+            self.drop(
+                [unit for unit in held if unit.document == document and unit.block >= first_block]
+            )
 
     def _in_child(self) -> None:
-        """In a forked child nothing that its parent's threads were reading arrives, and none of them waits."""
+        """In a forked child nothing that its parent's threads were reading arrives, and none of
+        them waits.
+        """
         self.drop(list(self._arriving))
         self._ahead = self._short = 0
 
@@ -458,11 +529,14 @@ class SlabTier:
             counts = self._counts[layer] = [0, 0, 0, 0.0, 0, 0, 0, 0]
         return counts
 
-    def _count_lookups(self, units: Sequence[BlockKey], missing: dict[BlockKey, int], waited: float) -> None:
+    def _count_lookups(
+        self, units: Sequence[BlockKey], missing: dict[BlockKey, int], waited: float
+    ) -> None:
         if not units:
             return
         layers = {unit.layer for unit in units}
-        for layer in layers:  # a step asks for one layer at a time, a tier above that reads ahead for several
+        # a step asks for one layer at a time, a tier above that reads ahead for several
+        for layer in layers:
             several = len(layers) > 1
             asked = sum(unit.layer == layer for unit in units) if several else len(units)
             missed = sum(unit.layer == layer for unit in missing) if several else len(missing)

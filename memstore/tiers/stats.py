@@ -9,15 +9,16 @@ from typing import Any
 class TierStats:
     """Lookups of one tier, or of one layer in one tier, since it was opened.
 
-    Every unit a lookup asks for is a hit or a miss. `prefetched` and `late` are parts of the hits; a unit that another
-    lookup is reading is a hit too, for it is read once. So what was read from below is the misses, and what was
-    prefetched.
+    Every unit a lookup asks for is a hit or a miss. `prefetched` and `late` are parts of the hits;
+    a unit that another lookup is reading is a hit too, for it is read once. So what was read from
+    below is the misses, and what was prefetched.
     """
 
     hits: int = 0  # units that were here, or on their way
     misses: int = 0  # units that this lookup had to fetch from below
     bytes: int = 0  # decoded bytes delivered
-    seconds: float = 0.0  # upper tiers: time that lookups waited for the tier below; disk: time spent on reading
+    # upper tiers: time that lookups waited for the tier below; disk: time spent on reading
+    seconds: float = 0.0
     evictions: int = 0  # units dropped to make room
     prefetched: int = 0  # first lookups of a unit that a prefetch had brought in time
     late: int = 0  # first lookups of a unit that had to wait for its prefetch

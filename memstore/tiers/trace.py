@@ -1,9 +1,10 @@
-"""A trace of lookups: what was asked for, what was predicted and what was missed, in a file that a replay can read.
+"""A trace of lookups: what was asked for, what was predicted and what was missed, in a file that a
+replay can read.
 
-The file is zstd over msgpack: a header {"format", "unit_bytes"}, then one entry a lookup or prediction:
-[kind, microseconds since the trace began, layer, documents, blocks, heads, missed], of which the last four are lists
-with one number a unit; missed is empty for predictions and for lookups without a miss. Units of several layers make
-several entries.
+The file is zstd over msgpack: a header {"format", "unit_bytes"}, then one entry a lookup or
+prediction: [kind, microseconds since the trace began, layer, documents, blocks, heads, missed], of
+which the last four are lists with one number a unit; missed is empty for predictions and for
+lookups without a miss. Units of several layers make several entries.
 """
 
 import os
@@ -26,9 +27,11 @@ _FLUSH = 1 << 16  # bytes between frames that a reader can decode
 
 
 class TraceWriter:
-    """Writes lookups and predictions as they come; may be used from several threads. A forked child writes nothing.
+    """Writes lookups and predictions as they come; may be used from several threads. A forked child
+    writes nothing.
 
-    A lookup is never lost to its trace: the first error of writing ends the trace, and `close` raises it.
+    A lookup is never lost to its trace: the first error of writing ends the trace, and `close`
+    raises it.
     """
 
     def __init__(self, path: Path | str, *, unit_bytes: int) -> None:
@@ -46,7 +49,9 @@ class TraceWriter:
 
     def lookup(self, units: Sequence[BlockKey], missing: Sequence[bool]) -> None:
         """One lease: its units, and a bool for each that was not there."""
-        self._write(_LOOKUP, units, [place for place, is_missing in enumerate(missing) if is_missing])
+        self._write(
+            _LOOKUP, units, [place for place, is_missing in enumerate(missing) if is_missing]
+        )
 
     def prediction(self, units: Sequence[BlockKey]) -> None:
         """Units that were predicted at this moment."""
@@ -78,7 +83,9 @@ class TraceWriter:
                 self._file.close()
 
     def close(self) -> None:
-        """End the file; more than once is the same as once. Raises the OSError that ended the trace early."""
+        """End the file; more than once is the same as once. Raises the OSError that ended the trace
+        early.
+        """
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -115,7 +122,10 @@ def read_trace(path: Path | str) -> Iterator[TraceEntry]:
             if not isinstance(header, dict) or header.get("format") != TRACE_FORMAT:
                 raise InvalidInput(f"{path} is no trace of lookups that this version reads")
             for kind, micros, layer, documents, blocks, heads, missed in unpacker:
-                units = [BlockKey(d, layer, b, h) for d, b, h in zip(documents, blocks, heads, strict=True)]
+                units = [
+                    BlockKey(d, layer, b, h)
+                    for d, b, h in zip(documents, blocks, heads, strict=True)
+                ]
                 yield TraceEntry(kind == _LOOKUP, micros / 1e6, units, missed)
         except (StopIteration, zstandard.ZstdError, ValueError, TypeError) as error:
             raise InvalidInput(f"{path} is no trace of lookups: {error or 'it is empty'}") from None

@@ -1,0 +1,419 @@
+"""Measuring the tiers: a model asks about books with one setting after another, or recorded lookups
+are replayed.
+"""
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from memstore.cli import console
+from memstore.cli.demo_facts import cut, python_text
+from memstore.disk.catalog import Signature
+from memstore.disk.record import DTYPES
+from memstore.errors import InvalidConfig, InvalidInput
+from memstore.model.ingest import IngestProgress
+from memstore.model.landmark_model import LandmarkModel
+from memstore.serve.metrics import Metrics
+from memstore.store.memory_store import MemoryStore
+from memstore.tiers.cascade import DEFAULT_POLICY, PREDICTORS, TierOptions, check_options
+from memstore.tiers.policy import POLICIES
+from memstore.tiers.recorded import Recorded
+from memstore.tiers.replay import belady, replay
+from memstore.tiers.stats import COUNTS
+from memstore.training.corpus import read_documents
+
+LIVE_BUDGETS, LIVE_PREFETCH = (0.01, 0.03, 0.1), ("off", "speculative")
+REPLAY_BUDGETS, REPLAY_PREFETCH = (
+    (0.02, 0.05, 0.1, 0.25, 0.5),
+    ("off", "previous", "recorded", "both"),
+)
+ALL_POLICIES = tuple(POLICIES)
+_PASSAGE = 160  # tokens of a passage that is to be continued
+_CONTINUED, _ANSWERED = 24, 12  # tokens generated for a passage and for a question
+_TEMPERATURE = 0.8  # a greedy small model soon repeats itself, and so would its lookups
+_NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{2,}")  # a capital that no sentence begins with
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is varied: every policy with every budget and every prefetcher."""
+
+    budgets: Sequence[float]  # shares of the units there are
+    policies: Sequence[str]
+    prefetch: Sequence[str]
+
+    def check(self, prefetchers: Sequence[str]) -> None:
+        """Raises InvalidConfig for a name that there is none of, or a share that is not in (0,
+        1].
+        """
+        for policy in self.policies:
+            check_options({"policy": policy})
+        for name in self.prefetch:
+            if name not in prefetchers:
+                raise InvalidConfig(
+                    f"prefetch {name!r} is unknown; choose of {', '.join(prefetchers)}"
+                )
+        for share in self.budgets:
+            if not 0 < share <= 1:
+                raise InvalidConfig(f"a budget is a share above 0% and up to 100%, not {share:.2%}")
+
+
+# Live
+
+
+@contextmanager
+def books_memory(
+    reader: LandmarkModel, texts: Sequence[Path], books: int, tokens: int
+) -> Iterator[Path]:
+    """A memory, removed again at the end, of the first `books` texts, up to `tokens` tokens of
+    each.
+
+    No texts: Python's own documentation and sources. Raises what reading the files and ingesting
+    raise.
+    """
+    with tempfile.TemporaryDirectory(prefix="memstore-bench-") as directory:
+        path = Path(directory) / "memory"
+        found = islice(read_documents(texts) if texts else python_text(), books)
+        with MemoryStore.create(path, reader.signature) as memory:
+            for number, text in enumerate(found, 1):
+                _ingest(reader, memory, f"book {number}", cut(reader, iter([text]), tokens))
+        yield path
+
+
+def _ingest(reader: LandmarkModel, memory: MemoryStore, name: str, text: str) -> None:
+    with console.reading(name) as show:
+
+        def progress(state: IngestProgress) -> None:
+            show(state.characters, state.total_characters, state.tokens)
+
+        reader.ingest(text, memory, name=name, progress=progress)
+
+
+def run_live(
+    reader: LandmarkModel,
+    store: Path,
+    settings: Settings,
+    *,
+    questions: int,
+    seed: int = 0,
+    trace: Path | None = None,
+    metrics: Metrics | None = None,
+    prepare: Callable[[MemoryStore], None] = lambda memory: None,
+) -> dict[str, Any]:
+    """Ask the same questions of a memory with every setting, each time with cold tiers; return
+    plain values.
+
+    trace: record one more run, with the smallest budget and the speculative predictor. prepare:
+    called with the memory of every run, once it is open. Raises InvalidInput for a memory without a
+    finished document, InvalidConfig, and what opening and asking raise.
+    """
+    settings.check(PREDICTORS)
+    began = time.monotonic()
+    with MemoryStore.open(store, reader.signature, read_only=True) as memory:
+        books = [document for document in memory.documents() if document.state == "ready"]
+        if not books:
+            raise InvalidInput(f"{store} holds no finished document to ask; run ingest first")
+        asked = draw_questions(reader, memory, questions, seed)
+    live = _Live(reader, store, sum(document.blocks for document in books), asked, metrics, prepare)
+    runs = []
+    for share in settings.budgets:
+        for policy in settings.policies:
+            for prefetch in settings.prefetch:
+                runs.append(live.run(share, policy, prefetch))
+        console.note(f"budget {share:.1%}: {len(runs)} runs done, {time.monotonic() - began:.0f} s")
+    if trace is not None:
+        live.run(min(settings.budgets), DEFAULT_POLICY, "speculative", trace)
+    return {
+        "mode": "live",
+        "books": [{"name": document.name, "tokens": document.tokens} for document in books],
+        "units": live.units,
+        "unit_bytes": live.unit_bytes,
+        "questions": len(asked),
+        "seed": seed,
+        "same_answers": live.same_answers,
+        "runs": runs,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, and whether it goes on in the session of the one before."""
+
+    text: str
+    kind: str  # "passage" or "fact"
+    continues: bool
+
+
+def draw_questions(
+    reader: LandmarkModel, memory: MemoryStore, count: int, seed: int
+) -> list[Asked]:
+    """Passages of the documents to be continued and, after each in the same session, a question
+    about a name there.
+    """
+    rng = Random(seed)
+    documents = [document for document in memory.documents() if document.state == "ready"]
+    asked: list[Asked] = []
+    while len(asked) < count:
+        document = rng.choice(documents)
+        first = rng.randrange(max(1, document.tokens - _PASSAGE))
+        passage = reader.tokenizer.decode(
+            memory.tokens(document.id, first, first + _PASSAGE).ids.tolist()
+        )
+        if not passage.strip():
+            passage = "It was"
+        name = rng.choice(_NAME.findall(passage) or passage.split())
+        asked.append(Asked(passage, "passage", False))
+        asked.append(Asked(f" Who is {name}? {name} is", "fact", True))
+    return asked[:count]
+
+
+class _Live:
+    """The same questions of one memory with any settings."""
+
+    def __init__(
+        self,
+        reader: LandmarkModel,
+        store: Path,
+        blocks: int,
+        asked: Sequence[Asked],
+        metrics: Metrics | None,
+        prepare: Callable[[MemoryStore], None],
+    ) -> None:
+        self._reader, self._store, self._asked, self._metrics = reader, store, asked, metrics
+        self._prepare = prepare
+        self.units = blocks * len(reader.signature.memory_layers) * reader.signature.num_kv_heads
+        self.unit_bytes = _unit_bytes(reader.signature)
+        self._answers: list[list[int]] | None = None
+        self.same_answers = True
+
+    def run(
+        self, share: float, policy: str, prefetch: Any, trace: Path | None = None
+    ) -> dict[str, Any]:
+        """One run: its settings and what was counted in the top tier, with every tier's layers."""
+        config = self._reader.config
+        own = (config.chunk_blocks + config.top_k) * config.num_layers * config.num_kv_heads
+        # A session needs room for its own blocks and for what one row reads.
+        budget = (
+            max(round(share * self.units), own + config.top_k * config.num_kv_heads)
+            * self.unit_bytes
+        )
+        options: TierOptions = {
+            "host_budget": budget,
+            "policy": policy,
+            "prefetch": prefetch,
+            "trace": trace,
+        }
+        with MemoryStore.open(
+            self._store, self._reader.signature, read_only=True, **options
+        ) as memory:
+            self._prepare(memory)
+            if self._metrics is not None:
+                self._metrics.store = memory
+            began = time.perf_counter()
+            answers = list(self._answer(memory))
+            seconds = time.perf_counter() - began
+            counts = next(iter(memory.tier_stats().values()))
+            read = memory.stats()["prefetch"]["read"]
+            layers = {
+                tier: {layer: stats.to_dict() for layer, stats in of_tier.items()}
+                for tier, of_tier in memory.layer_stats().items()
+            }
+        self._answers = self._answers or answers
+        self.same_answers = self.same_answers and answers == self._answers
+        asked = counts["hits"] + counts["misses"]
+        return {
+            "share": share,
+            "budget": budget,
+            "policy": policy,
+            "prefetch": prefetch,
+            "hit_rate": round(counts["hits"] / asked, 4) if asked else 0.0,
+            **{name: counts[name] for name in COUNTS},
+            # those still held at the end too
+            "unused": read - counts["prefetched"] - counts["late"],
+            "read_ahead": read,
+            "total_seconds": round(seconds, 3),
+            "layers": layers,
+        }
+
+    def _answer(self, memory: MemoryStore) -> Iterator[list[int]]:
+        sessions = ExitStack()
+        with sessions:
+            for number, asked in enumerate(self._asked):
+                if not asked.continues:
+                    sessions.close()
+                    conversation = sessions.enter_context(self._reader.chat(memory))
+                most = _CONTINUED if asked.kind == "passage" else _ANSWERED
+                answer = conversation.ask(
+                    asked.text,
+                    max_new_tokens=most,
+                    temperature=_TEMPERATURE,
+                    seed=number,
+                    until_sentence=False,
+                )
+                yield answer.tokens
+
+
+def _unit_bytes(signature: Signature) -> int:
+    return 2 * signature.block_size * signature.head_dim * DTYPES[signature.kv_dtype].itemsize
+
+
+# Replayed
+
+
+def run_replay(trace: Path, settings: Settings) -> dict[str, Any]:
+    """A trace against every capacity, policy and prefetcher, with Belady's optimum as the bound;
+    plain values.
+
+    A budget is a share of the distinct units in the trace. Predictions are taken to be fulfilled at
+    once, so hits with a prefetcher are an upper bound. Belady's optimum is of fetching on demand: a
+    prefetcher may beat it. Raises InvalidInput, InvalidConfig.
+    """
+    settings.check(REPLAY_PREFETCH)
+    recorded = Recorded.load(trace)
+    units = recorded.units
+    began = time.monotonic()
+    bounds, runs = [], []
+    ahead = {prefetch: recorded.ahead(prefetch) for prefetch in settings.prefetch}
+    for share in settings.budgets:
+        capacity = max(1, round(share * units))
+        best = belady(recorded.requests, capacity)
+        bounds.append(
+            {
+                "share": share,
+                "capacity": capacity,
+                "hits": best.hits,
+                "hit_rate": round(best.hit_rate, 4),
+            }
+        )
+        for policy in settings.policies:
+            for prefetch, predicted in ahead.items():
+                result = replay(recorded.requests, capacity, policy, predicted)
+                runs.append(
+                    {"share": share, "capacity": capacity, "policy": policy, "prefetch": prefetch}
+                    | {
+                        name: getattr(result, name)
+                        for name in ("hits", "misses", "evictions", "prefetched", "unused")
+                    }
+                    | {"hit_rate": round(result.hit_rate, 4)}
+                )
+        console.note(
+            f"capacity {share:.0%}: {len(runs)} replays done, {time.monotonic() - began:.0f} s"
+        )
+    return {
+        "mode": "replay",
+        "trace": str(trace),
+        "lookups": len(recorded.requests),
+        "requested": sum(map(len, recorded.requests)),
+        "predicted": sum(map(len, recorded.predicted)),
+        "units": units,
+        "runs": runs,
+        "belady": bounds,
+        "reuse": recorded.reuse(),
+    }
+
+
+# Showing
+
+
+def print_bench(result: dict[str, Any]) -> None:
+    """The table of a live bench or a replay, and what it was made of."""
+    if result["mode"] == "live":
+        _print_live(result)
+    else:
+        _print_replay(result)
+
+
+def _print_live(result: dict[str, Any]) -> None:
+    rows: list[tuple[object, ...]] = [
+        (
+            "budget",
+            "policy",
+            "prefetch",
+            "hit rate",
+            "misses",
+            "evicted",
+            "in time",
+            "late",
+            "unused",
+            "waited",
+            "all",
+        )
+    ]
+    for run in result["runs"]:
+        rows.append(
+            (
+                f"{run['share']:4.0%}",
+                run["policy"],
+                run["prefetch"],
+                f"{run['hit_rate']:.3f}",
+                run["misses"],
+                run["evictions"],
+                run["prefetched"],
+                run["late"],
+                run["unused"],
+                f"{run['seconds']:.3f} s",
+                f"{run['total_seconds']:.2f} s",
+            )
+        )
+    tokens = sum(book["tokens"] for book in result["books"])
+    size = console.size(result["units"] * result["unit_bytes"])
+    print(console.columns(rows))
+    print()
+    same = "the same" if result["same_answers"] else "NOT the same"
+    print(
+        f"{len(result['books'])} books, {tokens:,} tokens; a budget is a share of "
+        f"{result['units']:,} blocks, {size}"
+    )
+    print(f"{result['questions']} questions, answers {same} in every run")
+
+
+def _print_replay(result: dict[str, Any]) -> None:
+    rows: list[tuple[object, ...]] = [
+        ("capacity", "policy", "prefetch", "hit rate", "misses", "evicted", "in time", "unused")
+    ]
+    for bound in result["belady"]:
+        for run in result["runs"]:
+            if run["share"] == bound["share"]:
+                rows.append(
+                    (
+                        f"{run['share']:4.0%}",
+                        run["policy"],
+                        run["prefetch"],
+                        f"{run['hit_rate']:.3f}",
+                        run["misses"],
+                        run["evictions"],
+                        run["prefetched"],
+                        run["unused"],
+                    )
+                )
+        rows.append(
+            (
+                f"{bound['share']:4.0%}",
+                "belady",
+                "off",
+                f"{bound['hit_rate']:.3f}",
+                result["requested"] - bound["hits"],
+                0,
+                0,
+                0,
+            )
+        )
+    print(console.columns(rows))
+    print()
+    print(
+        f"{result['lookups']:,} lookups of {result['requested']:,} units, {result['units']:,} of "
+        "them distinct; "
+        f"{result['predicted']:,} predictions recorded"
+    )
+    print(
+        "predicted units are taken to arrive at once: an upper bound; belady is the bound of "
+        "fetching on demand"
+    )

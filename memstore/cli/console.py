@@ -1,0 +1,217 @@
+"""What the commands show and are told: sizes, columns, answers, progress; results go to stdout, all
+else to stderr.
+"""
+
+import io
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+_UNITS = {
+    "": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "KI": 2**10,
+    "MI": 2**20,
+    "GI": 2**30,
+    "TI": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?)B?\s*", re.IGNORECASE)
+_SECONDS_BETWEEN_LINES = 5.0
+
+Show = Callable[[int, int, int], None]
+"""Takes the characters read, the characters there are, and the tokens so far."""
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as people write it: 4096, 64MB, 1.5GB, 512MiB. Raises ValueError."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no size; write it like 64MB, 1.5GB or 512MiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def one_line(text: str) -> str:
+    """A text without its line breaks and runs of spaces."""
+    return " ".join(text.split())
+
+
+def shorten(text: str, width: int) -> str:
+    """One line of at most `width` characters."""
+    line = one_line(text)
+    return line if len(line) <= width else line[: width - 3].rstrip() + "..."
+
+
+def note(text: str) -> None:
+    """Say something that is not the result, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit(value: Mapping[str, Any]) -> None:
+    """The result as one JSON object on stdout."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def columns(rows: Sequence[Sequence[object]]) -> str:
+    """Rows of cells, the first row their titles, as aligned columns; numbers to the right."""
+    cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    right = [all(isinstance(row[i], int) for row in rows[1:]) for i in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(w) if to_right else cell.ljust(w)
+            for cell, w, to_right in zip(row, widths, right)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def print_sources(sources: Sequence[Mapping[str, Any]], width: int = 90) -> None:
+    """One line a source: weight, document, characters, text."""
+    for source in sources:
+        first, end = source["span"]
+        tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
+        place = f"{source['document']}[{first:,}-{end:,}] ({tiers})"
+        print(f"  {source['weight']:7.2f}  {place}  {shorten(source['text'], width)}")
+
+
+def tier(counts: Mapping[str, Any]) -> str:
+    """One tier's lookups in a few words; what a prefetch did is left out where there was none."""
+    ahead = counts["prefetched"] + counts["late"]
+    prefetched = f" ({ahead:,} of them read ahead)" if ahead else ""
+    return (
+        f"{counts['hits']:,} hits{prefetched}, {counts['misses']:,} misses, {size(counts['bytes'])}"
+    )
+
+
+def cost(answer: Mapping[str, Any]) -> str:
+    """One line: the lookups, tiers and seconds of an answer."""
+    lookups = answer["lookups"]
+    tiers = "; ".join(f"{name} {tier(counts)}" for name, counts in answer["tiers"].items())
+    looked_up = f"lookups {lookups['done']:,} done, {lookups['skipped']:,} skipped"
+    return f"{looked_up}; {tiers}; {answer['seconds']:.2f} s"
+
+
+def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
+    """An answer (unless it was streamed), its sources and its cost."""
+    if not streamed:
+        print(answer["text"])
+    print_sources(answer["sources"])
+    print(f"  {cost(answer)}", flush=True)
+
+
+def read_lines(prompt: str = "") -> Iterator[str]:
+    """Lines of stdin, stripped; prompted for on a terminal. Bytes that are not UTF-8 become lone
+    surrogates.
+    """
+    if sys.stdin.isatty():
+        import readline  # noqa: F401  (with it, input() edits lines)
+
+        while True:
+            try:
+                yield input(prompt).strip()
+            except EOFError:
+                print()
+                return
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    for line in sys.stdin:
+        yield line.strip()
+
+
+@contextmanager
+def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
+    """Prints an answer's text as it comes, where somebody is watching; None otherwise."""
+    if not (enabled and sys.stdout.isatty()):
+        yield None
+        return
+    started = False
+
+    def show(text: str) -> None:
+        nonlocal started
+        text = text if started else text.lstrip()
+        started = started or bool(text)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    try:
+        yield show
+    finally:
+        if started:
+            print()
+
+
+@contextmanager
+def reading(what: str) -> Iterator[Show]:
+    """Progress of reading a text, on stderr: a bar on a terminal, a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        with _bar(what) as show:
+            yield show
+        return
+    began = last = time.monotonic()
+
+    def line(done: int, total: int, tokens: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            note(
+                f"{what}: {100 * done // max(total, 1)}% read, {tokens:,} tokens, "
+                f"{last - began:.0f} s"
+            )
+
+    yield line
+
+
+@contextmanager
+def working(what: str, parts: str = "layers") -> Iterator[Callable[[int, int], None]]:
+    """Progress of a job of a few parts, on stderr: a bar on a terminal, a line a part elsewhere."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(what, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+        return
+    yield lambda done, total: note(f"{what}: {done} of {total} {parts}")
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Show]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    tokens = TextColumn("{task.fields[tokens]:,} tokens")
+    parts = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        tokens,
+        TimeRemainingColumn(),
+    )
+    with Progress(*parts, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=None, tokens=0)
+        yield lambda done, total, tokens: progress.update(
+            task, completed=done, total=total, tokens=tokens
+        )

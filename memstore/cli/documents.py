@@ -1,0 +1,183 @@
+"""The commands that look after a memory and need no model: docs, stats, forget, verify, export,
+import, compact.
+"""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from memstore.cli import console
+from memstore.cli.options import Json, Store, command
+from memstore.errors import MemoryNotFound
+
+
+@command("docs", "memstore docs --store mem")
+def docs(store: Store, as_json: Json = False) -> None:
+    """List the documents of a memory."""
+    from memstore.store.memory_store import MemoryStore
+
+    with MemoryStore.open(store, read_only=True) as memory:
+        documents, codec = memory.documents(), memory.codec
+    if as_json:
+        console.emit({"codec": codec, "documents": [asdict(document) for document in documents]})
+        return
+    rows: list[tuple[object, ...]] = [("name", "state", "tokens", "blocks", "size", "since")]
+    for d in documents:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
+        rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since))
+    print(f"{console.columns(rows)}\nstored with {codec}" if documents else "no documents")
+
+
+@command("stats", "memstore stats --store mem")
+def stats(store: Store, as_json: Json = False) -> None:
+    """Say how much a memory holds, and how its tiers stand."""
+    from memstore.store.memory_store import MemoryStore
+
+    with MemoryStore.open(store, read_only=True) as memory:
+        figures = memory.stats()
+    if as_json:
+        console.emit(figures)
+        return
+    quota = "none" if figures["quota"] is None else console.size(figures["quota"])
+    print(
+        f"{figures['documents']:,} documents, {figures['tokens']:,} tokens in "
+        f"{figures['blocks']:,} blocks"
+    )
+    print(
+        f"on disk {console.size(figures['file_bytes'])}, of it blocks "
+        f"{console.size(figures['bytes'])} "
+        f"({figures['codec']}); quota {quota}"
+    )
+    index = figures["index"]
+    most = max(index["landmarks"].values(), default=0)
+    built = f"; engines on disk {console.size(index['file_bytes'])}" if index["file_bytes"] else ""
+    held = console.size(figures["landmarks"])
+    print(f"index: {most:,} landmarks a head, in main memory {held} ({index['kind']}{built})")
+    for name, counts in figures["tiers"].items():
+        held = (
+            f"; holds {console.size(counts['held'])} of {console.size(counts['budget'])}"
+            if "budget" in counts
+            else ""
+        )
+        print(f"{name}: {console.tier(counts)}{held}")
+
+
+@command("forget", "memstore forget diary --store mem")
+def forget(
+    name: Annotated[str, typer.Argument(help="The document.")], store: Store, as_json: Json = False
+) -> None:
+    """Delete a document from a memory.
+
+    The file keeps its size, for later documents, until `compact`.
+    """
+    from memstore.store.memory_store import MemoryStore
+
+    with MemoryStore.open(store) as memory:
+        document = memory.forget(name)
+    if as_json:
+        console.emit({"forgotten": asdict(document)})
+    else:
+        print(
+            f"{document.name}: forgotten, {document.tokens:,} tokens, "
+            f"{console.size(document.bytes)}"
+        )
+
+
+@command("verify", "memstore verify --store mem", "memstore verify --store mem --repair")
+def verify(
+    store: Store,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Drop damaged documents, whole.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check everything a memory holds; status 1 if damaged."""
+    from memstore.store.verify import verify_memory
+
+    report = verify_memory(store, repair=repair)
+    if as_json:
+        console.emit({"clean": report.clean, **asdict(report)})
+    else:
+        for problem in report.problems:
+            print(f"damaged: {problem.name or 'the memory'}: {problem.what}")
+        for name in report.dropped:
+            print(f"dropped: {name}")
+        size = console.size(report.bytes)
+        whole = f"{report.documents:,} documents, {report.records:,} records, {size}"
+        print(
+            f"{whole}: "
+            f"{'clean' if report.clean or repair else 'whole, the rest is damaged (see --repair)'}"
+        )
+    if not (report.clean or repair):
+        raise typer.Exit(1)
+
+
+@command("export", "memstore export diary diary.memstore --store mem")
+def export(
+    name: Annotated[str, typer.Argument(help="The document.")],
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    store: Store,
+    as_json: Json = False,
+) -> None:
+    """Write one document to a file that `import` reads.
+
+    Only a memory of the same model can import it.
+    """
+    from memstore.store.memory_store import MemoryStore
+
+    with MemoryStore.open(store, read_only=True) as memory:
+        written = memory.export_document(name, file)
+    if as_json:
+        console.emit({"name": name, "file": str(file), "bytes": written})
+    else:
+        print(f"{name}: exported to {file}, {console.size(written)}")
+
+
+@command("import", "memstore import diary.memstore --store other")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A file that `export` wrote.")],
+    store: Store,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="N", help="Another name for the document.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Read an exported document, making the memory if need be."""
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.transfer import read_head
+
+    signature, _ = read_head(file)
+    try:
+        memory = MemoryStore.open(store)
+    except MemoryNotFound:
+        memory = MemoryStore.create(store, signature)
+    with memory:
+        document = memory.import_document(file, name)
+    if as_json:
+        console.emit({"imported": asdict(document)})
+    else:
+        print(
+            f"{document.name}: imported, {document.tokens:,} tokens, {console.size(document.bytes)}"
+        )
+
+
+@command("compact", "memstore compact --store mem")
+def compact(store: Store, as_json: Json = False) -> None:
+    """Give the room of forgotten documents back to the disk.
+
+    The file is rewritten; no other process may have the memory open.
+    """
+    from memstore.store.memory_store import MemoryStore
+
+    with MemoryStore.open(store) as memory:
+        before, after = memory.compact()
+    if as_json:
+        console.emit({"bytes_before": before, "bytes_after": after})
+    else:
+        print(f"{console.size(before)} before, {console.size(after)} after")
+
+
+COMMANDS = (docs, stats, forget, verify, export, import_, compact)

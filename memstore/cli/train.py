@@ -1,0 +1,94 @@
+"""The command that trains a model."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memstore.cli import console
+from memstore.cli.options import Json, Seed, command
+
+
+@command(
+    "train",
+    "memstore train books.jsonl.zst --out run1 --minutes 60",
+    "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
+    "memstore train books.jsonl.zst --out run2 --init run1 --from-stage finish",
+    interrupted="interrupted; a checkpoint was saved, and --resume goes on from it",
+)
+def train(
+    texts: Annotated[
+        list[Path], typer.Argument(metavar="TEXT...", help="Files of text: .txt or .jsonl.zst.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="DIR", help="Directory of the checkpoint and its metrics."),
+    ],
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="Shape: test, books, small, medium or paper; default: that of --init, else test.",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", metavar="M", help="Wall clock; default: the whole plan."),
+    ] = None,
+    seed: Seed = 0,
+    init: Annotated[
+        Path | None,
+        typer.Option("--init", metavar="DIR", help="Start from these weights of the same shape."),
+    ] = None,
+    from_stage: Annotated[
+        str | None,
+        typer.Option(
+            "--from-stage", metavar="NAME", help="Begin the plan at this stage (with --init)."
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run in DIR.")] = False,
+    threads: Annotated[
+        int, typer.Option("--threads", metavar="N", min=1, help="CPU cores to use.")
+    ] = 1,
+    device: Annotated[
+        str, typer.Option("--device", metavar="DEVICE", help="Where to compute: cpu or cuda.")
+    ] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Train a model on text; the directory can be given to --model."""
+    from memstore.model.checkpoint import load_checkpoint
+    from memstore.model.config import PRESETS
+    from memstore.training.curriculum import stages_from
+    from memstore.training.train import TrainConfig
+    from memstore.training.train import train as run_training
+
+    if preset is not None and preset not in PRESETS:
+        raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")
+    if minutes is not None and not minutes > 0:
+        raise typer.BadParameter(f"--minutes must be above 0, is {minutes}")
+    lines: list[dict[str, Any]] = []
+
+    def report(line: dict[str, Any]) -> None:
+        lines.append(line)
+        console.note(", ".join(f"{name} {value}" for name, value in line.items()))
+
+    model = PRESETS[preset or "test"] if preset or init is None else load_checkpoint(init)[0].config
+    config = TrainConfig(
+        out=out,
+        model=model,
+        stages=stages_from(from_stage),
+        minutes=minutes,
+        seed=seed or 0,
+        threads=threads,
+        device=device,
+        init=init,
+    )
+    run_training(config, texts, resume=resume, report=report)
+    if as_json:
+        console.emit({"out": str(out), "metrics": lines[-1] if lines else None})
+    else:
+        print(f"trained; ask with --model {out}")
+
+
+COMMANDS = (train,)

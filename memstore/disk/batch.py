@@ -1,0 +1,143 @@
+"""A batch of units on the way from records into the slots of a slab: which record has which,
+checking, decoding, placing.
+
+Of small records the work around the copies is most of it. So records whose headers are alike are
+checked together, and what lies together in a record and in the slab is copied at once.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+from torch import Tensor
+from xxhash import xxh3_64_digest
+
+from memstore.block import BlockKey
+from memstore.disk.keys import block_key
+from memstore.disk.record import HeaderReader, damaged_head, decode_head, raw_view
+
+# A record's key in the table, document, block and layer, and which units of a batch are read from
+# it.
+Wanted = tuple[bytes, int, int, int, Sequence[int]]
+
+
+class Slots:
+    """The memory of a slab [S, 2, block_size, head_dim], in which K and V of a unit are neighbours,
+    as in a record.
+    """
+
+    def __init__(self, slab: Tensor) -> None:
+        self.slab = slab
+        self.bits = raw_view(slab)
+        self.rows = self.bits.reshape(len(slab), -1).view(np.uint8)  # [S, bytes of a unit]
+        self.bytes = self.rows.reshape(-1).data
+
+
+class Batch:
+    """The units of one call, the slots that they go to, and their lengths once they are there."""
+
+    def __init__(
+        self, units: Sequence[BlockKey], slots: Slots, numbers: Sequence[int], headers: HeaderReader
+    ) -> None:
+        self.units, self.slots, self.numbers = units, slots, numbers
+        self.lengths = [headers.shape[1]] * len(units)
+        self._headers = headers
+        self.unit_bytes = slots.rows.shape[1]
+        self._heads = tuple(range(headers.shape[0]))
+        self.documents, self.layers, self._blocks, self._asked = zip(*units)
+        self._whole = self._are_whole()  # all heads of every record are wanted, in their order
+        # and their slots are neighbours
+        self._in_a_row = self._whole and self._are_in_a_row(range(len(units)))
+
+    def _are_whole(self) -> bool:
+        count, heads = len(self.units), len(self._heads)
+        return self._asked == self._heads * (count // heads) and all(
+            column[::heads] == column[head::heads]
+            for column in (self.documents, self.layers, self._blocks)
+            for head in self._heads[1:]
+        )
+
+    def by_record(self) -> list[Wanted]:
+        """The records that hold the units, in the order in which they lie in the file."""
+        documents, layers, blocks = self.documents, self.layers, self._blocks
+        places: Sequence[Sequence[int]]
+        if self._whole:
+            count, heads = len(self.units), len(self._heads)
+            documents, layers, blocks = documents[::heads], layers[::heads], blocks[::heads]
+            places = list(map(range, range(0, count, heads), range(heads, count + 1, heads)))
+        else:
+            of: dict[tuple[int, int, int], list[int]] = {}
+            for place, record in enumerate(zip(documents, blocks, layers)):
+                of.setdefault(record, []).append(place)
+            documents, blocks, layers = zip(*of)
+            places = list(of.values())
+        return sorted(
+            zip(map(block_key, documents, blocks, layers), documents, blocks, layers, places),
+            key=_KEY,
+        )
+
+    def fill_all(self, wanted: Sequence[Wanted], records: Sequence[memoryview]) -> None:
+        """Check and decode the wanted heads of some records into their slots. Raises CorruptBlock,
+        naming one.
+        """
+        start = 0
+        for _, run in groupby(map(len, records)):
+            end = start + len(list(run))
+            alike, data = wanted[start:end], records[start:end]
+            digests = self._headers.raw_digests_of(data, list(map(_NUMBERS, alike)))
+            if digests is None or not self._copy(alike, data, digests):
+                for record, datum in zip(alike, data):
+                    self.fill(record, datum)  # which tells what is wrong, if something is
+            start = end
+
+    def _copy(
+        self,
+        wanted: Sequence[Wanted],
+        records: Sequence[memoryview],
+        digests: Sequence[Sequence[bytes]],
+    ) -> bool:
+        """Copy the heads of full blocks in codec raw; return whether they are what was written.
+
+        Checksums are taken after the copy, when the bytes are near, and vouch for what was copied:
+        while the transaction lasts nothing changes a record, but for a reader that LMDB's lock file
+        cannot know; then a page is written anew under it, and does not become again what it was.
+        """
+        size, numbers, to, heads = self.unit_bytes, self.numbers, self.slots.bytes, len(self._heads)
+        start = len(records[0]) - heads * size
+        parts = [(at, at + size) for at in range(start, len(records[0]), size)]
+        for (_, _, _, _, places), data, expected in zip(wanted, records, digests):
+            slot = numbers[places[0]] * size
+            if self._in_a_row or (self._whole and self._are_in_a_row(places)):
+                to[slot : slot + heads * size] = data[start:]
+                if tuple([xxh3_64_digest(data[at:end]) for at, end in parts]) != expected:
+                    return False
+                continue
+            for place in places:
+                head, slot = self.units[place][3], numbers[place] * size
+                at, end = parts[head]
+                part = data[at:end]
+                to[slot : slot + size] = part
+                if xxh3_64_digest(part) != expected[head]:
+                    return False
+        return True
+
+    def _are_in_a_row(self, places: Sequence[int]) -> bool:
+        """Whether neighbouring units go to neighbouring slots."""
+        numbers = self.numbers[places[0] : places[-1] + 1]
+        return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
+
+    def fill(self, record: Wanted, data: memoryview) -> None:
+        """The same for one record, of which only header and wanted heads have to be there."""
+        _, document, block, layer, places = record
+        header = self._headers.read(data, document, block, layer)
+        for place in places:
+            head, (k, v) = self.units[place].head, self.slots.bits[self.numbers[place]]
+            self.lengths[place] = header.length
+            try:
+                decode_head(data, header, head, k, v, self._headers.dtype)
+            except (ValueError, IndexError) as error:
+                raise damaged_head(document, block, layer, head, error) from error
+
+
+_KEY, _NUMBERS = itemgetter(0), itemgetter(1, 2, 3)

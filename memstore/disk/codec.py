@@ -1,0 +1,321 @@
+"""How the heads of a record are encoded: lossless (`raw`, `zstd`) or quantised (`int8`, `int4`,
+also under zstd).
+
+A quantised head is, in little-endian order,
+
+    steps, then zeros of K [ceil(length / 32), head_dim], then those of V [length, ceil(head_dim /
+    32)], in the KV dtype codes [length, head_dim], signed: int8 those of K, then of V; int4 a byte
+    for both, that of K in its low four bits
+
+and a value is zero + code * step, computed in float32 (float64 for float64) and rounded to the KV
+dtype. K has a step a channel over a group of 32 tokens and V a step a token over a group of 32
+channels, because a few channels of K are large for every token (KIVI, arXiv 2402.02750, section 3).
+A last group may be smaller.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+import zstandard
+
+from memstore.errors import InvalidConfig
+
+GROUP = 32  # values that share a step
+_TOKENS, _CHANNELS = -2, -1  # axes
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Codec(Protocol):
+    """How the units of a record are stored.
+
+    A codec sees a head's K and V together and apart, the KV dtype's name, how many rows are
+    content, and through the arrays the shape. The same bits in are the same bytes out on every run,
+    and decode to the same bits.
+    """
+
+    name: str
+    lossless: bool
+
+    def encode(self, units: np.ndarray, dtype: str, length: int) -> Sequence[bytes | memoryview]:
+        """Encode units [num_kv_heads, 2, block_size, head_dim] of raw bits (K is [:, 0], V is [:,
+        1]), one a head.
+
+        length: rows that are content; the rows after them are zero.
+        """
+        ...
+
+    def decode(
+        self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
+    ) -> None:
+        """Decode one head's payload into k and v, contiguous [block_size, head_dim] of raw bits.
+
+        Raises ValueError if the payload does not decode to exactly that many values.
+        """
+        ...
+
+    def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
+        """Bytes that a head of full blocks takes at most (unless its values call for being stored
+        as they are).
+        """
+        ...
+
+
+class Raw:
+    """The bits as they are."""
+
+    name = "raw"
+    lossless = True
+
+    def encode(self, units: np.ndarray, dtype: str, length: int) -> list[memoryview]:
+        return _rows(np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1))
+
+    def decode(
+        self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
+    ) -> None:
+        _check_size(payload, 2 * k.nbytes)
+        both = np.frombuffer(payload, dtype=k.dtype).reshape(2, *k.shape)
+        k[...] = both[0]
+        v[...] = both[1]
+
+    def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
+        return 2 * rows * dim * itemsize
+
+
+class Shuffled(Raw):
+    """The bits by byte plane: bytes of equal significance lie together, which compresses better.
+    Not stored as such.
+    """
+
+    name = "shuffled"
+
+    def encode(self, units: np.ndarray, dtype: str, length: int) -> list[memoryview]:
+        # [heads, 2 * block_size * head_dim, itemsize] -> [heads, itemsize, 2 * block_size *
+        # head_dim]
+        values = np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1, units.itemsize)
+        return _rows(np.ascontiguousarray(values.transpose(0, 2, 1)).reshape(len(units), -1))
+
+    def decode(
+        self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
+    ) -> None:
+        _check_size(payload, 2 * k.nbytes)
+        # [itemsize, K and V, block_size * head_dim]
+        planes = np.frombuffer(payload, dtype=np.uint8).reshape(k.itemsize, 2, k.size)
+        for out, plane in ((k, planes[:, 0]), (v, planes[:, 1])):
+            out.view(np.uint8).reshape(k.size, k.itemsize)[...] = plane.T
+
+
+class Quantised:
+    """Codes of 8 or 4 bits, each group of values with a step and a zero of its own.
+
+    A value differs from what it was by at most half a step, and by the rounding of the KV dtype; a
+    group of equal values is exact. A head is stored as it is (its content rows, K then V) where it
+    has a value that is not finite or larger than half the dtype's largest, for which the arithmetic
+    could overflow, and where codes would take as much room. The payload's size tells which.
+    """
+
+    lossless = False
+
+    def __init__(self, bits: int) -> None:
+        self.name = f"int{bits}"
+        self._bits = bits
+        self._below, self._above = 1 << bits - 1, (1 << bits - 1) - 1  # codes on either side of 0
+
+    def encode(self, units: np.ndarray, dtype: str, length: int) -> list[memoryview]:
+        units = np.ascontiguousarray(units[:, :, :length])
+        heads, whole = len(units), Raw().encode(units, dtype, length)
+        if self.head_bytes(length, units.shape[3], units.itemsize) == len(whole[0]):
+            return whole
+        x = _tensor(units, dtype).to(_working(dtype))
+        with np.errstate(all="ignore"):  # of heads that are stored as they are
+            keys, values = (
+                self._quantise(x[:, 0], _TOKENS, dtype),
+                self._quantise(x[:, 1], _CHANNELS, dtype),
+            )
+        if self._bits == 4:
+            codes = [keys.codes & 15 | values.codes << 4]
+        else:
+            codes = [keys.codes, values.codes]
+        parts = [keys.steps, keys.zeros, values.steps, values.zeros, *codes]
+        coded = _rows(np.concatenate([part.view(np.uint8).reshape(heads, -1) for part in parts], 1))
+        # not so if it is NaN
+        small = np.maximum(keys.largest, values.largest) <= torch.finfo(_torch(dtype)).max / 2
+        return [coded[head] if small[head] else whole[head] for head in range(heads)]
+
+    def _quantise(self, x: torch.Tensor, axis: int, dtype: str) -> "_Groups":
+        """Quantise K or V [num_kv_heads, length, head_dim] in groups along an axis."""
+        groups = x.split(GROUP, axis)
+        low = torch.cat([group.amin(axis, keepdim=True) for group in groups], axis).numpy()
+        high = torch.cat([group.amax(axis, keepdim=True) for group in groups], axis).numpy()
+        share = self._below / (self._below + self._above)
+        # of equal values, that value
+        zeros = torch.from_numpy(low + (high - low) * share).to(_torch(dtype))
+        zero = zeros.to(x.dtype).numpy()
+        above, below = high - zero, zero - low
+        steps = torch.from_numpy(np.maximum(above / self._above, below / self._below)).to(
+            _torch(dtype)
+        )
+        step = steps.to(x.dtype).numpy()
+        # rounded down: not all codes would fit
+        short = (step * self._above < above) | (step * self._below < below)
+        _bits(steps)[...] += short  # the next bit pattern is the next larger number
+        step = steps.to(x.dtype).numpy()
+        size = x.shape[axis]
+        codes = (x - torch.from_numpy(_spread(zero, axis, size))).numpy()
+        codes /= _spread(np.where(step > 0, step, 1), axis, size)
+        codes = np.rint(codes, out=codes).astype(np.int8)
+        return _Groups(codes, _bits(steps), _bits(zeros), np.maximum(-low, high).max((1, 2)))
+
+    def decode(
+        self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
+    ) -> None:
+        if length < len(k):
+            k[length:] = 0
+            v[length:] = 0
+            k, v = k[:length], v[:length]
+        if len(payload) == 2 * k.nbytes:
+            return Raw().decode(payload, k, v, dtype, length)
+        rows, dim = k.shape
+        end, last = _steps(rows, dim)
+        _check_size(payload, last * k.itemsize + 2 * rows * dim * self._bits // 8)
+        steps = _floats(np.frombuffer(payload, k.dtype, last), dtype)
+        codes = np.frombuffer(payload, np.int8, -1, last * k.itemsize)
+        if self._bits == 4:
+            codes = np.concatenate((codes << 4 >> 4, codes >> 4))
+        decoded = codes.astype(steps.dtype).reshape(2, rows, dim)
+        keys, values = decoded
+        step, zero = steps[:end].reshape(2, -1, dim)
+        keys *= _spread(step, _TOKENS, rows)
+        keys += _spread(zero, _TOKENS, rows)
+        step, zero = steps[end:].reshape(2, rows, -1)
+        values *= _spread(step, _CHANNELS, dim)
+        values += _spread(zero, _CHANNELS, dim)
+        bits = _bits(torch.from_numpy(decoded).to(_torch(dtype)))
+        k[...] = bits[0]
+        v[...] = bits[1]
+
+    def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
+        coded = _steps(rows, dim)[1] * itemsize + 2 * rows * dim * self._bits // 8
+        return min(2 * rows * dim * itemsize, coded)
+
+
+class _Groups(NamedTuple):
+    """K or V of some heads, quantised."""
+
+    codes: np.ndarray  # int8 [num_kv_heads, length, head_dim]
+    steps: np.ndarray  # raw bits [num_kv_heads, groups, head_dim] or [num_kv_heads, length, groups]
+    zeros: np.ndarray  # likewise
+    largest: np.ndarray  # [num_kv_heads], of all magnitudes
+
+
+class Zstd:
+    """What another codec encodes, compressed."""
+
+    level = 1
+
+    def __init__(self, name: str, inner: Codec) -> None:
+        self.name, self.lossless = name, inner.lossless
+        self._inner = inner
+        self._local = threading.local()  # neither object may be used by two threads at once
+
+    def encode(self, units: np.ndarray, dtype: str, length: int) -> list[bytes]:
+        compressor = getattr(self._local, "compressor", None)
+        if compressor is None:
+            compressor = self._local.compressor = zstandard.ZstdCompressor(level=self.level)
+        return [
+            compressor.compress(payload) for payload in self._inner.encode(units, dtype, length)
+        ]
+
+    def decode(
+        self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
+    ) -> None:
+        decompressor = getattr(self._local, "decompressor", None)
+        if decompressor is None:
+            decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
+        try:
+            inner = decompressor.decompress(payload, max_output_size=2 * k.nbytes)
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from error
+        self._inner.decode(inner, k, v, dtype, length)
+
+    def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
+        return self._inner.head_bytes(rows, dim, itemsize)
+
+
+_ALL: tuple[Codec, ...] = (
+    Raw(),
+    Zstd("zstd", Shuffled()),
+    Quantised(8),
+    Quantised(4),
+    Zstd("int8+zstd", Quantised(8)),
+    Zstd("int4+zstd", Quantised(4)),
+)
+CODECS: dict[str, Codec] = {codec.name: codec for codec in _ALL}
+
+
+def get_codec(name: str) -> Codec:
+    """A codec by name. Raises InvalidConfig, which lists the names there are."""
+    if name not in CODECS:
+        raise InvalidConfig(f"codec {name!r} is unknown; choose one of {', '.join(CODECS)}")
+    return CODECS[name]
+
+
+def _rows(data: np.ndarray) -> list[memoryview]:
+    """The bytes of each row of a contiguous uint8 array."""
+    return [memoryview(row) for row in data]
+
+
+def _check_size(payload: bytes | memoryview, size: int) -> None:
+    if len(payload) != size:
+        raise ValueError(f"{len(payload)} bytes instead of {size}")
+
+
+# Numbers behind raw bits
+
+
+def _torch(dtype: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, dtype)
+    return found
+
+
+def _working(dtype: str) -> torch.dtype:
+    """The dtype to compute in."""
+    return torch.promote_types(_torch(dtype), torch.float32)
+
+
+def _tensor(bits: np.ndarray, dtype: str) -> torch.Tensor:
+    """A contiguous array of raw bits as the numbers they are; shares its memory."""
+    return torch.from_numpy(bits).view(_torch(dtype))
+
+
+def _bits(x: torch.Tensor) -> np.ndarray:
+    """A tensor's raw bits; shares its memory."""
+    return x.view(_BITS[x.itemsize]).numpy()
+
+
+def _floats(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Raw bits that may not be written to, as numbers to compute with."""
+    if dtype == "bfloat16":  # which NumPy does not have; it is the upper half of float32
+        return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    floats: np.ndarray[Any, np.dtype[Any]] = bits.view(dtype)
+    return floats.astype(np.float32) if dtype == "float16" else floats
+
+
+# Groups
+
+
+def _steps(rows: int, dim: int) -> tuple[int, int]:
+    """How many numbers the steps and zeros of K are, and of K and V."""
+    keys = 2 * -(-rows // GROUP) * dim
+    return keys, keys + 2 * rows * -(-dim // GROUP)
+
+
+def _spread(x: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """A number a group along `axis` as one that broadcasts to `size` values."""
+    if x.shape[axis] == 1:
+        return x
+    sizes = np.full(x.shape[axis], GROUP)
+    sizes[-1] = size - GROUP * (len(sizes) - 1)
+    return np.repeat(x, sizes, axis)

@@ -1,0 +1,224 @@
+"""Reading records that the page cache does not hold: the disk is asked for all of a batch at once,
+in the file's order; then they are read (not mapped: a disk's failure is an error then, not the end
+of the process) by several threads.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from operator import itemgetter
+
+from xxhash import xxh3_64_digest
+
+from memstore.disk.batch import Batch, Wanted
+from memstore.disk.database import Database, Transaction
+from memstore.disk.pages import CAN_ASK, Place, ask
+from memstore.disk.record import HeaderReader, damaged_head
+from memstore.errors import CorruptBlock, CorruptMemory
+
+try:
+    from resource import RUSAGE_THREAD, getrusage
+except ImportError:  # not Linux: the disk is never asked in advance there
+    CAN_WATCH = False
+else:
+    CAN_WATCH = CAN_ASK  # and what it did can be told
+
+# threads that read and check records; one takes _SHARE of them at least
+_COPIERS = min(4, os.cpu_count() or 1)
+_SHARE = 8
+_THREADS = 8  # that all callers share
+_WINDOW, _WINDOW_BYTES = 16, 2 << 20  # records, and bytes, that are asked for ahead of what is read
+
+
+def disk_reads() -> int:
+    """A number that grows when this thread makes the disk read: by a page fault, or by asking in
+    advance.
+    """
+    if not CAN_WATCH:
+        return 0
+    usage = getrusage(RUSAGE_THREAD)
+    return usage.ru_majflt + usage.ru_inblock
+
+
+class ColdReader:
+    """Reads records of one database whose places are known, on threads of its own where there are
+    many.
+    """
+
+    def __init__(self, database: Database, headers: HeaderReader) -> None:
+        self._database, self._headers = database, headers
+        self._heads = headers.shape[0]
+        self._images = threading.local()  # where each reading thread puts a record
+        self._pool: ThreadPoolExecutor | None = None
+        self._pool_lock = threading.Lock()
+
+    def read(
+        self, txn: Transaction, batch: Batch, wanted: Sequence[Wanted]
+    ) -> tuple[Sequence[Wanted], bool]:
+        """Ask the disk for everything at once before any of it is read; return the records that are
+        left, to be read from the mapped file, and whether the disk had to read at all.
+        """
+        before = disk_reads()
+        placed: list[tuple[Place, Wanted]] = []
+        left: list[Wanted] = []
+        for record, place in zip(wanted, self._places(txn, wanted)):
+            if place is None:
+                left.append(record)
+            else:
+                placed.append((place, record))
+        placed.sort(key=itemgetter(0))
+        for start in range(0, len(placed), _SHARE):
+            for place, record in placed[start : start + _SHARE]:
+                ask(txn.file, self._pieces(place, record, batch))
+            if disk_reads() != before:
+                return left + self._read_placed(txn.file, placed, batch), True
+        return wanted, False  # the page cache has it all
+
+    def _places(self, txn: Transaction, wanted: Sequence[Wanted]) -> list[Place | None]:
+        try:
+            return txn.places_of("blocks", [record[0] for record in wanted])
+        except OSError as error:
+            raise CorruptMemory(
+                f"keys of {self._database.path} cannot be read ({error}); check the disk, then run "
+                "verify"
+            ) from error
+
+    def _read_placed(
+        self, file: int, placed: Sequence[tuple[Place, Wanted]], batch: Batch
+    ) -> list[Wanted]:
+        """Read records from their places in the file; return those that were not found whole there.
+
+        Threads that share the work need no transaction of their own: the caller's keeps every place
+        as it is.
+        """
+        threads = min(_COPIERS, len(placed) // _SHARE)
+        if threads < 2:
+            return self._read_share(file, placed, batch, 1)
+        with self._pool_lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="memstore-disk")
+        share = -(-len(placed) // threads)
+        parts = [placed[start : start + share] for start in range(0, len(placed), share)]
+        jobs = [self._pool.submit(self._read_share, file, part, batch, threads) for part in parts]
+        try:
+            wait(jobs)
+        finally:
+            wait(jobs)  # though this thread is interrupted: they use what the caller lent them
+        return [record for job in jobs for record in job.result()]
+
+    def _read_share(
+        self, file: int, placed: Sequence[tuple[Place, Wanted]], batch: Batch, threads: int
+    ) -> list[Wanted]:
+        """What one of `threads` does: asks for a window of records ahead, and reads and decodes one
+        after the other.
+        """
+        failed = []
+        pieces = [self._pieces(place, record, batch) for place, record in placed]
+        window = (
+            max(1, min(_WINDOW, _WINDOW_BYTES // (placed[0][0].size or 1)) // threads)
+            if placed
+            else 0
+        )
+        for ahead in pieces[:window]:
+            ask(file, ahead)
+        for index, (place, record) in enumerate(placed):
+            if index + window < len(pieces):
+                ask(file, pieces[index + window])
+            try:
+                self._read_one(file, place, record, pieces[index], batch)
+            except CorruptBlock:
+                failed.append(record)
+            except OSError as error:
+                _, document, block, layer, _ = record
+                raise CorruptBlock(
+                    f"document {document}, block {block}, layer {layer} cannot be read from "
+                    f"{self._database.path} "
+                    f"({error}); check the disk, then run verify"
+                ) from error
+        return failed
+
+    def _read_one(
+        self, file: int, place: Place, record: Wanted, pieces: Sequence[Place], batch: Batch
+    ) -> None:
+        """Read what is wanted of a record and decode it. Raises CorruptBlock, where it is not
+        there, and OSError.
+        """
+        _, document, block, layer, places = record
+        image = self._image(place.size)
+        if place.size == sum(self._headers.raw_bytes(document, block, layer)):
+            self._read_raw(file, place, record, batch, image)
+            return
+        _read(file, [image[: pieces[0].size]], place.offset)
+        if len(pieces) > 1:
+            header = self._headers.read(image, document, block, layer)
+            for head in {batch.units[index].head for index in places}:
+                start = header.start + header.offsets[head]
+                _read(file, [image[start : start + header.sizes[head]]], place.offset + start)
+        batch.fill(record, image)
+
+    def _read_raw(
+        self, file: int, place: Place, record: Wanted, batch: Batch, image: memoryview
+    ) -> None:
+        """The same for a full block in codec raw, as far as its size tells: values are read into
+        the slots at once.
+        """
+        _, document, block, layer, places = record
+        size = batch.unit_bytes
+        start = place.size - self._heads * size
+        units = []  # head, and its slot
+        for index in places:
+            at = batch.numbers[index] * size
+            units.append((batch.units[index].head, batch.slots.bytes[at : at + size]))
+        if [head for head, _ in units] == list(range(self._heads)):
+            _read(file, [image[:start], *(slot for _, slot in units)], place.offset)
+        else:
+            _read(file, [image[:start]], place.offset)
+            for head, slot in units:
+                _read(file, [slot], place.offset + start + head * size)
+        digests = self._headers.raw_digests(image, document, block, layer)
+        if digests is None:  # it is something else after all
+            raise CorruptBlock(
+                f"document {document}, block {block}, layer {layer} is not at its place"
+            )
+        for head, slot in units:
+            if xxh3_64_digest(slot) != digests[head]:
+                raise damaged_head(document, block, layer, head, "its checksum does not match")
+
+    def _pieces(self, place: Place, record: Wanted, batch: Batch) -> list[Place]:
+        """What to read of a record: all of it, or its header and, as far as can be told before, the
+        wanted heads.
+        """
+        heads, places = self._heads, record[4]
+        if 2 * len(places) >= heads:
+            return [place]
+        # In codec raw the payload is as long as the values are, and heads are of equal size.
+        # Otherwise nearly so.
+        start = max(place.size - heads * batch.unit_bytes, 0)
+        size = (place.size - start) // heads
+        return [Place(place.offset, min(self._headers.most, place.size))] + [
+            Place(place.offset + start + batch.units[index].head * size, size) for index in places
+        ]
+
+    def _image(self, size: int) -> memoryview:
+        """Where this thread reads a record to."""
+        image: memoryview | None = getattr(self._images, "image", None)
+        if image is None or len(image) < size:
+            image = self._images.image = memoryview(bytearray(size))
+        return image[:size]
+
+
+def _read(file: int, buffers: Sequence[memoryview], offset: int) -> None:
+    """Fill buffers, one after the other, from a file. Raises OSError, also where the file ends
+    before.
+    """
+    left = [buffer for buffer in buffers if buffer]
+    while left:
+        count = os.preadv(file, left, offset)
+        if not count:
+            raise OSError("the file ends before it")
+        offset += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]

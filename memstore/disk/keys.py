@@ -1,0 +1,79 @@
+"""Keys of the tables: big-endian, so that their order is the order of ingest and of locality."""
+
+import struct
+from typing import Any
+
+from memstore.errors import CorruptMemory
+
+_U64, _BLOCK, _LANDMARKS, _TOKENS = (
+    struct.Struct(">Q"),
+    struct.Struct(">QIH"),
+    struct.Struct(">QHI"),
+    struct.Struct(">QQ"),
+)
+Range = tuple[bytes, bytes | None]  # first key, and the key to stop before (None: the table's end)
+
+
+def document_key(document: int) -> bytes:
+    """Key of a document's row."""
+    return _U64.pack(document)
+
+
+def tokens_key(document: int, first: int) -> bytes:
+    """Key of the part of a document's tokens that begins with token `first`."""
+    return _TOKENS.pack(document, first)
+
+
+def landmarks_key(document: int, layer: int, first_block: int) -> bytes:
+    """Key of a run of landmark keys."""
+    return _LANDMARKS.pack(document, layer, first_block)
+
+
+def block_key(document: int, block: int, layer: int) -> bytes:
+    """Key of a record."""
+    return _BLOCK.pack(document, block, layer)
+
+
+def _unpack_key(form: struct.Struct, key: bytes) -> tuple[Any, ...]:
+    """The parts of a key. Raises CorruptMemory: keys are under no checksum of their own."""
+    if len(key) != form.size:
+        raise CorruptMemory(
+            f"a key of {len(key)} bytes instead of {form.size} ({key[:32].hex()}); run verify"
+        )
+    return form.unpack(key)
+
+
+def read_document_key(key: bytes) -> int:
+    """The document of a row's key."""
+    number: int = _unpack_key(_U64, key)[0]
+    return number
+
+
+def read_tokens_key(key: bytes) -> tuple[int, int]:
+    """Document and first token of a part's key."""
+    document, first = _unpack_key(_TOKENS, key)
+    return document, first
+
+
+def read_landmarks_key(key: bytes) -> tuple[int, int, int]:
+    """Document, layer and first block of a key of landmarks."""
+    document, layer, first_block = _unpack_key(_LANDMARKS, key)
+    return document, layer, first_block
+
+
+def read_block_key(key: bytes) -> tuple[int, int, int]:
+    """Document, block and layer of a record's key."""
+    document, block, layer = _unpack_key(_BLOCK, key)
+    return document, block, layer
+
+
+def document_range(document: int | None = None) -> Range:
+    """All keys of one document, or of every document, in a table whose keys begin with the
+    document.
+    """
+    return (b"", None) if document is None else (_U64.pack(document), _U64.pack(document + 1))
+
+
+def block_range(document: int, first: int = 0) -> Range:
+    """All keys of a document's records from block `first` on."""
+    return _BLOCK.pack(document, first, 0), _U64.pack(document + 1)

@@ -1,0 +1,59 @@
+"""What kernels take and return besides tensors: shared by the calls of api.py and every
+implementation under them.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+NEG = -1e30
+"""Stands for minus infinity: large enough to vanish in float32, finite so that a fully masked group
+gives no NaN.
+"""
+
+
+@dataclass(frozen=True)
+class LocalAttention:
+    """Attention over the chunk alone, before any memory is read (docs/method.md sections 2 and 3).
+
+    output: [B, H, T, D], weights times values; the weights of a row sum to 1 - gate. gate: [B, H,
+    T], the context miss token's share g, or zeros where there is none. lse: [B, H, T], log of the
+    softmax's denominator (the CMT included); NEG + small for rows that see nothing.
+    """
+
+    output: Tensor
+    gate: Tensor
+    lse: Tensor
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Blocks of one token each that a query should not choose; they compete with its earlier blocks
+    (docs/method.md 7).
+
+    keys, values: [Hkv, N, D], landmark keys and the value that each block stands for. bias: [S, N]
+    float, added to their scores, NEG to hide one; S counts sequences, or the documents of a packed
+    one. controlled: [S, N] bool, those under the context miss gate; None = all free. queries: [B,
+    H, T, D], rotated for the place where negatives stand; None = the queries that score the keys.
+    """
+
+    keys: Tensor
+    values: Tensor
+    bias: Tensor | None = None
+    controlled: Tensor | None = None
+    queries: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The best landmark keys of each query row, best first.
+
+    scores: [H, T, top_k] float32, NEG where fewer candidates exist.
+    rows: [H, T, top_k] int64, the row in the packed landmark keys, -1 where fewer candidates exist.
+    lse: [H, T] float32, logsumexp over every candidate (not only the best), or None if it was not
+    asked for.
+    """
+
+    scores: Tensor
+    rows: Tensor
+    lse: Tensor | None

@@ -1,0 +1,473 @@
+"""Is everything that a memory promises still there: a walk over all of it, and repair by dropping
+what is damaged.
+
+A damaged tree page can end the process that reads it, so a child walks, document by document, and
+its death is itself reported as damage of the document it was reading. The children of one
+verification are forked from one server (`python -m memstore.store.verify`) that has opened nothing.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from memstore.disk.catalog import Catalog, Document
+from memstore.disk.database import Transaction
+from memstore.disk.keys import (
+    block_key,
+    document_key,
+    document_range,
+    read_document_key,
+    tokens_key,
+)
+from memstore.disk.record import check_record
+from memstore.errors import (
+    CorruptMemory,
+    DocumentNotFound,
+    MemoryLocked,
+    MemoryNotFound,
+    MemstoreError,
+)
+from memstore.store.transfer import IMPORTING
+from memstore.tiers.disk import DiskTier
+
+_BATCH_BYTES = 16 << 20
+_DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not as it was written."""
+
+    document: int | None  # id; None = the memory itself
+    name: str  # of the document, as far as it can be read
+    what: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a verification found. `documents`, `records` and `bytes` count what was read and is
+    whole.
+    """
+
+    documents: int = 0
+    records: int = 0
+    bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # names of the documents that repair removed
+
+    @property
+    def clean(self) -> bool:
+        """Is everything as it was written?"""
+        return not self.problems
+
+
+def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
+    """Check every byte of a memory that a reader could use; with `repair`, drop damaged documents
+    whole and check again.
+
+    The report of a repair says what was wrong before and what was dropped. Other processes may read
+    meanwhile, but a repair of damaged tree pages rewrites the file and needs the memory to itself.
+
+    Raises MemoryNotFound, MemoryLocked, StorageFull; CorruptMemory if a repair was asked for and
+    nothing can be saved.
+    """
+    path = Path(path)
+    if not (path / "data.mdb").is_file():
+        raise MemoryNotFound(f"{path} holds no memory; `memstore ingest` makes one")
+    with _Children() as children:
+        report, died = _walk_in_children(children, path)
+        if report.clean or not repair:
+            return report
+        damaged = sorted(
+            {problem.document for problem in report.problems if problem.document is not None}
+        )
+        in_place = not died and all(problem.document is not None for problem in report.problems)
+        if not in_place or not _command(children, "drop", path, damaged):
+            _command(children, "salvage", path, damaged)
+        after, _ = _walk_in_children(children, path)
+    if not after.clean:
+        raise CorruptMemory(
+            f"{path} is still damaged after repair ({after.problems[0].what}); restore it from a "
+            "copy"
+        )
+    names = {
+        problem.document: problem.name
+        for problem in report.problems
+        if problem.document is not None
+    }
+    return Report(
+        after.documents,
+        after.records,
+        after.bytes,
+        report.problems,
+        [names[number] for number in damaged],
+    )
+
+
+def _walk_in_children(children: "_Children", path: Path) -> tuple[Report, bool]:
+    """Walk, again from the next document whenever a child dies; also whether one did."""
+    documents = records = size = 0
+    problems: list[Problem] = []
+    skip: list[int] = []
+    died = False
+    while True:
+        reading: dict[str, Any] | None = None
+        ended = False
+        for event in children.run("walk", path, skip):
+            if event["event"] == "reading":
+                reading = event
+            elif event["event"] == "problem":
+                problems.append(Problem(event["document"], event["name"], event["what"]))
+            elif event["event"] == "whole":
+                documents, records, size = (
+                    documents + 1,
+                    records + event["records"],
+                    size + event["bytes"],
+                )
+            elif event["event"] == "end":
+                ended = True
+            if event["event"] in ("whole", "done"):
+                skip.append(event["document"])
+                reading = None
+        if ended:
+            return Report(documents, records, size, problems), died
+        died = True
+        if reading is None:
+            problems.append(Problem(None, "", "reading the memory's tables ended the process"))
+            return Report(documents, records, size, problems), died
+        problems.append(
+            Problem(reading["document"], reading["name"], "reading it ended the process")
+        )
+        skip.append(reading["document"])
+
+
+def _command(children: "_Children", what: str, path: Path, documents: list[int]) -> bool:
+    """Have a child change the memory; False if damaged pages kept it from that. Raises what else
+    the child met.
+    """
+    ended = False
+    for event in children.run(what, path, documents):
+        if event["event"] == "error":
+            kind = next(
+                (k for k in MemstoreError.__subclasses__() if k.__name__ == event["kind"]),
+                CorruptMemory,
+            )
+            if kind is CorruptMemory and what == "drop":
+                return False
+            raise kind(event["what"])
+        ended = ended or event["event"] == "end"
+    if not ended and what != "drop":
+        raise CorruptMemory(
+            f"{path} could not be repaired, reading it ended the process; restore it from a copy"
+        )
+    return ended
+
+
+class _Children:
+    """Children that do one thing each and say what they do in events; a context manager."""
+
+    def __enter__(self) -> Self:
+        package = str(Path(__file__).resolve().parent.parent)
+        paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "memstore.store.verify"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.communicate()
+
+    def run(self, what: str, path: Path, documents: list[int]) -> Iterator[dict[str, Any]]:
+        """Do walk, drop or salvage in a new child, and give its events until it ends in whatever
+        way.
+
+        documents: those to pass over (walk) or to drop.
+        """
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps([what, str(path), documents]) + "\n")
+        self._server.stdin.flush()
+        for line in self._server.stdout:
+            with suppress(ValueError):  # the last line of a child that was killed while writing it
+                event = json.loads(line)
+                if event["event"] == "gone":
+                    break
+                yield event
+
+
+# In the server and its children
+
+
+def serve() -> None:
+    """Fork a child for every line [what, path, documents] of standard input; its events go to
+    standard output.
+    """
+    for line in sys.stdin:
+        what, path, documents = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            try:
+                _do(what, Path(path), set(documents))
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        os.waitpid(pid, 0)
+        print()  # ends what the child may have left unfinished
+        _say({"event": "gone"})
+
+
+def _say(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def _do(what: str, path: Path, documents: set[int]) -> None:
+    try:
+        if what == "walk":
+            for event in walk(path, documents):
+                _say(event)
+        elif what == "drop":
+            _drop(path, documents)
+        else:
+            _salvage(path, documents)
+    except MemstoreError as error:
+        if what == "walk":
+            _say({"event": "problem", "document": None, "name": "", "what": str(error)})
+        else:
+            _say({"event": "error", "kind": type(error).__name__, "what": str(error)})
+    _say({"event": "end"})
+
+
+def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
+    """Events of a walk over every document but those in `skip`, in this process. Raises what
+    opening raises.
+    """
+    catalog = Catalog.open(path, read_only=True)
+    try:
+        signature = catalog.signature
+        disk = DiskTier(
+            catalog.database,
+            num_kv_heads=signature.num_kv_heads,
+            block_size=signature.block_size,
+            head_dim=signature.head_dim,
+            kv_dtype=signature.kv_dtype,
+            codec=catalog.codec,
+        )
+        with catalog.database.read() as txn:
+            rows = [read_document_key(key) for key, _ in txn.scan("documents")]
+            owners = sorted(
+                set(rows).union(*(_owners(txn, table) for table in _DOCUMENT_TABLES[1:]))
+            )
+        for number in owners:
+            if number in skip:
+                continue
+            name = f"document {number}"
+            found, records, size = [], 0, 0
+            yield {"event": "reading", "document": number, "name": name}
+            try:
+                document = _row(catalog, number, known=number in rows)
+                if document is None:
+                    continue  # forgotten or begun by another process meanwhile
+                name = document.name
+                yield {"event": "reading", "document": number, "name": name}
+                if name != IMPORTING:  # what an interrupted import left is removed by the next one
+                    with catalog.database.read() as txn:
+                        records, size = _check_document(txn, catalog, disk, document)
+            except DocumentNotFound:
+                continue
+            except CorruptMemory as error:
+                found = [str(error)]
+            for what in found:
+                yield {"event": "problem", "document": number, "name": name, "what": what}
+            if found:
+                yield {"event": "done", "document": number}
+            else:
+                yield {"event": "whole", "document": number, "records": records, "bytes": size}
+    finally:
+        catalog.close()
+
+
+def _row(catalog: Catalog, number: int, *, known: bool) -> Document | None:
+    """A document's row; None if there is nothing of it any more. Raises CorruptMemory."""
+    with catalog.database.read() as txn:
+        if txn.view("documents", document_key(number)) is not None:
+            return catalog.document(txn, number) if known else None
+        if all(
+            next(txn.scan(table, *document_range(number)), None) is None
+            for table in _DOCUMENT_TABLES
+        ):
+            return None
+    raise CorruptMemory(f"document {number}: blocks, landmark keys or tokens without a row")
+
+
+def _owners(txn: Transaction, table: str) -> set[int]:
+    """Every document that a table has an entry of."""
+    owners = set()
+    start = b""
+    while (entry := next(txn.scan(table, start), None)) is not None:
+        number = read_document_key(entry[0][:8])
+        owners.add(number)
+        start = document_key(number + 1)
+    return owners
+
+
+def _check_document(
+    txn: Transaction, catalog: Catalog, disk: DiskTier, document: Document
+) -> tuple[int, int]:
+    """Read all of a document; return its records and their bytes. Raises CorruptMemory with the
+    first thing that is wrong.
+    """
+    signature = catalog.signature
+    number, blocks, block_size = document.id, document.blocks, signature.block_size
+
+    def expect(right: bool, what: str) -> None:
+        if not right:
+            raise CorruptMemory(f"document {document.name!r}: {what}")
+
+    expect(
+        blocks == -(-document.tokens // block_size), f"{document.tokens} tokens in {blocks} blocks"
+    )
+    tokens = 0
+    for part in catalog.token_parts(txn, number):
+        expect(part.first == tokens, f"tokens {tokens}..{part.first} are missing")
+        # Readers look up by key, which takes another way through the file than walking from one
+        # entry to the next.
+        expect(
+            txn.view("tokens", tokens_key(number, tokens)) is not None,
+            f"tokens from {tokens} on are not found",
+        )
+        tokens += len(part.ids)
+    expect(tokens == document.tokens, f"{tokens} tokens instead of {document.tokens}")
+
+    chunk = document.settings["chunk_blocks"]
+    boundary = document.tokens // (chunk * block_size) * chunk
+    kept = max(0, boundary - document.settings["top_k"])  # of layers without memory
+    first = {
+        layer: 0 if layer in signature.memory_layers else kept
+        for layer in range(signature.num_layers)
+    }
+    ends = dict.fromkeys(first, 0)
+    for run in catalog.landmarks(txn, number):
+        expect(run.layer in first, f"landmark keys of a layer {run.layer}")
+        start = ends[run.layer]
+        expect(
+            run.first_block == start or (start == 0 and run.first_block <= first[run.layer]),
+            f"landmark keys of layer {run.layer}, blocks {start}..{run.first_block} are missing",
+        )
+        ends[run.layer] = run.first_block + len(run.keys)
+    for layer, end in ends.items():
+        expect(end == blocks, f"landmark keys of {end} blocks in layer {layer} instead of {blocks}")
+
+    expected = (
+        (block, layer) for block in range(blocks) for layer in first if block >= first[layer]
+    )
+    records = size = 0
+    for record in disk.records(txn, number):
+        expect(
+            (record.block, record.layer) == next(expected, None),
+            f"a record before block {record.block} is missing or extra",
+        )
+        found = txn.view("blocks", block_key(number, record.block, record.layer))
+        expect(found is not None, f"block {record.block}, layer {record.layer} is not found")
+        length = check_record(
+            found or b"", number, record.block, record.layer, shape=disk.shape, dtype=disk.kv_dtype
+        )
+        right = min(block_size, document.tokens - record.block * block_size)
+        expect(length == right, f"block {record.block} has {length} tokens instead of {right}")
+        records, size = records + 1, size + len(record.data)
+    expect(next(expected, None) is None, f"records after the first {records} are missing")
+    expect(size == document.bytes, f"{size} bytes of records instead of {document.bytes}")
+    return records, size
+
+
+def _drop(path: Path, documents: set[int]) -> None:
+    catalog = Catalog.open(path)
+    try:
+        for number in sorted(documents):
+            catalog.database.write(
+                partial(catalog.delete_document, document=number), beyond_limit=True
+            )
+    finally:
+        catalog.close()
+
+
+def _salvage(path: Path, damaged: set[int]) -> None:
+    """Copy every whole document, as it lies, into a new file, and put it in the place of the
+    damaged one.
+    """
+    new = path.with_name(path.name + ".repair")
+    shutil.rmtree(new, ignore_errors=True)
+    old = Catalog.open(path)
+    try:
+        with old.database.writer():
+            copy = Catalog.create(new, old.signature, codec=old.codec)
+            try:
+                with old.database.read() as txn:
+                    numbers = [read_document_key(key) for key, _ in txn.scan("documents")]
+                    _copy(copy, [("meta", key, bytes(value)) for key, value in txn.scan("meta")])
+                    for number in numbers:
+                        if number not in damaged:
+                            _copy_document(txn, copy, number)
+            finally:
+                copy.close()
+    finally:
+        old.close()
+    file = os.open(path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MemoryLocked(
+                f"{path} is open in another process; this repair needs it alone"
+            ) from None
+        os.replace(new / "data.mdb", path / "data.mdb")
+        directory = os.open(path, os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
+    finally:
+        os.close(file)
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _copy_document(txn: Transaction, copy: Catalog, number: int) -> None:
+    # The row last: a document without one would not be seen.
+    for table in reversed(_DOCUMENT_TABLES):
+        batch: list[tuple[str, bytes, bytes]] = []
+        size = 0
+        for key, value in txn.scan(table, *document_range(number)):
+            batch.append((table, key, bytes(value)))
+            size += len(value)
+            if size >= _BATCH_BYTES:
+                _copy(copy, batch)
+                batch, size = [], 0
+        _copy(copy, batch)
+
+
+def _copy(copy: Catalog, entries: list[tuple[str, bytes, bytes]]) -> None:
+    def work(txn: Transaction) -> None:
+        for table, key, value in entries:
+            txn.put(table, key, value)
+
+    copy.database.write(work)
+
+
+if __name__ == "__main__":
+    serve()

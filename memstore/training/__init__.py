@@ -1,0 +1,1 @@
+"""Training of landmark models: texts, pages, objectives, curriculum, loop."""

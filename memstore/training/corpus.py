@@ -1,0 +1,212 @@
+"""Text for training: documents read from files, and all their token ids as one array on disk that
+is sampled from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import zstandard
+
+from memstore.errors import InvalidInput
+from memstore.model.tokenizer import Tokenizer
+
+ENTITY_WORDS = 6000  # words collected from a corpus to name things with
+HELD_OUT_PERCENT = 15  # of the entity words, kept from training
+_WORDS_PER_DOCUMENT = 200_000  # characters of each document that words are collected from
+_COMMONEST_SKIPPED = 150  # "that", "with", ...: too frequent to name anything
+# segments tokenised at once: bounds memory at about 100 MB, enough for every core
+_SLICE_SEGMENTS = 16
+
+
+def read_documents(paths: Iterable[str | Path]) -> Iterator[str]:
+    """Yield the text of each document in `.txt` files (one each) and `.jsonl.zst` files (a "text"
+    field a line).
+
+    Raises InvalidInput, naming the file, for one that is missing, empty, binary or of another kind.
+    """
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise InvalidInput(f"no such file: {path}")
+        if path.stat().st_size == 0:
+            raise InvalidInput(f"{path} is empty")
+        if path.name.endswith(".jsonl.zst"):
+            yield from _read_json_lines(path)
+        elif path.suffix == ".txt":
+            yield _read_text(path)
+        else:
+            raise InvalidInput(f"{path} is neither .txt nor .jsonl.zst")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"{path} is not UTF-8 text (byte {error.start}); convert it first"
+        ) from error
+    if "\0" in text:
+        raise InvalidInput(f"{path} is a binary file; give it plain text")
+    if not text.strip():
+        raise InvalidInput(f"{path} holds no text")
+    return text
+
+
+def _read_json_lines(path: Path) -> Iterator[str]:
+    found = False
+    with path.open("rb") as file:
+        # The corpus files are written with long-distance matching, which needs a window of 128 MiB.
+        stream = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file)
+        lines = io.TextIOWrapper(stream, encoding="utf-8")
+        try:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    text = json.loads(line)["text"]
+                except (ValueError, KeyError, TypeError) as error:
+                    raise InvalidInput(
+                        f'{path} line {number} is not a JSON object with a "text" field'
+                    ) from error
+                if not isinstance(text, str):
+                    raise InvalidInput(f'{path} line {number}: "text" is no string')
+                found = True
+                yield text
+        except (zstandard.ZstdError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"{path} is no zstandard-compressed UTF-8 text: {error}") from error
+    if not found:
+        raise InvalidInput(f"{path} holds no documents")
+
+
+@dataclass(frozen=True)
+class TokenCorpus:
+    """All documents of some files as one array of token ids, and words that occur in them.
+
+    `tokens` is uint16 [n] (a memory map), documents one after the other. `words` and
+    `held_out_words` are lower-case words of 4-10 letters to name things with; the second are kept
+    for evaluation.
+    """
+
+    tokens: np.ndarray
+    words: tuple[str, ...] = field(repr=False)
+    held_out_words: tuple[str, ...] = field(repr=False)
+
+    @classmethod
+    def build(
+        cls, paths: Sequence[str | Path], tokenizer: Tokenizer, cache_dir: str | Path
+    ) -> TokenCorpus:
+        """Tokenise the files into `cache_dir`, or reuse what is there from the same files and
+        tokenizer.
+
+        Cached under the tokenizer's fingerprint and the files' names and sizes. Uses
+        RAYON_NUM_THREADS threads. Raises InvalidInput for unreadable files (see `read_documents`)
+        or a vocabulary beyond 65,536 ids.
+        """
+        if tokenizer.vocab_size > 1 << 16:
+            raise InvalidInput(
+                f"token ids are cached as 16 bits; a vocabulary of {tokenizer.vocab_size} does not "
+                "fit"
+            )
+        files = [Path(path) for path in paths]
+        if not files:
+            raise InvalidInput("no files to read; give at least one .txt or .jsonl.zst file")
+        cache = Path(cache_dir)
+        cache.mkdir(parents=True, exist_ok=True)
+        key = _cache_key(files, tokenizer)
+        ids_file, words_file = cache / f"{key}.tokens", cache / f"{key}.json"
+        if not words_file.exists():  # written last: its presence says that both are whole
+            counts = _write_tokens(files, tokenizer, ids_file)
+            words, held_out = _entity_words(counts)
+            _replace(words_file, json.dumps({"words": words, "held_out_words": held_out}).encode())
+        stored = json.loads(words_file.read_text())
+        tokens = np.memmap(ids_file, dtype=np.uint16, mode="r")
+        return cls(tokens, tuple(stored["words"]), tuple(stored["held_out_words"]))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def offset(self, rng: Random, length: int) -> int:
+        """A random place with at least `length` tokens after it. Raises InvalidInput when the
+        corpus is shorter.
+        """
+        if length > len(self.tokens):
+            raise InvalidInput(
+                f"the corpus holds {len(self.tokens)} tokens, fewer than the {length} asked for"
+            )
+        return rng.randrange(len(self.tokens) - length + 1)
+
+    def sample(self, rng: Random, length: int) -> np.ndarray:
+        """`length` consecutive token ids from a random place, int64 [length]."""
+        return self.continuation(self.offset(rng, length), length)
+
+    def continuation(self, offset: int, length: int) -> np.ndarray:
+        """The `length` token ids from `offset` on, int64 [length]."""
+        return self.tokens[offset : offset + length].astype(np.int64)
+
+
+def _cache_key(paths: Sequence[Path], tokenizer: Tokenizer) -> str:
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        raise InvalidInput(f"no such file: {missing[0]}")
+    described = [tokenizer.fingerprint, *(f"{path.name}:{path.stat().st_size}" for path in paths)]
+    return hashlib.blake2b("\n".join(described).encode(), digest_size=12).hexdigest()
+
+
+def _write_tokens(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> Counter[str]:
+    """Write the ids of all documents to `target` and count the words met."""
+    counts: Counter[str] = Counter()
+
+    def documents() -> Iterator[str]:
+        for text in read_documents(paths):
+            counts.update(re.findall(r"\b[a-z]{4,10}\b", text[:_WORDS_PER_DOCUMENT]))
+            yield text
+
+    # A name of its own for each process, so that two that build the same cache do not write into
+    # each other's file.
+    partial = target.with_suffix(f".{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            segments = (segment for text in documents() for segment in tokenizer.segments([text]))
+            while batch := list(islice(segments, _SLICE_SEGMENTS)):
+                for ids in tokenizer.encode_batch(batch):
+                    file.write(np.asarray(ids, dtype=np.uint16).tobytes())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return counts
+
+
+def _entity_words(counts: Counter[str]) -> tuple[list[str], list[str]]:
+    """The words to name things with, and those held out: frequent to middling ones, without the
+    commonest.
+    """
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    first = min(_COMMONEST_SKIPPED, len(ranked) // 10)
+    chosen = ranked[first : first + ENTITY_WORDS]
+    held_out = {word for word in chosen if is_held_out(word)}
+    return [word for word in chosen if word not in held_out], sorted(held_out)
+
+
+def is_held_out(word: str) -> bool:
+    """Whether a word is kept for evaluation: decided by the word alone, so that every corpus
+    agrees.
+    """
+    digest = hashlib.blake2b(word.encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") % 100 < HELD_OUT_PERCENT
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(content)
+    partial.replace(path)

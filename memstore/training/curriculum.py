@@ -1,0 +1,128 @@
+"""The stages of training: what each mixes, how long it lasts and how fast it learns
+(docs/training.md has the evidence).
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from memstore.errors import InvalidConfig
+from memstore.training.batches import RecallConfig
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of training with its own learning rates; each warms up and decays linearly."""
+
+    name: str
+    kind: Literal["windows", "memory"]  # whole windows, or fresh chunks that read windows as memory
+    steps: int
+    lr: float  # AdamW: embeddings and gains
+    muon_lr: float  # Muon: matrices of the layers
+    data: RecallConfig = field(default_factory=RecallConfig)
+    cmt: bool = False  # the context miss token takes part, landmarks under it with probability 0.5
+    batch: int = 16  # windows of a step (kind windows), chunks of a step (kind memory)
+    blocks: int = 8  # blocks of a window (kind windows)
+    # filler tokens between fact and question, first to last step (kind windows)
+    gap: tuple[float, float] = (6.0, 25.0)
+    memory_windows: int = 12
+    memory_blocks: int = 12
+    chunk_blocks: int = 4
+    long_chunks: float = 0.3  # share of steps with half as many chunks of twice the length
+    negatives: float = 0.8  # share of steps with negative landmarks
+    # share of the stage over which their log-mass rises from negative_start to 0
+    negative_ramp: float = 0.0
+    negative_start: float = -8.0
+    queue: int = 1008  # landmarks of earlier windows kept as negatives
+    max_jump: int = 1  # position jumps after each landmark, uniform in 1..max_jump (kind windows)
+    warmup: int = 20
+    min_lr: float = 0.03  # of lr, at the stage's end
+
+
+def default_curriculum() -> tuple[Stage, ...]:
+    """Learn to retrieve inside a window, then train as inference runs; about two hours of one core
+    for a million parameters.
+
+    First plain sentences and numbers whose digits say nothing about each other: with varied
+    sentences and repeated digits from the start the model learns those, and its lookup stays at the
+    plateau.
+    """
+    data = RecallConfig()
+    plain = replace(data, simple=1.0, repeats=0.0, hard=0.0, updates=0.0, near=0.05)
+    windows = Stage("windows", "windows", steps=1200, lr=3e-3, muon_lr=0.02, warmup=50, data=plain)
+    varied = replace(windows, name="varied", steps=1000, data=replace(plain, simple=0.7))
+    memory = Stage(
+        "memory",
+        "memory",
+        steps=500,
+        lr=2e-3,
+        muon_lr=0.01,
+        negative_ramp=0.8,
+        data=replace(
+            data, simple=0.5, repeats=0.1, pass_key=0.5, plain=0.0, continuations=0.0, updates=0.03
+        ),
+    )
+    text = replace(
+        memory,
+        name="text",
+        steps=1000,
+        cmt=True,
+        negative_ramp=0.0,
+        long_chunks=0.4,
+        data=replace(data, simple=0.2, repeats=0.2, plain=0.2, continuations=0.15),
+    )
+    polish = replace(
+        text, name="polish", steps=600, data=replace(text.data, repeats=0.3, hard=0.6, one_form=0.5)
+    )
+    finish = replace(
+        polish,
+        name="finish",
+        steps=600,
+        lr=1.5e-3,
+        muon_lr=0.008,
+        long_chunks=0.3,
+        data=replace(
+            polish.data,
+            simple=0.6,
+            stop_weight=2.0,
+            one_form=0.6,
+            updates=0.05,
+            plain=0.15,
+            continuations=0.12,
+        ),
+    )
+    wide = replace(
+        finish,
+        name="wide",
+        steps=700,
+        lr=1e-3,
+        muon_lr=0.006,
+        warmup=15,
+        queue=1512,
+        data=replace(
+            finish.data,
+            stop_weight=1.5,
+            first_weight=1.5,
+            repeats=0.2,
+            hard=0.7,
+            one_form=0.7,
+            gaps=(3, 5, 8, 12, 30),
+            plain=0.12,
+            continuations=0.1,
+            updates=0.04,
+            readings=0.1,
+        ),
+    )
+    return windows, varied, memory, text, polish, finish, wide
+
+
+def stages_from(name: str | None) -> tuple[Stage, ...]:
+    """The default curriculum from the stage `name` on (None = all of it). Raises InvalidConfig,
+    which lists the names.
+    """
+    stages = default_curriculum()
+    if name is None:
+        return stages
+    names = [stage.name for stage in stages]
+    if name not in names:
+        raise InvalidConfig(f"no stage {name!r}; choose one of {', '.join(names)}")
+    return stages[names.index(name) :]

@@ -1,0 +1,255 @@
+"""What training computes: whole windows by landmark attention, and fresh chunks that read windows
+as a memory.
+
+The second is the forward pass of inference made differentiable (docs/method.md sections 4 and 7):
+old blocks at one fixed distance, every block of a visible window attended instead of the top k, and
+landmarks of all other windows as valued negatives.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memstore.kernels.api import grouped_softmax_attention
+from memstore.kernels.reference import accumulate, local_attention, scores, weighted
+from memstore.kernels.types import NEG, Negatives
+from memstore.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class WindowMemory:
+    """One layer's blocks of W encoded windows, as they would be stored.
+
+    keys: [W, Hkv, nb, l + 1, D], rotated by the offset inside the block only, the landmark key
+    last. values: [W, Hkv, nb, l, D].
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
+def encode_windows(
+    model: Transformer,
+    ids: Tensor,
+    controlled: Tensor | None = None,
+    jumps: Tensor | None = None,
+    *,
+    cmt: bool = True,
+    triton: bool | None = None,
+) -> tuple[Tensor, list[WindowMemory]]:
+    """Whole windows by grouped-softmax attention at true positions.
+
+    ids: [W, T], T a multiple of block_size + 1. controlled: [W, nb] bool, blocks under the context
+    miss gate. jumps: [W, nb] extra positions skipped before each block (the paper's appendix E), or
+    None. cmt: whether the context miss token takes part (a model learns to retrieve before it
+    learns to gate). triton: as for `grouped_softmax_attention`. All tensors are on the model's
+    device. Returns hidden states [W, T, hidden] and each layer's blocks.
+    """
+    config, rope = model.config, model.rope
+    b, num_blocks = config.stride, ids.shape[1] // config.stride
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    in_block = rope.angles_at(positions % b, model.embedding.weight)
+    if jumps is not None:
+        positions = (positions + jumps.cumsum(1).repeat_interleave(b, 1))[:, None]
+    in_window = rope.angles_at(positions, model.embedding.weight)
+    scale = config.head_dim**-0.5
+    cmt_keys = model.cmt_keys() if cmt else None
+    memory: list[WindowMemory] = []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        blocks = v.unflatten(2, (num_blocks, b))[:, :, :, : config.block_size]
+        memory.append(WindowMemory(rope.rotate(k, *in_block).unflatten(2, (num_blocks, b)), blocks))
+        k_cmt = None if cmt_keys is None else cmt_keys[layer]
+        return grouped_softmax_attention(
+            rope.rotate(q * scale, *in_window),
+            rope.rotate(k, *in_window),
+            v,
+            config.block_size,
+            k_cmt=k_cmt,
+            controlled=controlled,
+            triton=triton,
+        )
+
+    return model.hidden(ids, attend), memory
+
+
+def read_memory(
+    model: Transformer,
+    ids: Tensor,
+    memory: list[WindowMemory],
+    visible: Tensor,
+    continues: Tensor,
+    negatives: list[Negatives] | None = None,
+    negative_bias: float = 0.0,
+    recent: int | None = None,
+    *,
+    cmt: bool = True,
+    top_k: int | None = None,
+) -> Tensor:
+    """Fresh chunks that see themselves, the content of some windows as memory, and negatives.
+
+    ids: [C, T] chunks, T a multiple of block_size + 1. visible: [C, V] the windows whose blocks a
+    chunk may read. continues: [C] bool, chunks that directly follow the end of window visible[:,
+    0]: its last `recent` blocks
+        (default: the model's top_k) stand at their true positions before the chunk, the rest and
+        all other windows at the fixed distance.
+    negatives: per layer, landmark keys that compete without being visible, their scores lowered by
+    negative_bias. top_k: of visible blocks and negatives together every (token, head) sees only its
+    best, as inference does; None = all. All tensors are on the model's device. Returns hidden
+    states [C, T, hidden].
+    """
+    config, rope = model.config, model.rope
+    b, size = config.stride, config.block_size
+    chunks, length = ids.shape
+    num_windows, num_blocks = memory[0].keys.shape[0], memory[0].keys.shape[2]
+    count = visible.shape[1] * num_blocks
+    recent = min(config.top_k if recent is None else recent, num_blocks)
+    steps = torch.arange(length, device=ids.device)
+    positions = (steps + continues[:, None] * (recent * b))[:, None]  # (C, 1, T)
+    in_chunk = rope.angles_at(positions, model.embedding.weight)
+    old = rope.angles(
+        config.old_block_distance, config.old_block_distance + 1, model.embedding.weight
+    )
+    from_recent = [
+        rope.angles((recent - r) * b, (recent - r) * b + length, model.embedding.weight)
+        for r in range(recent)
+    ]
+    following = continues.nonzero().flatten()
+    columns = torch.arange(num_blocks - recent, num_blocks, device=ids.device)
+    is_recent = torch.zeros(count, dtype=torch.bool, device=ids.device)
+    is_recent[columns] = True
+    recent_only = continues[:, None] & is_recent  # (C, N)
+    scale = config.head_dim**-0.5
+    cmt_keys = model.cmt_keys() if cmt else None
+
+    def unwanted(total: int) -> Tensor:
+        """[C, total] bool: negatives that are blocks of a chunk's own visible windows."""
+        mine = torch.zeros(chunks, num_windows, dtype=torch.bool, device=ids.device).scatter_(
+            1, visible, True
+        )
+        return F.pad(mine.repeat_interleave(num_blocks, 1), (0, total - num_windows * num_blocks))
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = q * scale
+        k_cmt = None if cmt_keys is None else cmt_keys[layer]
+        local = local_attention(
+            rope.rotate(q, *in_chunk), rope.rotate(k, *in_chunk), v, size, k_cmt=k_cmt
+        )
+        searched = layer in (config.memory_layers or ())
+        if not searched and not len(following):
+            return local.output
+        window = memory[layer]
+        heads = window.keys.shape[1]
+        keys = window.keys[visible].transpose(1, 2).reshape(chunks, heads, count * b, -1)
+        values = window.values[visible].transpose(1, 2).reshape(chunks, heads, count * size, -1)
+        far = rope.rotate(q, *old)
+        s = accumulate(scores(far, keys)).unflatten(-1, (count, b))  # (C, H, T, N, b)
+        if len(following):
+            near = torch.stack([rope.rotate(q[following], *angles) for angles in from_recent], 2)
+            group = q.shape[1] // heads
+            own = window.keys[visible[following, 0], :, num_blocks - recent :].repeat_interleave(
+                group, 1
+            )
+            close = accumulate(near @ own.transpose(-1, -2)).transpose(2, 3)  # (F, H, T, R, b)
+            s[following[:, None], :, :, columns[None]] = close.permute(0, 3, 1, 2, 4)
+        landmark = s[..., size]
+        if not searched:
+            landmark = landmark.masked_fill(~recent_only[:, None, None], NEG)
+        competing = landmark
+        against = negatives[layer] if negatives is not None and searched else None
+        if against is not None:
+            wrong = accumulate(_against(far, against.keys.transpose(-1, -2)))
+            if negative_bias:
+                wrong = wrong + negative_bias
+            competing = torch.cat(
+                [landmark, wrong.masked_fill_(unwanted(wrong.shape[-1])[:, None, None], NEG)], -1
+            )
+        if top_k is not None and top_k < competing.shape[-1]:
+            weakest = (
+                competing.detach().topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+            )
+            competing = competing.masked_fill(competing < weakest, NEG)
+        share = competing.softmax(-1)
+        weights = s[..., :size].softmax(-1) * share[..., :count, None]
+        output = weighted(weights.flatten(-2), values)
+        if against is not None:
+            output = output + _against(share[..., count:].to(output.dtype), against.values)
+        if k_cmt is None:
+            gate = (competing.logsumexp(-1) - local.lse).sigmoid()
+            base = local.output * (1 - gate)[..., None].to(local.output.dtype)
+        else:
+            gate, base = local.gate, local.output
+        if not searched:
+            gate = gate * continues[:, None, None]
+        return base + (output * gate[..., None]).to(base.dtype)
+
+    return model.hidden(ids, attend)
+
+
+def _against(x: Tensor, shared: Tensor) -> Tensor:
+    """x [C, H, T, n] times a matrix every chunk shares, [Hkv, n, m] -> [C, H, T, m]: one product
+    per KV head.
+    """
+    chunks, heads, rows, n = x.shape
+    flat = x.transpose(0, 1).reshape(shared.shape[0], -1, n) @ shared
+    return flat.view(heads, chunks, rows, -1).transpose(0, 1)
+
+
+def negatives_of(memory: list[WindowMemory], token: int) -> list[Negatives]:
+    """Every block's landmark key with the value of its content token `token`, in the order window,
+    block.
+    """
+    return [
+        Negatives(
+            layer.keys[:, :, :, -1].transpose(0, 1).flatten(1, 2),
+            layer.values[:, :, :, token].transpose(0, 1).flatten(1, 2),
+        )
+        for layer in memory
+    ]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """total: weighted sum of cross entropies; weight: sum of the weights; correct, answers: answer
+    tokens right, and in all.
+
+    lookups_correct, lookups: the same of the tokens that weigh more than 1, the first of each
+    answer.
+    """
+
+    total: Tensor
+    weight: Tensor
+    correct: Tensor
+    answers: int
+    lookups_correct: Tensor
+    lookups: int
+
+
+def next_token_loss(model: Transformer, hidden: Tensor, ids: Tensor, weights: Tensor) -> Loss:
+    """Weighted next-token cross entropy with the landmark rules of docs/method.md section 7.
+
+    ids, weights: [B, T]; a token's weight is that of predicting it (0 for landmarks). The token
+    before a landmark predicts the token after it, and so does the landmark itself. Tokens of weight
+    1 or more are answers and are counted.
+    """
+    targets, target_weights = ids[:, 1:], weights[:, 1:]
+    before_landmark = targets == model.config.landmark_id
+    later_ids, later_weights = F.pad(targets[:, 1:], (0, 1)), F.pad(target_weights[:, 1:], (0, 1))
+    targets = torch.where(before_landmark, later_ids, targets)
+    target_weights = torch.where(before_landmark, later_weights, target_weights)
+    rows = target_weights > 0
+    logits = model.logits(hidden[:, :-1][rows]).float()
+    targets, target_weights = targets[rows], target_weights[rows]
+    entropy = F.cross_entropy(logits, targets, reduction="none")
+    answers = target_weights >= 1
+    right, first = logits.detach().argmax(-1) == targets, target_weights > 1
+    return Loss(
+        (entropy * target_weights).sum(),
+        target_weights.sum(),
+        right[answers].sum(),
+        int(answers.sum()),
+        right[first].sum(),
+        int(first.sum()),
+    )

@@ -1,0 +1,66 @@
+"""Muon for the matrices of the layers, AdamW for everything else."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def orthogonalise(gradient: Tensor, steps: int = 5) -> Tensor:
+    """The nearest semi-orthogonal matrix to `gradient` [m, n], approximately, by a quintic
+    Newton-Schulz iteration.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = gradient / (gradient.norm() + 1e-7)
+    tall = x.shape[0] > x.shape[1]
+    if tall:
+        x = x.T
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update is orthogonalised, for 2-d parameters (K. Jordan, "Muon", 2024);
+    Nesterov, decoupled decay.
+
+    On a CUDA device the iteration runs in bfloat16, as it was published: float32 does not use the
+    tensor cores.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                buffer = state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+                gradient = p.grad.lerp(buffer, group["momentum"])
+                update = orthogonalise(gradient.bfloat16() if gradient.is_cuda else gradient)
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(update, alpha=-group["lr"] * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
+
+
+def make_optimizers(model: nn.Module, lr: float, muon_lr: float) -> list[torch.optim.Optimizer]:
+    """AdamW at `lr` for embeddings and gains, Muon at `muon_lr` for the matrices of the layers."""
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.dim() == 2 and "embedding" not in name]
+    rest = [p for name, p in named if not (p.dim() == 2 and "embedding" not in name)]
+    return [
+        torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+        Muon(matrices, lr=muon_lr),
+    ]

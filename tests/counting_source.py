@@ -1,0 +1,131 @@
+"""A source of units below a tier, without a disk: it counts what is read, and can be slow, stand
+still, or fail.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from memstore.block import BlockKey
+from memstore.errors import CorruptBlock, DocumentNotFound
+from memstore.tiers.slab import SlabTier
+
+BLOCK, DIM = 4, 8
+UNIT_BYTES = 2 * BLOCK * DIM * 4
+SECONDS = 60  # until a test that waits has failed
+
+
+def unit(number: int, layer: int = 0) -> BlockKey:
+    return BlockKey(1, layer, number // 2, number % 2)
+
+
+def content(key: BlockKey) -> tuple[torch.Tensor, torch.Tensor]:
+    """The K and V that a unit has everywhere in these tests."""
+    seed = ((key.document + 100) * 31 + key.layer) * 100_003 + key.block * 7 + key.head
+    both = torch.randn(2, BLOCK, DIM, generator=torch.Generator().manual_seed(seed))
+    return both[0], both[1]
+
+
+class CountingSource:
+    """A source with every block of every document above 0 but 666, that counts what is read and can
+    refuse.
+    """
+
+    def __init__(self) -> None:
+        self.reads: list[list[BlockKey]] = []
+        self.refuse = False
+        self.error: Callable[[], BaseException] = lambda: CorruptBlock(
+            "document 1, block 0, layer 0 is damaged"
+        )
+        self.wild: random.Random | None = None  # fails and dawdles now and then
+        self.reading = threading.Semaphore(0)  # reads that have begun
+        self._go = threading.Event()
+        self._go.set()
+
+    def stand_still(self) -> None:
+        """Reads that begin from now on wait for `go`."""
+        self._go.clear()
+
+    def go(self) -> None:
+        """Let them go on."""
+        self._go.set()
+
+    def read(
+        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]
+    ) -> list[int]:
+        self.reads.append(list(units))
+        self.reading.release()
+        assert self._go.wait(SECONDS), "nobody said go"
+        if self.refuse:
+            raise self.error()
+        if self.wild is not None:
+            time.sleep(self.wild.random() * 0.002)
+            if self.wild.random() < 0.1:
+                raise self.wild.choice(
+                    [OSError(5, "Input/output error"), CorruptBlock("damaged"), RuntimeError("?")]
+                )
+        assert len(set(slots)) == len(slots)
+        for key, slot in zip(units, slots):
+            if key.document == 666:
+                raise DocumentNotFound("document 666 was forgotten")
+            slab[slot] = torch.stack(content(key))
+        return [BLOCK - key.block % 2 for key in units]
+
+
+def check_lease(tier: SlabTier, units: list[BlockKey]) -> None:
+    with tier.lease(units) as lease:
+        for place, key in enumerate(units):
+            k, v = content(key)
+            slot = lease.slots[place]
+            assert torch.equal(lease.k[slot], k) and torch.equal(lease.v[slot], v), key
+            assert lease.lengths[place] == BLOCK - key.block % 2 == tier.lengths[slot]
+
+
+def check_slots(tier: SlabTier) -> None:
+    """Every slot is in use once or free, and nothing is on its way, leased or waited for."""
+    with tier._lock:
+        used = list(tier._slots.values())
+        everything = used + tier._free + list(range(tier._fresh, tier.capacity))
+        assert sorted(everything) == list(range(tier.capacity))
+        assert set(tier._slots) == set(tier._units.values()) and tier._units.keys() == set(used)
+        assert not (
+            tier._arriving or tier._predicted or tier._leases or tier._lessees or tier._orphans
+        )
+        assert tier._ahead == tier._short == 0
+        assert len(tier._policy) + len(tier._pinned) == len(tier._slots)
+        assert all((unit in tier._policy) != (unit in tier._pinned) for unit in tier._slots)
+        assert tier._untouched <= tier._slots.keys()
+        assert tier._fresh <= tier.capacity
+
+
+class Aside:
+    """A call in a thread of its own, whose end or error the test waits for."""
+
+    def __init__(self, call: Callable[..., object], *arguments: object) -> None:
+        self.result: object = None
+        self.error: BaseException | None = None
+        self._call, self._arguments = call, arguments
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call(*self._arguments)
+        except BaseException as error:
+            self.error = error
+
+    def is_waiting(self, seconds: float = 0.05) -> bool:
+        """Is it still under way after a moment?"""
+        self._thread.join(seconds)
+        return self._thread.is_alive()
+
+    def end(self) -> object:
+        """Its result, or its error."""
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive(), "it waits forever"
+        if self.error is not None:
+            raise self.error
+        return self.result

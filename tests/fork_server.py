@@ -1,0 +1,152 @@
+"""What tests run in other processes, and the server that forks them.
+
+`python fork_server.py` imports everything once, opens nothing, and then forks a child for each job
+that it is told on standard input: a memory is always opened after the fork, and what kills a child
+kills it alone.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import synthetic_documents
+import torch
+from synthetic_documents import CHUNK, check_content, ingest
+
+from memstore import errors
+from memstore.errors import MemstoreError
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import walk
+
+BUDGET = 1 << 20
+TOKENS = 150 * CHUNK + 7
+RIGHT, NAMED_ERROR, WRONG, CRASHED = 0, 10, 20, 30
+
+
+def ingest_job(path: str) -> int:
+    """One document, a few chunks a commit."""
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        ingest(store, "book", TOKENS, commit_bytes=5000)
+    return RIGHT
+
+
+def changes_job(path: str, export: str) -> int:
+    """Every other way to change a memory, one after the other; begun anew it does what is left."""
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        names = {document.name for document in store.documents()}
+        ingest(store, "grows", 60 * CHUNK + 9, text=2, mode="append", commit_bytes=5000)
+        ingest(store, "changes", 40 * CHUNK + 3, text=3, mode="replace", commit_bytes=5000)
+        store.import_document(export, "comes")
+        if "goes" in names:
+            store.forget("goes")
+        store.compact()
+    return RIGHT
+
+
+def read_all_job(path: str) -> int:
+    """Read everything that a memory says it holds and compare it with what was written."""
+    outcome = RIGHT
+    try:
+        with MemoryStore.open(path, host_budget=BUDGET) as store:
+            for document in store.documents():
+                try:
+                    check_content(store, document, text=int(document.source_hash.split(":")[0]))
+                except MemstoreError:
+                    outcome = NAMED_ERROR
+                except AssertionError:
+                    return WRONG
+    except MemstoreError:
+        outcome = NAMED_ERROR
+    return outcome
+
+
+def verify_job(path: str) -> int:
+    """Walk as the child of `verify` does."""
+    try:
+        problems = [event for event in walk(Path(path), set()) if event["event"] == "problem"]
+    except MemstoreError:
+        return NAMED_ERROR
+    return NAMED_ERROR if problems else RIGHT
+
+
+def python_job(output: str, code: str, *arguments: str) -> int:
+    """Run code that sees `arguments`, MemoryStore, errors and the deterministic ingest; it prints
+    to a file.
+    """
+    with open(output, "w", encoding="utf-8") as out, contextlib.redirect_stdout(out):
+        exec(code, {**vars(synthetic_documents), **vars(errors), "arguments": arguments})
+    return RIGHT
+
+
+JOBS = {
+    job.__name__: job for job in (ingest_job, changes_job, read_all_job, verify_job, python_job)
+}
+
+
+def serve() -> None:
+    """For each line [job, arguments...]: fork, say the child's pid; when asked, its exit code."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            signal.alarm(100)  # a child that hangs ends by SIGALRM
+            outcome = CRASHED
+            try:
+                outcome = JOBS[name](*arguments)
+            finally:
+                os._exit(outcome)
+        print(pid, flush=True)
+        # not reaped before it is asked for: until then the pid is its own, and may be killed
+        sys.stdin.readline()
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+class ForkServer:
+    """The server's other end."""
+
+    def __init__(self) -> None:
+        here = Path(__file__).resolve().parent
+        paths = os.pathsep.join([str(here), str(here.parent)])
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        )
+
+    def start(self, name: str, *arguments: object) -> int:
+        """Begin a job; its pid, which stays its own until `end`."""
+        return int(self._ask(json.dumps([name, *map(str, arguments)])))
+
+    def end(self) -> int:
+        """Wait for the job that was begun; its exit code."""
+        return int(self._ask(""))
+
+    def run(self, name: str, *arguments: object) -> int:
+        """Do a job; its exit code."""
+        self.start(name, *arguments)
+        return self.end()
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.communicate()
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the fork server ended"
+        return answer
+
+
+if __name__ == "__main__":
+    serve()
