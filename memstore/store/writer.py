@@ -23,7 +23,6 @@ from memstore.block import BlockKey, RecordKey
 from memstore.disk.catalog import Catalog, Document, State
 from memstore.disk.codec import get_codec
 from memstore.disk.database import Transaction
-from memstore.disk.keys import landmarks_key
 from memstore.errors import BudgetExceeded, CorruptMemory, InvalidInput
 from memstore.index import LandmarkIndex
 from memstore.tiers.cascade import Cascade
@@ -150,14 +149,16 @@ class DocumentWriter:
         )
         self._dtype = torch_dtype(signature.kv_dtype)
         self._lossless = get_codec(catalog.codec).lossless
-        self._layers = range(signature.num_layers)
-        self._memory_layers = sorted(signature.memory_layers)
+        self._layers = document.layers_of(signature)
+        self._memory_layers = sorted({*signature.memory_layers} & {*self._layers})
         self._other_layers = sorted(set(self._layers) - set(self._memory_layers))
         self._chunk_blocks = document.settings.chunk_blocks
         self._top_k = document.settings.top_k
-        self._committed = document
-        # as an append that is committed in part is read anew to its end
+        # of a document that is appended to, which answers until the first commit
         self._unfinished: State = "ingesting" if document.state == "ready" else document.state
+        if document.state == "ready" or document.write_of(blocks) is None:
+            document = document.begin_write(blocks)
+        self._committed = document
         self._cut = blocks < document.blocks  # blocks from here on are replaced by the first commit
         self._base = blocks
         self._replaces = replaces
@@ -354,8 +355,7 @@ class DocumentWriter:
     ) -> _Chunk:
         if set(layers) != set(self._layers):
             raise InvalidInput(
-                f"a chunk needs blocks of layers 0..{len(self._layers) - 1}, not of "
-                f"{sorted(layers)}"
+                f"a chunk needs blocks of layers {self._layers}, not of {sorted(layers)}"
             )
         n = layers[0][0].shape[0]
         last = self._block_size if length_of_last is None else length_of_last
@@ -500,7 +500,7 @@ class DocumentWriter:
             if first < chunk.end_block and (chunk.end_block - 1, layer) not in chunk.records:
                 k, v = (raw_view(x[first - chunk.first_block :]) for x in chunk.blocks[layer])
                 key = RecordKey(self._committed.id, first, layer)
-                write = self._committed.write_of(first)
+                write = self._committed.writes[-1].id
                 records = self._catalog.blocks.encode(key, k, v, chunk.last_length, write)
                 chunk.records.update(
                     ((block, layer), record) for block, record in enumerate(records, first)
@@ -560,7 +560,7 @@ class DocumentWriter:
                 size += self._catalog.blocks.put(txn, RecordKey(number, block, layer), record)
             for layer in self._other_layers:
                 for first in range(_run_of(self._keep), _run_of(keep), LANDMARK_RUN):
-                    txn.delete("landmarks", landmarks_key(number, layer, first))
+                    self._catalog.delete_landmarks(txn, number, layer, first)
             for layer, first, keys in runs:
                 self._catalog.put_landmarks(txn, number, layer, first, raw_view(keys))
             for chunk in chunks:
