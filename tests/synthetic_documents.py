@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Document, Signature
+from memstore.disk.document import Document
+from memstore.disk.signature import Signature
 from memstore.store.memory_store import MemoryStore
 from memstore.store.writer import LayerBlocks
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from memstore.block import RecordKey
 from memstore.disk import catalog as catalog_module
-from memstore.disk.catalog import Catalog, Document, IngestSettings
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document, IngestSettings, Write
 from memstore.disk.keys import landmarks_key, landmarks_key1, tokens_key
 from memstore.disk.signature import Signature
-from memstore.disk.writes import Write
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,

@@ -20,8 +20,8 @@ import pytest
 
 from memstore.block import RecordKey
 from memstore.disk.database import Database, Transaction
+from memstore.disk.files import file_system_of
 from memstore.disk.keys import document_range, record_key
-from memstore.disk.pages import file_system_of
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,

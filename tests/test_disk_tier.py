@@ -17,12 +17,12 @@ from records import decode, encode
 
 from memstore.block import KV_DTYPES, BlockKey, RecordKey
 from memstore.disk.blocks import BlockTable
-from memstore.disk.catalog import Catalog, Document
+from memstore.disk.catalog import Catalog
 from memstore.disk.codec import CODECS, NEW_CODECS
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document, Write
 from memstore.disk.keys import record_key
 from memstore.disk.signature import Signature
-from memstore.disk.writes import Write
 from memstore.errors import CorruptBlock, DocumentNotFound
 from memstore.tiers.base import Lease, UnitSource
 from memstore.tiers.disk import DiskTier

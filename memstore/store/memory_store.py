@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Catalog, Document, IngestSettings
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document, IngestSettings
 from memstore.disk.signature import Signature
 from memstore.errors import (
     BudgetExceeded,

@@ -6,7 +6,6 @@ its death is itself reported as damage of the document it was reading. The child
 verification are forked from one server (`python -m memstore.store.verify`) that has opened nothing.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -20,8 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from memstore.disk.catalog import Catalog, Document
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document
+from memstore.disk.files import DATA, sync_directory, try_alone
 from memstore.disk.keys import (
     document_key,
     document_range,
@@ -79,7 +80,7 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     nothing can be saved.
     """
     path = Path(path)
-    if not (path / "data.mdb").is_file():
+    if not (path / DATA).is_file():
         raise MemoryNotFound(f"{path} holds no memory; `memstore ingest` makes one")
     with _Children() as children:
         report, died = _walk_in_children(children, path)
@@ -418,18 +419,12 @@ def _salvage(path: Path, damaged: set[int]) -> None:
                 copy.close()
     finally:
         old.close()
-    file = os.open(path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+    file = os.open(path / DATA, os.O_RDWR | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MemoryLocked(
-                f"{path} is open in another process; this repair needs it alone"
-            ) from None
-        os.replace(new / "data.mdb", path / "data.mdb")
-        directory = os.open(path, os.O_RDONLY)
-        os.fsync(directory)
-        os.close(directory)
+        if not try_alone(file):
+            raise MemoryLocked(f"{path} is open in another process; this repair needs it alone")
+        os.replace(new / DATA, path / DATA)
+        sync_directory(path)
     finally:
         os.close(file)
         shutil.rmtree(new, ignore_errors=True)

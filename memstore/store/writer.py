@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey, RecordKey
-from memstore.disk.catalog import Catalog, Document, State
+from memstore.disk.catalog import Catalog
 from memstore.disk.codec import get_codec
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document, State
 from memstore.errors import BudgetExceeded, CorruptMemory, InvalidInput
 from memstore.index import LandmarkIndex
 from memstore.tiers.cascade import Cascade
