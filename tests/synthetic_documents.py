@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from records import contents
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.document import Document
+from memstore.disk.document import Document, IngestSettings
 from memstore.disk.signature import Signature
 from memstore.store.memory_store import MemoryStore
 from memstore.store.writer import LayerBlocks
@@ -19,7 +20,7 @@ from memstore.store.writer import LayerBlocks
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 4
 CHUNK_BLOCKS, TOP_K = 4, 2
 CHUNK = CHUNK_BLOCKS * BLOCK
-SETTINGS = {"chunk_blocks": CHUNK_BLOCKS, "top_k": TOP_K}
+SETTINGS = IngestSettings(CHUNK_BLOCKS, TOP_K)
 SIGNATURE = Signature(
     weights="ab" * 20,
     tokenizer="cd" * 20,
@@ -142,8 +143,8 @@ def bits(values: Tensor) -> Tensor:
 
 
 def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
-    """Everything that a memory's tables hold, without times: two memories of the same content are
-    equal.
+    """Everything that a memory's tables hold, without times and ids of writes: two memories of the
+    same content are equal.
     """
     from memstore.disk.catalog import Catalog
 
@@ -152,9 +153,10 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
         with catalog.database.read() as txn:
             tables = {
                 table: {key: bytes(value) for key, value in txn.scan(table)}
-                for table in ("tokens", "landmarks", "blocks")
+                for table in ("tokens", "landmarks")
             }
-            rows = [replace(row, created=0.0) for row in catalog.documents(txn)]
+            tables["blocks"] = contents(catalog, txn)
+            rows = [replace(row, created=0.0, writes=()) for row in catalog.documents(txn)]
             tables["documents"] = {row.id.to_bytes(8, "big"): repr(row).encode() for row in rows}
         return tables
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from records import contents
 from tiny_model import save_tiny_model, text, tiny_model
 
 from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
@@ -24,12 +25,13 @@ HERE = Path(__file__).parent
 
 
 def stored(path: Path, model: LandmarkModel) -> dict[str, dict[bytes, bytes]]:
-    """Every value of tokens, landmarks and blocks, byte for byte."""
+    """Every value of tokens, landmarks and blocks, byte for byte but for the writes' ids."""
     with MemoryStore.open(path, model.signature) as store, store._catalog.database.read() as txn:
-        return {
+        tables = {
             table: {bytes(k): bytes(v) for k, v in txn.scan(table)}
-            for table in ("tokens", "landmarks", "blocks")
+            for table in ("tokens", "landmarks")
         }
+        return {**tables, "blocks": contents(store._catalog, txn)}
 
 
 def ingest_in_a_process(
@@ -46,6 +48,7 @@ def ingest_in_a_process(
 import os, sys
 from pathlib import Path
 import torch
+from records import contents
 torch.set_num_threads(1)
 from memstore import MemoryStore, load_model
 model = load_model({str(model)!r})
