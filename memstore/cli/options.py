@@ -2,7 +2,6 @@
 common options.
 """
 
-import errno
 import inspect
 import os
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 import typer
 
 from memstore.cli import console
+from memstore.disk.files import NO_SPACE
 from memstore.errors import InvalidInput, MemstoreError, StorageFull
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _named(error: MemstoreError | OSError) -> MemstoreError:
     if isinstance(error, MemstoreError):
         return error
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in NO_SPACE:
         return StorageFull(f"{what}; make room and try again")
     return InvalidInput(what)
 
