@@ -30,9 +30,9 @@ from memstore.model.config import GRANULARITIES
 from memstore.model.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.base import UnitSource
-from memstore.tiers.cascade import PREDICTORS
 from memstore.tiers.device import DeviceTier
 from memstore.tiers.host import HostTier
+from memstore.tiers.options import PREDICTORS
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
