@@ -15,8 +15,7 @@ from typing import Any
 
 from memstore.cli import console
 from memstore.cli.demo_facts import cut, python_text
-from memstore.disk.catalog import Signature
-from memstore.disk.record import DTYPES
+from memstore.disk.signature import Signature
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.ingest import IngestProgress
 from memstore.model.landmark_model import LandmarkModel
@@ -262,7 +261,7 @@ class _Live:
 
 
 def _unit_bytes(signature: Signature) -> int:
-    return 2 * signature.block_size * signature.head_dim * DTYPES[signature.kv_dtype].itemsize
+    return signature.geometry.unit_bytes
 
 
 # Replayed

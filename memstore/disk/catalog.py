@@ -6,7 +6,8 @@ Every method takes the transaction it works in, so that what belongs together is
     def commit(txn: Transaction) -> None:              # may be run again after the map has grown:
     see Database.write
         for layer, (k, v) in enumerate(chunk):
-            size += disk.write(txn, document.id, block, layer, k, v, length)
+            for at, record in enumerate(catalog.blocks.encode(key, k, v, length, write)):
+                size += catalog.blocks.put(txn, key._replace(block=key.block + at), record)
         catalog.put_tokens(txn, document.id, first_token, char_start, ids)
         catalog.put_landmarks(txn, document.id, layer, first_block, keys)
         catalog.put_document(txn, replace(document, tokens=..., blocks=..., bytes=...))
@@ -19,18 +20,17 @@ Every method takes the transaction it works in, so that what belongs together is
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 import numpy as np
-from torch import Tensor
 
+from memstore.disk.blocks import BlockTable
 from memstore.disk.codec import get_codec
 from memstore.disk.database import Database, Transaction
 from memstore.disk.keys import (
-    block_range,
     document_key,
     document_range,
     landmarks_key,
@@ -39,69 +39,44 @@ from memstore.disk.keys import (
     read_tokens_key,
     tokens_key,
 )
-from memstore.disk.record import DTYPES, from_raw, raw_view
-from memstore.errors import CorruptMemory, DocumentNotFound, InvalidConfig, NewerFormat
+from memstore.disk.signature import Signature
+from memstore.errors import CorruptMemory, DocumentNotFound, NewerFormat
 
 FORMAT = 1
-State = Literal["ingesting", "ready"]
+# "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
+# take the place of the ready document of its name
+State = Literal["ingesting", "ready", "importing", "replacing"]
+WriteId = bytes  # 16, random
+_IMPORTING, _REPLACING = "\0import", "\0replace\0"  # names that said so in format 1
 
 
 @dataclass(frozen=True)
-class Signature:
-    """What must be equal for one model's memory to be another's: weights, tokenizer, architecture,
-    KV geometry.
-    """
+class IngestSettings:
+    """How a document is read; a resumed ingest, and an append, must use the same."""
 
-    weights: str  # hex digest of the weights
-    tokenizer: str  # hex digest of the tokenizer
-    # what shapes keys and values: layers, RoPE, norms, block size; plain JSON values
-    architecture: dict[str, Any]
-    kv_dtype: str  # "float32" | "float16" | "bfloat16"
-    num_layers: int
-    memory_layers: tuple[int, ...]  # layers whose landmarks are indexed
-    num_kv_heads: int
-    head_dim: int
-    block_size: int  # content tokens of a block
+    chunk_blocks: int
+    top_k: int
+    cmt_cutoff: float = 0.0
+    retrieve: bool = False  # attend to retrieved blocks, and not to the latest ones alone
+    granularity: str | None = None  # of retrieving, as the next two
+    score_range: float | None = None
+    recency: float = 0.0
 
-    def __post_init__(self) -> None:
-        if self.kv_dtype not in DTYPES:
-            raise InvalidConfig(
-                f"KV dtype {self.kv_dtype!r} is not stored; choose one of {', '.join(DTYPES)}"
-            )
-        for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 1")
 
-    def to_dict(self) -> dict[str, Any]:
-        """The signature as plain values."""
-        return {**asdict(self), "memory_layers": list(self.memory_layers)}
+class Write(NamedTuple):
+    """One of the writes that a document was made by: its first, and each append."""
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The signature that `to_dict` was taken of."""
-        return cls(**{**values, "memory_layers": tuple(values["memory_layers"])})
-
-    def difference(self, other: "Signature") -> list[str]:
-        """What differs, in words, one entry a field; empty when a memory of the one serves the
-        other.
-        """
-        words = []
-        for name in (f.name for f in fields(self) if f.name != "architecture"):
-            mine, others = getattr(self, name), getattr(other, name)
-            if mine != others:
-                if name in ("weights", "tokenizer"):
-                    mine, others = mine[:12], others[:12]
-                words.append(f"{name} {mine} instead of {others}")
-        for name in sorted(self.architecture.keys() | other.architecture.keys()):
-            mine, others = self.architecture.get(name), other.architecture.get(name)
-            if mine != others:
-                words.append(f"{name} {mine} instead of {others}")
-        return words
+    first: int  # block
+    id: WriteId
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document's row. `tokens`, `blocks` and `bytes` count what is committed."""
+    """One document's row. `tokens`, `blocks` and `bytes` count what is committed.
+
+    A document that is "importing" or "replacing" has the name that it will be found by once it is
+    ready.
+    """
 
     id: int  # 1, 2, ...; never reused
     name: str
@@ -112,8 +87,15 @@ class Document:
     source_hash: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     created: float = 0.0  # seconds since 1970
-    # of the ingest; a resumed one must use the same
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: IngestSettings = IngestSettings(chunk_blocks=1, top_k=0)
+    appended_to: int = 0  # tokens that it had before it was last appended to
+    layers: tuple[int, ...] | None = None  # that are stored; None for all of the signature
+    # in order of blocks; empty for a document of format 1, which has those since then
+    writes: tuple[Write, ...] = ()
+
+    def write_of(self, block: int) -> WriteId | None:
+        """The id of the write that made a block's records; None for records of format 1."""
+        return next((write.id for write in reversed(self.writes) if write.first <= block), None)
 
 
 class TokenPart(NamedTuple):
@@ -130,7 +112,7 @@ class LandmarkRun(NamedTuple):
     document: int
     layer: int
     first_block: int
-    keys: Tensor  # [n, num_kv_heads, head_dim] in the KV dtype
+    keys: np.ndarray  # raw bits [n, num_kv_heads, head_dim]
 
 
 class Catalog:
@@ -147,7 +129,7 @@ class Catalog:
                 "update memstore"
             )
         self.signature = Signature.from_dict(row["signature"])
-        self.codec: str = row["codec"]
+        self.blocks = BlockTable(self.signature.geometry, row["codec"])
         self.created: float = row["created"]
         database.limit = row["quota"]
 
@@ -198,6 +180,11 @@ class Catalog:
         self.database.close()
 
     @property
+    def codec(self) -> str:
+        """How blocks are stored from now on."""
+        return self.blocks.codec
+
+    @property
     def quota(self) -> int | None:
         """Bytes that the data file may reach; None for no bound."""
         return self.database.limit
@@ -232,12 +219,14 @@ class Catalog:
         ]
 
     def document(self, txn: Transaction, which: str | int) -> Document:
-        """One document by name or id. Raises DocumentNotFound, which lists the names there are."""
+        """One document by id, or by name if it is ready or being read for the first time. Raises
+        DocumentNotFound, which lists the names there are.
+        """
         if isinstance(which, int):
             value = txn.get_checked("documents", document_key(which)) if which > 0 else None
             if value is not None:
                 return self._document(which, value)
-        documents = self.documents(txn)
+        documents = [row for row in self.documents(txn) if row.state in ("ready", "ingesting")]
         for document in documents:
             if document.name == which:
                 return document
@@ -261,7 +250,7 @@ class Catalog:
         Run it by `database.write(work, beyond_limit=True)`: on a full memory even deleting needs a
         little room.
         """
-        freed = txn.delete_range("blocks", *block_range(document))[1]
+        freed = self.blocks.delete(txn, document)
         for table in ("landmarks", "tokens", "documents"):
             txn.delete_range(table, *document_range(document))
         return freed
@@ -274,7 +263,7 @@ class Catalog:
 
         The row is the caller's to put. Return the record bytes that were freed.
         """
-        freed = txn.delete_range("blocks", *block_range(document, first=blocks))[1]
+        freed = self.blocks.delete(txn, document, first=blocks)
         for run in list(self.landmarks(txn, document)):
             if run.first_block + len(run.keys) > blocks:
                 txn.delete("landmarks", landmarks_key(document, run.layer, run.first_block))
@@ -342,14 +331,12 @@ class Catalog:
     # Landmark keys
 
     def put_landmarks(
-        self, txn: Transaction, document: int, layer: int, first_block: int, keys: Tensor
+        self, txn: Transaction, document: int, layer: int, first_block: int, keys: np.ndarray
     ) -> None:
-        """Write the landmark keys of consecutive blocks; keys: [n, num_kv_heads, head_dim] in the
-        KV dtype.
+        """Write the landmark keys of consecutive blocks; keys: raw bits [n, num_kv_heads,
+        head_dim].
         """
-        txn.put_checked(
-            "landmarks", landmarks_key(document, layer, first_block), raw_view(keys).tobytes()
-        )
+        txn.put_checked("landmarks", landmarks_key(document, layer, first_block), keys.tobytes())
 
     def landmarks(self, txn: Transaction, document: int | None = None) -> Iterator[LandmarkRun]:
         """Landmark keys of one document, or of all, in order of document, layer and block; copies,
@@ -357,19 +344,19 @@ class Catalog:
 
         The iterator lives in the transaction. Raises CorruptMemory.
         """
-        geometry = (self.signature.num_kv_heads, self.signature.head_dim)
-        size = DTYPES[self.signature.kv_dtype].itemsize * geometry[0] * geometry[1]
+        geometry = self.signature.geometry
+        heads, dim, itemsize = geometry.num_kv_heads, geometry.head_dim, geometry.itemsize
         ahead = txn.ahead("landmarks", *document_range(document))
         next(ahead, None)
         for key, value in txn.scan_checked("landmarks", *document_range(document)):
             owner, layer, first_block = read_landmarks_key(key)
-            if not value or len(value) % size:
+            if not value or len(value) % (heads * dim * itemsize):
                 raise CorruptMemory(
                     f"landmark keys of document {owner}, layer {layer}, block {first_block} in "
                     f"{self.database.path} "
                     "have an impossible length; run verify"
                 )
-            keys = from_raw(value, (-1, *geometry), self.signature.kv_dtype)
+            keys = np.frombuffer(value, f"<i{itemsize}").reshape(-1, heads, dim)
             yield LandmarkRun(owner, layer, first_block, keys)
             next(ahead, None)
 
@@ -379,4 +366,21 @@ class Catalog:
         return msgpack.unpackb(value)
 
     def _document(self, number: int, value: bytes) -> Document:
-        return Document(id=number, **msgpack.unpackb(value))
+        return document_from_row({**msgpack.unpackb(value), "id": number})
+
+
+def document_from_row(row: dict[str, Any]) -> Document:
+    """The document whose fields a row has, as `asdict` or format 1 wrote them. Raises TypeError,
+    KeyError.
+    """
+    settings, name = dict(row["settings"]), row["name"]
+    row = {"appended_to": settings.pop("appended_to", 0), **row}
+    row["settings"] = IngestSettings(**settings)
+    if name == _IMPORTING:
+        row["state"] = "importing"
+    elif name.startswith(_REPLACING):
+        row |= {"name": name.removeprefix(_REPLACING), "state": "replacing"}
+    if row.get("layers") is not None:
+        row["layers"] = tuple(row["layers"])
+    row["writes"] = tuple(Write(*write) for write in row.get("writes", ()))
+    return Document(**row)

@@ -48,7 +48,7 @@ class ColdReader:
 
     def __init__(self, database: Database, headers: HeaderReader) -> None:
         self._database, self._headers = database, headers
-        self._heads = headers.shape[0]
+        self._heads = headers.geometry.num_kv_heads
         self._images = threading.local()  # where each reading thread puts a record
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
@@ -130,11 +130,10 @@ class ColdReader:
             except CorruptBlock:
                 failed.append(record)
             except OSError as error:
-                _, document, block, layer, _ = record
+                _, key, _ = record
                 raise CorruptBlock(
-                    f"document {document}, block {block}, layer {layer} cannot be read from "
-                    f"{self._database.path} "
-                    f"({error}); check the disk, then run verify"
+                    f"{key} cannot be read from {self._database.path} ({error}); check the disk, "
+                    "then run verify"
                 ) from error
         return failed
 
@@ -144,14 +143,14 @@ class ColdReader:
         """Read what is wanted of a record and decode it. Raises CorruptBlock, where it is not
         there, and OSError.
         """
-        _, document, block, layer, places = record
+        _, key, places = record
         image = self._image(place.size)
-        if place.size == sum(self._headers.raw_bytes(document, block, layer)):
+        if place.size == sum(self._headers.raw_bytes(key)):
             self._read_raw(file, place, record, batch, image)
             return
         _read(file, [image[: pieces[0].size]], place.offset)
         if len(pieces) > 1:
-            header = self._headers.read(image, document, block, layer)
+            header = self._headers.read(image, key)
             for head in {batch.units[index].head for index in places}:
                 start = header.start + header.offsets[head]
                 _read(file, [image[start : start + header.sizes[head]]], place.offset + start)
@@ -163,7 +162,7 @@ class ColdReader:
         """The same for a full block in codec raw, as far as its size tells: values are read into
         the slots at once.
         """
-        _, document, block, layer, places = record
+        _, key, places = record
         size = batch.unit_bytes
         start = place.size - self._heads * size
         units = []  # head, and its slot
@@ -176,20 +175,18 @@ class ColdReader:
             _read(file, [image[:start]], place.offset)
             for head, slot in units:
                 _read(file, [slot], place.offset + start + head * size)
-        digests = self._headers.raw_digests(image, document, block, layer)
+        digests = self._headers.raw_digests(image, key)
         if digests is None:  # it is something else after all
-            raise CorruptBlock(
-                f"document {document}, block {block}, layer {layer} is not at its place"
-            )
+            raise CorruptBlock(f"{key} is not at its place")
         for head, slot in units:
             if xxh3_64_digest(slot) != digests[head]:
-                raise damaged_head(document, block, layer, head, "its checksum does not match")
+                raise damaged_head(key, head, "its checksum does not match")
 
     def _pieces(self, place: Place, record: Wanted, batch: Batch) -> list[Place]:
         """What to read of a record: all of it, or its header and, as far as can be told before, the
         wanted heads.
         """
-        heads, places = self._heads, record[4]
+        heads, places = self._heads, record[2]
         if 2 * len(places) >= heads:
             return [place]
         # In codec raw the payload is as long as the values are, and heads are of equal size.

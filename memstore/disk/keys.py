@@ -3,6 +3,7 @@
 import struct
 from typing import Any
 
+from memstore.block import RecordKey
 from memstore.errors import CorruptMemory
 
 _U64, _BLOCK, _LANDMARKS, _TOKENS = (
@@ -29,9 +30,9 @@ def landmarks_key(document: int, layer: int, first_block: int) -> bytes:
     return _LANDMARKS.pack(document, layer, first_block)
 
 
-def block_key(document: int, block: int, layer: int) -> bytes:
+def record_key(key: RecordKey) -> bytes:
     """Key of a record."""
-    return _BLOCK.pack(document, block, layer)
+    return _BLOCK.pack(*key)
 
 
 def _unpack_key(form: struct.Struct, key: bytes) -> tuple[Any, ...]:
@@ -61,10 +62,9 @@ def read_landmarks_key(key: bytes) -> tuple[int, int, int]:
     return document, layer, first_block
 
 
-def read_block_key(key: bytes) -> tuple[int, int, int]:
-    """Document, block and layer of a record's key."""
-    document, block, layer = _unpack_key(_BLOCK, key)
-    return document, block, layer
+def read_record_key(key: bytes) -> RecordKey:
+    """The record of a key."""
+    return RecordKey(*_unpack_key(_BLOCK, key))
 
 
 def document_range(document: int | None = None) -> Range:
@@ -74,6 +74,6 @@ def document_range(document: int | None = None) -> Range:
     return (b"", None) if document is None else (_U64.pack(document), _U64.pack(document + 1))
 
 
-def block_range(document: int, first: int = 0) -> Range:
+def record_range(document: int, first: int = 0) -> Range:
     """All keys of a document's records from block `first` on."""
     return _BLOCK.pack(document, first, 0), _U64.pack(document + 1)

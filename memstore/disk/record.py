@@ -21,131 +21,63 @@ from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
-import torch
-from torch import Tensor
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+from memstore.block import Geometry, RecordKey
 from memstore.disk.codec import CODECS
-from memstore.errors import CorruptBlock, InvalidConfig
+from memstore.errors import CorruptBlock
 
 RECORD_FORMAT = 1
-
-# KV dtypes that are stored, by the name they are stored under.
-DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float64": torch.float64,
-}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# NumPy has no bfloat16, so bits travel as integers of the same width.
-_RAW: dict[int, tuple[torch.dtype, np.dtype[Any]]] = {
-    2: (torch.int16, np.dtype("<i2")),
-    4: (torch.int32, np.dtype("<i4")),
-    8: (torch.int64, np.dtype("<i8")),
-}
 
 _PREFIX = struct.Struct("<2sHQ")
 _MAGIC = b"mB"
 _RAW_CODEC = "raw"
 
 
-# Tensors and raw bits
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name a KV dtype is stored under. Raises InvalidConfig for a dtype that is not stored."""
-    if dtype not in _NAMES:
-        raise InvalidConfig(f"dtype {dtype} is not stored; choose one of {', '.join(DTYPES)}")
-    return _NAMES[dtype]
-
-
-def raw_view(tensor: Tensor) -> np.ndarray:
-    """A tensor's bits as an integer array of the same shape.
-
-    Shares memory with a CPU tensor (a slab can be filled through it); a tensor elsewhere is copied.
-    """
-    integer, array = _RAW[tensor.element_size()]
-    return tensor.detach().cpu().view(integer).numpy().view(array)
-
-
-def from_raw(data: bytes | memoryview | np.ndarray, shape: Sequence[int], dtype: str) -> Tensor:
-    """A new tensor of the given shape and KV dtype over a copy of the raw bits in `data`."""
-    torch_dtype = DTYPES[dtype]
-    integer, array = _RAW[torch_dtype.itemsize]
-    bits = (
-        np.frombuffer(data, dtype=array) if not isinstance(data, np.ndarray) else data.reshape(-1)
-    )
-    return (
-        torch.from_numpy(bits.astype(array.newbyteorder("=")))
-        .view(integer)
-        .view(torch_dtype)
-        .reshape(*shape)
-    )
-
-
-# Records
-
-
 def encode_records(
-    document: int,
-    first_block: int,
-    layer: int,
-    k: Tensor,
-    v: Tensor,
-    last_length: int,
-    codec: str,
-    dtype: str,
+    first: RecordKey, k: np.ndarray, v: np.ndarray, last_length: int, codec: str, geometry: Geometry
 ) -> list[bytes]:
     """Encode consecutive blocks of one layer with all their KV heads; one record a block.
 
-    k, v: [n, num_kv_heads, block_size, head_dim] in the KV dtype `dtype`; K is rotated by the
-    offset inside the block only. last_length: valid content tokens of the last block, 1 to
-    block_size; its rows from there on are stored as zero.
+    k, v: raw bits [n, num_kv_heads, block_size, head_dim]; K is rotated by the offset inside the
+    block only. last_length: valid content tokens of the last block, 1 to block_size; its rows from
+    there on are stored as zero.
     """
-    assert k.shape == v.shape and k.dtype == v.dtype == DTYPES[dtype], (
+    heads, block_size, dim = geometry.shape
+    n = len(k)
+    assert k.shape == v.shape == (n, *geometry.shape) and k.itemsize == geometry.itemsize, (
         k.shape,
         v.shape,
         k.dtype,
-        v.dtype,
-        dtype,
+        geometry,
     )
-    n, heads, block_size, dim = k.shape
-    assert 1 <= last_length <= block_size, (last_length, k.shape)
-    k_bits = raw_view(k)
-    units = np.empty((n, heads, 2, block_size, dim), dtype=k_bits.dtype)
-    units[:, :, 0] = k_bits
-    units[:, :, 1] = raw_view(v)
+    assert 1 <= last_length <= block_size, (last_length, geometry)
+    units = np.empty((n, heads, 2, block_size, dim), dtype=k.dtype)
+    units[:, :, 0] = k
+    units[:, :, 1] = v
     units[-1, :, :, last_length:] = 0
     full = n if last_length == block_size else n - 1
     payloads: list[bytes | memoryview] = []
     if full:
         payloads += CODECS[codec].encode(
-            units[:full].reshape(full * heads, 2, block_size, dim), dtype, block_size
+            units[:full].reshape(full * heads, 2, block_size, dim), geometry.dtype, block_size
         )
     if full < n:
-        payloads += CODECS[codec].encode(units[full], dtype, last_length)
+        payloads += CODECS[codec].encode(units[full], geometry.dtype, last_length)
     return [
         _record(
             {
                 "format": RECORD_FORMAT,
                 "codec": codec,
-                "dtype": dtype,
-                "shape": (heads, block_size, dim),
-                "key": (document, first_block + at, layer),
+                "dtype": geometry.dtype,
+                "shape": geometry.shape,
+                "key": (first.document, first.block + at, first.layer),
                 "length": block_size if at < full else last_length,
             },
             payloads[at * heads : (at + 1) * heads],
         )
         for at in range(n)
     ]
-
-
-def encode_record(
-    document: int, block: int, layer: int, k: Tensor, v: Tensor, length: int, codec: str, dtype: str
-) -> bytes:
-    """The same for one block: k, v [num_kv_heads, block_size, head_dim]."""
-    return encode_records(document, block, layer, k[None], v[None], length, codec, dtype)[0]
 
 
 def _record(header: dict[str, Any], payloads: Sequence[bytes | memoryview]) -> bytes:
@@ -173,22 +105,19 @@ class Header(NamedTuple):
 class HeaderReader:
     """Reads the headers of records of one geometry; may be used by several threads."""
 
-    def __init__(self, shape: tuple[int, int, int], dtype: str) -> None:
-        """shape: [num_kv_heads, block_size, head_dim] that records must have; dtype: the KV dtype
-        they must have.
-        """
-        self.shape = shape
-        self.dtype = dtype
-        heads, rows, dim = shape
-        size = 2 * rows * dim * DTYPES[dtype].itemsize
-        self._raw_bytes = heads * size  # payload of codec raw
+    def __init__(self, geometry: Geometry) -> None:
+        """geometry: that records must have."""
+        self.geometry = geometry
+        heads, rows, _ = shape = geometry.shape
+        size = geometry.unit_bytes
+        self._raw_bytes = geometry.record_bytes  # payload of codec raw
         self._offsets, self._sizes = tuple(range(0, heads * size, size)), (size,) * heads
         digest = b"\xff" * 8
         packed = msgpack.packb(
             {
                 "format": RECORD_FORMAT,
                 "codec": _RAW_CODEC,
-                "dtype": dtype,
+                "dtype": geometry.dtype,
                 "shape": shape,
                 "key": (),
                 "length": rows,
@@ -208,40 +137,35 @@ class HeaderReader:
         # 32 bytes more, and offset and size of a head grow from 1 to 5 bytes each.
         self.most = _PREFIX.size + len(packed) + 32 + heads * 8
 
-    def read(self, record: memoryview, document: int, block: int, layer: int) -> Header:
+    def read(self, record: memoryview, key: RecordKey) -> Header:
         """The header of the record of this key. Raises CorruptBlock for another's, and for what is
         not a record.
         """
-        digests = self.raw_digests(record, document, block, layer)
+        geometry = self.geometry
+        digests = self.raw_digests(record, key)
         if digests is not None:
             start = len(record) - self._raw_bytes
-            return Header(start, _RAW_CODEC, self.shape[1], self._offsets, self._sizes, digests)
-        header, start = _unpack_header(record, document, block, layer)
+            return Header(
+                start, _RAW_CODEC, geometry.block_size, self._offsets, self._sizes, digests
+            )
+        header, start = _unpack_header(record, key)
         if header["format"] != RECORD_FORMAT or header["codec"] not in CODECS:
-            raise _corrupt(
-                document,
-                block,
-                layer,
-                f"format {header['format']}, codec {header['codec']!r} are not known here",
+            raise damaged(
+                key, f"format {header['format']}, codec {header['codec']!r} are not known here"
             )
-        if header["key"] != [document, block, layer]:
-            owner = "document {}, block {}, layer {}".format(*header["key"])
-            raise _corrupt(document, block, layer, f"it is the record of {owner}")
-        if header["shape"] != list(self.shape) or header["dtype"] != self.dtype:
+        if header["key"] != list(key):
+            raise damaged(key, f"it is the record of {RecordKey(*header['key'])}")
+        if header["shape"] != list(geometry.shape) or header["dtype"] != geometry.dtype:
             held = f"{header['dtype']} {header['shape']}"
-            raise _corrupt(
-                document, block, layer, f"it holds {held}, not {self.dtype} {self.shape}"
-            )
+            raise damaged(key, f"it holds {held}, not {geometry.dtype} {geometry.shape}")
         offsets, sizes, digests = zip(*header["heads"])
         end = start + offsets[-1] + sizes[-1]
         if len(record) != end:
-            raise _corrupt(document, block, layer, f"{len(record)} bytes instead of {end}")
+            raise damaged(key, f"{len(record)} bytes instead of {end}")
         digests = tuple(digest.to_bytes(8, "big") for digest in digests)
         return Header(start, header["codec"], int(header["length"]), offsets, sizes, digests)
 
-    def raw_digests(
-        self, record: memoryview, document: int, block: int, layer: int
-    ) -> Sequence[bytes] | None:
+    def raw_digests(self, record: memoryview, key: RecordKey) -> Sequence[bytes] | None:
         """Read the header of a full block in codec raw: its digests, or None, and `read` tells what
         the record is.
 
@@ -249,7 +173,7 @@ class HeaderReader:
         size follow from it), so they are compared with what they must be, instead of unpacked: in a
         sixth of the time, where records are small and their headers most of the work.
         """
-        known, form = self._raw_form(document, block, layer)
+        known, form = self._raw_form(key)
         if len(record) != form.size + self._raw_bytes:
             return None
         magic, size, digest, own, after, *digests = form.unpack_from(record)
@@ -259,14 +183,12 @@ class HeaderReader:
         return None
 
     def raw_digests_of(
-        self, records: Sequence[memoryview], keys: Sequence[tuple[int, int, int]]
+        self, records: Sequence[memoryview], keys: Sequence[RecordKey]
     ) -> list[Sequence[bytes]] | None:
         """The same for several records of one size, with the checks of all taken together: the
         digests of each, or None where one of them is something else, or damaged.
-
-        keys: document, block and layer of each.
         """
-        form = self._raw_form(*keys[0])[1]
+        form = self._raw_form(keys[0])[1]
         if len(records[0]) != form.size + self._raw_bytes:
             return None
         packed = b"".join([record[: form.size] for record in records])
@@ -286,25 +208,25 @@ class HeaderReader:
             return None
         return list(zip(*heads))
 
-    def raw_bytes(self, document: int, block: int, layer: int) -> tuple[int, int]:
+    def raw_bytes(self, key: RecordKey) -> tuple[int, int]:
         """Bytes of header and payload that a full block in codec raw has, whatever its values."""
-        return self._raw_form(document, block, layer)[1].size, self._raw_bytes
+        return self._raw_form(key)[1].size, self._raw_bytes
 
-    def _raw_form(self, document: int, block: int, layer: int) -> tuple[bytes, struct.Struct]:
+    def _raw_form(self, key: RecordKey) -> tuple[bytes, struct.Struct]:
         """Of a full block in codec raw, what stands before the heads in the header, and the
         header's form.
         """
-        known = self._before + self._packer()((document, block, layer))
+        known = self._before + self._packer()(key)
         form = self._forms.get(len(known))
         if form is None:
             form = struct.Struct(f"{_PREFIX.format}{len(known)}s{len(self._after)}s{self._rest}")
             self._forms[len(known)] = form
         return known, form
 
-    def _packer(self) -> Callable[[tuple[int, int, int]], bytes]:
+    def _packer(self) -> Callable[[RecordKey], bytes]:
         """What packs a key, of this thread."""
         try:
-            pack: Callable[[tuple[int, int, int]], bytes] = self._local.pack
+            pack: Callable[[RecordKey], bytes] = self._local.pack
         except AttributeError:
             # making one takes ten times as long as using it
             pack = self._local.pack = msgpack.Packer(buf_size=64).pack
@@ -316,116 +238,84 @@ _reader = functools.lru_cache(maxsize=16)(HeaderReader)
 
 def decode_heads(
     record: memoryview | bytes,
-    document: int,
-    block: int,
-    layer: int,
+    key: RecordKey,
     heads: Sequence[int],
     out_k: Sequence[np.ndarray],
     out_v: Sequence[np.ndarray],
-    *,
-    shape: tuple[int, int, int],
-    dtype: str,
+    geometry: Geometry,
 ) -> int:
     """Check and decode some heads of a record; return its valid content tokens.
 
-    out_k, out_v: one contiguous [block_size, head_dim] array of raw bits (see raw_view) for each of
-    `heads`. shape: [num_kv_heads, block_size, head_dim] that the record must have; dtype: the KV
-    dtype that it must have. What a head's arrays hold is its bits or, with an error raised, nothing
-    of use.
+    out_k, out_v: one contiguous [block_size, head_dim] array of raw bits for each of `heads`. What
+    a head's arrays hold is its bits or, with an error raised, nothing of use.
 
     Raises CorruptBlock, naming the key, for a record that is altered in what is read, truncated,
     another block's, or of another geometry.
     """
     record = memoryview(record)
-    header = _reader(shape, dtype).read(record, document, block, layer)
+    header = _reader(geometry).read(record, key)
     for head, k, v in zip(heads, out_k, out_v, strict=True):
-        try:
-            decode_head(record, header, head, k, v, dtype)
-        except (ValueError, IndexError) as error:
-            raise damaged_head(document, block, layer, head, error) from error
+        decode_head(record, key, header, head, k, v, geometry.dtype)
     return header.length
 
 
 def decode_head(
-    record: memoryview, header: Header, head: int, k: np.ndarray, v: np.ndarray, dtype: str
+    record: memoryview,
+    key: RecordKey,
+    header: Header,
+    head: int,
+    k: np.ndarray,
+    v: np.ndarray,
+    dtype: str,
 ) -> None:
-    """Check and decode one head, as decode_heads does. Raises ValueError, IndexError."""
-    start = header.start + header.offsets[head]
-    payload = record[start : start + header.sizes[head]]
-    if xxh3_64_digest(payload) != header.digests[head]:
-        raise ValueError("its checksum does not match")
-    CODECS[header.codec].decode(payload, k, v, dtype, header.length)
+    """Check and decode one head, as decode_heads does. Raises CorruptBlock."""
+    try:
+        start = header.start + header.offsets[head]
+        payload = record[start : start + header.sizes[head]]
+        if xxh3_64_digest(payload) != header.digests[head]:
+            raise ValueError("its checksum does not match")
+        CODECS[header.codec].decode(payload, k, v, dtype, header.length)
+    except (ValueError, IndexError) as error:
+        raise damaged_head(key, head, error) from error
 
 
 def decode_record(
-    record: memoryview | bytes,
-    document: int,
-    block: int,
-    layer: int,
-    *,
-    shape: tuple[int, int, int],
-    dtype: str,
-) -> tuple[Tensor, Tensor, int]:
-    """Check and decode a record whole: new K and V [num_kv_heads, block_size, head_dim], valid
-    content tokens.
+    record: memoryview | bytes, key: RecordKey, geometry: Geometry
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Check and decode a record whole: raw bits of K and V [num_kv_heads, block_size, head_dim],
+    and the valid content tokens.
 
     Raises CorruptBlock as decode_heads does.
     """
-    k, v = torch.empty(shape, dtype=DTYPES[dtype]), torch.empty(shape, dtype=DTYPES[dtype])
-    length = decode_heads(
-        record,
-        document,
-        block,
-        layer,
-        range(shape[0]),
-        list(raw_view(k)),
-        list(raw_view(v)),
-        shape=shape,
-        dtype=dtype,
-    )
-    return k, v, length
+    k, v = (np.empty(geometry.shape, f"<i{geometry.itemsize}") for _ in range(2))
+    return k, v, decode_heads(record, key, range(geometry.num_kv_heads), list(k), list(v), geometry)
 
 
-def check_record(
-    record: memoryview | bytes,
-    document: int,
-    block: int,
-    layer: int,
-    *,
-    shape: tuple[int, int, int],
-    dtype: str,
-) -> int:
+def check_record(record: memoryview | bytes, key: RecordKey, geometry: Geometry) -> int:
     """Check every byte of a record without decoding it; return its valid content tokens.
 
     Raises CorruptBlock as decode_heads does.
     """
     record = memoryview(record)
-    start, _, length, *heads = _reader(shape, dtype).read(record, document, block, layer)
+    start, _, length, *heads = _reader(geometry).read(record, key)
     for head, (offset, size, digest) in enumerate(zip(*heads)):
         if xxh3_64_digest(record[start + offset : start + offset + size]) != digest:
-            raise damaged_head(document, block, layer, head, "its checksum does not match")
+            raise damaged_head(key, head, "its checksum does not match")
     return length
 
 
 def rename_record(
-    record: memoryview | bytes,
-    document: int,
-    block: int,
-    layer: int,
-    new_document: int,
-    *,
-    shape: tuple[int, int, int],
-    dtype: str,
+    record: memoryview | bytes, key: RecordKey, new_document: int, geometry: Geometry
 ) -> bytes:
     """The same record as a block of another document, checked; the payload is copied as it is.
 
     For import and export, where a document's number changes. Raises CorruptBlock as decode_heads
     does.
     """
-    check_record(record, document, block, layer, shape=shape, dtype=dtype)
+    check_record(record, key, geometry)
     record = memoryview(record)
-    header, start = _unpack_header(record, document, block, layer)
-    return b"".join((_pack_header({**header, "key": (new_document, block, layer)}), record[start:]))
+    header, start = _unpack_header(record, key)
+    return b"".join((_pack_header({**header, "key": (new_document, *key[1:])}), record[start:]))
 
 
 def _pack_header(header: dict[str, Any]) -> bytes:
@@ -438,27 +328,25 @@ def _header_digest(packed: bytes | memoryview) -> int:
     return xxh3_64_intdigest(packed, len(packed) + 0x6D42_0000)
 
 
-def _unpack_header(
-    record: memoryview, document: int, block: int, layer: int
-) -> tuple[dict[str, Any], int]:
+def _unpack_header(record: memoryview, key: RecordKey) -> tuple[dict[str, Any], int]:
     """A record's header, as it was written, and where its payload begins. Raises CorruptBlock."""
     if len(record) < _PREFIX.size:
-        raise _corrupt(document, block, layer, f"truncated to {len(record)} bytes")
+        raise damaged(key, f"truncated to {len(record)} bytes")
     magic, size, digest = _PREFIX.unpack_from(record)
     start = _PREFIX.size + size
     packed = record[_PREFIX.size : start]
     if magic != _MAGIC or len(packed) != size or _header_digest(packed) != digest:
-        raise _corrupt(document, block, layer, "its header does not match its checksum")
+        raise damaged(key, "its header does not match its checksum")
     return msgpack.unpackb(packed), start
 
 
-def damaged_head(document: int, block: int, layer: int, head: int, what: object) -> CorruptBlock:
-    """The error for a head of a record that is not as it was written."""
-    return _corrupt(document, block, layer, f"head {head}: {what}")
-
-
-def _corrupt(document: int, block: int, layer: int, what: str) -> CorruptBlock:
+def damaged(key: RecordKey, what: str) -> CorruptBlock:
+    """The error for a record that is not as it was written."""
     return CorruptBlock(
-        f"document {document}, block {block}, layer {layer} is damaged ({what}); "
-        "run verify, or forget the document and ingest it again"
+        f"{key} is damaged ({what}); run verify, or forget the document and ingest it again"
     )
+
+
+def damaged_head(key: RecordKey, head: int, what: object) -> CorruptBlock:
+    """The error for a head of a record that is not as it was written."""
+    return damaged(key, f"head {head}: {what}")

@@ -17,9 +17,11 @@ import msgpack
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.catalog import Catalog, Document, Signature
+from memstore.block import RecordKey
+from memstore.disk.catalog import Catalog, Document, document_from_row
 from memstore.disk.database import Transaction
-from memstore.disk.record import check_record, from_raw, raw_view, rename_record
+from memstore.disk.record import rename_record
+from memstore.disk.signature import Signature
 from memstore.errors import (
     CorruptBlock,
     CorruptMemory,
@@ -29,12 +31,9 @@ from memstore.errors import (
     StorageFull,
     WrongModel,
 )
-from memstore.tiers.disk import DiskTier
 
 FORMAT = 1
 MAGIC = "memstore document"
-# the name of a document that is being imported; no user's name begins with a zero
-IMPORTING = "\0import"
 BATCH_BYTES = 16 << 20
 _LARGEST_FRAME = 1 << 30
 
@@ -44,7 +43,7 @@ class _Frame(NamedTuple):
     payload: Any
 
 
-def export_document(catalog: Catalog, disk: DiskTier, document: Document, file: Path) -> int:
+def export_document(catalog: Catalog, document: Document, file: Path) -> int:
     """Write a ready document to a new file; return its bytes. All or nothing: a file that exists is
     replaced at the end.
 
@@ -60,7 +59,7 @@ def export_document(catalog: Catalog, disk: DiskTier, document: Document, file: 
         with open(part, "wb") as out:
             number = 0
             tally = _Tally(catalog.signature)
-            for number, frame in enumerate(_document_frames(catalog, disk, document)):
+            for number, frame in enumerate(_document_frames(catalog, document)):
                 tally.count(frame)
                 out.write(_pack(number, frame))
             if not tally.is_all_of(document):
@@ -83,7 +82,7 @@ def export_document(catalog: Catalog, disk: DiskTier, document: Document, file: 
     return file.stat().st_size
 
 
-def _document_frames(catalog: Catalog, disk: DiskTier, document: Document) -> Iterator[_Frame]:
+def _document_frames(catalog: Catalog, document: Document) -> Iterator[_Frame]:
     head = {
         "magic": MAGIC,
         "format": FORMAT,
@@ -96,17 +95,10 @@ def _document_frames(catalog: Catalog, disk: DiskTier, document: Document) -> It
         for part in catalog.token_parts(txn, document.id):
             yield _Frame("tokens", [part.first, part.char_start, part.ids.astype("<u4").tobytes()])
         for run in catalog.landmarks(txn, document.id):
-            yield _Frame("landmarks", [run.layer, run.first_block, raw_view(run.keys).tobytes()])
-        for record in disk.records(txn, document.id):
-            check_record(
-                record.data,
-                document.id,
-                record.block,
-                record.layer,
-                shape=disk.shape,
-                dtype=disk.kv_dtype,
-            )
-            yield _Frame("record", [record.block, record.layer, bytes(record.data)])
+            yield _Frame("landmarks", [run.layer, run.first_block, run.keys.tobytes()])
+        for key, data in catalog.blocks.walk(txn, document.id):
+            catalog.blocks.check(data, key, document.write_of(key.block))
+            yield _Frame("record", [key.block, key.layer, bytes(data)])
 
 
 def read_head(file: Path) -> tuple[Signature, Document]:
@@ -118,7 +110,7 @@ def read_head(file: Path) -> tuple[Signature, Document]:
     raise _damaged(file, "it is empty")
 
 
-def import_document(catalog: Catalog, disk: DiskTier, file: Path, name: str) -> Document:
+def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     """Read an exported document into a memory under `name`, which must be free; the caller holds
     the writer lock.
 
@@ -126,14 +118,14 @@ def import_document(catalog: Catalog, disk: DiskTier, file: Path, name: str) -> 
     StorageFull; the memory is as it was.
     """
     database = catalog.database
-    original = _check(catalog, disk, file)
+    original = _check(catalog, file)
 
     def begin(txn: Transaction) -> Document:
         row = replace(
             original,
             id=catalog.new_document_id(txn),
-            name=IMPORTING,
-            state="ingesting",
+            name=name,
+            state="importing",
             tokens=0,
             blocks=0,
             bytes=0,
@@ -151,17 +143,17 @@ def import_document(catalog: Catalog, disk: DiskTier, file: Path, name: str) -> 
                 batch.append(frame)
                 size += len(frame.payload[2])
             if size >= BATCH_BYTES:
-                database.write(lambda txn: _store(txn, catalog, disk, original.id, number, batch))  # noqa: B023 (runs now)
+                database.write(lambda txn: _store(txn, catalog, original.id, number, batch))  # noqa: B023 (runs now)
                 batch, size = [], 0
 
         def end(txn: Transaction) -> Document:
-            _store(txn, catalog, disk, original.id, number, batch)
+            _store(txn, catalog, original.id, number, batch)
             row = replace(
                 original,
                 id=number,
                 name=name,
                 state="ready",
-                bytes=sum(len(r.data) for r in disk.records(txn, number)),
+                bytes=sum(len(record.data) for record in catalog.blocks.walk(txn, number)),
             )
             catalog.put_document(txn, row)
             return row
@@ -175,29 +167,23 @@ def import_document(catalog: Catalog, disk: DiskTier, file: Path, name: str) -> 
 
 
 def _store(
-    txn: Transaction,
-    catalog: Catalog,
-    disk: DiskTier,
-    original: int,
-    number: int,
-    batch: list[_Frame],
+    txn: Transaction, catalog: Catalog, original: int, number: int, batch: list[_Frame]
 ) -> None:
-    geometry = (-1, catalog.signature.num_kv_heads, catalog.signature.head_dim)
+    geometry = catalog.signature.geometry
+    bits, shape = f"<i{geometry.itemsize}", (-1, geometry.num_kv_heads, geometry.head_dim)
     for kind, (first, second, data) in batch:
         if kind == "tokens":
             catalog.put_tokens(txn, number, first, second, np.frombuffer(data, dtype="<u4"))
         elif kind == "landmarks":
-            catalog.put_landmarks(
-                txn, number, first, second, from_raw(data, geometry, catalog.signature.kv_dtype)
-            )
+            keys = np.frombuffer(data, bits).reshape(shape)
+            catalog.put_landmarks(txn, number, first, second, keys)
         else:
-            record = rename_record(
-                data, original, first, second, number, shape=disk.shape, dtype=disk.kv_dtype
-            )
-            disk.write_record(txn, number, first, second, record)
+            key = RecordKey(original, first, second)
+            record = rename_record(data, key, number, geometry)
+            catalog.blocks.put(txn, key._replace(document=number), record)
 
 
-def _check(catalog: Catalog, disk: DiskTier, file: Path) -> Document:
+def _check(catalog: Catalog, file: Path) -> Document:
     """Read the whole file; return the document's row if it is whole and of this model."""
     signature, document = read_head(file)
     differences = catalog.signature.difference(signature)
@@ -212,7 +198,8 @@ def _check(catalog: Catalog, disk: DiskTier, file: Path) -> Document:
             tally.count(frame)
             if frame.kind == "record":
                 block, layer, data = frame.payload
-                check_record(data, document.id, block, layer, shape=disk.shape, dtype=disk.kv_dtype)
+                key = RecordKey(document.id, block, layer)
+                catalog.blocks.check(data, key, document.write_of(block))
     except CorruptBlock as error:
         raise _damaged(file, str(error)) from error
     if not tally.is_all_of(document):
@@ -226,12 +213,8 @@ class _Tally:
     """
 
     def __init__(self, signature: Signature) -> None:
-        geometry = (0, signature.num_kv_heads, signature.head_dim)
-        self._key_bytes = (
-            raw_view(from_raw(b"", geometry, signature.kv_dtype)).itemsize
-            * geometry[1]
-            * geometry[2]
-        )
+        geometry = signature.geometry
+        self._key_bytes = geometry.num_kv_heads * geometry.head_dim * geometry.itemsize
         self._tokens = 0
         self._landmarks = dict.fromkeys(signature.memory_layers, 0)
         self._blocks = dict.fromkeys(signature.memory_layers, 0)
@@ -266,7 +249,7 @@ def _read_head(frame: _Frame, file: Path) -> tuple[Signature, Document]:
             "update memstore"
         )
     try:
-        return Signature.from_dict(head["signature"]), Document(**head["document"])
+        return Signature.from_dict(head["signature"]), document_from_row(head["document"])
     except (TypeError, KeyError, InvalidConfig) as error:
         raise _damaged(file, f"its head is not understood: {error}") from error
 
