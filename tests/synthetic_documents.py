@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Document, Signature
+from memstore.disk.catalog import Document, IngestSettings
+from memstore.disk.signature import Signature
+from memstore.store.chunk import LayerBlocks
 from memstore.store.memory_store import MemoryStore
-from memstore.store.writer import LayerBlocks
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 4
 CHUNK_BLOCKS, TOP_K = 4, 2
 CHUNK = CHUNK_BLOCKS * BLOCK
-SETTINGS = {"chunk_blocks": CHUNK_BLOCKS, "top_k": TOP_K}
+SETTINGS = IngestSettings(CHUNK_BLOCKS, TOP_K)
 SIGNATURE = Signature(
     weights="ab" * 20,
     tokenizer="cd" * 20,

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from tiny_model import save_tiny_model, text, tiny_model
 
+from memstore.disk.catalog import Catalog
 from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
 from memstore.kernels.reference import accumulate
 from memstore.model.ingest import IngestProgress
@@ -25,7 +27,7 @@ HERE = Path(__file__).parent
 
 def stored(path: Path, model: LandmarkModel) -> dict[str, dict[bytes, bytes]]:
     """Every value of tokens, landmarks and blocks, byte for byte."""
-    with MemoryStore.open(path, model.signature) as store, store._catalog.database.read() as txn:
+    with closing(Catalog.open(path)) as catalog, catalog.database.read() as txn:
         return {
             table: {bytes(k): bytes(v) for k, v in txn.scan(table)}
             for table in ("tokens", "landmarks", "blocks")

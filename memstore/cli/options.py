@@ -20,7 +20,7 @@ from memstore.errors import InvalidInput, MemstoreError, StorageFull
 
 if TYPE_CHECKING:
     from memstore.serve.metrics import Metrics
-    from memstore.store.memory_store import OpenOptions
+    from memstore.store.options import OpenOptions
     from memstore.tiers.options import Predictor
 
 ASK_BUDGET = 1 << 30  # bytes of main memory for blocks
