@@ -142,8 +142,8 @@ def bits(values: Tensor) -> Tensor:
 
 
 def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
-    """Everything that a memory's tables hold, without times: two memories of the same content are
-    equal.
+    """Everything that a memory's tables hold, without times and the random ids of writes: two
+    memories of the same content are equal.
     """
     from memstore.disk.catalog import Catalog
 
@@ -152,10 +152,16 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
         with catalog.database.read() as txn:
             tables = {
                 table: {key: bytes(value) for key, value in txn.scan(table)}
-                for table in ("tokens", "landmarks", "blocks")
+                for table in ("tokens", "landmarks")
             }
-            rows = [replace(row, created=0.0) for row in catalog.documents(txn)]
-            tables["documents"] = {row.id.to_bytes(8, "big"): repr(row).encode() for row in rows}
+            tables["blocks"], tables["documents"] = {}, {}
+            for row in catalog.documents(txn):
+                for key, record in catalog.blocks.walk(txn, row.id):
+                    header = catalog.blocks.header(record, key, row.write_of(key.block))
+                    said = repr((header.codec, header.length, header.sizes)).encode()
+                    tables["blocks"][repr(key).encode()] = said + bytes(record[header.start :])
+                row = replace(row, created=0.0, writes=())
+                tables["documents"][row.id.to_bytes(8, "big")] = repr(row).encode()
         return tables
     finally:
         catalog.close()

@@ -5,7 +5,7 @@ Of small records the work around the copies is most of it. So records whose head
 checked together, and what lies together in a record and in the slab is copied at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -13,12 +13,14 @@ import numpy as np
 from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey, RecordKey
+from memstore.disk.blocks import BlockTable
 from memstore.disk.keys import record_key
-from memstore.disk.record import HeaderReader, decode_head
+from memstore.disk.record import WriteId, decode_head
+from memstore.disk.writes import Write, write_of
 
-# A record's key as bytes in the table and by its parts, and which units of a batch are read from
-# it.
-Wanted = tuple[bytes, RecordKey, Sequence[int]]
+# A record's key as bytes in the table and by its parts, the write that made it, and which units of
+# a batch are read from it.
+Wanted = tuple[bytes, RecordKey, WriteId | None, Sequence[int]]
 
 
 class Slots:
@@ -35,13 +37,13 @@ class Batch:
     """The units of one call, the slots that they go to, and their lengths once they are there."""
 
     def __init__(
-        self, units: Sequence[BlockKey], slots: Slots, numbers: Sequence[int], headers: HeaderReader
+        self, units: Sequence[BlockKey], slots: Slots, numbers: Sequence[int], table: BlockTable
     ) -> None:
         self.units, self.slots, self.numbers = units, slots, numbers
-        self.lengths = [headers.geometry.block_size] * len(units)
-        self._headers = headers
+        self.lengths = [table.geometry.block_size] * len(units)
+        self._table = table
         self.unit_bytes = slots.rows.shape[1]
-        self._heads = tuple(range(headers.geometry.num_kv_heads))
+        self._heads = tuple(range(table.geometry.num_kv_heads))
         self.documents, self.layers, self._blocks, self._asked = zip(*units)
         self._whole = self._are_whole()  # all heads of every record are wanted, in their order
         # and their slots are neighbours
@@ -55,8 +57,11 @@ class Batch:
             for head in self._heads[1:]
         )
 
-    def by_record(self) -> list[Wanted]:
-        """The records that hold the units, in the order in which they lie in the file."""
+    def by_record(self, writes: Mapping[int, Sequence[Write]]) -> list[Wanted]:
+        """The records that hold the units, in the order in which they lie in the file.
+
+        writes: of every document of the units.
+        """
         documents, layers, blocks = self.documents, self.layers, self._blocks
         places: Sequence[Sequence[int]]
         if self._whole:
@@ -69,8 +74,9 @@ class Batch:
                 of.setdefault(record, []).append(place)
             documents, blocks, layers = zip(*of)
             places = list(of.values())
-        keys = list(map(RecordKey, documents, blocks, layers))
-        return sorted(zip(map(record_key, keys), keys, places), key=itemgetter(0))
+        keys = list(map(RecordKey._make, zip(documents, blocks, layers)))
+        made_by = [write_of(writes[document], block) for document, block, _ in keys]
+        return sorted(zip(map(record_key, keys), keys, made_by, places), key=itemgetter(0))
 
     def fill_all(self, wanted: Sequence[Wanted], records: Sequence[memoryview]) -> None:
         """Check and decode the wanted heads of some records into their slots. Raises CorruptBlock,
@@ -80,7 +86,9 @@ class Batch:
         for _, run in groupby(map(len, records)):
             end = start + len(list(run))
             alike, data = wanted[start:end], records[start:end]
-            digests = self._headers.raw_digests_of(data, [key for _, key, _ in alike])
+            digests = self._table.form.raw_digests_of(
+                data, [key for _, key, _, _ in alike], [write for _, _, write, _ in alike]
+            )
             if digests is None or not self._copy(alike, data, digests):
                 for record, datum in zip(alike, data):
                     self.fill(record, datum)  # which tells what is wrong, if something is
@@ -101,7 +109,7 @@ class Batch:
         size, numbers, to, heads = self.unit_bytes, self.numbers, self.slots.bytes, len(self._heads)
         start = len(records[0]) - heads * size
         parts = [(at, at + size) for at in range(start, len(records[0]), size)]
-        for (_, _, places), data, expected in zip(wanted, records, digests):
+        for (_, _, _, places), data, expected in zip(wanted, records, digests):
             slot = numbers[places[0]] * size
             if self._in_a_row or (self._whole and self._are_in_a_row(places)):
                 to[slot : slot + heads * size] = data[start:]
@@ -124,11 +132,9 @@ class Batch:
 
     def fill(self, record: Wanted, data: memoryview) -> None:
         """The same for one record, of which only header and wanted heads have to be there."""
-        _, key, places = record
-        header = self._headers.read(data, key)
+        _, key, write, places = record
+        header = self._table.header(data, key, write)
         for place in places:
             k, v = self.slots.bits[self.numbers[place]]
             self.lengths[place] = header.length
-            decode_head(
-                data, key, header, self.units[place].head, k, v, self._headers.geometry.dtype
-            )
+            decode_head(data, key, header, self.units[place].head, k, v, self._table.geometry.dtype)

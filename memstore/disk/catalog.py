@@ -18,36 +18,40 @@ Every method takes the transaction it works in, so that what belongs together is
         documents = catalog.documents(txn)
 """
 
+import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgpack
 import numpy as np
 
+from memstore.block import Geometry, RecordKey
+from memstore.disk import format1
 from memstore.disk.blocks import BlockTable
-from memstore.disk.codec import get_codec
+from memstore.disk.codec import codec_for_new
 from memstore.disk.database import Database, Transaction
 from memstore.disk.keys import (
     document_key,
     document_range,
     landmarks_key,
+    landmarks_key1,
     read_document_key,
     read_landmarks_key,
     read_tokens_key,
     tokens_key,
 )
+from memstore.disk.record import WriteId
 from memstore.disk.signature import Signature
+from memstore.disk.writes import Write, write_of
 from memstore.errors import CorruptMemory, DocumentNotFound, NewerFormat
 
-FORMAT = 1
+FORMAT = 2
 # "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
 # take the place of the ready document of its name
 State = Literal["ingesting", "ready", "importing", "replacing"]
-WriteId = bytes  # 16, random
-_IMPORTING, _REPLACING = "\0import", "\0replace\0"  # names that said so in format 1
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,6 @@ class IngestSettings:
     granularity: str | None = None  # of retrieving, as the next two
     score_range: float | None = None
     recency: float = 0.0
-
-
-class Write(NamedTuple):
-    """One of the writes that a document was made by: its first, and each append."""
-
-    first: int  # block
-    id: WriteId
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,16 @@ class Document:
 
     def write_of(self, block: int) -> WriteId | None:
         """The id of the write that made a block's records; None for records of format 1."""
-        return next((write.id for write in reversed(self.writes) if write.first <= block), None)
+        return write_of(self.writes, block)
+
+    def begin_write(self, first: int) -> "Document":
+        """The document with a new write, that makes the blocks from `first` on."""
+        kept = [write for write in self.writes if write.first < first]
+        return replace(self, writes=(*kept, Write(first, os.urandom(16))))
+
+    def layers_of(self, signature: Signature) -> list[int]:
+        """The layers that are stored."""
+        return list(range(signature.num_layers)) if self.layers is None else sorted(self.layers)
 
 
 class TokenPart(NamedTuple):
@@ -112,7 +118,22 @@ class LandmarkRun(NamedTuple):
     document: int
     layer: int
     first_block: int
-    keys: np.ndarray  # raw bits [n, num_kv_heads, head_dim]
+    keys: np.ndarray  # raw bits [n * per_block, num_kv_heads, head_dim]
+    per_block: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the keys are of."""
+        return len(self.keys) // self.per_block
+
+
+class Prefix(NamedTuple):
+    """The keys and values of a fixed beginning that every reading may start from."""
+
+    ids: np.ndarray  # int64 [n]
+    write: WriteId  # the id of the write that made its records
+    # of each layer that is stored: raw bits of K and V [blocks, num_kv_heads, block_size, head_dim]
+    layers: dict[int, tuple[np.ndarray, np.ndarray]]
 
 
 class Catalog:
@@ -129,7 +150,11 @@ class Catalog:
                 "update memstore"
             )
         self.signature = Signature.from_dict(row["signature"])
-        self.blocks = BlockTable(self.signature.geometry, row["codec"])
+        self.blocks = BlockTable(self.signature, row["codec"])
+        # of each document: its row as it was read last, and the writes that it tells of
+        self._writes: dict[int, tuple[bytes, tuple[Write, ...]]] = {}
+        if row["format"] < FORMAT:
+            database.before_write = self._raise_format
         self.created: float = row["created"]
         database.limit = row["quota"]
 
@@ -154,7 +179,7 @@ class Catalog:
         row = {
             "format": FORMAT,
             "signature": signature.to_dict(),
-            "codec": get_codec(codec).name,
+            "codec": codec_for_new(codec).name,
             "created": time.time(),
             "quota": quota,
         }
@@ -201,6 +226,12 @@ class Catalog:
 
     # Documents
 
+    def _raise_format(self, txn: Transaction) -> None:
+        """What is written in this transaction is of a format that older versions cannot read."""
+        row = self._unpack(txn.get_checked("meta", b"memory"), "its own description")
+        if row["format"] < FORMAT:
+            txn.put_checked("meta", b"memory", msgpack.packb({**row, "format": FORMAT}))
+
     def new_document_id(self, txn: Transaction) -> int:
         """The next document id, never given out before (unless the transaction is not
         committed).
@@ -215,7 +246,7 @@ class Catalog:
         """Every document's row, whatever its state, in order of id."""
         return [
             self._document(read_document_key(key), value)
-            for key, value in txn.scan_checked("documents", *document_range())
+            for key, value in txn.scan_checked("documents", document_key(1))
         ]
 
     def document(self, txn: Transaction, which: str | int) -> Document:
@@ -237,6 +268,29 @@ class Catalog:
         raise DocumentNotFound(
             f"{what}; there are {names}" if documents else f"{what}; it holds no documents"
         )
+
+    def row(self, txn: Transaction, document: int) -> Document | None:
+        """A document's row by id (of the prefix: 0), or None."""
+        value = txn.get_checked("documents", document_key(document))
+        return None if value is None else self._document(document, value)
+
+    def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
+        """The writes that a document (or the prefix, as document 0) was made by. Raises
+        DocumentNotFound.
+
+        Told anew only when the row is another: readers ask at every batch.
+        """
+        value = txn.get("documents", document_key(document)) if document >= 0 else None
+        if value is None:
+            raise DocumentNotFound(
+                f"document {document} is not in {self.database.path}: it was forgotten"
+            )
+        row, writes = self._writes.get(document, (None, ()))
+        if row != value:
+            known = self.row(txn, document)
+            writes = () if known is None else known.writes
+            self._writes[document] = value, writes
+        return writes
 
     def put_document(self, txn: Transaction, document: Document) -> None:
         """Write a document's row, new or changed."""
@@ -265,11 +319,13 @@ class Catalog:
         """
         freed = self.blocks.delete(txn, document, first=blocks)
         for run in list(self.landmarks(txn, document)):
-            if run.first_block + len(run.keys) > blocks:
-                txn.delete("landmarks", landmarks_key(document, run.layer, run.first_block))
+            if run.first_block + run.blocks > blocks:
+                self.delete_landmarks(txn, document, run.layer, run.first_block)
                 if run.first_block < blocks:
-                    kept = run.keys[: blocks - run.first_block]
-                    self.put_landmarks(txn, document, run.layer, run.first_block, kept)
+                    kept = run.keys[: (blocks - run.first_block) * run.per_block]
+                    self.put_landmarks(
+                        txn, document, run.layer, run.first_block, kept, run.per_block
+                    )
         for part in list(self.token_parts(txn, document, first=tokens)):
             txn.delete("tokens", tokens_key(document, part.first))
             if part.first < tokens:
@@ -331,34 +387,109 @@ class Catalog:
     # Landmark keys
 
     def put_landmarks(
-        self, txn: Transaction, document: int, layer: int, first_block: int, keys: np.ndarray
+        self,
+        txn: Transaction,
+        document: int,
+        layer: int,
+        first_block: int,
+        keys: np.ndarray,
+        per_block: int = 1,
     ) -> None:
-        """Write the landmark keys of consecutive blocks; keys: raw bits [n, num_kv_heads,
-        head_dim].
+        """Write the landmark keys of consecutive blocks, in place of those that begin with the same
+        block.
+
+        keys: raw bits [n * per_block, num_kv_heads, head_dim], those of a block together.
         """
-        txn.put_checked("landmarks", landmarks_key(document, layer, first_block), keys.tobytes())
+        header = msgpack.packb(_landmarks_header(self.signature.geometry, per_block))
+        txn.delete("landmarks", landmarks_key1(document, layer, first_block))
+        txn.put_checked(
+            "landmarks", landmarks_key(document, layer, first_block), header + keys.tobytes()
+        )
+
+    def delete_landmarks(
+        self, txn: Transaction, document: int, layer: int, first_block: int
+    ) -> None:
+        """Delete the run of landmark keys that begins with a block, if there is one."""
+        for key in (landmarks_key, landmarks_key1):
+            txn.delete("landmarks", key(document, layer, first_block))
 
     def landmarks(self, txn: Transaction, document: int | None = None) -> Iterator[LandmarkRun]:
         """Landmark keys of one document, or of all, in order of document, layer and block; copies,
         safe to keep.
 
-        The iterator lives in the transaction. Raises CorruptMemory.
+        The iterator lives in the transaction. Raises CorruptMemory, also for what is no landmark
+        keys of this memory.
         """
-        geometry = self.signature.geometry
-        heads, dim, itemsize = geometry.num_kv_heads, geometry.head_dim, geometry.itemsize
         ahead = txn.ahead("landmarks", *document_range(document))
         next(ahead, None)
         for key, value in txn.scan_checked("landmarks", *document_range(document)):
-            owner, layer, first_block = read_landmarks_key(key)
-            if not value or len(value) % (heads * dim * itemsize):
-                raise CorruptMemory(
-                    f"landmark keys of document {owner}, layer {layer}, block {first_block} in "
-                    f"{self.database.path} "
-                    "have an impossible length; run verify"
-                )
-            keys = np.frombuffer(value, f"<i{itemsize}").reshape(-1, heads, dim)
-            yield LandmarkRun(owner, layer, first_block, keys)
+            yield self._landmark_run(key, value)
             next(ahead, None)
+
+    def _landmark_run(self, key: bytes, value: bytes) -> LandmarkRun:
+        geometry = self.signature.geometry
+        heads, dim, itemsize = geometry.num_kv_heads, geometry.head_dim, geometry.itemsize
+        document, layer, first_block, old = read_landmarks_key(key)
+        start, per_block = 0, 1
+        what = f"document {document}, layer {layer}, block {first_block} in {self.database.path}"
+        if not old:
+            unpacker = msgpack.Unpacker(max_buffer_size=len(value))
+            unpacker.feed(value)
+            header, start = unpacker.unpack(), unpacker.tell()
+            per_block = header.get("per_block", 0)
+            if header != _landmarks_header(geometry, per_block) or per_block < 1:
+                raise CorruptMemory(
+                    f"{what}: expected landmark keys {geometry.dtype} {[heads, dim]}, found "
+                    f"{header}; update memstore, or run verify"
+                )
+        size = len(value) - start
+        if not size or size % (per_block * heads * dim * itemsize):
+            raise CorruptMemory(f"landmark keys of {what} have an impossible length; run verify")
+        keys = np.frombuffer(value, f"<i{itemsize}", offset=start).reshape(-1, heads, dim)
+        return LandmarkRun(document, layer, first_block, keys, per_block)
+
+    # The prefix: kept as document 0, which no listing shows
+
+    def put_prefix(
+        self,
+        txn: Transaction,
+        ids: Sequence[int] | np.ndarray,
+        layers: Mapping[int, tuple[np.ndarray, np.ndarray]],
+    ) -> None:
+        """Keep the keys and values of a fixed beginning, in place of another.
+
+        ids: its content tokens; layers: of each layer that is kept, raw bits of K and V [blocks,
+        num_kv_heads, block_size, head_dim], K rotated by the offset inside the block only.
+        """
+        self.delete_document(txn, 0)
+        blocks = -(-len(ids) // self.signature.block_size)
+        last_length = len(ids) - (blocks - 1) * self.signature.block_size
+        row = Document(0, "", "ready", len(ids), blocks, layers=tuple(layers)).begin_write(0)
+        size = 0
+        for layer, (k, v) in layers.items():
+            key = RecordKey(0, 0, layer)
+            records = self.blocks.encode(key, k, v, last_length, row.writes[0].id)
+            for block, record in enumerate(records):
+                size += self.blocks.put(txn, RecordKey(0, block, layer), record)
+        self.put_tokens(txn, 0, 0, 0, ids)
+        self.put_document(txn, replace(row, bytes=size))
+
+    def prefix(self, txn: Transaction) -> Prefix | None:
+        """The prefix, if there is one. Raises CorruptMemory."""
+        row = self.row(txn, 0)
+        if row is None:
+            return None
+        layers = {}
+        for layer in row.layers_of(self.signature):
+            stored = [
+                self.blocks.get(txn, RecordKey(0, block, layer), row.write_of(block))
+                for block in range(row.blocks)
+            ]
+            layers[layer] = (
+                np.stack([k for k, _, _ in stored]),
+                np.stack([v for _, v, _ in stored]),
+            )
+        return Prefix(self.tokens(txn, 0), row.writes[0].id, layers)
 
     def _unpack(self, value: bytes | None, what: str) -> Any:
         if value is None:
@@ -373,14 +504,14 @@ def document_from_row(row: dict[str, Any]) -> Document:
     """The document whose fields a row has, as `asdict` or format 1 wrote them. Raises TypeError,
     KeyError.
     """
-    settings, name = dict(row["settings"]), row["name"]
-    row = {"appended_to": settings.pop("appended_to", 0), **row}
-    row["settings"] = IngestSettings(**settings)
-    if name == _IMPORTING:
-        row["state"] = "importing"
-    elif name.startswith(_REPLACING):
-        row |= {"name": name.removeprefix(_REPLACING), "state": "replacing"}
-    if row.get("layers") is not None:
+    row = format1.upgrade_row(row)
+    row["settings"] = IngestSettings(**row["settings"])
+    row["writes"] = tuple(Write(*write) for write in row["writes"])
+    if row["layers"] is not None:
         row["layers"] = tuple(row["layers"])
-    row["writes"] = tuple(Write(*write) for write in row.get("writes", ()))
     return Document(**row)
+
+
+def _landmarks_header(geometry: Geometry, per_block: int) -> dict[str, Any]:
+    shape = [geometry.num_kv_heads, geometry.head_dim]
+    return {"kind": "landmark", "dtype": geometry.dtype, "shape": shape, "per_block": per_block}

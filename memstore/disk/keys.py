@@ -9,9 +9,10 @@ from memstore.errors import CorruptMemory
 _U64, _BLOCK, _LANDMARKS, _TOKENS = (
     struct.Struct(">Q"),
     struct.Struct(">QIH"),
-    struct.Struct(">QHI"),
+    struct.Struct(">QHIB"),
     struct.Struct(">QQ"),
 )
+_LANDMARKS1, _RUN = struct.Struct(">QHI"), 1
 Range = tuple[bytes, bytes | None]  # first key, and the key to stop before (None: the table's end)
 
 
@@ -27,7 +28,12 @@ def tokens_key(document: int, first: int) -> bytes:
 
 def landmarks_key(document: int, layer: int, first_block: int) -> bytes:
     """Key of a run of landmark keys."""
-    return _LANDMARKS.pack(document, layer, first_block)
+    return _LANDMARKS.pack(document, layer, first_block, _RUN)
+
+
+def landmarks_key1(document: int, layer: int, first_block: int) -> bytes:
+    """The same in format 1, whose values do not say what they are."""
+    return _LANDMARKS1.pack(document, layer, first_block)
 
 
 def record_key(key: RecordKey) -> bytes:
@@ -56,10 +62,12 @@ def read_tokens_key(key: bytes) -> tuple[int, int]:
     return document, first
 
 
-def read_landmarks_key(key: bytes) -> tuple[int, int, int]:
-    """Document, layer and first block of a key of landmarks."""
-    document, layer, first_block = _unpack_key(_LANDMARKS, key)
-    return document, layer, first_block
+def read_landmarks_key(key: bytes) -> tuple[int, int, int, bool]:
+    """Document, layer and first block of a key of landmarks, and whether it is of format 1."""
+    if len(key) == _LANDMARKS1.size:
+        return *_LANDMARKS1.unpack(key), True
+    document, layer, first_block, _ = _unpack_key(_LANDMARKS, key)
+    return document, layer, first_block, False
 
 
 def read_record_key(key: bytes) -> RecordKey:

@@ -1,48 +1,224 @@
-"""The stored form of a block: its key, and the record that holds all KV heads of one layer.
+"""The stored form of a block: the record that holds all KV heads of one layer.
 
-A record is
+A record is, in little-endian order,
 
-    prefix (12 bytes): magic "mB", header bytes (u16 little-endian), XXH3-64 of the header and the
-    four bytes before it header (msgpack): format, codec, dtype, shape [num_kv_heads, block_size,
-    head_dim], own key [document, block,
-        layer], length (valid content tokens), heads [[offset, bytes, XXH3-64], ...]
+    magic "mR", format (u8), codec (u8), dtype (u8), a zero byte, KV heads (u16), block size, head
+        dim, valid content tokens (u32 each), digest of the memory's signature (16 bytes)
+    id of the write that made it (16 bytes), block (u32), layer (u16)
+    of each head: bytes of its payload (u32), then of each head: XXH3-64 of it
+    XXH3-64 of all that stands before
     payload: one encoded unit a head (see memstore.disk.codec), in order of heads
 
-so that one head is checked and decoded without touching the others, and nothing outside the record
-is needed to read it. Every byte is under a checksum, and a record that is found under a key that is
-not its own is refused.
+so that one head is checked and decoded without touching the others, nothing outside the record is
+needed to decode it, and it is known for what it is wherever it is found: what another write made,
+another block or another model's is refused. The document's number is not in it, since an import
+gives a document another one.
 """
 
-import functools
 import struct
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
-import msgpack
 import numpy as np
-from xxhash import xxh3_64_digest, xxh3_64_intdigest
+from xxhash import xxh3_64_digest
 
 from memstore.block import Geometry, RecordKey
 from memstore.disk.codec import CODECS
 from memstore.errors import CorruptBlock
 
-RECORD_FORMAT = 1
+RECORD_FORMAT = 2
+WriteId = bytes  # 16, random
 
-_PREFIX = struct.Struct("<2sHQ")
-_MAGIC = b"mB"
+_MAGIC = b"mR"
+_FIXED = struct.Struct("<2sBBBxHIII16s")  # the same for full blocks of a codec
+_OWN = struct.Struct("<16sIH")
+_DIGEST = 8
+# Numbers in headers; none is ever given another meaning.
+_CODECS = {"raw": 0, "zstd": 1, "int8": 2, "int4": 3, "int8+zstd": 4, "int4+zstd": 5}
+_DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
+_CODEC_NAMES = {number: name for name, number in _CODECS.items()}
+_DTYPE_NAMES = {number: name for name, number in _DTYPES.items()}
 _RAW_CODEC = "raw"
 
 
+class Header(NamedTuple):
+    """What a record says of itself, checked. Of head h: offsets[h] in the payload, sizes[h] in
+    bytes, digests[h].
+    """
+
+    start: int  # where the payload begins in the record
+    codec: str
+    length: int  # valid content tokens
+    offsets: Sequence[int]
+    sizes: Sequence[int]
+    digests: Sequence[bytes]
+
+
+class RecordForm:
+    """What the records of one memory have in common: writes and reads their headers. May be used by
+    several threads.
+    """
+
+    def __init__(self, geometry: Geometry, signature: bytes) -> None:
+        """signature: its digest (Signature.digest)."""
+        self.geometry, self.signature = geometry, signature
+        heads, size = geometry.num_kv_heads, geometry.unit_bytes
+        self.header_bytes = _header_bytes(heads)
+        self._offsets, self._sizes = tuple(range(0, heads * size, size)), (size,) * heads
+        # A full block in codec raw has all of this in common with every other one.
+        self._fixed = self._pack_fixed(_RAW_CODEC, geometry.block_size)
+        self._packed_sizes = struct.pack(f"<{heads}I", *self._sizes)
+        self._raw = struct.Struct(
+            f"<{_FIXED.size}s{_OWN.size}s{4 * heads}s" + heads * "8s" + f"{_DIGEST}s"
+        )
+        assert self._raw.size == self.header_bytes
+        self.raw_record_bytes = self.header_bytes + geometry.record_bytes
+
+    def pack_header(
+        self,
+        key: RecordKey,
+        write: WriteId,
+        codec: str,
+        length: int,
+        sizes: Sequence[int],
+        digests: Sequence[bytes],
+    ) -> bytes:
+        """The header of a record whose heads have these sizes and digests."""
+        header = b"".join(
+            (
+                self._pack_fixed(codec, length),
+                _OWN.pack(write, key.block, key.layer),
+                struct.pack(f"<{len(sizes)}I", *sizes),
+                *digests,
+            )
+        )
+        return header + xxh3_64_digest(header)
+
+    def read(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
+        """The header of the record that `write` made under this key. Raises CorruptBlock for
+        another's, and for what is not a record.
+        """
+        digests = self.raw_digests(record, key, write)
+        if digests is not None:
+            return Header(
+                self.header_bytes,
+                _RAW_CODEC,
+                self.geometry.block_size,
+                self._offsets,
+                self._sizes,
+                digests,
+            )
+        if len(record) < _FIXED.size:
+            raise damaged(key, f"truncated to {len(record)} bytes")
+        magic, number, codec, dtype, heads, rows, dim, length, signature = _FIXED.unpack_from(
+            record
+        )
+        start = _header_bytes(heads)
+        if (
+            magic != _MAGIC
+            or len(record) < start
+            or record[start - _DIGEST : start] != xxh3_64_digest(record[: start - _DIGEST])
+        ):
+            raise damaged(key, "its header does not match its checksum")
+        if number != RECORD_FORMAT or codec not in _CODEC_NAMES or dtype not in _DTYPE_NAMES:
+            raise damaged(key, f"format {number}, codec {codec}, dtype {dtype} are not known here")
+        held = Geometry(heads, rows, dim, _DTYPE_NAMES[dtype])
+        if held != self.geometry:
+            raise damaged(
+                key,
+                f"it holds {held.dtype} {held.shape}, not {self.geometry.dtype} "
+                f"{self.geometry.shape}",
+            )
+        if signature != self.signature:
+            raise damaged(key, "it is a record of another model's memory")
+        made_by, block, layer = _OWN.unpack_from(record, _FIXED.size)
+        if (made_by, block, layer) != (write, key.block, key.layer):
+            raise damaged(
+                key,
+                f"it is the record of block {block}, layer {layer} of the write {made_by.hex()}, "
+                f"not of {write.hex()}",
+            )
+        at = _FIXED.size + _OWN.size
+        sizes = struct.unpack_from(f"<{heads}I", record, at)
+        digests = struct.unpack_from("<" + heads * "8s", record, at + 4 * heads)
+        *offsets, size = accumulate(sizes, initial=0)
+        if len(record) != start + size:
+            raise damaged(key, f"{len(record)} bytes instead of {start + size}")
+        return Header(start, _CODEC_NAMES[codec], length, offsets, sizes, digests)
+
+    def raw_digests(
+        self, record: memoryview, key: RecordKey, write: WriteId
+    ) -> Sequence[bytes] | None:
+        """Read the header of a full block in codec raw: its digests, or None, and `read` tells what
+        the record is.
+
+        These headers differ in write, key and digests alone, so they are compared with what they
+        must be, instead of unpacked.
+        """
+        return (
+            None if (found := self.raw_digests_of([record], [key], [write])) is None else found[0]
+        )
+
+    def raw_digests_of(
+        self,
+        records: Sequence[memoryview],
+        keys: Sequence[RecordKey],
+        writes: Sequence[WriteId | None],
+    ) -> list[Sequence[bytes]] | None:
+        """The same for several records of one size: the digests of each, or None where one of them
+        is something else, or damaged.
+
+        writes: the id of each; None for a record of format 1, which is something else.
+        """
+        if len(records[0]) != self.raw_record_bytes or None in writes:
+            return None
+        size, signed = self.header_bytes, self.header_bytes - _DIGEST
+        packed = b"".join([record[:size] for record in records])
+        fixed, own, sizes, *digests, checksums = zip(*self._raw.iter_unpack(packed))
+        if (
+            own != tuple([_OWN.pack(write, key[1], key[2]) for write, key in zip(writes, keys)])
+            or set(fixed) != {self._fixed}
+            or set(sizes) != {self._packed_sizes}
+            or checksums
+            != tuple(
+                [xxh3_64_digest(packed[at : at + signed]) for at in range(0, len(packed), size)]
+            )
+        ):
+            return None
+        return list(zip(*digests))
+
+    def _pack_fixed(self, codec: str, length: int) -> bytes:
+        heads, rows, dim = self.geometry.shape
+        return _FIXED.pack(
+            _MAGIC,
+            RECORD_FORMAT,
+            _CODECS[codec],
+            _DTYPES[self.geometry.dtype],
+            heads,
+            rows,
+            dim,
+            length,
+            self.signature,
+        )
+
+
 def encode_records(
-    first: RecordKey, k: np.ndarray, v: np.ndarray, last_length: int, codec: str, geometry: Geometry
+    first: RecordKey,
+    k: np.ndarray,
+    v: np.ndarray,
+    last_length: int,
+    codec: str,
+    form: RecordForm,
+    write: WriteId,
 ) -> list[bytes]:
     """Encode consecutive blocks of one layer with all their KV heads; one record a block.
 
     k, v: raw bits [n, num_kv_heads, block_size, head_dim]; K is rotated by the offset inside the
     block only. last_length: valid content tokens of the last block, 1 to block_size; its rows from
-    there on are stored as zero.
+    there on are stored as zero. write: the id of the write that makes them.
     """
+    geometry = form.geometry
     heads, block_size, dim = geometry.shape
     n = len(k)
     assert k.shape == v.shape == (n, *geometry.shape) and k.itemsize == geometry.itemsize, (
@@ -64,199 +240,19 @@ def encode_records(
         )
     if full < n:
         payloads += CODECS[codec].encode(units[full], geometry.dtype, last_length)
-    return [
-        _record(
-            {
-                "format": RECORD_FORMAT,
-                "codec": codec,
-                "dtype": geometry.dtype,
-                "shape": geometry.shape,
-                "key": (first.document, first.block + at, first.layer),
-                "length": block_size if at < full else last_length,
-            },
-            payloads[at * heads : (at + 1) * heads],
+    records = []
+    for at in range(n):
+        parts = payloads[at * heads : (at + 1) * heads]
+        header = form.pack_header(
+            first._replace(block=first.block + at),
+            write,
+            codec,
+            block_size if at < full else last_length,
+            list(map(len, parts)),
+            list(map(xxh3_64_digest, parts)),
         )
-        for at in range(n)
-    ]
-
-
-def _record(header: dict[str, Any], payloads: Sequence[bytes | memoryview]) -> bytes:
-    heads = []
-    offset = 0
-    for payload in payloads:
-        heads.append((offset, len(payload), xxh3_64_intdigest(payload)))
-        offset += len(payload)
-    return b"".join((_pack_header({**header, "heads": heads}), *payloads))
-
-
-class Header(NamedTuple):
-    """What a record says of itself, checked. Of head h: offsets[h] in the payload, sizes[h] in
-    bytes, digests[h].
-    """
-
-    start: int  # where the payload begins in the record
-    codec: str
-    length: int  # valid content tokens
-    offsets: Sequence[int]
-    sizes: Sequence[int]
-    digests: Sequence[bytes]
-
-
-class HeaderReader:
-    """Reads the headers of records of one geometry; may be used by several threads."""
-
-    def __init__(self, geometry: Geometry) -> None:
-        """geometry: that records must have."""
-        self.geometry = geometry
-        heads, rows, _ = shape = geometry.shape
-        size = geometry.unit_bytes
-        self._raw_bytes = geometry.record_bytes  # payload of codec raw
-        self._offsets, self._sizes = tuple(range(0, heads * size, size)), (size,) * heads
-        digest = b"\xff" * 8
-        packed = msgpack.packb(
-            {
-                "format": RECORD_FORMAT,
-                "codec": _RAW_CODEC,
-                "dtype": geometry.dtype,
-                "shape": shape,
-                "key": (),
-                "length": rows,
-                "heads": [
-                    (offset, size, int.from_bytes(digest, "big")) for offset in self._offsets
-                ],
-            }
-        )
-        before, after = packed.split(b"\xa3key\x90")
-        self._before = before + b"\xa3key"
-        self._after, *between, _ = after.split(digest)
-        self._rest = "8s" + "".join(f"{len(part)}x8s" for part in between)
-        # by length of what stands before the heads: keys vary in length
-        self._forms: dict[int, struct.Struct] = {}
-        self._local = threading.local()
-        # Bytes that no header of this geometry exceeds: another codec's name and the key may take
-        # 32 bytes more, and offset and size of a head grow from 1 to 5 bytes each.
-        self.most = _PREFIX.size + len(packed) + 32 + heads * 8
-
-    def read(self, record: memoryview, key: RecordKey) -> Header:
-        """The header of the record of this key. Raises CorruptBlock for another's, and for what is
-        not a record.
-        """
-        geometry = self.geometry
-        digests = self.raw_digests(record, key)
-        if digests is not None:
-            start = len(record) - self._raw_bytes
-            return Header(
-                start, _RAW_CODEC, geometry.block_size, self._offsets, self._sizes, digests
-            )
-        header, start = _unpack_header(record, key)
-        if header["format"] != RECORD_FORMAT or header["codec"] not in CODECS:
-            raise damaged(
-                key, f"format {header['format']}, codec {header['codec']!r} are not known here"
-            )
-        if header["key"] != list(key):
-            raise damaged(key, f"it is the record of {RecordKey(*header['key'])}")
-        if header["shape"] != list(geometry.shape) or header["dtype"] != geometry.dtype:
-            held = f"{header['dtype']} {header['shape']}"
-            raise damaged(key, f"it holds {held}, not {geometry.dtype} {geometry.shape}")
-        offsets, sizes, digests = zip(*header["heads"])
-        end = start + offsets[-1] + sizes[-1]
-        if len(record) != end:
-            raise damaged(key, f"{len(record)} bytes instead of {end}")
-        digests = tuple(digest.to_bytes(8, "big") for digest in digests)
-        return Header(start, header["codec"], int(header["length"]), offsets, sizes, digests)
-
-    def raw_digests(self, record: memoryview, key: RecordKey) -> Sequence[bytes] | None:
-        """Read the header of a full block in codec raw: its digests, or None, and `read` tells what
-        the record is.
-
-        Of one geometry these headers differ in the key and the digests alone (a head's offset and
-        size follow from it), so they are compared with what they must be, instead of unpacked: in a
-        sixth of the time, where records are small and their headers most of the work.
-        """
-        known, form = self._raw_form(key)
-        if len(record) != form.size + self._raw_bytes:
-            return None
-        magic, size, digest, own, after, *digests = form.unpack_from(record)
-        packed = record[_PREFIX.size : form.size]
-        if own == known and after == self._after and magic == _MAGIC and size == len(packed):
-            return digests if digest == _header_digest(packed) else None
-        return None
-
-    def raw_digests_of(
-        self, records: Sequence[memoryview], keys: Sequence[RecordKey]
-    ) -> list[Sequence[bytes]] | None:
-        """The same for several records of one size, with the checks of all taken together: the
-        digests of each, or None where one of them is something else, or damaged.
-        """
-        form = self._raw_form(keys[0])[1]
-        if len(records[0]) != form.size + self._raw_bytes:
-            return None
-        packed = b"".join([record[: form.size] for record in records])
-        magics, sizes, digests, owns, afters, *heads = zip(*form.iter_unpack(packed))
-        pack, size = self._packer(), form.size - _PREFIX.size
-        if (
-            owns != tuple([self._before + own for own in map(pack, keys)])
-            or {*magics, *sizes, *afters} != {_MAGIC, size, self._after}
-            or digests
-            != tuple(
-                [
-                    _header_digest(packed[at : at + size])
-                    for at in range(_PREFIX.size, len(packed), form.size)
-                ]
-            )
-        ):
-            return None
-        return list(zip(*heads))
-
-    def raw_bytes(self, key: RecordKey) -> tuple[int, int]:
-        """Bytes of header and payload that a full block in codec raw has, whatever its values."""
-        return self._raw_form(key)[1].size, self._raw_bytes
-
-    def _raw_form(self, key: RecordKey) -> tuple[bytes, struct.Struct]:
-        """Of a full block in codec raw, what stands before the heads in the header, and the
-        header's form.
-        """
-        known = self._before + self._packer()(key)
-        form = self._forms.get(len(known))
-        if form is None:
-            form = struct.Struct(f"{_PREFIX.format}{len(known)}s{len(self._after)}s{self._rest}")
-            self._forms[len(known)] = form
-        return known, form
-
-    def _packer(self) -> Callable[[RecordKey], bytes]:
-        """What packs a key, of this thread."""
-        try:
-            pack: Callable[[RecordKey], bytes] = self._local.pack
-        except AttributeError:
-            # making one takes ten times as long as using it
-            pack = self._local.pack = msgpack.Packer(buf_size=64).pack
-        return pack
-
-
-_reader = functools.lru_cache(maxsize=16)(HeaderReader)
-
-
-def decode_heads(
-    record: memoryview | bytes,
-    key: RecordKey,
-    heads: Sequence[int],
-    out_k: Sequence[np.ndarray],
-    out_v: Sequence[np.ndarray],
-    geometry: Geometry,
-) -> int:
-    """Check and decode some heads of a record; return its valid content tokens.
-
-    out_k, out_v: one contiguous [block_size, head_dim] array of raw bits for each of `heads`. What
-    a head's arrays hold is its bits or, with an error raised, nothing of use.
-
-    Raises CorruptBlock, naming the key, for a record that is altered in what is read, truncated,
-    another block's, or of another geometry.
-    """
-    record = memoryview(record)
-    header = _reader(geometry).read(record, key)
-    for head, k, v in zip(heads, out_k, out_v, strict=True):
-        decode_head(record, key, header, head, k, v, geometry.dtype)
-    return header.length
+        records.append(b"".join((header, *parts)))
+    return records
 
 
 def decode_head(
@@ -268,7 +264,10 @@ def decode_head(
     v: np.ndarray,
     dtype: str,
 ) -> None:
-    """Check and decode one head, as decode_heads does. Raises CorruptBlock."""
+    """Check and decode one head of a record into contiguous [block_size, head_dim] of raw bits.
+
+    What k and v hold is its bits or, with an error raised, nothing of use. Raises CorruptBlock.
+    """
     try:
         start = header.start + header.offsets[head]
         payload = record[start : start + header.sizes[head]]
@@ -279,65 +278,12 @@ def decode_head(
         raise damaged_head(key, head, error) from error
 
 
-def decode_record(
-    record: memoryview | bytes, key: RecordKey, geometry: Geometry
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Check and decode a record whole: raw bits of K and V [num_kv_heads, block_size, head_dim],
-    and the valid content tokens.
-
-    Raises CorruptBlock as decode_heads does.
-    """
-    k, v = (np.empty(geometry.shape, f"<i{geometry.itemsize}") for _ in range(2))
-    return k, v, decode_heads(record, key, range(geometry.num_kv_heads), list(k), list(v), geometry)
-
-
-def check_record(record: memoryview | bytes, key: RecordKey, geometry: Geometry) -> int:
-    """Check every byte of a record without decoding it; return its valid content tokens.
-
-    Raises CorruptBlock as decode_heads does.
-    """
-    record = memoryview(record)
-    start, _, length, *heads = _reader(geometry).read(record, key)
+def check_heads(record: memoryview, key: RecordKey, header: Header) -> None:
+    """Check every byte of a record's payload without decoding it. Raises CorruptBlock."""
+    start, _, _, *heads = header
     for head, (offset, size, digest) in enumerate(zip(*heads)):
         if xxh3_64_digest(record[start + offset : start + offset + size]) != digest:
             raise damaged_head(key, head, "its checksum does not match")
-    return length
-
-
-def rename_record(
-    record: memoryview | bytes, key: RecordKey, new_document: int, geometry: Geometry
-) -> bytes:
-    """The same record as a block of another document, checked; the payload is copied as it is.
-
-    For import and export, where a document's number changes. Raises CorruptBlock as decode_heads
-    does.
-    """
-    check_record(record, key, geometry)
-    record = memoryview(record)
-    header, start = _unpack_header(record, key)
-    return b"".join((_pack_header({**header, "key": (new_document, *key[1:])}), record[start:]))
-
-
-def _pack_header(header: dict[str, Any]) -> bytes:
-    packed = msgpack.packb(header)
-    return _PREFIX.pack(_MAGIC, len(packed), _header_digest(packed)) + packed
-
-
-def _header_digest(packed: bytes | memoryview) -> int:
-    # Seeded with what stands before it, so that those bytes are under the checksum too.
-    return xxh3_64_intdigest(packed, len(packed) + 0x6D42_0000)
-
-
-def _unpack_header(record: memoryview, key: RecordKey) -> tuple[dict[str, Any], int]:
-    """A record's header, as it was written, and where its payload begins. Raises CorruptBlock."""
-    if len(record) < _PREFIX.size:
-        raise damaged(key, f"truncated to {len(record)} bytes")
-    magic, size, digest = _PREFIX.unpack_from(record)
-    start = _PREFIX.size + size
-    packed = record[_PREFIX.size : start]
-    if magic != _MAGIC or len(packed) != size or _header_digest(packed) != digest:
-        raise damaged(key, "its header does not match its checksum")
-    return msgpack.unpackb(packed), start
 
 
 def damaged(key: RecordKey, what: str) -> CorruptBlock:
@@ -350,3 +296,7 @@ def damaged(key: RecordKey, what: str) -> CorruptBlock:
 def damaged_head(key: RecordKey, head: int, what: object) -> CorruptBlock:
     """The error for a head of a record that is not as it was written."""
     return damaged(key, f"head {head}: {what}")
+
+
+def _header_bytes(heads: int) -> int:
+    return _FIXED.size + _OWN.size + (4 + 8) * heads + _DIGEST

@@ -1,6 +1,9 @@
 """What must be equal for one model's memory to be another's."""
 
+import hashlib
+import json
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any, Self
 
 from memstore.block import KV_DTYPES, Geometry
@@ -38,6 +41,14 @@ class Signature:
         """Of the memory's blocks."""
         return Geometry(self.num_kv_heads, self.block_size, self.head_dim, self.kv_dtype)
 
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes by which a record says whose it is: equal for signatures without a
+        difference.
+        """
+        text = json.dumps(_plain(self.to_dict()), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
     def to_dict(self) -> dict[str, Any]:
         """The signature as plain values."""
         return {**asdict(self), "memory_layers": list(self.memory_layers)}
@@ -63,3 +74,14 @@ class Signature:
             if mine != others:
                 words.append(f"{name} {mine} instead of {others}")
         return words
+
+
+def _plain(value: Any) -> Any:
+    """What is equal, written in one way: a whole number as such, and nothing for None."""
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items() if part is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, bool | float) and value == int(value):
+        return int(value)
+    return value

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.disk.catalog import Document
 from memstore.disk.signature import Signature
 from memstore.errors import InvalidInput
 from memstore.tiers.raw_bits import torch_dtype
@@ -19,6 +20,24 @@ LayerBlocks = tuple[Tensor, Tensor, Tensor]
 """K [n, Hkv, block_size, D], V likewise, landmark keys [n, Hkv, D] of a chunk's n blocks in one
 layer, in the KV dtype.
 """
+
+
+class StoredLayers(NamedTuple):
+    """Layers of which a document's blocks are stored: those whose landmarks are searched, and
+    those that only reading on needs.
+    """
+
+    memory: list[int]
+    other: list[int]
+
+    @classmethod
+    def of(cls, document: Document, signature: Signature) -> "StoredLayers":
+        """Those of a document of this model."""
+        layers, memory = document.layers_of(signature), set(signature.memory_layers)
+        return cls(
+            [layer for layer in layers if layer in memory],
+            [layer for layer in layers if layer not in memory],
+        )
 
 
 class RecentBlocks(NamedTuple):
@@ -58,20 +77,18 @@ class Chunk:
         layers: Mapping[int, LayerBlocks],
         length_of_last: int | None,
         *,
+        document: Document,
         signature: Signature,
-        chunk_blocks: int,
     ) -> "Chunk":
         """The chunk that begins at first_block: see DocumentWriter.add_chunk. Raises InvalidInput
         for what is no chunk of this memory.
         """
         heads, size, dim = signature.geometry.shape
         dtype = torch_dtype(signature.kv_dtype)
-        if set(layers) != set(range(signature.num_layers)):
-            raise InvalidInput(
-                f"a chunk needs blocks of layers 0..{signature.num_layers - 1}, not of "
-                f"{sorted(layers)}"
-            )
-        n = layers[0][0].shape[0]
+        chunk_blocks, stored = document.settings.chunk_blocks, document.layers_of(signature)
+        if sorted(layers) != stored:
+            raise InvalidInput(f"a chunk needs blocks of layers {stored}, not of {sorted(layers)}")
+        n = layers[stored[0]][0].shape[0]
         last = size if length_of_last is None else length_of_last
         blocks, keys = (n, heads, size, dim), (n, heads, dim)
         for layer, parts in layers.items():

@@ -11,8 +11,7 @@ from dataclasses import replace
 from memstore.block import RecordKey
 from memstore.disk.catalog import Catalog, Document, State
 from memstore.disk.database import Transaction
-from memstore.disk.keys import landmarks_key
-from memstore.store.chunk import Chunk
+from memstore.store.chunk import Chunk, StoredLayers
 from memstore.store.encode import Encoder
 from memstore.store.landmark_runs import LANDMARK_RUN, LandmarkRuns, run_of
 from memstore.tiers.raw_bits import raw_view
@@ -30,8 +29,8 @@ class Commits:
         replaces: Document | None,
         on_commit: Callable[[Sequence[Chunk], bool], None],
     ) -> None:
-        """document: its row as it is committed; blocks: how many of its blocks stay; replaces: the
-        document that goes when this one is ready.
+        """document: its row as it is committed, with the write that makes its next blocks; blocks:
+        how many of its blocks stay; replaces: the document that goes when this one is ready.
 
         on_commit: told, on the committing thread, the chunks that are stored now, and whether they
         took the place of old blocks. Raises CorruptMemory.
@@ -41,8 +40,7 @@ class Commits:
         self.cut, self.base = blocks < document.blocks, blocks
         self.error: BaseException | None = None  # nothing is committed after it
         self._catalog, self._replaces, self._on_commit = catalog, replaces, on_commit
-        signature = catalog.signature
-        self._other_layers = sorted(set(range(signature.num_layers)) - set(signature.memory_layers))
+        self._other_layers = StoredLayers.of(document, catalog.signature).other
         # first block that is stored of layers without memory
         self._keep = self.keep_from(blocks)
         # as an append that is committed in part is read anew to its end
@@ -122,7 +120,7 @@ class Commits:
                 size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
             for layer in self._other_layers:
                 for first in range(run_of(self._keep), run_of(keep), LANDMARK_RUN):
-                    txn.delete("landmarks", landmarks_key(number, layer, first))
+                    catalog.delete_landmarks(txn, number, layer, first)
             for layer, first, keys in runs:
                 catalog.put_landmarks(txn, number, layer, first, raw_view(keys))
             for chunk in chunks:

@@ -10,7 +10,7 @@ import numpy as np
 from memstore.block import RecordKey
 from memstore.disk.catalog import Catalog, Document
 from memstore.disk.codec import get_codec
-from memstore.store.chunk import Chunk
+from memstore.store.chunk import Chunk, StoredLayers
 from memstore.tiers.raw_bits import from_raw, raw_view
 
 
@@ -18,11 +18,11 @@ class Encoder:
     """Encodes the chunks of one document, in order."""
 
     def __init__(self, catalog: Catalog, document: Document) -> None:
+        """document: with the write that makes its next blocks."""
         self.lossless = get_codec(catalog.codec).lossless
         self._signature, self._blocks = catalog.signature, catalog.blocks
-        self._document = document
-        self._layers = range(catalog.signature.num_layers)
-        self._memory_layers = sorted(catalog.signature.memory_layers)
+        self._document, self._write = document.id, document.writes[-1].id
+        self._layers = StoredLayers.of(document, catalog.signature)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-encoder")
 
     def ahead(self, chunk: Chunk, wanted: Callable[[], bool]) -> None:
@@ -36,7 +36,7 @@ class Encoder:
 
     def memory_layers(self, chunk: Chunk) -> None:
         """Have the chunk hold records in the place of its memory layers' blocks."""
-        layers = [layer for layer in self._memory_layers if layer in chunk.blocks]
+        layers = [layer for layer in self._layers.memory if layer in chunk.blocks]
         self.add_records(chunk, layers, chunk.first_block)
         for layer in layers:
             del chunk.blocks[layer]
@@ -47,9 +47,8 @@ class Encoder:
         for layer in layers:
             if first < chunk.end_block and (chunk.end_block - 1, layer) not in chunk.records:
                 k, v = (raw_view(x[first - chunk.first_block :]) for x in chunk.blocks[layer])
-                key = RecordKey(self._document.id, first, layer)
-                write = self._document.write_of(first)
-                records = self._blocks.encode(key, k, v, chunk.last_length, write)
+                key = RecordKey(self._document, first, layer)
+                records = self._blocks.encode(key, k, v, chunk.last_length, self._write)
                 chunk.records.update(
                     ((block, layer), record) for block, record in enumerate(records, first)
                 )
@@ -58,13 +57,14 @@ class Encoder:
         """Have the chunk hold what reading its records will give: a resumed ingest would read just
         that.
         """
-        self.add_records(chunk, self._layers, chunk.first_block)
-        for layer in self._layers:
+        layers = [*self._layers.memory, *self._layers.other]
+        self.add_records(chunk, layers, chunk.first_block)
+        for layer in layers:
             stored = [
                 self._blocks.decode(
                     chunk.records[block, layer],
-                    RecordKey(self._document.id, block, layer),
-                    self._document.write_of(block),
+                    RecordKey(self._document, block, layer),
+                    self._write,
                 )
                 for block in range(chunk.first_block, chunk.end_block)
             ]

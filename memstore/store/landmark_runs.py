@@ -38,7 +38,7 @@ class LandmarkRuns:
         )
         # layer -> (first block, keys) of consecutive pieces
         self._pieces: dict[int, list[tuple[int, Tensor]]] = {
-            layer: [] for layer in range(signature.num_layers)
+            layer: [] for layer in document.layers_of(signature)
         }
         if not blocks:
             return

@@ -55,9 +55,8 @@ class OpenMemory:
         """Make a new memory in a directory that is absent or empty, for the model with this
         signature.
 
-        codec: "zstd" or "raw" (lossless), "int8", "int4", "int8+zstd" or "int4+zstd" (see
-        memstore.disk.codec). quota: bytes that the memory's file may reach. options: see
-        OpenOptions.
+        codec: "zstd" or "raw" (lossless), "int8" or "int4" (see memstore.disk.codec). quota: bytes
+        that the memory's file may reach. options: see OpenOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.

@@ -14,9 +14,10 @@ from torch import Tensor
 from memstore.disk.catalog import Catalog, Document
 from memstore.disk.database import Transaction
 from memstore.disk.signature import Signature
-from memstore.errors import CorruptMemory, InvalidInput
+from memstore.errors import CorruptMemory, InvalidInput, NewerFormat
 from memstore.index import FaissIndex, LandmarkIndex, make_index
 from memstore.index.engines import Engines
+from memstore.store.chunk import StoredLayers
 from memstore.store.options import OpenOptions
 from memstore.tiers.base import UnitSource
 from memstore.tiers.cascade import Cascade
@@ -109,7 +110,7 @@ class Retrieval:
         """Put a document's landmark keys into the index. Raises CorruptMemory."""
         assert self._catalog is not None
         self.index.remove(document.id)
-        ends = dict.fromkeys(self._signature.memory_layers, 0)
+        ends = dict.fromkeys(StoredLayers.of(document, self._signature).memory, 0)
         runs_of = itertools.groupby(
             self._catalog.landmarks(txn, document.id), key=attrgetter("layer")
         )
@@ -117,9 +118,14 @@ class Retrieval:
             if layer in ends:
                 keys = []
                 for run in runs:
+                    if run.per_block != 1:
+                        raise NewerFormat(
+                            f"document {document.name!r} has {run.per_block} landmark keys a block,"
+                            " this version searches one; update memstore"
+                        )
                     if run.first_block == ends[layer]:
                         keys.append(run.keys)
-                        ends[layer] += len(run.keys)
+                        ends[layer] += run.blocks
                 if keys:
                     # one piece: the index grows once
                     whole = from_raw(np.concatenate(keys), self._signature.kv_dtype)

@@ -20,7 +20,6 @@ from xxhash import xxh3_64_intdigest
 from memstore.block import RecordKey
 from memstore.disk.catalog import Catalog, Document, document_from_row
 from memstore.disk.database import Transaction
-from memstore.disk.record import rename_record
 from memstore.disk.signature import Signature
 from memstore.errors import (
     CorruptBlock,
@@ -32,7 +31,7 @@ from memstore.errors import (
     WrongModel,
 )
 
-FORMAT = 1
+FORMAT = 2
 MAGIC = "memstore document"
 BATCH_BYTES = 16 << 20
 _LARGEST_FRAME = 1 << 30
@@ -58,7 +57,7 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
     try:
         with open(part, "wb") as out:
             number = 0
-            tally = _Tally(catalog.signature)
+            tally = _Tally(catalog.signature, document)
             for number, frame in enumerate(_document_frames(catalog, document)):
                 tally.count(frame)
                 out.write(_pack(number, frame))
@@ -95,7 +94,9 @@ def _document_frames(catalog: Catalog, document: Document) -> Iterator[_Frame]:
         for part in catalog.token_parts(txn, document.id):
             yield _Frame("tokens", [part.first, part.char_start, part.ids.astype("<u4").tobytes()])
         for run in catalog.landmarks(txn, document.id):
-            yield _Frame("landmarks", [run.layer, run.first_block, run.keys.tobytes()])
+            yield _Frame(
+                "landmarks", [run.layer, run.first_block, run.keys.tobytes(), run.per_block]
+            )
         for key, data in catalog.blocks.walk(txn, document.id):
             catalog.blocks.check(data, key, document.write_of(key.block))
             yield _Frame("record", [key.block, key.layer, bytes(data)])
@@ -119,12 +120,15 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     """
     database = catalog.database
     original = _check(catalog, file)
+    imported = replace(original, name=name)
+    if original.write_of(0) is None:  # records of format 1, which are made anew
+        (write,) = original.begin_write(0).writes
+        imported = replace(imported, writes=(write, *original.writes))
 
     def begin(txn: Transaction) -> Document:
         row = replace(
-            original,
+            imported,
             id=catalog.new_document_id(txn),
-            name=name,
             state="importing",
             tokens=0,
             blocks=0,
@@ -143,15 +147,14 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
                 batch.append(frame)
                 size += len(frame.payload[2])
             if size >= BATCH_BYTES:
-                database.write(lambda txn: _store(txn, catalog, original.id, number, batch))  # noqa: B023 (runs now)
+                database.write(lambda txn: _store(txn, catalog, original, imported, number, batch))  # noqa: B023 (runs now)
                 batch, size = [], 0
 
         def end(txn: Transaction) -> Document:
-            _store(txn, catalog, original.id, number, batch)
+            _store(txn, catalog, original, imported, number, batch)
             row = replace(
-                original,
+                imported,
                 id=number,
-                name=name,
                 state="ready",
                 bytes=sum(len(record.data) for record in catalog.blocks.walk(txn, number)),
             )
@@ -167,20 +170,26 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
 
 
 def _store(
-    txn: Transaction, catalog: Catalog, original: int, number: int, batch: list[_Frame]
+    txn: Transaction,
+    catalog: Catalog,
+    original: Document,
+    imported: Document,
+    number: int,
+    batch: list[_Frame],
 ) -> None:
     geometry = catalog.signature.geometry
     bits, shape = f"<i{geometry.itemsize}", (-1, geometry.num_kv_heads, geometry.head_dim)
-    for kind, (first, second, data) in batch:
+    for kind, (first, second, data, *per_block) in batch:
         if kind == "tokens":
             catalog.put_tokens(txn, number, first, second, np.frombuffer(data, dtype="<u4"))
         elif kind == "landmarks":
             keys = np.frombuffer(data, bits).reshape(shape)
-            catalog.put_landmarks(txn, number, first, second, keys)
+            catalog.put_landmarks(txn, number, first, second, keys, *per_block)
         else:
-            key = RecordKey(original, first, second)
-            record = rename_record(data, key, number, geometry)
-            catalog.blocks.put(txn, key._replace(document=number), record)
+            key, write = RecordKey(original.id, first, second), imported.write_of(first)
+            if original.write_of(first) is None and write is not None:
+                data = catalog.blocks.from_format1(data, key, write)
+            catalog.blocks.put(txn, key._replace(document=number), data)
 
 
 def _check(catalog: Catalog, file: Path) -> Document:
@@ -192,7 +201,7 @@ def _check(catalog: Catalog, file: Path) -> Document:
             f"{file} was written by another model than {catalog.database.path}: "
             f"{'; '.join(differences)}"
         )
-    tally = _Tally(signature)
+    tally = _Tally(signature, document)
     try:
         for frame in _frames(file):
             tally.count(frame)
@@ -212,12 +221,12 @@ class _Tally:
     the ends are right.
     """
 
-    def __init__(self, signature: Signature) -> None:
+    def __init__(self, signature: Signature, document: Document) -> None:
         geometry = signature.geometry
         self._key_bytes = geometry.num_kv_heads * geometry.head_dim * geometry.itemsize
         self._tokens = 0
-        self._landmarks = dict.fromkeys(signature.memory_layers, 0)
-        self._blocks = dict.fromkeys(signature.memory_layers, 0)
+        layers = {*signature.memory_layers} & {*document.layers_of(signature)}
+        self._landmarks, self._blocks = dict.fromkeys(layers, 0), dict.fromkeys(layers, 0)
         self._in_order = True
 
     def count(self, frame: _Frame) -> None:
@@ -226,9 +235,9 @@ class _Tally:
             self._in_order &= first == self._tokens
             self._tokens += len(ids) // 4
         elif frame.kind == "landmarks" and frame.payload[0] in self._landmarks:
-            layer, first, keys = frame.payload
+            layer, first, keys, *per_block = frame.payload
             self._in_order &= first == self._landmarks[layer]
-            self._landmarks[layer] += len(keys) // self._key_bytes
+            self._landmarks[layer] += len(keys) // (self._key_bytes * (per_block or [1])[0])
         elif frame.kind == "record" and frame.payload[1] in self._blocks:
             block, layer, _ = frame.payload
             self._in_order &= block == self._blocks[layer]

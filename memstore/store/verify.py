@@ -259,6 +259,7 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
     """
     catalog = Catalog.open(path, read_only=True)
     try:
+        catalog.database.last_commit()
         with catalog.database.read() as txn:
             rows = [read_document_key(key) for key, _ in txn.scan("documents")]
             owners = sorted(
@@ -298,7 +299,7 @@ def _row(catalog: Catalog, number: int, *, known: bool) -> Document | None:
     """A document's row; None if there is nothing of it any more. Raises CorruptMemory."""
     with catalog.database.read() as txn:
         if txn.view("documents", document_key(number)) is not None:
-            return catalog.document(txn, number) if known else None
+            return catalog.row(txn, number) if known else None
         if all(
             next(txn.scan(table, *document_range(number)), None) is None
             for table in _DOCUMENT_TABLES
@@ -349,17 +350,19 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
     kept = max(0, boundary - document.settings.top_k)  # of layers without memory
     first = {
         layer: 0 if layer in signature.memory_layers else kept
-        for layer in range(signature.num_layers)
+        for layer in document.layers_of(signature)
     }
-    ends = dict.fromkeys(first, 0)
+    if number == 0:
+        first = dict.fromkeys(first, 0)
+    ends = {} if number == 0 else dict.fromkeys(first, 0)  # the prefix is not searched
     for run in catalog.landmarks(txn, number):
-        expect(run.layer in first, f"landmark keys of a layer {run.layer}")
+        expect(run.layer in ends, f"landmark keys of a layer {run.layer}")
         start = ends[run.layer]
         expect(
             run.first_block == start or (start == 0 and run.first_block <= first[run.layer]),
             f"landmark keys of layer {run.layer}, blocks {start}..{run.first_block} are missing",
         )
-        ends[run.layer] = run.first_block + len(run.keys)
+        ends[run.layer] = run.first_block + run.blocks
     for layer, end in ends.items():
         expect(end == blocks, f"landmark keys of {end} blocks in layer {layer} instead of {blocks}")
 
@@ -403,7 +406,7 @@ def _salvage(path: Path, damaged: set[int]) -> None:
     old = Catalog.open(path)
     try:
         with old.database.writer():
-            copy = Catalog.create(new, old.signature, codec=old.codec)
+            copy = Catalog.create(new, old.signature)  # its own row is copied, too
             try:
                 with old.database.read() as txn:
                     numbers = [read_document_key(key) for key, _ in txn.scan("documents")]

@@ -19,7 +19,7 @@ import numpy as np
 from memstore.block import BlockKey
 from memstore.disk.catalog import Catalog, Document
 from memstore.errors import BudgetExceeded, InvalidInput
-from memstore.store.chunk import Chunk, LayerBlocks, RecentBlocks
+from memstore.store.chunk import Chunk, LayerBlocks, RecentBlocks, StoredLayers
 from memstore.store.commit import Commits
 from memstore.store.retrieval import Retrieval
 from memstore.store.tokens import TokenSpan, read_tokens
@@ -55,12 +55,14 @@ class DocumentWriter:
         """
         self._catalog, self._tiers, self._index = catalog, retrieval.tiers, retrieval.index
         self._geometry = catalog.signature.geometry
-        self._memory_layers = set(catalog.signature.memory_layers)
+        self._memory_layers = set(StoredLayers.of(document, catalog.signature).memory)
         self._chunk_blocks = document.settings.chunk_blocks
         blocks = document.blocks
         if document.state == "ready":  # appended to: back to the last boundary of chunks
             chunk_tokens = self._chunk_blocks * self._geometry.block_size
             blocks = document.tokens // chunk_tokens * self._chunk_blocks
+        if document.state == "ready" or document.write_of(blocks) is None:
+            document = document.begin_write(blocks)
         self._commits = Commits(
             catalog, document, blocks=blocks, replaces=replaces, on_commit=self._committed
         )
@@ -142,8 +144,8 @@ class DocumentWriter:
             char_start,
             layers,
             length_of_last,
+            document=self._commits.row,
             signature=self._catalog.signature,
-            chunk_blocks=self._chunk_blocks,
         )
         cut = self._commits.cut
         if not cut:

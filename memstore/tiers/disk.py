@@ -7,7 +7,6 @@ memstore.disk.cold_read.
 
 import time
 from collections.abc import Sequence
-from typing import NoReturn
 
 from torch import Tensor
 
@@ -16,9 +15,7 @@ from memstore.disk import cold_read
 from memstore.disk.batch import Batch, Slots, Wanted
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
-from memstore.disk.keys import document_key
-from memstore.disk.record import HeaderReader
-from memstore.errors import CorruptBlock, DocumentNotFound
+from memstore.errors import CorruptBlock
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
 
@@ -36,8 +33,8 @@ class DiskTier:
         self.database = catalog.database
         self.geometry = catalog.signature.geometry
         self.stats = TierCounter()
-        self._headers = HeaderReader(self.geometry)
-        self._cold = cold_read.ColdReader(self.database, self._headers)
+        self._catalog = catalog
+        self._cold = cold_read.ColdReader(self.database, catalog.blocks)
         # batches to come for which the disk is asked in advance
         self._watch = _WATCH if cold_read.CAN_WATCH else 0
         # of the latest call; nearly always those of the next
@@ -56,10 +53,11 @@ class DiskTier:
         started = time.perf_counter()
         if self._slots is None or self._slots[0] is not slab:
             self._slots = slab, Slots(raw_view(slab))
-        batch = Batch(units, self._slots[1], slots, self._headers)
-        self._refuse_own(batch.documents)
-        rest: Sequence[Wanted] = batch.by_record()
+        batch = Batch(units, self._slots[1], slots, self._catalog.blocks)
         with self.database.read() as txn:
+            rest: Sequence[Wanted] = batch.by_record(
+                {document: self._catalog.writes(txn, document) for document in {*batch.documents}}
+            )
             if not self._watch:
                 rest = self._read_mapped(txn, rest, batch)
             if rest:
@@ -91,28 +89,10 @@ class DiskTier:
         return ()
 
     def _views(self, txn: Transaction, wanted: Sequence[Wanted]) -> list[memoryview]:
-        """Records as they lie in the mapped file. Raises CorruptBlock, DocumentNotFound."""
+        """Records as they lie in the mapped file. Raises CorruptBlock."""
         keys = [record[0] for record in wanted]
         views = txn.views("blocks", keys)
         if len(views) < len(keys):
-            self._missing(
-                txn, next(record for record in wanted if txn.view("blocks", record[0]) is None)
-            )
+            key = next(record[1] for record in wanted if txn.view("blocks", record[0]) is None)
+            raise CorruptBlock(f"{key}: no such record in {self.database.path}; run verify")
         return views
-
-    def _refuse_own(self, documents: Sequence[int]) -> None:
-        """A session's own blocks are never on disk. Raises DocumentNotFound."""
-        document = min(documents)
-        if document < 0:
-            raise self._forgotten(document)
-
-    def _missing(self, txn: Transaction, record: Wanted) -> NoReturn:
-        key = record[1]
-        if txn.view("documents", document_key(key.document)) is None:
-            raise self._forgotten(key.document)
-        raise CorruptBlock(f"{key}: no such record in {self.database.path}; run verify")
-
-    def _forgotten(self, document: int) -> DocumentNotFound:
-        return DocumentNotFound(
-            f"document {document} is not in {self.database.path}: it was forgotten"
-        )
