@@ -21,7 +21,7 @@ from synthetic_documents import CHUNK, check_content, ingest
 from memstore import errors
 from memstore.errors import MemstoreError
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import walk
+from memstore.store.walk import walk
 
 BUDGET = 1 << 20
 TOKENS = 150 * CHUNK + 7

@@ -169,6 +169,6 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
 
 def is_whole(path: Path) -> bool:
     """What `verify` asks of a memory, walked in this process."""
-    from memstore.store.verify import walk
+    from memstore.store.walk import walk
 
     return all(event["event"] != "problem" for event in walk(path, set()))

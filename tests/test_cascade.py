@@ -321,7 +321,7 @@ def test_a_repair_does_not_close_the_file_under_a_prefetch(
             assert not ahead._busy and not ahead._waiting
             return "repaired"
 
-        monkeypatch.setattr("memstore.store.memory_store.verify_memory", repair)
+        monkeypatch.setattr("memstore.store.verify.verify_memory", repair)
         for _ in range(20):
             store.expect([BlockKey(document.id, 1, block, 0) for block in range(80)])
             assert store.verify(repair=True) == "repaired"

@@ -54,7 +54,8 @@ from memstore.errors import (
     WrongModel,
 )
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory, walk
+from memstore.store.verify import verify_memory
+from memstore.store.walk import walk
 
 UNIT_BYTES = 2 * BLOCK * DIM * 2
 BUDGET = 1 << 20

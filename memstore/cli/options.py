@@ -174,18 +174,6 @@ ScoreRange = Annotated[
         "Of these, read only blocks that score within B of the best; default: the model's.",
     ),
 ]
-Cutoff = Annotated[
-    float | None,
-    _option(
-        "--cmt-cutoff", "C", "Skip lookups whose gate is below C (0 = none); default: the model's."
-    ),
-]
-Granularity = Annotated[
-    str | None,
-    _option(
-        "--granularity", "G", "Choose blocks per_token_per_head, per_token, per_head or shared."
-    ),
-]
 Temperature = Annotated[
     float, _option("--temperature", "T", "0 takes the likeliest token; above samples.")
 ]
@@ -198,6 +186,28 @@ IndexKind = Annotated[
         "How landmarks are searched: auto (default), packed, faiss-ivf, .. (docs/index.md).",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """How a command that asks looks up: an option a field; None leaves it to the model."""
+
+    top_k: TopK = None
+    score_range: ScoreRange = None
+    cmt_cutoff: Annotated[
+        float | None,
+        _option(
+            "--cmt-cutoff",
+            "C",
+            "Skip lookups whose gate is below C (0 = none); default: the model's.",
+        ),
+    ] = None
+    granularity: Annotated[
+        str | None,
+        _option(
+            "--granularity", "G", "Choose blocks per_token_per_head, per_token, per_head or shared."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

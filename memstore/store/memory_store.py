@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from memstore.disk.catalog import Catalog, Document, IngestSettings
 from memstore.disk.database import Transaction
 from memstore.errors import InvalidInput, MemoryLocked
-from memstore.store import admission, transfer
+from memstore.store import admission
 from memstore.store.admission import Mode, written_here
 from memstore.store.lookups import Lookups
 from memstore.store.tokens import TokenSpan, read_tokens
-from memstore.store.verify import Report, verify_memory
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported where it is used: most commands need none of it
+    from memstore.store.verify import Report
     from memstore.store.writer import DocumentWriter
 
 
@@ -169,9 +169,11 @@ class MemoryStore(Lookups):
 
         Raises DocumentNotFound, InvalidInput, StorageFull, CorruptMemory.
         """
+        from memstore.store.transfer import export_document
+
         catalog = self._on_disk().catalog
         (document,) = self.ready([name])
-        return transfer.export_document(catalog, document, Path(file))
+        return export_document(catalog, document, Path(file))
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
         """Read an exported document, under another name if one is given; the same content under the
@@ -180,15 +182,17 @@ class MemoryStore(Lookups):
         Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat,
         DocumentExists, StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
         """
+        from memstore.store.transfer import import_document, read_head
+
         file = Path(file)
-        _, original = transfer.read_head(file)
+        _, original = read_head(file)
         name = original.name if name is None else name
         admission.check_name(name)
         catalog = self._writable().catalog
         with written_here(catalog, name, wait=self._wait_for_writer):
             found = admission.admit_import(self.documents(), name, original)
             if found is None:
-                found = transfer.import_document(catalog, file, name)
+                found = import_document(catalog, file, name)
         self._refresh()
         return found
 
@@ -203,13 +207,15 @@ class MemoryStore(Lookups):
         committed.follow()  # transactions are numbered anew
         return sizes
 
-    def verify(self, *, repair: bool = False) -> Report:
+    def verify(self, *, repair: bool = False) -> "Report":
         """Check everything that is stored, in a child process; with `repair`, drop damaged
         documents whole.
 
         For a memory that cannot be opened, use memstore.store.verify.verify_memory. Raises what
         that raises.
         """
+        from memstore.store.verify import verify_memory
+
         committed = self._on_disk()
         path = committed.catalog.database.path
         if not repair:
