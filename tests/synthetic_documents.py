@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Document, IngestSettings
+from memstore.disk.document import Document, IngestSettings
 from memstore.disk.signature import Signature
 from memstore.store.chunk import LayerBlocks
 from memstore.store.memory_store import MemoryStore

@@ -22,7 +22,7 @@ from fork_server import RIGHT, ForkServer
 from synthetic_documents import BLOCK, CHUNK, DIM, HEADS, SIGNATURE, block, ingest
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Document
+from memstore.disk.document import Document
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.policy import POLICIES
 

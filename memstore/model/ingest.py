@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from memstore.disk.catalog import Document, IngestSettings
+from memstore.disk.document import Document, IngestSettings
 from memstore.errors import InvalidInput
 from memstore.model.attention import Blocks, Memory
 from memstore.model.config import ModelConfig

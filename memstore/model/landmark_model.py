@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memstore.disk.catalog import Document
+from memstore.disk.document import Document
 from memstore.disk.signature import Signature
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.attention import Read

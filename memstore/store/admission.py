@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from memstore.disk.catalog import Catalog, Document, IngestSettings
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document, IngestSettings
 from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput, MemoryLocked
 
 Mode = Literal["new", "append", "replace"]

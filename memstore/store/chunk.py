@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Document
+from memstore.disk.document import Document
 from memstore.disk.signature import Signature
 from memstore.errors import InvalidInput
 from memstore.tiers.raw_bits import torch_dtype

@@ -9,8 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from memstore.block import RecordKey
-from memstore.disk.catalog import Catalog, Document, State
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document, State
 from memstore.store.chunk import Chunk, StoredLayers
 from memstore.store.encode import Encoder
 from memstore.store.landmark_runs import LANDMARK_RUN, LandmarkRuns, run_of

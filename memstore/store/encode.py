@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from memstore.block import RecordKey
-from memstore.disk.catalog import Catalog, Document
+from memstore.disk.catalog import Catalog
 from memstore.disk.codec import get_codec
+from memstore.disk.document import Document
 from memstore.store.chunk import Chunk, StoredLayers
 from memstore.tiers.raw_bits import from_raw, raw_view
 

@@ -8,7 +8,8 @@ from itertools import dropwhile
 import torch
 from torch import Tensor
 
-from memstore.disk.catalog import Catalog, Document
+from memstore.disk.catalog import Catalog
+from memstore.disk.document import Document
 from memstore.errors import CorruptMemory
 from memstore.store.chunk import Chunk
 from memstore.tiers.raw_bits import from_raw, torch_dtype

@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memstore.disk.catalog import Catalog, Document, IngestSettings
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document, IngestSettings
 from memstore.errors import InvalidInput, MemoryLocked
 from memstore.store import admission
 from memstore.store.admission import Mode, written_here

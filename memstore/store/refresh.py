@@ -5,7 +5,8 @@ to look up.
 import threading
 from typing import TYPE_CHECKING
 
-from memstore.disk.catalog import Catalog, Document
+from memstore.disk.catalog import Catalog
+from memstore.disk.document import Document
 from memstore.store.admission import is_listed
 
 if TYPE_CHECKING:

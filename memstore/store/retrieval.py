@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.disk.catalog import Catalog, Document
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document
 from memstore.disk.signature import Signature
 from memstore.errors import CorruptMemory, InvalidInput, NewerFormat
 from memstore.index import FaissIndex, LandmarkIndex, make_index

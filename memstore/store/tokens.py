@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memstore.disk.catalog import Catalog, Document
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document
 from memstore.errors import CorruptMemory
 
 

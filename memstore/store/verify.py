@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from memstore.disk.files import DATA
 from memstore.errors import CorruptMemory, MemoryNotFound, MemstoreError
 
 
@@ -58,7 +59,7 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     nothing can be saved.
     """
     path = Path(path)
-    if not (path / "data.mdb").is_file():
+    if not (path / DATA).is_file():
         raise MemoryNotFound(f"{path} holds no memory; `memstore ingest` makes one")
     with _Children() as children:
         report, died = _walk_in_children(children, path)

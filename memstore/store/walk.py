@@ -2,7 +2,6 @@
 whole; and the server that forks them.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -12,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memstore.disk.catalog import Catalog, Document
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document
+from memstore.disk.files import DATA, sync_directory, try_alone
 from memstore.disk.keys import (
     document_key,
     document_range,
@@ -231,18 +232,12 @@ def _salvage(path: Path, damaged: set[int]) -> None:
                 copy.close()
     finally:
         old.close()
-    file = os.open(path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+    file = os.open(path / DATA, os.O_RDWR | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MemoryLocked(
-                f"{path} is open in another process; this repair needs it alone"
-            ) from None
-        os.replace(new / "data.mdb", path / "data.mdb")
-        directory = os.open(path, os.O_RDONLY)
-        os.fsync(directory)
-        os.close(directory)
+        if not try_alone(file):
+            raise MemoryLocked(f"{path} is open in another process; this repair needs it alone")
+        os.replace(new / DATA, path / DATA)
+        sync_directory(path)
     finally:
         os.close(file)
         shutil.rmtree(new, ignore_errors=True)

@@ -17,7 +17,8 @@ from typing import Self
 import numpy as np
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Catalog, Document
+from memstore.disk.catalog import Catalog
+from memstore.disk.document import Document
 from memstore.errors import BudgetExceeded, InvalidInput
 from memstore.store.chunk import Chunk, LayerBlocks, RecentBlocks, StoredLayers
 from memstore.store.commit import Commits
