@@ -25,7 +25,8 @@ from memstore.errors import InvalidInput, MemoryNotFound
 if TYPE_CHECKING:
     from memstore.model.ingest import IngestProgress, Mode, Text
     from memstore.model.landmark_model import LandmarkModel
-    from memstore.store.memory_store import MemoryStore, OpenOptions
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.options import OpenOptions
 
 # an ingest reads back only its latest blocks; with --retrieve it gets what asking gets
 INGEST_BUDGET = 128 << 20
@@ -76,7 +77,7 @@ def ingest(
         typer.Option(
             "--codec",
             metavar="NAME",
-            help=("Of a new memory: zstd (default) or raw, lossless; int8 or int4, smaller."),
+            help="Of a new memory: zstd (default) or raw, lossless; int8 or int4, smaller.",
         ),
     ] = None,
     *,

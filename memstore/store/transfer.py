@@ -49,11 +49,6 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
 
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
-    if document.state != "ready":
-        raise InvalidInput(
-            f"document {document.name!r} is only partly read; finish ingesting it before exporting "
-            "it"
-        )
     part = file.with_name(file.name + ".part")
     try:
         with open(part, "wb") as out:
