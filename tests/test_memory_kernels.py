@@ -25,12 +25,12 @@ if find_spec("triton") is None:
 import triton_interpreter  # noqa: F401 (before anything imports Triton)
 
 from memstore.disk.codec import get_codec
-from memstore.disk.record import raw_view
 from memstore.kernels import gather, launch, reference, slab_copy
 from memstore.kernels import landmark_topk as search
 from memstore.kernels import memory_attention as attention
 from memstore.kernels.quantised import UnitScales, decode_units
 from memstore.kernels.types import NEG, LocalAttention, TopK
+from memstore.tiers.raw_bits import raw_view
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
