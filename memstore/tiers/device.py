@@ -2,7 +2,7 @@
 
 import torch
 
-from memstore.errors import InvalidConfig
+from memstore.devices import usable_device
 from memstore.tiers.host import HostTier
 from memstore.tiers.slab import SlabTier
 
@@ -39,18 +39,3 @@ class DeviceTier(SlabTier):
             policy=policy,
             device=usable_device(device),
         )
-
-
-def usable_device(device: str) -> torch.device:
-    """The device of that name. Raises InvalidConfig for one that this machine does not have."""
-    try:
-        place = torch.empty(1, device=device).device
-        if place.type == "meta":
-            raise RuntimeError("it holds no data")
-    # torch has no error of its own for this
-    except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).splitlines()[0].partition(". ")[0][:150]
-        raise InvalidConfig(
-            f"device {device!r} cannot be used here ({reason}); choose cuda or cpu"
-        ) from error
-    return place
