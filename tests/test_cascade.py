@@ -11,6 +11,7 @@ import torch
 from counting_source import (
     BLOCK,
     DIM,
+    SECONDS,
     UNIT_BYTES,
     Aside,
     CountingSource,
@@ -340,7 +341,7 @@ class Standing:
         self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]
     ) -> list[int]:
         self.reading.set()
-        assert self.go.wait(60)
+        assert self.go.wait(SECONDS)
         return self._source.read(units, slab, slots)
 
 
@@ -364,7 +365,7 @@ def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though
                 pass
 
         ahead = Aside(store._tiers.host.prefetch, [BlockKey(document.id, 1, 0, 0)])
-        assert below.reading.wait(60)
+        assert below.reading.wait(SECONDS)
         other.forget("book")
         notices = Aside(store.documents)
         notices.is_waiting()

@@ -386,7 +386,7 @@ def test_importing_memstore_and_attending_on_a_cpu_needs_no_triton() -> None:
         "assert sys.modules['triton'] is None and not any(name.startswith('triton.') for name in "
         "sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_model_learns_from_windows_the_same_through_the_kernel() -> None:

@@ -544,7 +544,6 @@ def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_t
             [sys.executable, "-W", "ignore", "-c", STEP, str(tmp_path / "model")],
             capture_output=True,
             text=True,
-            timeout=120,
             check=True,
             env={"MEMSTORE_KERNELS": kernels, "PYTHONPATH": str(HERE.parent)},
         )

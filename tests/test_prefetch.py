@@ -6,7 +6,7 @@ import random
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,13 +37,6 @@ from memstore.tiers.policy import POLICIES
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.trace import read_trace
-
-
-@pytest.fixture(scope="module")
-def children() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture
@@ -108,11 +101,9 @@ def test_too_many_requests_drop_the_oldest_and_block_nobody(below: CountingSourc
     below.stand_still()
     ahead.request([unit(0)])
     below.reading.acquire()
-    began = time.perf_counter()
-    for first in range(1, 41):
+    for first in range(1, 41):  # nothing is read meanwhile: who waited for it would never return
         ahead.request([unit(first)])
     ahead.request([])
-    assert time.perf_counter() - began < 5
     below.go()
     ahead.drain()
     assert [read[0] for read in below.reads] == [unit(0), *units(36, 41)]
@@ -251,12 +242,10 @@ def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
         )
     ahead = Prefetcher(tier, workers=2, batch=4, most=30)
     below.wild = random.Random(policy)
-    until = time.perf_counter() + 0.3
 
-    def work(seed: int) -> int:
+    def work(seed: int) -> None:
         chance = random.Random(seed)
-        done = 0
-        while time.perf_counter() < until:
+        for _ in range(150):
             wanted = [unit(number) for number in chance.sample(range(40), chance.randint(1, 4))]
             what = chance.random()
             try:
@@ -280,11 +269,9 @@ def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
             except (MemstoreError, OSError, RuntimeError):
                 pass
             assert tier.bytes <= tier.budget_bytes and host.bytes <= host.budget_bytes
-            done += 1
-        return done
 
-    calls = [Aside(work, seed) for seed in range(6)]
-    assert all(call.end() for call in calls)
+    for call in [Aside(work, seed) for seed in range(6)]:
+        call.end()
     Aside(ahead.drain).end()
     Aside(ahead.close).end()
     below.wild = None

@@ -4,7 +4,7 @@ processes.
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,13 +69,6 @@ def store(path: Path) -> MemoryStore:
 
 def reopened(path: Path, **options: object) -> MemoryStore:
     return MemoryStore.open(path, SIGNATURE, **{"host_budget": BUDGET, **options})
-
-
-@pytest.fixture(scope="module")
-def children() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture
