@@ -15,6 +15,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +30,11 @@ from memstore.cli.main import main
 from memstore.disk.codec import CODECS
 from memstore.disk.database import Database
 from memstore.model.checkpoint import SHIPPED, save_checkpoint
-from memstore.model.config import ModelConfig
+from memstore.model.config import PRESETS, ModelConfig
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
 from memstore.store.verify import walk
+from memstore.training import curriculum
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = [
@@ -627,13 +629,28 @@ def test_chat_serves_metrics_while_it_runs(store: Path) -> None:
     )
 
 
+@pytest.fixture
+def small_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole plan of `memstore train`, in small batches for small models."""
+    small = {"batch": 4, "blocks": 3, "chunk_blocks": 2, "memory_windows": 4, "memory_blocks": 4}
+    stages = tuple(replace(stage, **small) for stage in curriculum.default_curriculum())
+    monkeypatch.setattr(curriculum, "default_curriculum", lambda: stages)
+    shape = {"vocab_size": 1024, "hidden_size": 32, "num_heads": 2, "num_kv_heads": 2}
+    test = ModelConfig(**shape, head_dim=16, num_layers=2, mlp_size=48)
+    books = replace(test, num_layers=3, mlp_size=64, memory_layers=(2,))
+    monkeypatch.setitem(PRESETS, "test", test)
+    monkeypatch.setitem(PRESETS, "books", books)
+
+
+@pytest.mark.usefixtures("small_training")
 def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> None:
     from pydoc_data.topics import topics
 
     text = tmp_path / "text.txt"
-    text.write_text("\n".join(topics.values()))
+    text.write_text("\n".join(list(topics.values())[:25]))
     trained = run("train", text, "--out", tmp_path / "run", "--minutes", "0.002", "--json")
     assert trained.status == 0 and trained.json["out"] == str(tmp_path / "run")
+    assert trained.err.startswith("precision ")
     refused(run("train", text, "--out", tmp_path / "run"), "--resume")
     assert (
         run("train", text, "--out", tmp_path / "run", "--minutes", "0.002", "--resume").status == 0
@@ -671,7 +688,7 @@ def test_train_leaves_a_model_that_can_be_asked(tmp_path: Path, story: Path) -> 
     )
     assert not (tmp_path / "run5").exists()
     other = ("--init", tmp_path / "run", "--preset")
-    refused(run("train", text, "--out", tmp_path / "run6", *other, "small"), "2048 ids")
+    refused(run("train", text, "--out", tmp_path / "run6", *other, "small"), "1024 ids")
     # which it grows into
     assert run("train", text, "--out", tmp_path / "run7", *other, "books", *last).status == 0
     larger = ("--init", tmp_path / "run7", *last)
