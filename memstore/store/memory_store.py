@@ -693,9 +693,7 @@ class MemoryStore:
 
     @property
     def predictor(self) -> Predictor:
-        """How sessions shall predict what to `expect`: "off", "previous", "speculative" or
-        "both".
-        """
+        """How sessions shall predict what to `expect`: "off" or "speculative"."""
         return self._tiers.predictor
 
     @property
