@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.devices import usable_device
 from memstore.disk.catalog import Catalog, Document, IngestSettings
 from memstore.disk.database import Transaction
 from memstore.disk.signature import Signature
@@ -40,7 +41,6 @@ from memstore.store.verify import Problem, Report, verify_memory
 from memstore.store.writer import COMMIT_BYTES, DocumentWriter, RecentBlocks, TokenSpan, read_tokens
 from memstore.tiers.base import Lease, UnitSource
 from memstore.tiers.cascade import HOST_BUDGET, Cascade, Predictor, TierOptions, check_options
-from memstore.tiers.device import usable_device
 from memstore.tiers.disk import DiskTier
 from memstore.tiers.raw_bits import from_raw, torch_dtype
 from memstore.tiers.stats import TierStats

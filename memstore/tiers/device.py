@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from memstore.block import BlockKey
-from memstore.errors import InvalidConfig
+from memstore.devices import usable_device
 from memstore.tiers.host import HostTier
 from memstore.tiers.slab import SlabTier
 
@@ -47,18 +47,3 @@ class DeviceTier(SlabTier):
         self, units: Sequence[BlockKey], slots: Sequence[int]
     ) -> tuple[list[int], list[str]]:
         return self._host.lift(units, self.slab, slots)
-
-
-def usable_device(device: str) -> torch.device:
-    """The device of that name. Raises InvalidConfig for one that this machine does not have."""
-    try:
-        place = torch.empty(1, device=device).device
-        if place.type == "meta":
-            raise RuntimeError("it holds no data")
-    # torch has no error of its own for this
-    except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).splitlines()[0].partition(". ")[0][:150]
-        raise InvalidConfig(
-            f"device {device!r} cannot be used here ({reason}); choose cuda or cpu"
-        ) from error
-    return place
