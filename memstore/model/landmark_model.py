@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from memstore.devices import usable_device
-from memstore.disk.catalog import Document, Signature
+from memstore.disk.catalog import Document
+from memstore.disk.signature import Signature
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.attention import Read
 from memstore.model.checkpoint import SHIPPED, SHIPPED_NAME, load_checkpoint, signature_of

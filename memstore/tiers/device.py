@@ -1,7 +1,10 @@
 """The device tier: slots in a device's memory, filled from the host tier."""
 
+from collections.abc import Sequence
+
 import torch
 
+from memstore.block import BlockKey
 from memstore.devices import usable_device
 from memstore.tiers.host import HostTier
 from memstore.tiers.slab import SlabTier
@@ -30,8 +33,8 @@ class DeviceTier(SlabTier):
         policy: str = "lru",
     ) -> None:
         """As SlabTier. Raises InvalidConfig for a device that this machine does not have."""
+        self._host = host
         super().__init__(
-            host,
             budget_bytes,
             block_size=block_size,
             head_dim=head_dim,
@@ -39,3 +42,8 @@ class DeviceTier(SlabTier):
             policy=policy,
             device=usable_device(device),
         )
+
+    def _read_below(
+        self, units: Sequence[BlockKey], slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        return self._host.lift(units, self.slab, slots)
