@@ -15,9 +15,10 @@ from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model import facts as language
 from memstore.model.facts import Pools, draw_fact, draw_value
 from memstore.model.tokenizer import Tokenizer
-from memstore.training.batches import RecallConfig, RecallData
+from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
-from memstore.training.pages import Source
+from memstore.training.recall_config import RecallConfig
+from memstore.training.source import Source
 
 BLOCK = 16
 

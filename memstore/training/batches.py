@@ -15,16 +15,9 @@ from memstore.model import facts as language
 from memstore.model.facts import Pools, Split
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import TokenCorpus
-from memstore.training.pages import Page, RecallConfig, Source, StatedFact, forms
-
-__all__ = [
-    "MemoryBatch",
-    "QuestionBatch",
-    "RecallConfig",
-    "RecallData",
-    "StatedFact",
-    "WindowBatch",
-]
+from memstore.training.pages import Page, StatedFact, forms
+from memstore.training.recall_config import RecallConfig
+from memstore.training.source import Source
 
 Batch = TypeVar("Batch", "WindowBatch", "MemoryBatch", "QuestionBatch")
 
