@@ -184,7 +184,7 @@ def test_sentences_hold_their_fact_and_questions_end_before_the_answer():
             assert "48213" not in asked.prompt
     stated = language.pass_key_statement("9054")
     assert stated.text == "The pass key is 9054. Remember it. 9054 is the pass key."
-    assert language.pass_key_question("9054").prompt == language.PASS_KEY_QUESTION
+    assert language.pass_key_question("9054").prompt == language.PASS_KEY_QUESTIONS["train"][0]
 
 
 def test_encoding_by_pieces_gives_the_ids_of_the_whole_sentence(tokenizer, corpus):
