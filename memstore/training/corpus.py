@@ -156,14 +156,6 @@ class TokenCorpus:
             )
         return rng.randrange(len(self.tokens) - length + 1)
 
-    def sample(self, rng: Random, length: int) -> np.ndarray:
-        """`length` consecutive token ids from a random place, int64 [length]."""
-        return self.continuation(self.offset(rng, length), length)
-
-    def continuation(self, offset: int, length: int) -> np.ndarray:
-        """The `length` token ids from `offset` on, int64 [length]."""
-        return self.tokens[offset : offset + length].astype(np.int64)
-
 
 def _cache_key(paths: Sequence[Path], tokenizer: Tokenizer) -> str:
     missing = [path for path in paths if not path.is_file()]
