@@ -108,7 +108,7 @@ def test_opening_what_is_no_memory_or_another_models_is_refused(path: Path, tmp_
     with pytest.raises(BudgetExceeded):
         MemoryStore.create(tmp_path / "other", SIGNATURE, host_budget=10)
     assert not (tmp_path / "other").exists()
-    with pytest.raises(InvalidInput, match="faiss-flat"):
+    with pytest.raises(InvalidInput, match="faiss-ivf"):
         MemoryStore.open(path, index="hnsw")
     MemoryStore.open(path, SIGNATURE).close()
 
@@ -137,7 +137,7 @@ def test_closed_store_says_so(path: Path) -> None:
             call()
 
 
-@pytest.mark.parametrize("index", ["packed", "faiss-flat"])
+@pytest.mark.parametrize("index", ["packed", "auto"])
 def test_either_index_finds_the_same_blocks(path: Path, index: str) -> None:
     with MemoryStore.create(path, SIGNATURE) as store:
         document = ingest(store, "book", 20 * CHUNK)

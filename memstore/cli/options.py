@@ -195,7 +195,7 @@ IndexKind = Annotated[
     _option(
         "--index",
         "KIND",
-        "How landmarks are searched: auto (default), packed, faiss-ivf, .. (docs/index.md).",
+        "How landmarks are searched: auto (default), packed, faiss-ivf, faiss-ivf-sq8.",
     ),
 ]
 

@@ -35,7 +35,7 @@ from memstore.errors import (
     WrongModel,
 )
 from memstore.index import FaissIndex, Hits, LandmarkIndex, Scope, make_index
-from memstore.index.engines import Engines
+from memstore.index.faiss_files import FaissFiles
 from memstore.store.transfer import export_document, import_document, read_head
 from memstore.store.verify import Problem, Report, verify_memory
 from memstore.store.writer import COMMIT_BYTES, DocumentWriter, RecentBlocks, TokenSpan, read_tokens
@@ -97,7 +97,7 @@ class MemoryStore:
             recall=recall,
             device=usable_device(options.get("device") or "cpu"),
         )
-        self._engines: Engines | None = None
+        self._engines: FaissFiles | None = None
         self._tiers = Cascade(
             None if catalog is None else DiskTier(catalog),
             block_size=signature.block_size,
@@ -643,7 +643,7 @@ class MemoryStore:
         """
         self._refresh()
         if self._engines is not None:
-            self._engines.open(layer, self._seen)
+            self._engines.open(layer)
         return self._index.search(
             layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias
         )
@@ -672,7 +672,7 @@ class MemoryStore:
         if self._catalog is not None:
             self._writable()
         self._refresh()
-        return engines.build(top_k, self._seen, progress)
+        return engines.build(top_k, progress)
 
     def lease(self, units: Sequence[BlockKey]) -> Lease:
         """Slots of the top tier that hold these units (repeats allowed) until the lease is
@@ -765,17 +765,17 @@ class MemoryStore:
         Commands that write documents end with this. Raises StorageFull, ReadOnlyMemory.
         """
         self._refresh()
-        return self._engines is not None and self._engines.update(self._seen)
+        return self._engines is not None and self._engines.update()
 
     def _find_engines(self) -> None:
         """Once it is known where the memory is."""
         if isinstance(self._index, FaissIndex):
             directory = None if self.path is None else self.path / "index"
-            self._engines = Engines(
+            self._engines = FaissFiles(
                 self._index, self.signature.memory_layers, directory, read_only=self.read_only
             )
 
-    def _built_index(self) -> Engines:
+    def _built_index(self) -> FaissFiles:
         if self._engines is None:
             raise InvalidInput(
                 "a packed index builds nothing; open the memory with index auto or one of FAISS"
