@@ -147,7 +147,7 @@ class Run(NamedTuple):
 
 def runs_of(model: LandmarkModel, store: MemoryStore) -> list[Run]:
     """All full chunks of the memory's document, layer by layer."""
-    disk, document, size = store._tiers.disk, store.document("book"), model.config.chunk_blocks
+    disk, document, size = store.tiers.disk, store.document("book"), model.config.chunk_blocks
     assert isinstance(disk, DiskTier)
     runs = []
     with disk.database.read() as txn:

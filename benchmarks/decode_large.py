@@ -50,9 +50,9 @@ from common import interleaved, paired_ratio, table, tokens_number
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Signature
 from memstore.disk.codec import get_codec
 from memstore.disk.record import DTYPES, raw_view
+from memstore.disk.signature import Signature
 from memstore.kernels.launch import next_power
 from memstore.model.config import PRESETS, ModelConfig
 from memstore.model.session import ScratchSession

@@ -47,9 +47,9 @@ from xxhash import xxh3_64_digest
 
 from memstore import MemoryStore
 from memstore.block import BlockKey
-from memstore.disk.catalog import Signature
 from memstore.disk.database import Database
 from memstore.disk.keys import block_key
+from memstore.disk.signature import Signature
 from memstore.store.writer import COMMIT_BYTES
 from memstore.tiers.disk import DiskTier
 

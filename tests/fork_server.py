@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import synthetic_documents
@@ -22,10 +23,11 @@ from memstore import errors
 from memstore.errors import MemstoreError
 from memstore.model.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import walk
+from memstore.store.walk import walk
 
 BUDGET = 1 << 20
 TOKENS = 70 * CHUNK + 7
+SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
 SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
 RIGHT, NAMED_ERROR, WRONG, CRASHED = 0, 10, 20, 30
 
@@ -35,6 +37,25 @@ def ingest_job(path: str) -> int:
     with MemoryStore.open(path, host_budget=BUDGET) as store:
         ingest(store, "book", TOKENS, commit_bytes=5000)
     return RIGHT
+
+
+def several_job(path: str) -> int:
+    """Several documents at once, one a thread; each goes on from where it was left."""
+    failed: list[BaseException] = []
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+
+        def write(text: int, tokens: int) -> None:
+            try:
+                ingest(store, str(text), tokens, text=text, commit_bytes=5000)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=write, args=item) for item in SEVERAL.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return CRASHED if failed else RIGHT
 
 
 def changes_job(path: str, export: str) -> int:
@@ -86,7 +107,8 @@ def python_job(output: str, code: str, *arguments: str) -> int:
 
 
 JOBS = {
-    job.__name__: job for job in (ingest_job, changes_job, read_all_job, verify_job, python_job)
+    job.__name__: job
+    for job in (ingest_job, several_job, changes_job, read_all_job, verify_job, python_job)
 }
 
 

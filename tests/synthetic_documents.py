@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Document, Signature
+from memstore.disk.document import Document, IngestSettings
+from memstore.disk.signature import Signature
+from memstore.store.chunk import LayerBlocks
 from memstore.store.memory_store import MemoryStore
-from memstore.store.writer import LayerBlocks
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 4
 CHUNK_BLOCKS, TOP_K = 4, 2
 CHUNK = CHUNK_BLOCKS * BLOCK
-SETTINGS = {"chunk_blocks": CHUNK_BLOCKS, "top_k": TOP_K}
+SETTINGS = IngestSettings(CHUNK_BLOCKS, TOP_K)
 SIGNATURE = Signature(
     weights="ab" * 20,
     tokenizer="cd" * 20,
@@ -160,8 +161,8 @@ def bits(values: Tensor) -> Tensor:
 
 
 def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
-    """Everything that a memory's tables hold, without times: two memories of the same content are
-    equal.
+    """Everything that a memory's tables hold, without times and the random ids of writes: two
+    memories of the same content are equal.
     """
     from memstore.disk.catalog import Catalog
 
@@ -170,10 +171,16 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
         with catalog.database.read() as txn:
             tables = {
                 table: {key: bytes(value) for key, value in txn.scan(table)}
-                for table in ("tokens", "landmarks", "blocks")
+                for table in ("tokens", "landmarks")
             }
-            rows = [replace(row, created=0.0) for row in catalog.documents(txn)]
-            tables["documents"] = {row.id.to_bytes(8, "big"): repr(row).encode() for row in rows}
+            tables["blocks"], tables["documents"] = {}, {}
+            for row in catalog.documents(txn):
+                for key, record in catalog.blocks.walk(txn, row.id):
+                    header = catalog.blocks.header(record, key, row.write_of(key.block))
+                    said = repr((header.codec, header.length, header.sizes)).encode()
+                    tables["blocks"][repr(key).encode()] = said + bytes(record[header.start :])
+                row = replace(row, created=0.0, writes=())
+                tables["documents"][row.id.to_bytes(8, "big")] = repr(row).encode()
         return tables
     finally:
         catalog.close()
@@ -181,6 +188,6 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
 
 def is_whole(path: Path) -> bool:
     """What `verify` asks of a memory, walked in this process."""
-    from memstore.store.verify import walk
+    from memstore.store.walk import walk
 
     return all(event["event"] != "problem" for event in walk(path, set()))

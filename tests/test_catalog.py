@@ -10,10 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memstore.block import RecordKey
 from memstore.disk import catalog as catalog_module
-from memstore.disk.catalog import Catalog, Document, Signature
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
-from memstore.disk.keys import landmarks_key, tokens_key
+from memstore.disk.document import Document, IngestSettings, Write
+from memstore.disk.keys import landmarks_key, landmarks_key1, tokens_key
+from memstore.disk.signature import Signature
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -23,7 +26,7 @@ from memstore.errors import (
     NewerFormat,
     StorageFull,
 )
-from memstore.tiers.disk import DiskTier
+from memstore.tiers.raw_bits import from_raw, raw_view
 
 SIGNATURE = Signature(
     weights="a1" * 32,
@@ -38,6 +41,9 @@ SIGNATURE = Signature(
 )
 
 
+WRITE = bytes(range(16))
+
+
 def landmark_keys(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, 2, 6, generator=torch.Generator().manual_seed(seed)).to(
         torch.bfloat16
@@ -46,23 +52,18 @@ def landmark_keys(count: int, seed: int = 0) -> torch.Tensor:
 
 def make_document(catalog: Catalog, name: str, *, blocks: int = 10) -> Document:
     """A ready document with records, landmark runs of 4 blocks and token parts of 16 tokens."""
-    disk = DiskTier(
-        catalog.database,
-        num_kv_heads=2,
-        block_size=4,
-        head_dim=6,
-        kv_dtype="bfloat16",
-        codec=catalog.codec,
-    )
 
     def work(txn: Transaction) -> Document:
         number = catalog.new_document_id(txn)
-        k = torch.full((2, 4, 6), float(number), dtype=torch.bfloat16)
-        size = sum(
-            disk.write(txn, number, block, layer, k, -k, 4)
-            for block in range(blocks)
+        k = raw_view(torch.full((blocks, 2, 4, 6), float(number), dtype=torch.bfloat16))
+        records = [
+            (RecordKey(number, block, layer), record)
             for layer in range(3)
-        )
+            for block, record in enumerate(
+                catalog.blocks.encode(RecordKey(number, 0, layer), k, k, 4, WRITE)
+            )
+        ]
+        size = sum(catalog.blocks.put(txn, key, record) for key, record in sorted(records))
         for first in range(0, blocks, 4):
             count = min(4, blocks - first)
             catalog.put_tokens(
@@ -70,11 +71,12 @@ def make_document(catalog: Catalog, name: str, *, blocks: int = 10) -> Document:
             )
             for layer in (1, 2):
                 catalog.put_landmarks(
-                    txn, number, layer, first, landmark_keys(count, seed=first + layer)
+                    txn, number, layer, first, raw_view(landmark_keys(count, seed=first + layer))
                 )
         document = Document(
             number, name, "ready", tokens=4 * blocks, blocks=blocks, bytes=size, created=1.5
         )
+        document = replace(document, writes=(Write(0, WRITE),))
         catalog.put_document(txn, document)
         return document
 
@@ -168,7 +170,10 @@ def test_documents_are_found_by_name_and_id(catalog):
     two = replace(
         make_document(catalog, "two"),
         metadata={"author": "x"},
-        settings={"top_k": 4},
+        settings=IngestSettings(8, 4, granularity="tokens", score_range=0.5),
+        appended_to=20,
+        layers=(1, 2),
+        writes=(Write(0, WRITE), Write(5, bytes(16))),
         state="ingesting",
     )
     catalog.database.write(lambda txn: catalog.put_document(txn, two))
@@ -226,7 +231,10 @@ def test_a_document_is_cut_back_to_whole_blocks(catalog, blocks):
         with catalog.database.read() as txn:
             runs = list(catalog.landmarks(txn, number))
         return {
-            layer: torch.cat([run.keys for run in runs if run.layer == layer] or [landmark_keys(0)])
+            layer: torch.cat(
+                [from_raw(run.keys, "bfloat16") for run in runs if run.layer == layer]
+                or [landmark_keys(0)]
+            )
             for layer in (1, 2)
         }
 
@@ -296,7 +304,7 @@ def test_landmark_keys_come_back_in_order_bit_for_bit(catalog):
     assert [run[:3] for run in second] == [run[:3] for run in runs if run.document == numbers[1]]
     for run in runs:  # after the transaction: copies
         expected = landmark_keys(2 if run.first_block == 8 else 4, seed=run.first_block + run.layer)
-        assert run.keys.dtype == torch.bfloat16 and torch.equal(run.keys, expected)
+        assert torch.equal(from_raw(run.keys, "bfloat16"), expected)
 
 
 def test_damaged_rows_are_refused_by_name(catalog):
@@ -319,8 +327,9 @@ def test_damaged_rows_are_refused_by_name(catalog):
             catalog.tokens(txn, 1)
         assert catalog.tokens(txn, 1, 0, 16).tolist() == list(range(16))
     catalog.database.write(
-        lambda txn: txn.put_checked("landmarks", landmarks_key(1, 2, 4), b"short")
+        lambda txn: txn.put_checked("landmarks", landmarks_key1(1, 2, 4), b"short")
     )
+    catalog.database.write(lambda txn: txn.delete("landmarks", landmarks_key(1, 2, 4)))
     with catalog.database.read() as txn, pytest.raises(CorruptMemory, match="impossible length"):
         list(catalog.landmarks(txn))
     catalog.database.write(damage("meta", b"memory"))

@@ -30,9 +30,9 @@ from memstore.model.config import GRANULARITIES
 from memstore.model.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.base import UnitSource
-from memstore.tiers.cascade import PREDICTORS
 from memstore.tiers.device import DeviceTier
 from memstore.tiers.host import HostTier
+from memstore.tiers.options import PREDICTORS
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
@@ -303,14 +303,14 @@ def states(
         MemoryStore.open(path, model.signature, **options) as store,
         model.session(store, **lookup) as session,
     ):
-        store._tiers.host.source = Slow(store._tiers.host.source)
+        store.tiers.host.source = Slow(store.tiers.host.source)
         ids = model.tokenizer.encode(text(15, seed=8))
         parts = [session.feed(ids[:-6])] + [session.feed([token]) for token in ids[-6:]]
         tiers = store.stats()["tiers"]["host"]
         assert tiers["held"] <= budget
         if prefetch != "off" and not lookup:
             assert store.stats()["prefetch"]["requested"] and tiers["prefetched"] + tiers["late"]
-        store._tiers.settle()
+        store.tiers.settle()
         return session.logits(torch.cat(parts))
 
 
@@ -367,9 +367,9 @@ def test_a_document_forgotten_under_a_session_with_prefetch_is_not_found_at_its_
             with pytest.raises(DocumentNotFound):
                 session.feed([6])
             other.feed([5])
-            store._tiers.settle()
-        assert {unit.document for unit in store._tiers.host._slots} <= {kept.id}
-        check_slots(store._tiers.host)
+            store.tiers.settle()
+        assert {unit.document for unit in store.tiers.host._slots} <= {kept.id}
+        check_slots(store.tiers.host)
 
 
 # Forks

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fork_server import RIGHT, ForkServer
+from synthetic_documents import stored
 from tiny_model import save_tiny_model, text, tiny_model
 
 from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
@@ -20,15 +21,6 @@ from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import encode_windows
 
 HERE = Path(__file__).parent
-
-
-def stored(path: Path, model: LandmarkModel) -> dict[str, dict[bytes, bytes]]:
-    """Every value of tokens, landmarks and blocks, byte for byte."""
-    with MemoryStore.open(path, model.signature) as store, store._catalog.database.read() as txn:
-        return {
-            table: {bytes(k): bytes(v) for k, v in txn.scan(table)}
-            for table in ("tokens", "landmarks", "blocks")
-        }
 
 
 def ingest_in_a_process(
@@ -80,7 +72,7 @@ def test_an_interrupted_ingest_resumed_in_new_processes_stores_the_same_bytes_an
         ingest_in_a_process(children, directory, tmp_path / "parts", source, stop, **settings)
     torch.set_num_threads(1)
     model = load_model(directory)
-    whole, parts = stored(tmp_path / "whole", model), stored(tmp_path / "parts", model)
+    whole, parts = stored(tmp_path / "whole"), stored(tmp_path / "parts")
     assert whole["blocks"] and whole == parts
     logits = []
     for name in ("whole", "parts"):
@@ -225,7 +217,7 @@ def test_append_reads_on_as_if_the_text_had_been_longer(tmp_path: Path, codec: s
         model.ingest(first, store, name="doc")
         appended = model.ingest(second, store, name="doc", mode="append")
     assert (appended.tokens, appended.blocks) == (whole.tokens, whole.blocks)
-    one, two = stored(tmp_path / "one", model), stored(tmp_path / "two", model)
+    one, two = stored(tmp_path / "one"), stored(tmp_path / "two")
     assert (
         one["landmarks"] == two["landmarks"]
         and one["blocks"] == two["blocks"]

@@ -21,7 +21,7 @@ from fork_server import RIGHT, ForkServer
 from synthetic_documents import BLOCK, CHUNK, DIM, HEADS, SIGNATURE, block, ingest
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Document
+from memstore.disk.document import Document
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.policy import POLICIES
 
@@ -50,7 +50,7 @@ class Watch:
     """Looks at what the tiers hold, all the time, from another thread."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self._tiers = store._tiers._caches
+        self._tiers = store.tiers._caches
         self._over: list[str] = []
         self._done = threading.Event()
         self.looks = 0
@@ -154,7 +154,7 @@ def test_budgets_hold_and_memory_stays_flat_over_random_lookups_while_documents_
                 library.check_lookup(chance.choice(documents), thoroughly=lookup % 25 == 0)
                 watch.look()
             done += lookup + 1
-            store._tiers.settle()
+            store.tiers.settle()
             first, looks = library.next, looks + watch.looks
             for counts in store.stats()["tiers"].values():
                 assert counts["hits"] >= 0 and counts["misses"] >= 0
@@ -177,8 +177,10 @@ def test_budgets_hold_and_memory_stays_flat_over_random_lookups_while_documents_
 
 JOB = """
 import os, random, signal, struct, sys, time, traceback
+from contextlib import closing
 import torch
 from memstore.block import BlockKey
+from memstore.disk.catalog import Catalog
 
 path, outcomes, seconds, readers, seed = arguments[0], arguments[1], *map(int, arguments[2:])
 signal.alarm(seconds + 200)
@@ -206,9 +208,10 @@ def write():
                 if int(document.name) < gone:
                     store.forget(document.name)
             if chance.random() < 0.2:  # the readers' maps are too small from now on
-                environment = store._catalog.database._environment
-                with environment._write_mutex, environment._gate.alone():
-                    environment._set_map(environment._inner.info()["map_size"] + (1 << 20))
+                with closing(Catalog.open(path)) as catalog:
+                    environment = catalog.database._environment
+                    with environment._write_mutex, environment._gate.alone():
+                        environment._set_map(environment._inner.info()["map_size"] + (1 << 20))
             time.sleep(chance.random() * 0.05)
     return f"{whole} documents written"
 
@@ -253,9 +256,9 @@ def read(number):
                         assert int(document.name) < heard()[1]
                         found_gone += 1
                         break
-                for tier in store._tiers._caches:
+                for tier in store.tiers._caches:
                     assert tier.bytes <= tier.budget_bytes
-            store._tiers.prefetcher.drain()
+            store.tiers.prefetcher.drain()
     words = f"{sessions} sessions, {lookups} lookups, {found_gone} forgotten"
     words += f", {len(newest)} documents seen"
     return f"reader {number}: {words}"

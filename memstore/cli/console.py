@@ -109,7 +109,9 @@ def cost(answer: Mapping[str, Any]) -> str:
 
 def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
     """An answer (unless it was streamed), its sources and its cost."""
-    if not streamed:
+    if not answer["text"]:
+        print("(nothing was found)")
+    elif not streamed:
         print(answer["text"])
     print_sources(answer["sources"])
     print(f"  {cost(answer)}", flush=True)

@@ -20,8 +20,8 @@ from memstore.errors import InvalidInput, MemstoreError, StorageFull
 
 if TYPE_CHECKING:
     from memstore.serve.metrics import Metrics
-    from memstore.store.memory_store import OpenOptions
-    from memstore.tiers.cascade import Predictor
+    from memstore.store.options import OpenOptions
+    from memstore.tiers.options import Predictor
 
 ASK_BUDGET = 1 << 30  # bytes of main memory for blocks
 
@@ -174,18 +174,6 @@ ScoreRange = Annotated[
         "Of these, read only blocks that score within B of the best; default: the model's.",
     ),
 ]
-Cutoff = Annotated[
-    float | None,
-    _option(
-        "--cmt-cutoff", "C", "Skip lookups whose gate is below C (0 = none); default: the model's."
-    ),
-]
-Granularity = Annotated[
-    str | None,
-    _option(
-        "--granularity", "G", "Choose blocks per_token_per_head, per_token, per_head or shared."
-    ),
-]
 Temperature = Annotated[
     float, _option("--temperature", "T", "0 takes the likeliest token; above samples.")
 ]
@@ -198,6 +186,28 @@ IndexKind = Annotated[
         "How landmarks are searched: auto (default), packed, faiss-ivf, faiss-ivf-sq8.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """How a command that asks looks up: an option a field; None leaves it to the model."""
+
+    top_k: TopK = None
+    score_range: ScoreRange = None
+    cmt_cutoff: Annotated[
+        float | None,
+        _option(
+            "--cmt-cutoff",
+            "C",
+            "Skip lookups whose gate is below C (0 = none); default: the model's.",
+        ),
+    ] = None
+    granularity: Annotated[
+        str | None,
+        _option(
+            "--granularity", "G", "Choose blocks per_token_per_head, per_token, per_head or shared."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
