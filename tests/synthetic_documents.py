@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from records import contents
 from torch import Tensor
 
 from memstore.block import BlockKey
@@ -161,8 +162,8 @@ def bits(values: Tensor) -> Tensor:
 
 
 def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
-    """Everything that a memory's tables hold, without times and the random ids of writes: two
-    memories of the same content are equal.
+    """Everything that a memory's tables hold, without times and ids of writes: two memories of the
+    same content are equal.
     """
     from memstore.disk.catalog import Catalog
 
@@ -173,14 +174,9 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
                 table: {key: bytes(value) for key, value in txn.scan(table)}
                 for table in ("tokens", "landmarks")
             }
-            tables["blocks"], tables["documents"] = {}, {}
-            for row in catalog.documents(txn):
-                for key, record in catalog.blocks.walk(txn, row.id):
-                    header = catalog.blocks.header(record, key, row.write_of(key.block))
-                    said = repr((header.codec, header.length, header.sizes)).encode()
-                    tables["blocks"][repr(key).encode()] = said + bytes(record[header.start :])
-                row = replace(row, created=0.0, writes=())
-                tables["documents"][row.id.to_bytes(8, "big")] = repr(row).encode()
+            tables["blocks"] = contents(catalog, txn)
+            rows = [replace(row, created=0.0, writes=()) for row in catalog.documents(txn)]
+            tables["documents"] = {row.id.to_bytes(8, "big"): repr(row).encode() for row in rows}
         return tables
     finally:
         catalog.close()
