@@ -132,7 +132,7 @@ def poisoned() -> Iterator[None]:
 @settings(max_examples=9, deadline=None, derandomize=True)
 @given(
     size=st.integers(1, 9),
-    length=st.integers(1, 36),  # rows of two tiles
+    length=st.integers(1, 34),  # the longest have rows of two tiles
     dim=st.sampled_from([8, 16, 40]),
     heads=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
     cmt=st.booleans(),
@@ -157,7 +157,7 @@ def test_output_and_gradients_are_as_exact_as_torchs(
         length,
         dim,
         *heads,
-        1 if documents or heads == (2, 2) else 2,
+        1 if documents or heads[0] == 2 else 2,
         cmt=cmt,
         controlled=controlled,
         documents=documents,

@@ -333,7 +333,7 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_landmark_topk, "_SHARE", 32)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=9, deadline=None, derandomize=True)
 @given(
     n=st.integers(1, 120),
     k=st.sampled_from([1, 3, 4, 9]),
@@ -463,8 +463,7 @@ from memstore.kernels.api import grouped_softmax_attention
 from memstore.model.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
 torch.set_num_threads(1)
-every = "per_token_per_head"
-for granularity, dtype in ((every, "float32"), ("shared", "float32"), ("shared", "bfloat16")):
+for granularity, dtype in (("per_token_per_head", "float32"), ("shared", "bfloat16")):
     directory = save_tiny_model(
         Path(sys.argv[1]), cmt_cutoff=0.0, granularity=granularity, num_heads=2,
         num_kv_heads=1, head_dim=8, block_size=4, chunk_blocks=1, top_k=2)
@@ -501,7 +500,7 @@ def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_t
         said = [line for line in lines if line[:2] == ["memstore", "kernels:"]]
         assert said == [["memstore", "kernels:", "Triton" if kernels else "torch", "on", "cpu"]]
         assert ["imported", str(bool(kernels))] in lines
-    assert len(found["", "float32"]) == 2 * len(found["", "bfloat16"]) > 0
+    assert len(found["", "float32"]) == len(found["", "bfloat16"]) > 0
     torch.testing.assert_close(
         found["triton", "float32"], found["", "float32"], rtol=1e-4, atol=1e-5
     )
