@@ -50,7 +50,7 @@ class Watch:
     """Looks at what the tiers hold, all the time, from another thread."""
 
     def __init__(self, store: MemoryStore) -> None:
-        self._tiers = store.tiers._caches
+        self._store = store
         self._over: list[str] = []
         self._done = threading.Event()
         self.looks = 0
@@ -63,9 +63,9 @@ class Watch:
 
     def look(self) -> None:
         self.looks += 1
-        for tier in self._tiers:
-            if not tier.bytes <= tier.budget_bytes:
-                self._over.append(f"{tier.name}: {tier.bytes} of {tier.budget_bytes}")
+        for name, counts in self._store.tier_stats().items():
+            if "budget" in counts and not counts["held"] <= counts["budget"]:
+                self._over.append(f"{name}: {counts['held']} of {counts['budget']}")
 
     def close(self) -> None:
         self._done.set()
@@ -256,8 +256,8 @@ def read(number):
                         assert int(document.name) < heard()[1]
                         found_gone += 1
                         break
-                for tier in store.tiers._caches:
-                    assert tier.bytes <= tier.budget_bytes
+                for counts in store.tier_stats().values():
+                    assert counts.get("held", 0) <= counts.get("budget", 0)
             store.tiers.prefetcher.drain()
     words = f"{sessions} sessions, {lookups} lookups, {found_gone} forgotten"
     words += f", {len(newest)} documents seen"

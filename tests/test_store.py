@@ -1051,7 +1051,7 @@ def test_verify_survives_pages_that_end_the_process_and_repair_saves_the_rest(pa
         flags = int.from_bytes(pages[start + 10 : start + 12], "little")
         if (
             flags == 2
-            and pages[start : start + 4096].count(b"mB") > 3
+            and pages[start : start + 4096].count(b"mR") > 3
             and page > len(pages) // 8192
         ):
             pages[start + 16 : start + 64] = b"\xff" * 48

@@ -63,8 +63,8 @@ def note(text: str) -> None:
 
 
 def emit(value: Mapping[str, Any]) -> None:
-    """The result as one JSON object on stdout."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    """The result as one JSON object on stdout; bytes (ids of writes) in hexadecimal digits."""
+    print(json.dumps(value, ensure_ascii=False, default=bytes.hex), flush=True)
 
 
 def columns(rows: Sequence[Sequence[object]]) -> str:

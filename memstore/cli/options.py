@@ -241,9 +241,7 @@ class Tiers:
     index: IndexKind = None
 
     def options(self, host_budget: int) -> "OpenOptions":
-        """Settings of MemoryStore.open and create; host_budget: bytes, where none are given. Raises
-        OSError.
-        """
+        """Settings of MemoryStore.open and create; host_budget: bytes, where none are given."""
         options: OpenOptions = {
             "host_budget": host_budget if self.host_budget is None else self.host_budget
         }
@@ -252,8 +250,6 @@ class Tiers:
         if self.prefetch is not None:
             options["prefetch"] = cast("Predictor", self.prefetch)
         if self.trace is not None:
-            # what cannot be written is refused before a memory is made
-            self.trace.open("wb").close()
             options["trace"] = self.trace
         if self.index is not None:
             options["index"] = self.index
