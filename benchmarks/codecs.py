@@ -50,7 +50,8 @@ from memstore.disk.record import (
     encode_records,
     raw_view,
 )
-from memstore.kernels import api, reference
+from memstore.kernels import api
+from memstore.kernels import reference_memory_attention as reference
 from memstore.kernels.types import LocalAttention
 from memstore.tiers.disk import DiskTier
 

@@ -8,7 +8,8 @@ cold (the file's
          pages are dropped from the page cache first) and warm, against reading the whole text again
          with the fastest forward that stores nothing. Candidates: a session that keeps only its
          latest blocks (chunks of several sizes), and windows of 8 and 12 blocks in batches that
-         attend to nothing outside themselves, each in float32 and bfloat16; a short stretch finds
+         attend to nothing outside themselves, each in float32 and, where the CPU is faster at it,
+         bfloat16; a short stretch finds
          the fastest. Text is tokens already on that side; the model is loaded on both.
 ingest   tokens a second into a new memory on disk, against the same chunks through the same session
 without
@@ -41,6 +42,7 @@ import torch
 from common import Books, interleaved, paired_ratio, table, timed, tokens_number, tokens_text
 
 from memstore import LandmarkModel, MemoryStore
+from memstore.devices import fast_dtype
 from memstore.model.session import ScratchSession
 from memstore.training.objectives import encode_windows
 
@@ -185,6 +187,8 @@ def forwards(model: LandmarkModel) -> dict[str, Callable[[np.ndarray], None]]:
 
         return run
 
+    if fast_dtype() != torch.bfloat16:
+        return ways  # slower here, and nobody's choice
     windows = {name: way for name, way in ways.items() if name.startswith("windows")}
     return ways | {f"{name}, bfloat16": in_bfloat16(way) for name, way in windows.items()}
 

@@ -426,7 +426,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     signature, own_bytes = signature_of(config), plan.own_units * plan.unit_bytes
     source = Pool(signature, plan.pool, options.seed) if plan.pool else None
     with ExitStack() as stack:
-        place: dict[str, Any] = {"device": str(device), "index": options.index}
+        place: dict[str, Any] = {"device": str(device), "index": "packed"}
         empty = stack.enter_context(
             MemoryStore.in_memory(
                 signature, host_budget=own_bytes, device_budget=own_bytes, **place
@@ -459,7 +459,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         )
         memory = Steps(model, config, store, [fill(store, config, plan, device, options.seed)])
         beside_memory = measure_memory(memory, none, tokens, options)
-    landmarks = plan.units * config.head_dim * (2 if options.index == "packed-bfloat16" else 4)
+    landmarks = plan.units * config.head_dim * 4
     moved: dict[str, dict[str, float]] = {"none": {}, "full": {"cache": per_token * length}}
     for name in ("first", "again"):
         counts = memory.counts[name]
@@ -576,12 +576,6 @@ def main() -> None:
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         help="of weights (bfloat16; on a CPU float32)",
-    )
-    parser.add_argument(
-        "--index",
-        choices=("packed", "packed-bfloat16"),
-        default="packed",
-        help="landmark keys in float32, or searched in bfloat16 first",
     )
     parser.add_argument(
         "--units", choices=("auto", "host", "pool"), default="auto", help="where units lie"

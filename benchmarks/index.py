@@ -52,11 +52,18 @@ from common import interleaved, paired_ratio, table, timed, tokens_number, token
 from landmarks import Captured
 from torch import Tensor
 
-from memstore.index import INDEX_KINDS, Hits, PackedIndex, Scope, faiss_index, make_index, saved
-from memstore.index.faiss_head import HeadIndex, _inverted_lists, faiss
+from memstore.index import (
+    INDEX_KINDS,
+    Hits,
+    PackedIndex,
+    Scope,
+    faiss_candidates,
+    faiss_format,
+    make_index,
+)
+from memstore.index.faiss_head import RESCORED, HeadIndex, _inverted_lists, faiss
 from memstore.index.faiss_index import RECALL, FaissIndex
 from memstore.index.metric import QueryMetric
-from memstore.index.packed import RESCORED
 
 TOP_K = 4
 KEPT = 2048  # queries of a head that an index keeps to train with
@@ -196,9 +203,7 @@ def engines_at(
     rows: dict[str, dict[str, Any]] = {}
     indexes: dict[str, PackedIndex] = {}
     for kind in options.kinds:
-        # a graph's cost grows a little faster than its keys
-        growth = 1.3 if kind == "faiss-hnsw" else 1.0
-        expected = growth * size * seconds_a_key.get(kind, 0.0)
+        expected = size * seconds_a_key.get(kind, 0.0)
         if expected > options.build_limit:
             print(
                 f"{kind} at {tokens_text(size)} left out: building it would take {expected:.0f} s",
@@ -269,10 +274,10 @@ def built(
         row["effort"] = [head.calibration.effort for head in index.built[layer].heads]
         with tempfile.TemporaryDirectory(dir=options.work) as place:
             directory = Path(place)
-            row["save_seconds"], _ = timed(lambda: saved.write(directory, index, layer, 0))
-            row["file_bytes"] = saved.file_of(directory, layer).stat().st_size
+            row["save_seconds"], _ = timed(lambda: faiss_format.write(directory, index, layer))
+            row["file_bytes"] = faiss_format.file_of(directory, layer).stat().st_size
             row["open_seconds"], _ = timed(
-                lambda: index.install(layer, saved.read(directory, index, layer))
+                lambda: index.install(layer, faiss_format.read(directory, index, layer))
             )
     row["bytes"] = index.bytes
     return row, scope
@@ -501,7 +506,7 @@ def scope_at(
     of_alone = fill(alone, layer, held, [length for _, _, length in scope])
     burst = 16 if len(held) < 1 << 14 else 1
     # the engine is asked however small the scope
-    at_any_size = mock.patch.object(faiss_index, "_COVERED", 0)
+    at_any_size = mock.patch.object(faiss_candidates, "_COVERED", 0)
 
     def timer(index: PackedIndex, where: Scope) -> Callable[[int], float]:
         return clock(data, layer, index, where, 1, burst, options.seed)
@@ -631,16 +636,18 @@ def opening(data: Data, options: argparse.Namespace) -> dict[str, Any]:
 
         def read(index: FaissIndex) -> None:
             for layer in layers:
-                index.install(layer, saved.read(directory, index, layer))
+                index.install(layer, faiss_format.read(directory, index, layer))
 
         def search(index: FaissIndex, queries: dict[int, Tensor]) -> None:
             for layer in layers:
                 index.search(layer, queries[layer], scope, TOP_K)
 
         building, first = timed(build)
-        saving = sum(timed(partial(saved.write, directory, first, layer, 0))[0] for layer in layers)
+        saving = sum(
+            timed(partial(faiss_format.write, directory, first, layer))[0] for layer in layers
+        )
         del first
-        files = sum(saved.file_of(directory, layer).stat().st_size for layer in layers)
+        files = sum(faiss_format.file_of(directory, layer).stat().st_size for layer in layers)
         for repeat in range(3):
             seconds, index = timed(filled)
             times["adding"].append(seconds)

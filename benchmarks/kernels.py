@@ -2,7 +2,7 @@
 what they compile to.
 
 grouped_softmax   forward and backward of landmark attention
-(`memstore/kernels/grouped_softmax.py`), against torch's
+(`memstore/kernels/triton_grouped_softmax.py`), against torch's
                   scaled_dot_product_attention (its flash kernels) at the same shapes: causal,
                   bfloat16, 128 dimensions.
 The floor of a kernel is the longer of its multiplications at the speed of the tensor cores and its
@@ -26,8 +26,6 @@ from common import table
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-
-from memstore.kernels.types import Negatives
 
 # an H200: bfloat16 a second by its tensor cores; bytes a second of its memory
 FLOPS, BYTES = 989e12, 4.8e12
@@ -62,7 +60,6 @@ class Windows:
     kv_heads: int
     device: str
     gated: bool = False
-    negatives: int = 0
     packed: bool = False
 
     def tensors(self) -> tuple[list[Tensor], dict[str, object]]:
@@ -80,12 +77,6 @@ class Windows:
                 torch.rand(1, self.length // (self.block_size + 1), device=self.device) < 0.5
             )
             options = {"k_cmt": normal(self.kv_heads, self.dim), "controlled": controlled}
-        if self.negatives:
-            keys, values = (normal(self.kv_heads, self.negatives, self.dim) for _ in range(2))
-            bias = torch.zeros(1, self.negatives, device=self.device)
-            options["negatives"] = Negatives(
-                keys, values, bias, bias == 0, torch.randn_like(rows[0])
-            )
         if self.packed:
             options["cu_seqlens"] = torch.tensor(
                 [0, self.length], dtype=torch.int32, device=self.device
@@ -95,7 +86,7 @@ class Windows:
 
 def grouped_softmax(lengths: Sequence[int], heads: int) -> list[Work]:
     """Forward and backward by block size and length."""
-    from memstore.kernels.grouped_softmax import grouped_softmax_attention
+    from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
 
     found = []
     for size in (63, 50):
@@ -169,19 +160,13 @@ def compiled_to(blocks: Sequence[int], dims: Sequence[int]) -> list[dict[str, ob
     """What ptxas says of every kernel, for sm_90."""
     from ahead_of_time import compiled
 
-    from memstore.kernels.grouped_softmax import grouped_softmax_attention
+    from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
 
     results = []
     for size in blocks:
         for dim in dims:
-            for gated, negatives, packed in (
-                (False, 0, False),
-                (True, 0, False),
-                (True, 512, True),
-            ):
-                rows, others = Windows(
-                    size, 1024, dim, 2, 1, "cpu", gated, negatives, packed
-                ).tensors()
+            for gated, packed in ((False, False), (True, False), (True, True)):
+                rows, others = Windows(size, 1024, dim, 2, 1, "cpu", gated, packed).tensors()
                 with compiled() as found:
                     grouped_softmax_attention(*rows, size, **others).sum().backward()
                 for kernel in found:
@@ -191,7 +176,6 @@ def compiled_to(blocks: Sequence[int], dims: Sequence[int]) -> list[dict[str, ob
                             "block": size,
                             "dim": dim,
                             "gate": gated,
-                            "negatives": negatives,
                             "packed": packed,
                             "registers": kernel.registers,
                             "spilled": kernel.spilled,

@@ -6,9 +6,9 @@ token of 32 query heads
            way), and against the reference in torch.
 attention  one decoding step (32 heads reading 4 blocks each from a slab) and a chunk of 256 tokens,
 whose rows choose
-           each for themselves or all alike; from numbers and from int8 and int4 codes.
-gather     64 units of 26 KB and of 32 KB, scattered and in a row, from page-locked memory and back:
-one kernel, a copy
+           each for themselves or all alike.
+gather     64 units of 26 KB and of 32 KB, scattered and in a row, from page-locked memory: one
+kernel, a copy
            a run of slots, a copy a unit; against one copy of as many bytes.
 
 Every time is the median over repeats between CUDA events, with the second-level cache flushed
@@ -36,8 +36,11 @@ import common
 import torch
 from torch import Tensor
 
-from memstore.kernels import gather, reference
-from memstore.kernels.quantised import UnitScales
+from memstore.kernels.reference_landmark_topk import landmark_topk as reference_landmark_topk
+from memstore.kernels.reference_memory_attention import (
+    memory_attention as reference_memory_attention,
+)
+from memstore.kernels.slab_copy import load_units
 from memstore.kernels.types import LocalAttention
 
 PARTS = ("search", "attention", "gather")
@@ -57,9 +60,6 @@ class Device:
         pinned = torch.empty(1 << 28, dtype=torch.int8, pin_memory=True)
         self.load = pinned.nbytes / self.seconds(
             lambda: self._flush.copy_(pinned, non_blocking=True)
-        )
-        self.save = pinned.nbytes / self.seconds(
-            lambda: pinned.copy_(self._flush, non_blocking=True)
         )
 
     def seconds(self, work: Callable[[], Any]) -> float:
@@ -85,7 +85,7 @@ class Device:
 
 
 def search_part(device: Device) -> Iterator[dict[str, Any]]:
-    from memstore.kernels.landmark_topk import landmark_topk
+    from memstore.kernels.triton_landmark_topk import landmark_topk
 
     for n in (1 << 16, 1 << 20):
         for dtype in (torch.float16, torch.float32):
@@ -107,7 +107,7 @@ def search_part(device: Device) -> Iterator[dict[str, Any]]:
                 }
                 if HEADS * rows * n * 4 < 8 << 30:  # the reference writes every score
                     row["torch"] = device.seconds(
-                        lambda q=q, k=k, keys=keys, n=n: reference.landmark_topk(
+                        lambda q=q, k=k, keys=keys, n=n: reference_landmark_topk(
                             q, keys, [(0, n)], k
                         )
                     )
@@ -115,15 +115,10 @@ def search_part(device: Device) -> Iterator[dict[str, Any]]:
 
 
 def attention_part(device: Device) -> Iterator[dict[str, Any]]:
-    from memstore.kernels.memory_attention import memory_attention
+    from memstore.kernels.triton_memory_attention import memory_attention
 
     slots, k = 16384, 4
     slab = [torch.randn(slots, BLOCK, DIM, device="cuda").half() for _ in range(2)]
-    codes = [
-        torch.randint(-127, 128, slab[0].shape, device="cuda", dtype=torch.int8) for _ in range(2)
-    ]
-    steps = [torch.rand(slots, -(-BLOCK // 32), DIM, device="cuda").half() * 0.02 for _ in range(2)]
-    steps += [torch.rand(slots, BLOCK, DIM // 32, device="cuda").half() * 0.02 for _ in range(2)]
     lengths = torch.full((slots,), BLOCK, device="cuda")
     for rows, alike in ((1, False), (256, False), (256, True)):
         q = torch.randn(1, 1, HEADS, rows, DIM, device="cuda").half() * DIM**-0.5
@@ -131,47 +126,26 @@ def attention_part(device: Device) -> Iterator[dict[str, Any]]:
         marks = torch.randn(1, HEADS, rows, k, device="cuda")
         gate, lse = (torch.rand(1, HEADS, rows, device="cuda") for _ in range(2))
         local = LocalAttention(torch.randn_like(q[0]), gate, lse)
-        for bits in (0, 8, 4):
-            keys, values = (
-                slab if bits == 0 else (codes if bits == 8 else (codes[0].view(torch.uint8),) * 2)
-            )
-            scales = None if bits == 0 else UnitScales(*steps, bits)
-            unit = 2 * BLOCK * DIM * (bits or 16) // 8
-            unit += 0 if bits == 0 else sum(x[0].nbytes for x in steps)
-            size = min(chosen.numel(), slots) * unit + 4 * q.nbytes
+        size = min(chosen.numel(), slots) * 2 * BLOCK * DIM * 2 + 4 * q.nbytes
 
-            def work(
-                attend: Any,
-                q: Tensor = q,
-                keys: Tensor = keys,
-                values: Tensor = values,
-                chosen: Tensor = chosen,
-                marks: Tensor = marks,
-                local: LocalAttention = local,
-                scales: UnitScales | None = scales,
-            ) -> None:
-                attend(
-                    q,
-                    keys,
-                    values,
-                    lengths,
-                    chosen,
-                    torch.zeros_like(chosen),
-                    marks,
-                    local,
-                    gated=True,
-                    scales=scales,
-                )
+        def work(
+            attend: Any,
+            q: Tensor = q,
+            chosen: Tensor = chosen,
+            marks: Tensor = marks,
+            local: LocalAttention = local,
+        ) -> None:
+            turns = torch.zeros_like(chosen)
+            attend(q, *slab, lengths, chosen, turns, marks, local, gated=True)
 
-            yield {
-                "what": f"{rows} tokens x {HEADS} heads x {k} blocks"
-                f"{' alike' if alike else ''}, {bits or 16} bits",
-                "bytes": size,
-                "operations": 4.0 * HEADS * rows * k * BLOCK * DIM,
-                "floor": device.floor(size, 4.0 * HEADS * rows * k * BLOCK * DIM),
-                "seconds": device.seconds(lambda work=work: work(memory_attention)),
-                "torch": device.seconds(lambda work=work: work(reference.memory_attention)),
-            }
+        yield {
+            "what": f"{rows} tokens x {HEADS} heads x {k} blocks{' alike' if alike else ''}",
+            "bytes": size,
+            "operations": 4.0 * HEADS * rows * k * BLOCK * DIM,
+            "floor": device.floor(size, 4.0 * HEADS * rows * k * BLOCK * DIM),
+            "seconds": device.seconds(lambda work=work: work(memory_attention)),
+            "torch": device.seconds(lambda work=work: work(reference_memory_attention)),
+        }
 
 
 def gather_part(device: Device) -> Iterator[dict[str, Any]]:
@@ -188,27 +162,25 @@ def gather_part(device: Device) -> Iterator[dict[str, Any]]:
                 for slot in places:
                     into[slot].copy_(source[slot], non_blocking=True)
 
-            for direction, move, source, target, peak in (
-                ("up", gather.load_units, host, slab, device.load),
-                ("down", gather.save_units, slab, host, device.save),
-            ):
-                row: dict[str, Any] = {
-                    "what": f"{count} units of {unit / 1000:.0f} KB {name}, {direction}",
-                    "bytes": count * unit,
-                    "operations": 0.0,
-                    "floor": count * unit / peak,
-                }
-                for way in ("kernel", "copies"):
-                    row[way] = device.seconds(
-                        lambda way=way, move=move, source=source, target=target, places=places: (
-                            move(source, target, places, places, by=way).order()
+            row: dict[str, Any] = {
+                "what": f"{count} units of {unit / 1000:.0f} KB {name}",
+                "bytes": count * unit,
+                "operations": 0.0,
+                "floor": count * unit / device.load,
+            }
+            for way in ("kernel", "copies"):
+                row[way] = device.seconds(
+                    lambda way=way, host=host, slab=slab, places=places: (
+                        torch.cuda.current_stream().wait_event(
+                            load_units(host, slab, places, places, by=way).event
                         )
                     )
-                row["one by one"] = device.seconds(
-                    lambda source=source, target=target, one=one_by_one: one(target, source)
                 )
-                row["seconds"] = min(row["kernel"], row["copies"])
-                yield row
+            row["one by one"] = device.seconds(
+                lambda host=host, slab=slab, one=one_by_one: one(slab, host)
+            )
+            row["seconds"] = min(row["kernel"], row["copies"])
+            yield row
 
 
 # Without a device
@@ -268,43 +240,28 @@ def compiled(
 
 def compile_all(arch: int) -> Iterator[dict[str, Any]]:
     """Every kernel at the sizes that matter."""
-    from memstore.kernels import landmark_topk, memory_attention, slab_copy
+    from memstore.kernels import triton_landmark_topk as landmark_topk
+    from memstore.kernels import triton_memory_attention as memory_attention
+    from memstore.kernels import triton_slab_copy as slab_copy
 
     names = {"fp16": torch.float16, "fp32": torch.float32}
     for dim in (64, 128):
-        for alike, dtype, k, bits in (
-            (False, "fp16", 4, 0),
-            (False, "fp32", 4, 0),
-            (False, "fp16", 4, 8),
-            (False, "fp16", 4, 4),
-            (True, "fp16", 4, 0),
-            (True, "fp16", 64, 0),
-            (True, "fp16", 4, 8),
-            (True, "fp16", 4, 4),
+        for alike, dtype, k in (
+            (False, "fp16", 4),
+            (False, "fp32", 4),
+            (True, "fp16", 4),
+            (True, "fp16", 64),
         ):
-            code = {0: "*fp16", 8: "*i8", 4: "*u8"}[bits]
             types = dict.fromkeys(("q", "scores", "local", "out"), f"*{dtype}")
-            types |= dict.fromkeys(("gates", "lses", "mass"), "*fp32") | {"k": code, "v": code}
+            types |= dict.fromkeys(("gates", "lses", "mass"), "*fp32")
+            types |= dict.fromkeys(("k", "v"), "*fp16")
             types |= dict.fromkeys(("lengths", "slots", "rotations"), "*i64")
-            types |= dict.fromkeys(
-                ("k_steps", "k_zeros", "v_steps", "v_zeros"), "*fp16" if bits else code
-            )
-            sizes = memory_attention.tile_sizes(
-                256 if alike else 1, k, BLOCK, dim, alike=alike, bits=bits
-            )
-            constants = {
-                "GATED": True,
-                "MASS": False,
-                "BITS": bits,
-                "s_k": 1,
-                "r_k": 1,
-                "m_k": 1,
-                **sizes,
-            }
+            sizes = memory_attention.tile_sizes(256 if alike else 1, k, BLOCK, dim, alike=alike)
+            constants = {"GATED": True, "MASS": False, "s_k": 1, "r_k": 1, "m_k": 1, **sizes}
             kernel = memory_attention._shared_kernel if alike else memory_attention._rows_kernel
             rows = "rows alike" if alike else "row by row"
             yield {
-                "kernel": f"attention, {rows}, {dtype}, {k} blocks, {bits or 16} bits",
+                "kernel": f"attention, {rows}, {dtype}, {k} blocks",
                 "head dim": dim,
                 **compiled(kernel, types, constants, "D q_r q_b q_h q_t k_apart v_apart", arch),
             }
@@ -394,12 +351,10 @@ def main() -> None:
             "bytes a second": device.stream,
             "float16 operations a second": device.products,
             "up": device.load,
-            "down": device.save,
         }
         print(
             f"{torch.cuda.get_device_name()}: {device.stream / 1e9:,.0f} GB/s streamed, "
-            f"{device.products / 1e12:,.0f} TFLOP/s in float16, {device.load / 1e9:.1f} GB/s up, "
-            f"{device.save / 1e9:.1f} GB/s down\n"
+            f"{device.products / 1e12:,.0f} TFLOP/s in float16, {device.load / 1e9:.1f} GB/s up\n"
         )
         runs = {"search": search_part, "attention": attention_part, "gather": gather_part}
         for part in options.parts:

@@ -2,7 +2,7 @@
 never used?
 
 One process ingests book text into a memory. Then questions are asked of it, each in a fresh session
-with cold tiers and with each prefetcher in turns (off, previous, speculative, both); every answer
+with cold tiers and with each prefetcher in turns (off, speculative); every answer
 must be the same with all of them. A question is a passage of other text, which is read chunk by
 chunk and looks memory up for every token, and then a question about a fact; with --passage 0 the
 question alone.
@@ -41,7 +41,7 @@ from memstore import LandmarkModel, MemoryStore
 from memstore.block import BlockKey
 from memstore.tiers.base import UnitSource
 
-PREFETCHERS = ("off", "previous", "speculative", "both")
+PREFETCHERS = ("off", "speculative")
 QUESTION = " What is the combination of the lime barn? The combination of the lime barn is"
 
 
@@ -123,7 +123,7 @@ def measure(
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     if kind == "slow":
         (path / "data.mdb").read_bytes()  # into the page cache
-    ask(model, path, questions[0], "both", options, prepare)  # warm up
+    ask(model, path, questions[0], "speculative", options, prepare)  # warm up
     for number, question in enumerate(questions):
         for name in names if number % 2 == 0 else reversed(names):
             if kind == "disk":

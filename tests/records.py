@@ -5,6 +5,9 @@ from torch import Tensor
 
 from memstore.block import RecordKey
 from memstore.disk.blocks import BlockTable
+from memstore.disk.catalog import Catalog
+from memstore.disk.database import Transaction
+from memstore.disk.keys import record_key
 from memstore.disk.signature import Signature
 from memstore.tiers.raw_bits import from_raw, raw_view
 
@@ -51,3 +54,17 @@ def decode(
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Also of NaNs."""
     return a.dtype == b.dtype and np.array_equal(raw_view(a), raw_view(b))
+
+
+def contents(catalog: Catalog, txn: Transaction) -> dict[bytes, bytes]:
+    """Every record of a memory, checked, as its header and payload, without the write that made it:
+    the same for two memories that were given the same.
+    """
+    found = {}
+    for document in catalog.documents(txn):
+        for key, data in catalog.blocks.walk(txn, document.id):
+            write = document.write_of(key.block)
+            catalog.blocks.check(data, key, write)
+            header = catalog.blocks.header(data, key, write)
+            found[record_key(key)] = repr(header).encode() + data[header.start :]
+    return found

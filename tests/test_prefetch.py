@@ -6,7 +6,7 @@ import random
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,14 +36,6 @@ from memstore.tiers.options import PREDICTORS
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.trace import read_trace
-
-
-@pytest.fixture(scope="module")
-def children() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture
@@ -108,11 +100,9 @@ def test_too_many_requests_drop_the_oldest_and_block_nobody(below: CountingSourc
     below.stand_still()
     ahead.request([unit(0)])
     below.reading.acquire()
-    began = time.perf_counter()
-    for first in range(1, 41):
+    for first in range(1, 41):  # nothing is read meanwhile: who waited for it would never return
         ahead.request([unit(first)])
     ahead.request([])
-    assert time.perf_counter() - began < 5
     below.go()
     ahead.drain()
     assert [read[0] for read in below.reads] == [unit(0), *units(36, 41)]
@@ -251,12 +241,10 @@ def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
         )
     ahead = Prefetcher(tier, workers=2, batch=4, most=30)
     below.wild = random.Random(policy)
-    until = time.perf_counter() + 0.3
 
-    def work(seed: int) -> int:
+    def work(seed: int) -> None:
         chance = random.Random(seed)
-        done = 0
-        while time.perf_counter() < until:
+        for _ in range(150):
             wanted = [unit(number) for number in chance.sample(range(40), chance.randint(1, 4))]
             what = chance.random()
             try:
@@ -280,11 +268,9 @@ def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
             except (MemstoreError, OSError, RuntimeError):
                 pass
             assert tier.bytes <= tier.budget_bytes and host.bytes <= host.budget_bytes
-            done += 1
-        return done
 
-    calls = [Aside(work, seed) for seed in range(6)]
-    assert all(call.end() for call in calls)
+    for call in [Aside(work, seed) for seed in range(6)]:
+        call.end()
     Aside(ahead.drain).end()
     Aside(ahead.close).end()
     below.wild = None
@@ -362,34 +348,13 @@ def test_answers_are_the_same_bits_whatever_is_predicted(
     torch.testing.assert_close(roomy, outcomes["off"], rtol=1e-4, atol=1e-4)
 
 
-def test_a_step_that_is_split_is_remembered_whole(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        model.ingest(text(200), store, name="a")
-    options = {
-        "host_budget": 16 * 2 * 8 * 8 * 2,
-        "prefetch": "previous",
-        "trace": tmp_path / "trace",
-    }
-    with (
-        MemoryStore.open(tmp_path / "m", model.signature, **options) as store,
-        model.session(store) as session,
-    ):
-        session.feed(range(3, 23))
-        assert session._lookahead is not None
-        remembered = session._lookahead._last
-    lookups = [entry for entry in read_trace(tmp_path / "trace") if entry.is_lookup]
-    assert len(lookups) > 1 and {unit.layer for entry in lookups for unit in entry.units} == {1}
-    assert [unit for entry in lookups for unit in entry.units] == remembered[1]
-
-
 @pytest.mark.parametrize("forget", ["here", "in another process"])
 def test_a_document_forgotten_under_a_session_with_prefetch_is_not_found_at_its_next_read(
     elsewhere: Callable[..., str], tmp_path: Path, forget: str
 ) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     path = tmp_path / "m"
-    with MemoryStore.create(path, model.signature, prefetch="both") as store:
+    with MemoryStore.create(path, model.signature, prefetch="speculative") as store:
         model.ingest(text(150), store, name="a")
         kept = model.ingest(text(100, seed=2), store, name="b")
         with model.session(store, ["a"]) as session, model.session(store, ["b"]) as other:
@@ -466,7 +431,7 @@ def test_a_process_forked_while_reading_ahead_gets_a_named_error_and_hangs_nowhe
         model = load_model(arguments[0])
         enough = threading.Event()
         budget = 2 * 8 * 8 * 2 * 60
-        options = {"prefetch": "both", "host_budget": budget, "trace": arguments[2]}
+        options = {"prefetch": "speculative", "host_budget": budget, "trace": arguments[2]}
         with MemoryStore.open(arguments[1], model.signature, **options) as store:
             def read():
                 while not enough.is_set():

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound, InvalidConfig
-from memstore.kernels.gather import load_units
+from memstore.kernels.slab_copy import load_units
 from memstore.tiers.base import Lease
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device import DeviceTier
@@ -557,7 +557,7 @@ def test_an_interrupt_leaves_no_lock_taken(below: CountingSource) -> None:
     free = ThreadPoolExecutor(1)
 
     def taken() -> bool:
-        got = tier._lock.acquire(timeout=5)
+        got = tier._lock.acquire(timeout=SECONDS)
         if got:
             tier._lock.release()
         return not got

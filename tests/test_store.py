@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -83,13 +83,6 @@ def reopened(path: Path, **options: object) -> MemoryStore:
     return MemoryStore.open(path, SIGNATURE, **{"host_budget": BUDGET, **options})
 
 
-@pytest.fixture(scope="module")
-def children() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def elsewhere(children: ForkServer, tmp_path: Path) -> Callable[..., str]:
     """Runs Python code in another process; gives what it printed."""
@@ -127,7 +120,7 @@ def test_opening_what_is_no_memory_or_another_models_is_refused(path: Path, tmp_
     with pytest.raises(BudgetExceeded):
         MemoryStore.create(tmp_path / "other", SIGNATURE, host_budget=10)
     assert not (tmp_path / "other").exists()
-    with pytest.raises(InvalidInput, match="faiss-flat"):
+    with pytest.raises(InvalidInput, match="faiss-ivf"):
         MemoryStore.open(path, index="hnsw")
     MemoryStore.open(path, SIGNATURE).close()
 
@@ -156,7 +149,7 @@ def test_closed_store_says_so(path: Path) -> None:
             call()
 
 
-@pytest.mark.parametrize("index", ["packed", "faiss-flat"])
+@pytest.mark.parametrize("index", ["packed", "auto"])
 def test_either_index_finds_the_same_blocks(path: Path, index: str) -> None:
     with MemoryStore.create(path, SIGNATURE) as store:
         document = ingest(store, "book", 20 * CHUNK)

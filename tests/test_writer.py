@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from counting_source import SECONDS
 from synthetic_documents import (
     BLOCK,
     CHUNK,
@@ -25,7 +26,6 @@ from memstore.disk.database import Database
 from memstore.store.memory_store import MemoryStore
 
 CHUNK_BYTES = len(SIGNATURE.memory_layers) * CHUNK_BLOCKS * HEADS * 2 * BLOCK * DIM * 2
-SECONDS = 60  # until a test that waits has failed
 
 
 def test_the_next_chunk_is_encoded_while_one_is_committed(

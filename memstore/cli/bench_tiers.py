@@ -29,10 +29,7 @@ from memstore.tiers.stats import COUNTS
 from memstore.training.corpus import read_documents
 
 LIVE_BUDGETS, LIVE_PREFETCH = (0.01, 0.03, 0.1), ("off", "speculative")
-REPLAY_BUDGETS, REPLAY_PREFETCH = (
-    (0.02, 0.05, 0.1, 0.25, 0.5),
-    ("off", "previous", "recorded", "both"),
-)
+REPLAY_BUDGETS, REPLAY_PREFETCH = (0.02, 0.05, 0.1, 0.25, 0.5), ("off", "recorded")
 ALL_POLICIES = tuple(POLICIES)
 _PASSAGE = 160  # tokens of a passage that is to be continued
 _CONTINUED, _ANSWERED = 24, 12  # tokens generated for a passage and for a question

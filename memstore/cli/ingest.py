@@ -126,7 +126,7 @@ def ingest(
 @command(
     "index",
     "memstore index --store mem",
-    "memstore index --store mem --index faiss-hnsw --recall 0.99",
+    "memstore index --store mem --index faiss-ivf --recall 0.99",
 )
 def index(
     store: Store,

@@ -183,7 +183,7 @@ IndexKind = Annotated[
     _option(
         "--index",
         "KIND",
-        "How landmarks are searched: auto (default), packed, faiss-ivf, .. (docs/index.md).",
+        "How landmarks are searched: auto (default), packed, faiss-ivf, faiss-ivf-sq8.",
     ),
 ]
 
@@ -229,8 +229,7 @@ class Tiers:
         ),
     ] = None
     prefetch: Annotated[
-        str | None,
-        _option("--prefetch", "P", "Blocks read ahead: off, previous, speculative or both."),
+        str | None, _option("--prefetch", "P", "Blocks read ahead: off or speculative.")
     ] = None
     trace: Annotated[
         Path | None,

@@ -39,7 +39,7 @@ class Lookups(OpenMemory):
         Raises DocumentNotFound for a document that was forgotten, here or by another process.
         """
         retrieval = self._retrieve()
-        retrieval.open_engines(layer, self._seen)
+        retrieval.open_engines(layer)
         return retrieval.index.search(
             layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias
         )
@@ -153,7 +153,7 @@ class Lookups(OpenMemory):
         engines = self._retrieve().engines()
         if self._committed is not None:
             self._writable()
-        return engines.build(top_k, self._seen, progress)
+        return engines.build(top_k, progress)
 
     def update_index(self) -> bool:
         """Bring the index's files up to the documents that came since they were built; is it time
@@ -161,7 +161,7 @@ class Lookups(OpenMemory):
 
         Commands that write documents end with this. Raises StorageFull, ReadOnlyMemory.
         """
-        return self._retrieve().update_engines(self._seen)
+        return self._retrieve().update_engines()
 
     # Counts
 

@@ -207,11 +207,6 @@ class OpenMemory:
                 self._retrieval = built
             return self._retrieval
 
-    @property
-    def _seen(self) -> int:
-        """Number of the last transaction that the index follows; -1 without a directory."""
-        return -1 if self._committed is None else self._committed.seen
-
     def _on_disk(self) -> Committed:
         if self._closed:
             raise MemoryClosed(f"{self.path or 'this memory'} is closed; open it again")

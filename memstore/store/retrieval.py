@@ -17,7 +17,7 @@ from memstore.disk.document import Document
 from memstore.disk.signature import Signature
 from memstore.errors import CorruptMemory, InvalidInput, NewerFormat
 from memstore.index import FaissIndex, LandmarkIndex, make_index
-from memstore.index.engines import Engines
+from memstore.index.faiss_files import FaissFiles
 from memstore.store.chunk import StoredLayers
 from memstore.store.options import OpenOptions
 from memstore.tiers.base import UnitSource
@@ -55,9 +55,9 @@ class Retrieval:
             recall=recall,
             device=usable_device(options.get("device") or "cpu"),
         )
-        self._engines: Engines | None = None
+        self._engines: FaissFiles | None = None
         if isinstance(self.index, FaissIndex):
-            self._engines = Engines(
+            self._engines = FaissFiles(
                 self.index,
                 signature.memory_layers,
                 None if catalog is None else catalog.database.path / "index",
@@ -163,18 +163,18 @@ class Retrieval:
         self.index.reserve(layer, len(keys))
         self.index.add(document, layer, self.index.span(document, layer)[1], keys)
 
-    # The index's engines; catalogue: number of the last transaction that was followed
+    # The index's engines
 
-    def open_engines(self, layer: int, catalogue: int) -> None:
+    def open_engines(self, layer: int) -> None:
         """Take a layer's engines from their file before it is first searched."""
         if self._engines is not None:
-            self._engines.open(layer, catalogue)
+            self._engines.open(layer)
 
-    def update_engines(self, catalogue: int) -> bool:
+    def update_engines(self) -> bool:
         """Bring the index's files up to the documents that came since; is it time to build anew?"""
-        return self._engines is not None and self._engines.update(catalogue)
+        return self._engines is not None and self._engines.update()
 
-    def engines(self) -> Engines:
+    def engines(self) -> FaissFiles:
         """What builds the index. Raises InvalidInput for an index that builds nothing."""
         if self._engines is None:
             raise InvalidInput(

@@ -8,7 +8,7 @@ from memstore.tiers.policy import make_policy
 
 HOST_BUDGET = 1 << 30
 DEFAULT_POLICY = "arc"
-Predictor = Literal["off", "previous", "speculative", "both"]
+Predictor = Literal["off", "speculative"]
 PREDICTORS = get_args(Predictor)
 
 
