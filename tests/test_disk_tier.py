@@ -498,9 +498,8 @@ def test_counts_add_up_over_layers_and_threads():
 def test_a_lease_is_given_back_once():
     given_back = []
     k, v = new_slab(1).unbind(1)
-    with Lease(
-        [0], [True], k, v, torch.tensor([ROWS]), lambda: given_back.append("slot 0")
-    ) as lease:
+    lengths = torch.tensor([ROWS])
+    with Lease([0], "host", {}, k, v, lengths, lambda: given_back.append("slot 0")) as lease:
         assert not given_back
     lease.release()
     assert given_back == ["slot 0"]
