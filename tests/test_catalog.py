@@ -29,7 +29,7 @@ from memstore.errors import (
     NewerFormat,
     StorageFull,
 )
-from memstore.store.verify import walk
+from memstore.store.walk import walk
 from memstore.tiers.raw_bits import from_raw, raw_view
 
 SIGNATURE = Signature(
