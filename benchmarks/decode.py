@@ -30,7 +30,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -142,11 +141,9 @@ class Forgetful(ScratchSession):
     """
 
     def __init__(self, model: LandmarkModel, store: MemoryStore, chunk_blocks: int) -> None:
-        config = replace(model.config, chunk_blocks=chunk_blocks)
-        super().__init__(
-            model.transformer, config, store, [], cmt_keys=model.cmt_keys, retrieve=False
-        )
-        self._most = config.chunk_blocks + config.top_k
+        settings = model.lookup.changed(chunk_blocks=chunk_blocks)
+        super().__init__(model, settings, store, [], retrieve=False)
+        self._most = settings.chunk_blocks + settings.top_k
 
 
 def chunked_forward(model: LandmarkModel, ids: np.ndarray, chunk_blocks: int) -> None:

@@ -54,8 +54,11 @@ from memstore.disk.codec import get_codec
 from memstore.disk.record import DTYPES, raw_view
 from memstore.disk.signature import Signature
 from memstore.kernels.launch import next_power
+from memstore.model.checkpoint import SHIPPED
 from memstore.model.config import PRESETS, ModelConfig
+from memstore.model.landmark_model import LandmarkModel
 from memstore.model.session import ScratchSession
+from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
 
@@ -188,25 +191,18 @@ class Steps:
     """Steps of sessions over one store, and by name of the run what their lookups found."""
 
     def __init__(
-        self,
-        model: Transformer,
-        config: ModelConfig,
-        store: MemoryStore,
-        documents: list[tuple[int, int]],
+        self, model: Transformer, store: MemoryStore, documents: list[tuple[int, int]]
     ) -> None:
-        self.model, self.config, self.store, self.documents = model, config, store, documents
-        with torch.no_grad():
-            self.cmt_keys = model.cmt_keys()
+        self.model = LandmarkModel(model, Tokenizer.load(SHIPPED / "tokenizer.json"))
+        self.store, self.documents = store, documents
         self.counts: dict[str, Counter[str]] = defaultdict(Counter)
 
     def run(self, ids: list[int], name: str = "") -> float:
         """Seconds a token of ids behind their first PROMPT, read one by one in a new session."""
-        with ScratchSession(
-            self.model, self.config, self.store, self.documents, cmt_keys=self.cmt_keys
-        ) as session:
+        with ScratchSession(self.model, self.model.lookup, self.store, self.documents) as session:
             session.feed(ids[:PROMPT])
             tiers, lookups = self.store.tier_stats(), session.attention.lookups.done
-            wait(self.model.norm.weight.device)
+            wait(self.model.device)
             began = time.perf_counter()
             for token in ids[PROMPT:]:
                 session.next_token(session.feed([token])[-1], 0.0, None)
@@ -432,7 +428,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 signature, host_budget=own_bytes, device_budget=own_bytes, **place
             )
         )
-        none = Steps(model, config, empty, [])
+        none = Steps(model, empty, [])
         per_token = (
             2 * config.num_layers * config.num_kv_heads * config.head_dim * options.dtype.itemsize
         )
@@ -457,7 +453,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 **place,
             )
         )
-        memory = Steps(model, config, store, [fill(store, config, plan, device, options.seed)])
+        memory = Steps(model, store, [fill(store, config, plan, device, options.seed)])
         beside_memory = measure_memory(memory, none, tokens, options)
     landmarks = plan.units * config.head_dim * 4
     moved: dict[str, dict[str, float]] = {"none": {}, "full": {"cache": per_token * length}}

@@ -23,10 +23,10 @@ from common import Books, load_model, prepare, tokens_text
 
 from memstore import LandmarkModel, MemoryStore
 from memstore.model import facts as language
-from memstore.model.attention import Read
 from memstore.model.facts import Fact, Pools, Sentence, Split
 from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
+from memstore.model.units import Read
 
 TASKS = {
     "passkey": "pass key, the paper's words",

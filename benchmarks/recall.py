@@ -38,7 +38,8 @@ from needles import STORED, STREAMED, TASKS, Plan
 
 from memstore import MemoryStore
 from memstore.index import INDEX_KINDS
-from memstore.model.config import GRANULARITIES, ModelConfig
+from memstore.model.config import ModelConfig
+from memstore.model.settings import GRANULARITIES
 
 
 def main() -> None:

@@ -11,20 +11,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from memstore.errors import MemstoreError as MemstoreError
-    from memstore.model.landmark_model import Answer as Answer
-    from memstore.model.landmark_model import DocumentMatch as DocumentMatch
+    from memstore.model.answer import Answer as Answer
+    from memstore.model.answer import DocumentMatch as DocumentMatch
+    from memstore.model.answer import Source as Source
     from memstore.model.landmark_model import LandmarkModel as LandmarkModel
-    from memstore.model.landmark_model import Source as Source
     from memstore.model.landmark_model import load_model as load_model
     from memstore.store.memory_store import MemoryStore as MemoryStore
 
 _HOME = {
     "MemstoreError": "memstore.errors",
     "MemoryStore": "memstore.store.memory_store",
-    "Answer": "memstore.model.landmark_model",
-    "DocumentMatch": "memstore.model.landmark_model",
+    "Answer": "memstore.model.answer",
+    "DocumentMatch": "memstore.model.answer",
     "LandmarkModel": "memstore.model.landmark_model",
-    "Source": "memstore.model.landmark_model",
+    "Source": "memstore.model.answer",
     "load_model": "memstore.model.landmark_model",
 }
 

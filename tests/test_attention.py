@@ -15,9 +15,12 @@ from torch import Tensor
 
 from memstore.disk.signature import Signature
 from memstore.kernels import api
-from memstore.model.attention import Memory, MemoryAttention, Read
+from memstore.model.attention import MemoryAttention
 from memstore.model.config import ModelConfig
 from memstore.model.rotary import Rope
+from memstore.model.session_blocks import SessionBlocks
+from memstore.model.settings import GRANULARITIES
+from memstore.model.units import Read
 from memstore.store.memory_store import MemoryStore
 
 DATA = Path(__file__).parent / "data"
@@ -52,15 +55,16 @@ class Driver:
         self.store = MemoryStore.in_memory(signature(config), host_budget=host_units * unit)
         self.documents = [self.store.scratch()]
         self.scratch = self.store.scratch()
-        self.memory = Memory(own_document=self.scratch.document)
+        self.blocks = SessionBlocks(own_document=self.scratch.document)
         rope = Rope(config.head_dim, config.rope_base, config.rope_interleaved)
         self.reads: list[Read] = []
         self.attention = MemoryAttention(
-            config,
+            config.shape,
             rope,
             cmt_keys,
+            config.lookup,
             self.store,
-            self.memory,
+            self.blocks,
             retrieve=retrieve,
             on_read=self.reads.extend,
             dtype=torch.float64,
@@ -73,7 +77,7 @@ class Driver:
         """
         stored = self.rope(k, torch.arange(self.config.stride))
         self.documents[0].add(layer, stored[:, :, :-1], v, stored[:, :, -1])
-        self.memory.documents = [(self.documents[0].document, len(k))]
+        self.blocks.documents = [(self.documents[0].document, len(k))]
         self.attention.start_chunk()
 
     def feed(self, layers: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
@@ -81,16 +85,16 @@ class Driver:
             self.attention.attend(i, *(x[None].clone() for x in qkv))[0]
             for i, qkv in enumerate(layers)
         ]
-        self.attention.length += layers[0][0].shape[1]
+        self.attention.chunk.advance(layers[0][0].shape[1])
         return out
 
     def end_chunk(self) -> None:
-        blocks = self.attention.finished(torch.float64)
+        blocks = self.attention.chunk.finished()
         n = len(blocks[0][0])
         if n:
             for layer, (k, v, landmarks) in blocks.items():
                 self.scratch.add(layer, k, v, landmarks)
-            self.memory.own_end += n
+            self.blocks.own_end += n
             self.attention.drop_finished(blocks)
 
 
@@ -127,7 +131,7 @@ def test_chunked_inference_equals_the_published_implementation(mode: str) -> Non
     compared = 0
     for c in range(chunks):
         layers = [tuple(data[f"c{c}_l{i}_{name}"] for name in "qkv") for i in range(4)]
-        assert driver.attention._base + driver.attention.length == int(data[f"c{c}_l0_start"])
+        assert driver.attention.chunk.position == int(data[f"c{c}_l0_start"])
         out = driver.feed(layers)
         # layer 0's landmark keys are all alike: its choice is a matter of rounding
         for layer in range(1, 4):
@@ -138,9 +142,6 @@ def test_chunked_inference_equals_the_published_implementation(mode: str) -> Non
             compared += 1
         driver.end_chunk()
     assert compared == 3 * chunks
-
-
-GRANULARITIES = ["per_token_per_head", "per_token", "per_head", "shared"]
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -229,7 +230,7 @@ def test_every_memory_size_equals_the_transcription(
         4,
     ):  # positions a chunk: own blocks 0, 1, 2, .. beyond top_k + 2, unfinished ones between
         q, k, v = randn(heads, rows, dim), randn(kv_heads, rows, dim), randn(kv_heads, rows, dim)
-        first = driver.attention.length
+        first = driver.attention.chunk.length
         [out] = driver.feed([(q, k, v)])
         for h, head in enumerate(literal):
             head.append(k[h // 2].numpy(), v[h // 2].numpy())
@@ -342,7 +343,7 @@ def test_closed_gates_touch_neither_index_nor_tiers() -> None:
     assert driver.attention.lookups.done == 0 and driver.attention.lookups.skipped == 10
     after = driver.store.stats()
     assert after["index"] == before["index"] and after["tiers"] == before["tiers"]
-    driver.attention.config = replace(config, cmt_cutoff=0.0)
+    driver.attention.lookup.settings = replace(config.lookup, cmt_cutoff=0.0)
     driver.feed(
         [tuple(torch.randn(2, 5, 8, dtype=torch.float64, generator=generator) for _ in range(3))]
     )

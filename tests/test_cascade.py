@@ -176,8 +176,7 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
         read = [(document.id, document.blocks)]
 
         def states(store: MemoryStore) -> torch.Tensor:
-            arguments = (model.transformer, model.config, store, read)
-            with ScratchSession(*arguments, cmt_keys=model.cmt_keys) as session:
+            with ScratchSession(model, model.lookup, store, read) as session:
                 return session.feed(model.tokenizer.encode(text(20, seed=4)))
 
         budgets = {"host_budget": 400 * TINY_BYTES, "device_budget": 300 * TINY_BYTES}

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from memstore.disk.signature import Signature
 from memstore.kernels.reference_landmark_topk import landmark_topk
-from memstore.model.attention import Memory, MemoryAttention
+from memstore.model.attention import MemoryAttention
 from memstore.model.config import ModelConfig
+from memstore.model.session_blocks import SessionBlocks
 from memstore.model.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import (
@@ -73,9 +74,15 @@ def attach(
     return documents
 
 
-def session(built: Transformer, store: MemoryStore, memory: Memory) -> MemoryAttention:
+def session(built: Transformer, store: MemoryStore, blocks: SessionBlocks) -> MemoryAttention:
     return MemoryAttention(
-        built.config, built.rope, built.cmt_keys(), store, memory, dtype=torch.float64
+        built.config.shape,
+        built.rope,
+        built.cmt_keys(),
+        built.config.lookup,
+        store,
+        blocks,
+        dtype=torch.float64,
     )
 
 
@@ -99,12 +106,12 @@ def test_a_window_equals_one_long_chunk(cmt: bool) -> None:
     built = model(cmt=cmt)
     ids = window(9, 1)
     hidden, _ = encode_windows(built, ids[None], cmt=cmt)
-    attention = session(built, store_for(built.config), Memory())
+    attention = session(built, store_for(built.config), SessionBlocks())
     pieces = []
     # fed in any pieces, the open chunk is the same
     for piece in (ids[:7], ids[7:8], ids[8:30], ids[30:]):
         pieces.append(built.hidden(piece[None], attention.attend)[0])
-        attention.length += len(piece)
+        attention.chunk.advance(len(piece))
     torch.testing.assert_close(torch.cat(pieces), hidden[0], rtol=1e-9, atol=1e-9)
 
 
@@ -129,7 +136,7 @@ def test_a_question_equals_the_training_forward(cmt: bool, top_k: int) -> None:
         top_k=top_k,
     )
     store = store_for(built.config)
-    attention = session(built, store, Memory(attach(store, built, memory, [0, 2])))
+    attention = session(built, store, SessionBlocks(attach(store, built, memory, [0, 2])))
     torch.testing.assert_close(
         built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9
     )
@@ -149,9 +156,9 @@ def test_a_chunk_that_continues_a_window_sees_its_last_blocks_where_they_stand(c
     )
     store = store_for(built.config)
     [(own, blocks)] = attach(store, built, memory, [1])
-    attention = session(built, store, Memory(own_document=own, own_end=blocks))
+    attention = session(built, store, SessionBlocks(own_document=own, own_end=blocks))
     for layer, encoded in enumerate(memory):
-        attention.remember(layer, encoded.keys[1, :, :, SIZE].transpose(0, 1))
+        attention.chunk.remember(layer, encoded.keys[1, :, :, SIZE].transpose(0, 1))
     attention.start_chunk()
     torch.testing.assert_close(
         built.hidden(question, attention.attend), trained, rtol=1e-9, atol=1e-9

@@ -26,8 +26,8 @@ from tiny_model import text, tiny_model
 
 from memstore.block import BlockKey
 from memstore.errors import CorruptBlock, DocumentNotFound, MemstoreError
-from memstore.model.config import GRANULARITIES
 from memstore.model.landmark_model import LandmarkModel
+from memstore.model.settings import GRANULARITIES
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.base import UnitSource
 from memstore.tiers.device import DeviceTier

@@ -120,9 +120,7 @@ def test_a_shortlist_is_what_the_landmarks_point_to_and_bounds_what_is_read(
 
     scope = [(document.id, 0, document.blocks) for document in store.documents()]
     blocks = len(whole)
-    looks = search._look(
-        model.transformer, model.cmt_keys, model.tokenizer.encode(f" {PHRASE}"), blocks
-    )
+    looks = search._look(model, model.tokenizer.encode(f" {PHRASE}"), blocks)
     (look,) = looks.values()  # the tiny model has one memory layer
     share = (
         look.q @ store.landmark_keys(1, scope).repeat_interleave(2, 0).transpose(1, 2)
@@ -147,9 +145,7 @@ def test_a_phrase_is_compared_token_by_token_at_every_offset(
     """The weight of a block, written out with keys freed from their positions."""
     best = model.search(PHRASE, store, top_k=1)[0]
     document = store.document("second")
-    looks = search._look(
-        model.transformer, model.cmt_keys, model.tokenizer.encode(f" {PHRASE}"), 100
-    )
+    looks = search._look(model, model.tokenizer.encode(f" {PHRASE}"), 100)
     layer, head = best.reads[0]["layer"], best.reads[0]["head"] // 2
     with store.lease([search.BlockKey(document.id, layer, best.block, head)]) as lease:
         stored = lease.k[lease.slots[0]].float()

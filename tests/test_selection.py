@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from oracle import choose_by
 
 from memstore.kernels.api import NEG
-from memstore.model.config import GRANULARITIES, Granularity
 from memstore.model.selection import merge, select
+from memstore.model.settings import GRANULARITIES, Granularity
 
 
 def chosen(

@@ -6,7 +6,6 @@ import json
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,16 +33,25 @@ def test_any_text_comes_back_whole(tokenizer, text):
 
 @given(text=unicode_text)
 def test_character_counts_add_up_to_the_characters_of_the_text(tokenizer, text):
-    assert tokenizer.character_counts[np.array(tokenizer.encode(text), dtype=int)].sum() == len(
-        text
-    )
+    assert tokenizer.characters(tokenizer.encode(text)) == len(text)
+
+
+@given(text=unicode_text, size=st.integers(1, 5))
+def test_parts_of_a_text_have_whole_characters_that_make_it_up(tokenizer, text, size):
+    ids = tokenizer.encode(text)
+    starts = range(0, len(ids), size)
+    parts = [tokenizer.whole_characters(ids[n : n + size], ids[n + size :][:3]) for n in starts]
+    assert "".join(parts) == text
+    assert [len(part) for part in parts] == [
+        tokenizer.characters(ids[n : n + size]) for n in starts
+    ]
 
 
 def test_character_counts_place_every_token_where_it_begins(tokenizer):
     text = "naïve “fox” 東京 🦊 river 12"
     ids = tokenizer.encode(text)
-    ends = tokenizer.character_counts[ids].cumsum()
-    for n, end in enumerate(ends, 1):
+    for n in range(1, len(ids) + 1):
+        end = tokenizer.characters(ids[:n])
         decoded = tokenizer.decode(ids[:n])
         # A token that ends inside a character counts it as begun; decoding then shows U+FFFD in its
         # place.

@@ -157,19 +157,21 @@ def search(
 ) -> None:
     """Show where in a memory a phrase is found.
 
-    The weight says how much of the phrase is found there: 1 is all of it, word for word.
+    The percentage says how much of the phrase is found there: 100% is all of it, word for word.
     """
     with _opened(store, model, tiers) as (reader, memory):
         find = reader.search if by == "passage" else reader.search_documents
         settings = {} if shortlist is None else {"shortlist": shortlist}
-        found = [
-            asdict(one)
-            for one in find(phrase, memory, documents=document, top_k=results, **settings)
-        ]
+        with console.waiting("searching"):
+            found = [
+                asdict(one)
+                for one in find(phrase, memory, documents=document, top_k=results, **settings)
+            ]
     if as_json:
         console.emit({"sources" if by == "passage" else "documents": found})
     else:
-        console.print_sources(found if by == "passage" else [match["best"] for match in found])
+        sources = found if by == "passage" else [match["best"] for match in found]
+        console.print_sources(sources, shares=True)
 
 
 class _opened:

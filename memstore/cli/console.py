@@ -81,13 +81,16 @@ def columns(rows: Sequence[Sequence[object]]) -> str:
     )
 
 
-def print_sources(sources: Sequence[Mapping[str, Any]], width: int = 90) -> None:
-    """One line a source: weight, document, characters, text."""
+def print_sources(
+    sources: Sequence[Mapping[str, Any]], width: int = 90, *, shares: bool = False
+) -> None:
+    """One line a source: weight (a share of one as a percentage), document, characters, text."""
     for source in sources:
+        weight = f"{source['weight']:7.0%}" if shares else f"{source['weight']:7.2f}"
         first, end = source["span"]
         tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
         place = f"{source['document']}[{first:,}-{end:,}] ({tiers})"
-        print(f"  {source['weight']:7.2f}  {place}  {shorten(source['text'], width)}")
+        print(f"  {weight}  {place}  {shorten(source['text'], width)}")
 
 
 def tier(counts: Mapping[str, Any]) -> str:
@@ -137,25 +140,47 @@ def read_lines(prompt: str = "") -> Iterator[str]:
 
 
 @contextmanager
-def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
-    """Prints an answer's text as it comes, where somebody is watching; None otherwise."""
-    if not (enabled and sys.stdout.isatty()):
-        yield None
+def waiting(what: str) -> Iterator[Callable[[], None]]:
+    """A sign of life on stderr, if that is a terminal, until the block ends or what is yielded is
+    called.
+    """
+    if not sys.stderr.isatty():
+        yield lambda: None
         return
-    started = False
+    from rich.console import Console
 
-    def show(text: str) -> None:
-        nonlocal started
-        text = text if started else text.lstrip()
-        started = started or bool(text)
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
+    status = Console(stderr=True).status(what)
+    status.start()
     try:
-        yield show
+        yield status.stop
     finally:
-        if started:
-            print()
+        status.stop()
+
+
+@contextmanager
+def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
+    """Prints an answer's text as it comes, where somebody is watching; None otherwise. Until then
+    a terminal shows that the memory is being read.
+    """
+    with waiting("reading the memory") as arrived:
+        if not (enabled and sys.stdout.isatty()):
+            yield None
+            return
+        started = False
+
+        def show(text: str) -> None:
+            nonlocal started
+            arrived()
+            text = text if started else text.lstrip()
+            started = started or bool(text)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+        try:
+            yield show
+        finally:
+            if started:
+                print()
 
 
 @contextmanager

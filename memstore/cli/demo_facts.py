@@ -27,8 +27,8 @@ from memstore.model.facts import (
     question,
     statement,
 )
-from memstore.model.ingest import Text
 from memstore.model.landmark_model import LandmarkModel, load_model_for_command
+from memstore.model.text import Text
 from memstore.store.memory_store import MemoryStore
 
 TOKENS = 1 << 17  # read by default
@@ -209,7 +209,7 @@ def python_text() -> Iterator[str]:
 
 
 def _read(path: Path | None) -> Iterator[str]:
-    return python_text() if path is None else Text.of(path).pieces()
+    return python_text() if path is None else Text(path).pieces()
 
 
 def cut(reader: LandmarkModel, pieces: Iterator[str], tokens: int | None) -> str:
@@ -220,7 +220,7 @@ def cut(reader: LandmarkModel, pieces: Iterator[str], tokens: int | None) -> str
         if left is not None:
             ids = reader.tokenizer.encode(segment)
             if len(ids) >= left:
-                characters = int(reader.tokenizer.character_counts[ids[:left]].sum())
+                characters = reader.tokenizer.characters(ids[:left])
                 taken.append(segment[:characters].rpartition("\n")[0] or segment[:characters])
                 break
             left -= len(ids)

@@ -23,8 +23,9 @@ from memstore.cli.options import (
 from memstore.errors import InvalidInput, MemoryNotFound
 
 if TYPE_CHECKING:
-    from memstore.model.ingest import IngestProgress, Mode, Text
+    from memstore.model.ingest import IngestProgress, Mode
     from memstore.model.landmark_model import LandmarkModel
+    from memstore.model.text import Text
     from memstore.store.memory_store import MemoryStore
     from memstore.store.options import OpenOptions
 
@@ -97,17 +98,22 @@ def ingest(
     if name is not None and len(paths) > 1:
         raise typer.BadParameter("--name is for one PATH; several are named after their files")
     from memstore.disk.codec import codec_for_new
-    from memstore.model.ingest import Text
     from memstore.model.landmark_model import load_model_for_command
+    from memstore.model.text import Text
 
     if codec is not None:
         codec_for_new(codec)  # an unknown one is refused, whether or not the memory exists
-    texts = [Text.of(_file(path), name or _printable(path.stem)) for path in paths]
+    texts = [Text(_file(path), name or _printable(path.stem)) for path in paths]
     for text in texts:
-        text.check()  # a file that cannot be read is refused before anything is written
+        # a file that cannot be read is refused before anything is written
+        text.check(keep=len(texts) == 1)
     reader = load_model_for_command(model)
-    lookup = {"top_k": top_k, "score_range": score_range, "chunk_blocks": chunk_blocks}
-    reader.lookup_config(**lookup)  # a setting out of range is refused before a memory is created
+    lookup: dict[str, Any] = {
+        "top_k": top_k,
+        "score_range": score_range,
+        "chunk_blocks": chunk_blocks,
+    }
+    reader.lookup.changed(**lookup)  # a setting out of range is refused before a memory is created
     mode: Mode = "append" if append else "replace" if replace else "new"
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
     results = []
@@ -215,7 +221,7 @@ def _ingest_one(
     text: "Text",
     mode: "Mode",
     retrieve: bool,
-    lookup: dict[str, float | None],
+    lookup: dict[str, Any],
 ) -> dict[str, Any]:
     """Read one text and say what came of it."""
     known = any(document.name == text.name for document in memory.documents())
@@ -230,13 +236,7 @@ def _ingest_one(
             show(state.characters, state.total_characters, state.tokens)
 
         document = reader.ingest(
-            Path(text.source),
-            memory,
-            name=text.name,
-            mode=mode,
-            retrieve=retrieve,
-            progress=progress,
-            **lookup,
+            text, memory, mode=mode, retrieve=retrieve, progress=progress, **lookup
         )
     resumed_at = seen[0].resumed_tokens if seen else 0
     if not seen:
@@ -262,7 +262,7 @@ def _expected(reader: "LandmarkModel", memory: "MemoryStore", text: "Text", char
     """How large a document will be, from its beginning, before anything is compressed."""
     from memstore.disk.codec import get_codec
 
-    sample = next(text.pieces())[: 1 << 16]
+    sample = text.beginning()[: 1 << 16]
     tokens = len(reader.tokenizer.encode(sample)) * characters // len(sample)
     signature = reader.signature
     per_head = get_codec(memory.codec or "raw").head_bytes(

@@ -111,9 +111,8 @@ def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
     """What ties a memory to this model: hashes of weights and tokenizer, the architecture and the
     geometry of what is stored.
 
-    Settings of a lookup (config.LOOKUP_SETTINGS) do not change what is stored, so they are no part
-    of it. Weights count as the numbers they are: the same in half precision and in float32 are the
-    same model.
+    LookupSettings do not change what is stored, so they are no part of it. Weights count as the
+    numbers they are: the same in half precision and in float32 are the same model.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):

@@ -1,17 +1,16 @@
 """The model's configuration and the named presets."""
 
 import json
-import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from memstore.errors import InvalidConfig
+import torch
 
-Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
+from memstore.errors import InvalidConfig, InvalidInput
+from memstore.model.reader import Shape
+from memstore.model.settings import LOOKUP_SETTINGS, Granularity, LookupSettings
+
 OldBlockPosition = Literal["fixed", "stingy"]
-GRANULARITIES = get_args(Granularity)
-LOOKUP_SETTINGS = ("top_k", "score_range", "recency", "granularity", "cmt_cutoff", "chunk_blocks")
-"""Fields of a configuration that say how a lookup is made."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +32,20 @@ class ModelConfig:
     qk_norm: bool = True  # RMSNorm of every query and key head
     cmt: bool = True  # context miss token and its gate
     memory_layers: tuple[int, ...] | None = None  # layers with memory; None = all but layer 0
-    top_k: int = 4  # blocks retrieved per lookup, and recent blocks of a session
-    # of these, only those that score at least the best - score_range; None = all
-    score_range: float | None = None
-    # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
-    recency: float = 0.0
-    granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
     old_block_position: OldBlockPosition = (
         "fixed"  # where old blocks are seen: one constant distance, or the paper's slots
     )
     old_block_distance: int = 0  # the constant distance in positions; 0 = 5 * (block_size + 1)
-    chunk_blocks: int = 8  # blocks read at once
-    cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
     # of stored keys and values
     kv_dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"
     norm_eps: float = 1e-5
+    # What lookups do unless told otherwise: see LookupSettings.
+    top_k: int = 4
+    score_range: float | None = None
+    recency: float = 0.0
+    granularity: Granularity = "per_token_per_head"
+    cmt_cutoff: float = 0.1
+    chunk_blocks: int = 8
 
     landmark_id: int = field(init=False)
     cmt_id: int = field(init=False)
@@ -76,8 +74,6 @@ class ModelConfig:
             "head_dim",
             "mlp_size",
             "block_size",
-            "top_k",
-            "chunk_blocks",
         ):
             if getattr(self, name) < 1:
                 return f"{name} must be at least 1, not {getattr(self, name)}"
@@ -93,21 +89,36 @@ class ModelConfig:
             and not 0 <= self.memory_layers[0] <= self.memory_layers[-1] < self.num_layers
         ):
             return f"memory_layers {self.memory_layers} must lie in 0..{self.num_layers - 1}"
-        if self.score_range is not None and not 0 <= self.score_range < math.inf:
-            return f"score_range must be a finite number of at least 0, not {self.score_range}"
-        if not 0 <= self.recency < math.inf:
-            return f"recency must be a finite number of at least 0, not {self.recency}"
-        if self.granularity not in GRANULARITIES:
-            return (
-                f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
-            )
         if self.old_block_position not in get_args(OldBlockPosition):
             return f"old_block_position must be fixed or stingy, not {self.old_block_position!r}"
         if self.kv_dtype not in ("float16", "bfloat16", "float32", "float64"):
             return f"kv_dtype must be float16, bfloat16, float32 or float64, not {self.kv_dtype!r}"
-        if not 0 <= self.cmt_cutoff <= 1:
-            return f"cmt_cutoff must lie in 0..1, not {self.cmt_cutoff}"
+        try:
+            _ = self.lookup
+        except InvalidInput as error:
+            return str(error)
         return None
+
+    @property
+    def lookup(self) -> LookupSettings:
+        """What lookups do unless told otherwise."""
+        return LookupSettings(**{name: getattr(self, name) for name in LOOKUP_SETTINGS})
+
+    @property
+    def shape(self) -> Shape:
+        """What sessions and stores have to know of it."""
+        fixed = self.old_block_position == "fixed"
+        return Shape(
+            num_layers=self.num_layers,
+            memory_layers=tuple(self.memory_layers or ()),
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            block_size=self.block_size,
+            old_block_distance=self.old_block_distance if fixed else None,
+            kv_dtype=getattr(torch, self.kv_dtype),
+        )
 
     @property
     def stride(self) -> int:

@@ -4,13 +4,12 @@ from questions.
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memstore.model import facts
+from memstore.model.reader import Reader
+from memstore.model.session import ScratchSession
 from memstore.store.memory_store import MemoryStore
-
-if TYPE_CHECKING:
-    from memstore.model.landmark_model import LandmarkModel
 
 _STRETCHES = 8  # of the memory's text, each read by a session of its own
 _TOKENS = 192  # of a stretch
@@ -20,7 +19,7 @@ _BLOCKS = 32_768
 
 
 def build_index(
-    model: "LandmarkModel", store: MemoryStore, progress: Callable[[int, int], None] | None = None
+    reader: Reader, store: MemoryStore, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
     """Sample queries, then build and save the store's index; returns what was built (see
     MemoryStore.build_index).
@@ -34,19 +33,19 @@ def build_index(
     """
     ready = [document for document in store.ready(to="index") if document.blocks]
     rng = Random(0)
-    attached: list[str] = []
+    attached: list[tuple[int, int]] = []
     blocks = 0
     for document in rng.sample(ready, len(ready)):
         if not attached or blocks + document.blocks <= _BLOCKS:
-            attached.append(document.name)
+            attached.append((document.id, document.blocks))
             blocks += document.blocks
     with store.sampled_queries():
         for _ in range(_STRETCHES):
             document = rng.choices(ready, [document.tokens for document in ready])[0]
             first = rng.randrange(max(1, document.tokens - _TOKENS))
-            with model.session(store, attached) as session:
+            with ScratchSession(reader, reader.lookup, store, attached) as session:
                 session.feed(store.tokens(document.id, first, first + _TOKENS).ids.tolist())
                 for _ in range(_QUESTIONS):
                     asked = facts.question(facts.draw_fact(rng)).prompt
-                    session.feed(model.tokenizer.encode(" " + asked))
-    return store.build_index(model.config.top_k, progress)
+                    session.feed(reader.tokenizer.encode(" " + asked))
+    return store.build_index(reader.lookup.top_k, progress)

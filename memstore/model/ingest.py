@@ -2,94 +2,19 @@
 constant memory.
 """
 
-import codecs
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from memstore.disk.document import Document, IngestSettings
-from memstore.errors import InvalidInput
-from memstore.model.attention import Blocks, Memory
-from memstore.model.config import ModelConfig
+from memstore.model.chunk import FinishedBlocks
+from memstore.model.reader import Reader, TextTokenizer
 from memstore.model.session import Session
-from memstore.model.tokenizer import Tokenizer
-from memstore.model.transformer import Transformer
+from memstore.model.session_blocks import SessionBlocks
+from memstore.model.settings import LookupSettings
+from memstore.model.text import Text
 from memstore.store.admission import Mode
 from memstore.store.memory_store import MemoryStore
 from memstore.store.writer import DocumentWriter
-
-_PIECE = 1 << 20
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text to read, from a file or a string, checked and hashed without holding it in memory."""
-
-    source: Path | str
-    name: str
-
-    @classmethod
-    def of(cls, source: Path | str, name: str | None = None) -> "Text":
-        """Raises InvalidInput for a path that cannot be read as a text, and for a string without a
-        name.
-        """
-        if isinstance(source, str):
-            if not name:
-                raise InvalidInput("a text given as a string needs a name")
-            return cls(source, name)
-        if not source.exists():
-            raise InvalidInput(f"{source} does not exist")
-        if source.is_dir():
-            raise InvalidInput(f"{source} is a directory; name the files in it")
-        return cls(source, name or source.stem)
-
-    def pieces(self) -> Iterator[str]:
-        """The text piece by piece. Raises InvalidInput for bytes that are not UTF-8 and for NUL
-        bytes.
-        """
-        if isinstance(self.source, str):
-            for start in range(0, len(self.source), _PIECE):
-                yield self.source[start : start + _PIECE]
-            return
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        offset = 0
-        try:
-            with self.source.open("rb") as file:
-                while raw := file.read(_PIECE):
-                    if b"\0" in raw:
-                        raise InvalidInput(
-                            f"{self.source} is binary (a NUL byte at {offset + raw.index(0)}); "
-                            "only text can be read"
-                        )
-                    yield decoder.decode(raw)
-                    offset += len(raw)
-                decoder.decode(b"", final=True)
-        except UnicodeDecodeError as error:
-            raise InvalidInput(
-                f"{self.source} is not UTF-8 text (near byte {offset + error.start})"
-            ) from None
-        except OSError as error:
-            raise InvalidInput(f"cannot read {self.source}: {error.strerror}") from None
-
-    def check(self) -> tuple[str, int]:
-        """(BLAKE2 hash, characters) of the whole text; raises what `pieces` raises, and
-        InvalidInput if there is nothing in it.
-        """
-        digest, characters, blank = hashlib.blake2b(digest_size=20), 0, True
-        for piece in self.pieces():
-            digest.update(piece.encode("utf-8", "surrogatepass"))
-            characters += len(piece)
-            blank = blank and not piece.strip()
-        if blank:
-            raise InvalidInput(
-                f"{self.source if isinstance(self.source, Path) else self.name} is empty; there is "
-                "nothing to read"
-            )
-        return digest.hexdigest(), characters
 
 
 @dataclass(frozen=True)
@@ -105,13 +30,11 @@ class IngestProgress:
 
 
 def ingest(
-    model: Transformer,
-    tokenizer: Tokenizer,
-    config: ModelConfig,
+    reader: Reader,
+    settings: LookupSettings,
     store: MemoryStore,
     text: Text,
     *,
-    cmt_keys: Any,
     mode: Mode = "new",
     retrieve: bool = False,
     progress: Callable[[IngestProgress], None] | None = None,
@@ -120,94 +43,105 @@ def ingest(
     section 6).
 
     A document already there with the same content is returned as it is; one whose ingest was
-    interrupted is resumed.
+    interrupted is resumed. Raises InvalidInput for a text that cannot be read, or that changes
+    meanwhile: then the document stays unfinished.
     """
-    source_hash, characters = text.check()
-    settings = IngestSettings(config.chunk_blocks, config.top_k, config.cmt_cutoff, retrieve)
-    if retrieve:
-        settings = replace(
-            settings,
-            granularity=config.granularity,
-            score_range=config.score_range,
-            recency=config.recency,
-        )
-    writer = store.write_document(text.name, source_hash=source_hash, settings=settings, mode=mode)
+    text.check()
+    writer = store.write_document(
+        text.name, source_hash=text.digest, settings=_stored_settings(settings, retrieve), mode=mode
+    )
     if writer is None:
         return store.document(text.name)
     with writer:
-        reader = _Reader(model, tokenizer, config, store, writer, cmt_keys, retrieve)
+        document = _DocumentSession(reader, settings, store, writer, retrieve)
         report = progress or (lambda state: None)
         resumed, base = writer.tokens, writer.base_tokens
-        total = characters + _characters_before(store, tokenizer, writer.document.id, base)
+        before = _characters_before(store, reader.tokenizer, writer.document.id, base)
+        total = text.characters + before
         # An append reads again what stood behind the last full chunk, then the new text; a resumed
         # ingest skips what it has.
         pending = writer.replaced_tokens().ids.tolist()
         skip = max(0, resumed - base)
-        for ids in tokenizer.encode_stream(text.pieces()):
+        for ids in reader.tokenizer.encode_stream(text.pieces()):
             dropped = min(skip, len(ids))
             skip -= dropped
             pending.extend(ids[dropped:])
             done = 0
-            while len(pending) - done > reader.session.chunk_tokens:
-                reader.chunk(pending[done : done + reader.session.chunk_tokens])
-                done += reader.session.chunk_tokens
-                report(IngestProgress(reader.characters, total, reader.tokens, resumed))
+            while len(pending) - done > document.chunk_tokens:
+                document.chunk(pending[done : done + document.chunk_tokens])
+                done += document.chunk_tokens
+                report(IngestProgress(document.characters, total, document.tokens, resumed))
             del pending[:done]
         if pending:
-            reader.chunk(pending)
-        report(IngestProgress(reader.characters, total, reader.tokens, resumed))
+            document.chunk(pending)
+        report(IngestProgress(document.characters, total, document.tokens, resumed))
         return writer.finish()
 
 
-def _characters_before(store: MemoryStore, tokenizer: Tokenizer, document: int, token: int) -> int:
+def _stored_settings(settings: LookupSettings, retrieve: bool) -> IngestSettings:
+    """What decides the stored bytes, as the document's row keeps it."""
+    stored = IngestSettings(
+        settings.chunk_blocks, settings.top_k, settings.cmt_cutoff, retrieve=retrieve
+    )
+    if not retrieve:
+        return stored
+    return replace(
+        stored,
+        granularity=settings.granularity,
+        score_range=settings.score_range,
+        recency=settings.recency,
+    )
+
+
+def _characters_before(
+    store: MemoryStore, tokenizer: TextTokenizer, document: int, token: int
+) -> int:
     """Characters of a document before one of its tokens (or before its end)."""
     if token == 0:
         return 0
     span = store.tokens(document, token - 1, token)
-    return span.char_start + int(
-        tokenizer.character_counts[np.concatenate([span.before, span.ids])].sum()
-    )
+    return span.char_start + tokenizer.characters([*span.before.tolist(), *span.ids.tolist()])
 
 
-class _Reader:
+class _DocumentSession:
     """A session whose own blocks are the document's, committed by the writer at chunk ends."""
 
     def __init__(
         self,
-        model: Transformer,
-        tokenizer: Tokenizer,
-        config: ModelConfig,
+        reader: Reader,
+        settings: LookupSettings,
         store: MemoryStore,
         writer: DocumentWriter,
-        cmt_keys: Any,
         retrieve: bool,
     ) -> None:
-        self.store, self.writer, self.tokenizer = store, writer, tokenizer
+        self._writer, self._tokenizer = writer, reader.tokenizer
         self.tokens = writer.tokens
-        self.characters = _characters_before(store, tokenizer, writer.document.id, writer.tokens)
-        memory = Memory(own_document=writer.document.id, own_end=writer.blocks)
+        self.characters = _characters_before(
+            store, reader.tokenizer, writer.document.id, writer.tokens
+        )
+        blocks = SessionBlocks(own_document=writer.document.id, own_end=writer.blocks)
         self._chunk: list[int] = []
         self._last_length: int | None = None
-        self.session = Session(
-            model, replace(config), store, memory, self._keep, cmt_keys=cmt_keys, retrieve=retrieve
-        )
+        self._session = Session(reader, settings, store, blocks, self._keep, retrieve=retrieve)
+        self.chunk_tokens = self._session.chunk_tokens
         if writer.blocks:
-            for layer in range(config.num_layers):
-                self.session.attention.remember(layer, writer.recent(layer, config.top_k)[2])
-            self.session.attention.start_chunk()
+            attention = self._session.attention
+            for layer in range(reader.shape.num_layers):
+                attention.chunk.remember(layer, writer.recent(layer, settings.top_k)[2])
+            attention.start_chunk()
 
     def chunk(self, ids: list[int]) -> None:
         """Read one chunk and stage its blocks; the last chunk of a document may be shorter and is
         closed by a landmark.
         """
         self._chunk = ids
-        self.session.feed(ids)
-        self._last_length = self.session.close_block() or None
-        self.session.end_chunk()
+        self._session.feed(ids)
+        self._last_length = self._session.close_block() or None
+        self._session.end_chunk()
         self.tokens += len(ids)
-        self.characters += int(self.tokenizer.character_counts[ids].sum())
+        self.characters += self._tokenizer.characters(ids)
 
-    def _keep(self, blocks: Blocks) -> None:
-        self.writer.add_chunk(
+    def _keep(self, blocks: FinishedBlocks) -> None:
+        self._writer.add_chunk(
             self._chunk, self.characters, blocks, length_of_last=self._last_length
         )

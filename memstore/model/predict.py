@@ -15,7 +15,7 @@ from torch import Tensor
 from memstore.errors import MemstoreError
 from memstore.kernels.api import LocalAttention
 from memstore.model.attention import MemoryAttention
-from memstore.model.transformer import DecoderLayer, Transformer
+from memstore.model.reader import Foreseeing
 from memstore.store.memory_store import MemoryStore
 
 # steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
@@ -27,33 +27,28 @@ class Lookahead:
     layers.
     """
 
-    def __init__(self, model: Transformer, attention: MemoryAttention, store: MemoryStore) -> None:
-        self._model, self._attention, self._store = model, attention, store
-        self._memory_layers = frozenset(attention.config.memory_layers or ())
-        self._x: Tensor | None = None
+    def __init__(self, reader: Foreseeing, attention: MemoryAttention, store: MemoryStore) -> None:
+        self._reader, self._attention, self._store = reader, attention, store
+        self._memory_layers = frozenset(attention.shape.memory_layers)
+        self._states: Tensor | None = None
         self._quiet = 0  # steps since the last miss, had or foreseen
 
-    def enter(self, layer: int, x: Tensor) -> None:
-        """A layer begins with the states x [1, T, hidden]."""
+    def enter(self, layer: int, states: Tensor) -> None:
+        """A layer begins with the states [1, T, hidden_size]."""
         if layer == 0:
             self._quiet += 1
-        self._x = x
+        self._states = states
 
     def attended(self, layer: int, local: LocalAttention) -> None:
         """The layer has attended to its chunk and will read memory next."""
         if self._quiet > _PATIENCE or layer + 1 not in self._memory_layers:
             return
-        block, following = self._model.blocks[layer], self._model.blocks[layer + 1]
-        assert (
-            isinstance(block, DecoderLayer)
-            and isinstance(following, DecoderLayer)
-            and self._x is not None
-        )
-        x = block.mlp(self._x + block.o_proj(local.output.transpose(1, 2).flatten(2)))
+        assert self._states is not None
+        following = self._reader.foresee(layer, self._states, local.output)
         # Where guessing fails (a document was forgotten), the lookup itself says so, if there is to
         # be one.
         with suppress(MemstoreError):
-            if self._store.expect(self._attention.guess(layer + 1, *following.project(x))):
+            if self._store.expect(self._attention.guess(layer + 1, *following)):
                 self._quiet = 0
 
     def missed(self) -> None:

@@ -18,9 +18,8 @@ from memstore.errors import BudgetExceeded
 from memstore.index import Hits
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
-from memstore.model.config import ModelConfig
+from memstore.model.reader import Reader
 from memstore.model.rotary import Prefix
-from memstore.model.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
 
 SHORTLIST = 1 << 16
@@ -63,8 +62,7 @@ class _Looks:
 
 @torch.no_grad()
 def search_blocks(
-    model: Transformer,
-    cmt_keys: Sequence[Tensor] | None,
+    reader: Reader,
     store: MemoryStore,
     documents: Sequence[tuple[int, int]],
     ids: Sequence[int],
@@ -77,9 +75,9 @@ def search_blocks(
     forgotten, CorruptBlock.
     """
     blocks = [(document, block) for document, count in documents for block in range(count)]
-    if not blocks or not model.config.memory_layers:
+    if not blocks or not reader.shape.memory_layers:
         return iter(())
-    looks = _look(model, cmt_keys, ids, len(blocks))
+    looks = _look(reader, ids, len(blocks))
     scope = [(document, 0, count) for document, count in documents]
     heads = _sharpest(store, scope, looks, len(blocks))
     if len(blocks) > shortlist:
@@ -87,12 +85,12 @@ def search_blocks(
         chosen = pointed.sort(descending=True, stable=True).indices[:shortlist].sort().values
         blocks = [blocks[n] for n in chosen.tolist()]
     layer, head = heads[0]
-    kv_head = head // (model.config.num_heads // model.config.num_kv_heads)
+    kv_head = head // reader.shape.group
     units = [BlockKey(document, layer, block, kv_head) for document, block in blocks]
     keys = F.normalize(looks[layer].k[kv_head].float(), dim=-1)
-    cos, sin = model.rope.angles(0, model.config.block_size, keys)
+    cos, sin = reader.rope.angles(0, reader.shape.block_size, keys)
     # (block_size, T, D): as a key stands at each offset
-    placed = model.rope.rotate(keys, cos[:, None], sin[:, None])
+    placed = reader.rope.rotate(keys, cos[:, None], sin[:, None])
     weights, tiers = _compare(store, units, placed)
     order = weights.sort(descending=True, stable=True).indices.tolist()
     return (
@@ -101,19 +99,14 @@ def search_blocks(
     )
 
 
-def _look(
-    model: Transformer, cmt_keys: Sequence[Tensor] | None, ids: Sequence[int], blocks: int
-) -> dict[int, _Looks]:
+def _look(reader: Reader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
     """What every memory layer looks for with each token of a phrase that was read without any
     memory.
 
     A phrase longer than a chunk is read in pieces that do not see each other.
     """
-    config = model.config
-    size = config.chunk_blocks * config.block_size
-    pieces = [
-        _look_piece(model, cmt_keys, ids[at : at + size], blocks) for at in range(0, len(ids), size)
-    ]
+    size = reader.lookup.chunk_blocks * reader.shape.block_size
+    pieces = [_look_piece(reader, ids[at : at + size], blocks) for at in range(0, len(ids), size)]
     return {
         layer: _Looks(
             *(
@@ -125,47 +118,41 @@ def _look(
     }
 
 
-def _look_piece(
-    model: Transformer, cmt_keys: Sequence[Tensor] | None, ids: Sequence[int], blocks: int
-) -> dict[int, _Looks]:
-    config, looks = model.config, {}
-    sequence = [
-        token for n, token in enumerate(ids, 1) for token in _with_landmark(n, token, config)
-    ]
-    rows = [row for row, token in enumerate(sequence) if token != config.landmark_id]
-    base = 0
-    if config.old_block_position == "stingy":
-        base = Prefix.of(blocks, 0, config.top_k, fixed=False).size * config.stride
+def _look_piece(reader: Reader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
+    shape, rope, cmt_keys, looks = reader.shape, reader.rope, reader.cmt_keys, {}
+    sequence: list[int] = []
+    rows = []
+    for number, token in enumerate(ids, 1):
+        rows.append(len(sequence))
+        sequence.append(token)
+        if number % shape.block_size == 0:
+            sequence.append(reader.landmark_id)
+    base, distance = 0, shape.old_block_distance
+    if distance is None:
+        base = Prefix.of(blocks, 0, reader.lookup.top_k, fixed=False).size * shape.stride
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        cos, sin = model.rope.angles(base, base + len(sequence), q)
-        q = q * config.head_dim**-0.5
+        cos, sin = rope.angles(base, base + len(sequence), q)
+        q = q * shape.head_dim**-0.5
         local: LocalAttention = api.local_attention(
-            model.rope.rotate(q, cos, sin),
-            model.rope.rotate(k, cos, sin),
+            rope.rotate(q, cos, sin),
+            rope.rotate(k, cos, sin),
             v,
-            config.block_size,
+            shape.block_size,
             k_cmt=None if cmt_keys is None else cmt_keys[layer],
         )
-        if layer in (config.memory_layers or ()):
-            if config.old_block_position == "fixed":
-                cos, sin = model.rope.angles(
-                    config.old_block_distance, config.old_block_distance + 1, q
-                )
+        if layer in shape.memory_layers:
+            if distance is not None:
+                cos, sin = rope.angles(distance, distance + 1, q)
             gate = torch.ones_like(local.gate) if cmt_keys is None else local.gate
             looks[layer] = _Looks(
-                model.rope.rotate(q, cos, sin)[0][:, rows], k[0][:, rows], gate[0][:, rows]
+                rope.rotate(q, cos, sin)[0][:, rows], k[0][:, rows], gate[0][:, rows]
             )
         return local.output
 
-    model.hidden(torch.tensor([sequence], device=model.embedding.weight.device), attend)
+    ids_of_piece = torch.tensor([sequence], device=reader.device)
+    reader.hidden(ids_of_piece, attend, layers=shape.memory_layers[-1] + 1)
     return looks
-
-
-def _with_landmark(number: int, token: int, config: ModelConfig) -> Iterator[int]:
-    yield token
-    if number % config.block_size == 0:
-        yield config.landmark_id
 
 
 def _sharpest(

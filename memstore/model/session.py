@@ -11,91 +11,95 @@ import torch
 from torch import Tensor
 
 from memstore.errors import BudgetExceeded, InvalidConfig, InvalidInput
-from memstore.kernels.api import NEG
-from memstore.kernels.products import accumulate
-from memstore.model.attention import Blocks, Memory, MemoryAttention, Read
-from memstore.model.config import ModelConfig
+from memstore.model.attention import MemoryAttention
+from memstore.model.chunk import FinishedBlocks
 from memstore.model.predict import Lookahead
-from memstore.model.transformer import Transformer
+from memstore.model.reader import Foreseeing, Reader
+from memstore.model.session_blocks import SessionBlocks
+from memstore.model.settings import LookupSettings
+from memstore.model.units import Read
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.raw_bits import torch_dtype
 
-Keep = Callable[[Blocks], None]
+OnRead = Callable[[list[Read]], None]
+"""Told the units that a row of a step has read."""
+Keep = Callable[[FinishedBlocks], None]
 """Takes a chunk's finished blocks into the session's own memory: the store must be able to lease
 them from then on.
 """
 
 
 class Session:
-    """One reader: an open chunk, a memory, and how lookups are made.
+    """An open chunk, the blocks before it, and how lookups are made.
 
-    `feed` takes content tokens; landmarks are inserted after every block_size of them. The config's
-    lookup settings (top_k, score_range, cmt_cutoff, granularity) may differ from the model's own.
+    `feed` takes content tokens; landmarks are inserted after every block_size of them.
     """
 
     def __init__(
         self,
-        model: Transformer,
-        config: ModelConfig,
+        reader: Reader,
+        settings: LookupSettings,
         store: MemoryStore,
-        memory: Memory,
+        blocks: SessionBlocks,
         keep: Keep,
         *,
-        cmt_keys: Sequence[Tensor] | None,
         retrieve: bool = True,
-        on_read: Callable[[list[Read]], None] | None = None,
+        on_read: OnRead | None = None,
+        read_all_rows: bool = False,
     ) -> None:
-        """Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig if
+        """retrieve, on_read, read_all_rows: see MemoryAttention.
+
+        Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig if
         it is on another device.
         """
-        self._device = model.norm.weight.device
-        if store.slot_lengths.device.type != self._device.type:
+        shape = reader.shape
+        if store.slot_lengths.device.type != reader.device.type:
             raise InvalidConfig(
-                f"the model is on {self._device.type} and the memory's blocks on "
+                f"the model is on {reader.device.type} and the memory's blocks on "
                 f"{store.slot_lengths.device.type}; "
-                f"open the memory with device={str(self._device)!r}, or load the model with the "
+                f"open the memory with device={str(reader.device)!r}, or load the model with the "
                 "memory's"
             )
-        choosing = (
-            config.num_heads if config.granularity == "per_token_per_head" else config.num_kv_heads
-        )
-        needed = config.top_k * choosing
+        every_head = settings.granularity == "per_token_per_head"
+        needed = settings.top_k * (shape.num_heads if every_head else shape.num_kv_heads)
         if needed > store.capacity:
             raise BudgetExceeded(
                 f"the {store.top_tier} budget holds {store.capacity} blocks, and one token reads "
                 f"up to {needed}; "
                 "raise the budget"
             )
-        self.model, self.config, self.store, self.memory = model, config, store, memory
+        self.reader, self.settings, self.store, self.blocks = reader, settings, store, blocks
         self._keep = keep
-        self._dtype = torch_dtype(config.kv_dtype)
         self.attention = MemoryAttention(
-            config,
-            model.rope,
-            cmt_keys,
+            shape,
+            reader.rope,
+            reader.cmt_keys,
+            settings,
             store,
-            memory,
+            blocks,
             retrieve=retrieve,
             on_read=on_read,
-            dtype=model.norm.weight.dtype,
-            device=self._device,
+            read_all_rows=read_all_rows,
+            dtype=reader.dtype,
+            device=reader.device,
         )
         self._lookahead: Lookahead | None = None
-        if store.predictor != "off" and retrieve:
-            self._lookahead = self.attention.observer = Lookahead(model, self.attention, store)
+        if store.predictor != "off" and retrieve and isinstance(reader, Foreseeing):
+            self._lookahead = self.attention.observer = Lookahead(reader, self.attention, store)
         self.content = 0  # content tokens in the open chunk
 
     @property
     def chunk_tokens(self) -> int:
         """Content tokens of a full chunk."""
-        return self.config.chunk_blocks * self.config.block_size
+        return self.settings.chunk_blocks * self.reader.shape.block_size
 
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> Tensor:
-        """Read content tokens -> [n, hidden], row i being the state that predicts what follows
+        """Read content tokens -> [n, hidden_size], row i being the state that predicts what follows
         ids[i].
         """
-        states = [self.model.norm.weight.new_zeros(0, self.config.hidden_size)]
+        reader = self.reader
+        size = (0, reader.shape.hidden_size)
+        states = [torch.zeros(size, dtype=reader.dtype, device=reader.device)]
         start = 0
         while start < len(ids):
             if self.content >= self.chunk_tokens:
@@ -106,35 +110,34 @@ class Session:
         return states[1] if len(states) == 2 else torch.cat(states)
 
     def _feed_piece(self, piece: Sequence[int]) -> Tensor:
-        size, sequence, rows = self.config.block_size, [], []
+        size, sequence, rows = self.reader.shape.block_size, [], []
         for i, token in enumerate(piece, self.content + 1):
             sequence.append(token)
             if i % size == 0:
-                sequence.append(self.config.landmark_id)
+                sequence.append(self.reader.landmark_id)
             rows.append(len(sequence) - 1)
         self.content += len(piece)
         return self._forward(sequence)[rows]
 
     def _forward(self, sequence: Sequence[int]) -> Tensor:
         enter = None if self._lookahead is None else self._lookahead.enter
-        hidden = self.model.hidden(
-            torch.tensor([sequence], device=self._device), self.attention.attend, enter
-        )[0]
-        self.attention.length += len(sequence)
+        ids = torch.tensor([sequence], device=self.reader.device)
+        hidden = self.reader.hidden(ids, self.attention.attend, enter=enter)[0]
+        self.attention.chunk.advance(len(sequence))
         return hidden
 
     @torch.no_grad()
-    def end_chunk(self) -> Blocks:
-        """Move the open chunk's complete blocks into the session's own memory; an unfinished block
-        stays and opens the next chunk.
+    def end_chunk(self) -> FinishedBlocks:
+        """Move the open chunk's complete blocks into the session's own; an unfinished block stays
+        and opens the next chunk.
         """
-        blocks = self.attention.finished(self._dtype)
+        blocks = self.attention.chunk.finished()
         count = len(blocks[0][0])
         if count:
             self._keep(blocks)
-            self.memory.own_end += count
+            self.blocks.own_end += count
             self.attention.drop_finished(blocks)
-            self.content %= self.config.block_size
+            self.content %= self.reader.shape.block_size
         return blocks
 
     @torch.no_grad()
@@ -142,12 +145,13 @@ class Session:
         """Close an unfinished last block with a landmark that sees its n content tokens; returns n
         (0 = nothing was open).
         """
-        n = self.content % self.config.block_size
+        size = self.reader.shape.block_size
+        n = self.content % size
         if n:
-            self.attention.pad(self.config.block_size - n)
-            self.attention.tail = n
-            self._forward([self.config.landmark_id])
-            self.content += self.config.block_size - n
+            self.attention.chunk.pad(size - n)
+            self.attention.chunk.tail = n
+            self._forward([self.reader.landmark_id])
+            self.content += size - n
         return n
 
     def generate(
@@ -159,8 +163,8 @@ class Session:
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
     ) -> Iterator[int]:
-        """Yield content tokens that follow `state` [hidden], each read back into the session once
-        the next one is asked for.
+        """Yield content tokens that follow `state` [hidden_size], each read back into the session
+        once the next one is asked for.
 
         temperature 0 is greedy; otherwise samples, repeatably under `seed`. stop(token) ends after
         that token.
@@ -178,17 +182,15 @@ class Session:
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
-        """Next-token logits [n, vocab] of states [n, hidden]; landmark and CMT are never
+        """Next-token logits [n, vocabulary] of states [n, hidden_size]; the landmark is never
         predicted.
         """
-        logits = accumulate(self.model.logits(states))  # float16 has no NEG
-        logits[..., self.config.landmark_id :] = NEG
-        return logits
+        return self.reader.logits(states)
 
     def next_token(
         self, state: Tensor, temperature: float, generator: torch.Generator | None
     ) -> int:
-        """The next content token after `state` [hidden]."""
+        """The next content token after `state` [hidden_size]."""
         logits = self.logits(state[None])[0]
         if temperature == 0:
             return int(logits.argmax())
@@ -206,44 +208,46 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
 
     def __init__(
         self,
-        model: Transformer,
-        config: ModelConfig,
+        reader: Reader,
+        settings: LookupSettings,
         store: MemoryStore,
         documents: list[tuple[int, int]],
         *,
-        cmt_keys: Sequence[Tensor] | None,
         retrieve: bool = True,
-        on_read: Callable[[list[Read]], None] | None = None,
+        on_read: OnRead | None = None,
+        read_all_rows: bool = False,
     ) -> None:
+        """documents: attached ones, as (id, blocks). Otherwise as Session."""
         self._scratch = store.scratch()
-        memory = Memory(documents, own_document=self._scratch.document)
-        per_block = config.num_layers * config.num_kv_heads
-        self._most = max(config.chunk_blocks + config.top_k, store.own_capacity // (2 * per_block))
+        blocks = SessionBlocks(documents, own_document=self._scratch.document)
+        per_block = reader.shape.num_layers * reader.shape.num_kv_heads
+        least = settings.chunk_blocks + settings.top_k
+        self._most = max(least, store.own_capacity // (2 * per_block))
         try:
             super().__init__(
-                model,
-                config,
+                reader,
+                settings,
                 store,
-                memory,
+                blocks,
                 self._take,
-                cmt_keys=cmt_keys,
                 retrieve=retrieve,
                 on_read=on_read,
+                read_all_rows=read_all_rows,
             )
         except BaseException:
             self._scratch.close()
             raise
 
-    def _take(self, blocks: Blocks) -> None:
+    def _take(self, blocks: FinishedBlocks) -> None:
         count = len(blocks[0][0])
-        surplus = self.memory.own + count - self._most
+        surplus = self.blocks.own + count - self._most
         if surplus > 0:
-            self.memory.own_first += surplus
-            self._scratch.trim(self.memory.own_first)
+            self.blocks.own_first += surplus
+            self._scratch.trim(self.blocks.own_first)
         for layer, (k, v, landmarks) in blocks.items():
             self._scratch.add(layer, k, v, landmarks)
-        only_recent = [layer for layer in blocks if layer not in (self.config.memory_layers or ())]
-        self._scratch.trim(self.memory.own_end + count - self.config.top_k, only_recent)
+        only_recent = [layer for layer in blocks if layer not in self.reader.shape.memory_layers]
+        self._scratch.trim(self.blocks.own_end + count - self.settings.top_k, only_recent)
 
     def close(self) -> None:
         """Let the session's own blocks go; the documents stay."""

@@ -20,6 +20,7 @@ from memstore.errors import InvalidInput, InvalidWeights
 
 SPECIAL_IDS = 2  # landmark and context miss token, the two highest ids
 SEGMENT_CHARACTERS = 1 << 16  # text is tokenised in segments of at most this many characters
+_CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _NOT_UNICODE = "the text holds a lone surrogate and is not valid Unicode; read it again as UTF-8"
 
 
@@ -42,7 +43,10 @@ class Tokenizer:
         self.landmark_id: int = self.vocab_size - 2
         self.cmt_id: int = self.vocab_size - 1
         self.fingerprint: str = _fingerprint(backend)
-        self.character_counts: np.ndarray = _character_counts(backend, self.vocab_size)
+        self._bytes = _token_bytes(backend)
+        # [vocab_size]: characters that begin in each token
+        self.character_counts = np.zeros(self.vocab_size, dtype=np.int64)
+        self.character_counts[: len(self._bytes)] = [_beginning(data) for data in self._bytes]
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -143,6 +147,25 @@ class Tokenizer:
         """
         return self._backend.decode([int(token) for token in ids if token < self.landmark_id])
 
+    def characters(self, ids: Sequence[int]) -> int:
+        """How many characters begin in these ids: those of a prefix of a text count its characters
+        exactly, even where a token splits one.
+        """
+        return int(self.character_counts[np.asarray(ids, dtype=np.int64)].sum())
+
+    def whole_characters(self, ids: Sequence[int], following: Sequence[int]) -> str:
+        """The characters that begin in these ids, `characters(ids)` of them; the last one may end
+        in the ids that follow.
+        """
+        data, after = (
+            b"".join(self._bytes[token] for token in some if token < self.landmark_id)
+            for some in (ids, following)
+        )
+        data = data.lstrip(_CONTINUATION)
+        if data:
+            data += after[: len(after) - len(after.lstrip(_CONTINUATION))]
+        return data.decode("utf-8", "replace")
+
     def _encode_segment(self, text: str) -> list[int]:
         try:
             return self._backend.encode(text).ids
@@ -172,18 +195,16 @@ def _fingerprint(backend: Backend) -> str:
     return hashlib.blake2b(json.dumps([tokens, merges]).encode(), digest_size=16).hexdigest()
 
 
-def _character_counts(backend: Backend, vocab_size: int) -> np.ndarray:
-    """[vocab_size] int64: characters that begin in each token, i.e. its bytes that are not UTF-8
-    continuation bytes.
-
-    Summed over a prefix of a document's ids they count its characters exactly, even where a token
-    splits one.
-    """
+def _token_bytes(backend: Backend) -> list[bytes]:
+    """The bytes of every token."""
     byte_of = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for token, index in backend.get_vocab().items():
-        counts[index] = sum((byte_of[symbol] & 0xC0) != 0x80 for symbol in token)
-    return counts
+    tokens = sorted(backend.get_vocab().items(), key=lambda item: item[1])
+    return [bytes(byte_of[symbol] for symbol in token) for token, _ in tokens]
+
+
+def _beginning(data: bytes) -> int:
+    """How many characters begin in these bytes of UTF-8."""
+    return len(data.translate(None, _CONTINUATION))
 
 
 def _byte_symbols() -> list[str]:

@@ -1,7 +1,7 @@
 """The decoder: RMSNorm, RoPE attention, SwiGLU, tied embeddings. What attends to what is the
 caller's, through one seam.
 
-`Transformer.hidden(ids, attention)` calls `attention(layer_idx, q, k, v)` once a layer with
+`Transformer.hidden(ids, attend)` calls `attend(layer_idx, q, k, v)` once a layer with
 position-free queries, keys and values [B, H, T, D] and goes on with what it returns; training and
 sessions pass different functions and share every weight.
 """
@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memstore.model.config import ModelConfig
+from memstore.model.reader import Attend, Enter
 from memstore.model.rotary import Rope
-
-Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class RMSNorm(nn.Module):
@@ -98,20 +97,29 @@ class Transformer(nn.Module):
             yield block
 
     def hidden(
-        self, ids: Tensor, attention: Attention, enter: Callable[[int, Tensor], None] | None = None
+        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
     ) -> Tensor:
-        """ids [B, T] -> normalised last hidden states [B, T, hidden]; `attention` as in the
-        module's docstring.
+        """ids [B, T] -> normalised last hidden states [B, T, hidden]; `attend` as in the module's
+        docstring.
 
-        enter(layer_idx, x): told the states [B, T, hidden] that a layer begins with, before it
-        does.
+        layers: only the first of them; then the states are not normalised. enter(layer_idx, x):
+        told the states [B, T, hidden] that a layer begins with, before it does.
         """
         x = self.embedding(ids)
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.blocks[:layers]):
             if enter is not None:
                 enter(layer, x)
-            x = block(x, lambda q, k, v, layer=layer: attention(layer, q, k, v))
-        return self.norm(x)
+            x = block(x, lambda q, k, v, layer=layer: attend(layer, q, k, v))
+        return self.norm(x) if layers in (None, len(self.blocks)) else x
+
+    def foresee(self, layer_idx: int, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of the layer after layer_idx, if that one began with x [B, T, hidden] and
+        attended to `attended` [B, H, T, D].
+        """
+        block, following = self.blocks[layer_idx], self.blocks[layer_idx + 1]
+        assert isinstance(block, DecoderLayer) and isinstance(following, DecoderLayer)
+        x = block.mlp(x + block.o_proj(attended.transpose(1, 2).flatten(2)))
+        return following.project(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., hidden] -> next-token logits [..., vocab_size] through the tied

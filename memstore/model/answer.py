@@ -1,0 +1,126 @@
+"""What is told of an answer or a search: the text, and the blocks that were read for it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from memstore.disk.document import Document
+from memstore.model.reader import Reader
+from memstore.model.units import Read
+from memstore.store.memory_store import MemoryStore
+
+Reads = Mapping[tuple[int, int, str], float]
+"""What was read of a block: by (layer, head, tier), how much."""
+
+_CUT = 3  # tokens at most in which a character ends that began before them
+
+
+@dataclass(frozen=True)
+class Source:
+    """A block that was read: where its text stands in its document, and how strongly it was
+    attended.
+
+    span: (first, end) characters of the document, those that begin in the block; text: they.
+    weight: attention mass summed over layers, heads and answer tokens; of a search, how much of the
+    phrase was found, 0..1. reads: one entry a (layer, head, tier): the part read there.
+    """
+
+    document: str
+    block: int
+    span: tuple[int, int]
+    text: str
+    weight: float
+    reads: list[dict[str, Any]] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, reader: Reader, store: MemoryStore, document: Document, block: int, reads: Reads
+    ) -> "Source":
+        """A block of a document. Raises DocumentNotFound, CorruptMemory."""
+        size, tokenizer = reader.shape.block_size, reader.tokenizer
+        first = block * size
+        count = min(size, document.tokens - first)
+        span = store.tokens(document.id, first, first + count + _CUT)
+        ids, following = span.ids[:count].tolist(), span.ids[count:].tolist()
+        start = span.char_start + tokenizer.characters(span.before.tolist())
+        return cls(
+            document=document.name,
+            block=block,
+            span=(start, start + tokenizer.characters(ids)),
+            text=tokenizer.whole_characters(ids, following),
+            weight=round(sum(reads.values()), 4),
+            reads=[
+                {"layer": layer, "head": head, "tier": tier, "weight": round(mass, 4)}
+                for (layer, head, tier), mass in sorted(reads.items(), key=lambda item: -item[1])
+            ],
+        )
+
+
+@dataclass(frozen=True)
+class DocumentMatch:
+    """A document that a search found. weight: how much of the phrase was found in its best block,
+    0..1.
+    """
+
+    document: str
+    weight: float
+    best: Source
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was answered, from where, and what it cost.
+
+    lookups: {"done", "skipped"} of (token, head, layer). tiers: {name: counts} of this answer, the
+    fields of TierStats. seconds: from the question to the last token.
+    """
+
+    text: str
+    tokens: list[int]
+    sources: list[Source]
+    lookups: dict[str, int]
+    tiers: dict[str, dict[str, int | float]]
+    seconds: float
+    first_token_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+class Collector:
+    """Sums what a session reads, while it is on."""
+
+    def __init__(self) -> None:
+        self._mass: dict[tuple[int, int], dict[tuple[int, int, str], float]] = {}
+        self._on = False
+
+    def start(self) -> None:
+        """Begin anew."""
+        self._mass.clear()
+        self._on = True
+
+    def stop(self) -> None:
+        """What is read from now on is not counted."""
+        self._on = False
+
+    def __call__(self, reads: Iterable[Read]) -> None:
+        if self._on:
+            for read in reads:
+                of_block = self._mass.setdefault((read.document, read.block), {})
+                key = (read.layer, read.head, read.tier)
+                of_block[key] = of_block.get(key, 0.0) + read.mass
+
+    def sources(self, reader: Reader, store: MemoryStore, most: int) -> list[Source]:
+        """The stored blocks that were read most, at most so many, best first."""
+        known = {document.id: document for document in store.documents()}
+        totals = {
+            (document, block): sum(reads.values())
+            for (document, block), reads in self._mass.items()
+            if document in known
+        }
+        best = sorted(totals, key=lambda key: (-totals[key], key))[:most]
+        return [
+            Source.of(reader, store, known[document], block, self._mass[document, block])
+            for document, block in best
+        ]

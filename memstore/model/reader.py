@@ -1,0 +1,123 @@
+"""What a reader is: all that sessions, ingest, search and index-building know of a model.
+
+The landmark model that ships is one. Another decoder becomes one by fulfilling `Reader`; nothing
+below asks which it is.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from memstore.disk.signature import Signature
+from memstore.model.rotary import Rope
+from memstore.model.settings import LookupSettings
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Called once a layer with (layer_idx, q [B, H, T, D], k and v [B, Hkv, T, D]), position-free;
+returns what was attended to, [B, H, T, D].
+"""
+Enter = Callable[[int, Tensor], None]
+"""Told (layer_idx, the states [B, T, hidden_size] that the layer begins with), before it does."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a reader, and where its memory is."""
+
+    num_layers: int
+    memory_layers: tuple[int, ...]  # layers that look up old blocks, and whose landmarks are kept
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int  # content tokens in a block; its landmark is one more position
+    # the distance in positions at which a query sees every old block; None = the slots of the
+    # paper's stingy mapping (docs/method.md section 4)
+    old_block_distance: int | None
+    kv_dtype: torch.dtype  # of stored keys and values
+
+    @property
+    def stride(self) -> int:
+        """Positions of a block with its landmark: block_size + 1."""
+        return self.block_size + 1
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+class TextTokenizer(Protocol):
+    """Text to ids and back, with the characters told apart."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. Raises InvalidInput for what is not Unicode."""
+
+    def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
+        """The same ids, in parts, of a text that arrives in pieces."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; a character that is cut shows as U+FFFD."""
+
+    def characters(self, ids: Sequence[int]) -> int:
+        """How many characters begin in these ids."""
+
+    def whole_characters(self, ids: Sequence[int], following: Sequence[int]) -> str:
+        """The characters that begin in these ids; the last one may end in the ids that follow."""
+
+
+class Reader(Protocol):
+    """A decoder with rotary positions whose attention is given from outside."""
+
+    shape: Shape
+    lookup: LookupSettings  # what lookups do unless told otherwise
+    rope: Rope
+    # by layer [Hkv, D], the context miss token's key at position -1, whose share of attention is
+    # the gate; None for a reader without a gate
+    cmt_keys: Sequence[Tensor] | None
+    landmark_id: int  # read after every block_size content tokens: its key is the landmark key
+    tokenizer: TextTokenizer
+
+    @property
+    def signature(self) -> Signature:
+        """What ties a memory to this reader."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its states, queries, keys and values."""
+
+    def hidden(
+        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
+    ) -> Tensor:
+        """ids [B, T] through the first `layers` layers (None = all) -> their states [B, T,
+        hidden_size], after all of them those that `logits` takes.
+        """
+
+    def logits(self, states: Tensor) -> Tensor:
+        """States [n, hidden_size] -> float32 or wider [n, vocabulary]; what is no text (the
+        landmark) has a large negative number.
+        """
+
+    def question_ids(self, question: str) -> list[int]:
+        """A question as it is read: as typed, or in a template."""
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A reader that can also tell, while a layer runs, what the next one will ask for; without it
+    nothing is read ahead.
+    """
+
+    def foresee(
+        self, layer_idx: int, states: Tensor, attended: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of layer_idx + 1, position-free, if layer_idx, which began with states [B, T,
+        hidden_size], attended to `attended` [B, H, T, D].
+        """

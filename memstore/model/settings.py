@@ -1,0 +1,90 @@
+"""What may be chosen for a lookup, and for an answer: checked once, when they are made."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar, get_args
+
+from memstore.errors import InvalidInput
+
+Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
+GRANULARITIES = get_args(Granularity)
+
+
+@dataclass(frozen=True)
+class LookupSettings:
+    """How a lookup is made; nothing of it changes what is trained or stored (docs/method.md 5).
+
+    Raises InvalidInput, which names what is out of range.
+    """
+
+    top_k: int = 4  # blocks retrieved per lookup, and recent blocks of a session
+    # of these, only those that score at least the best - score_range; None = all
+    score_range: float | None = None
+    # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
+    recency: float = 0.0
+    granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
+    cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
+    chunk_blocks: int = 8  # blocks read at once
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= 1024:
+            raise InvalidInput(f"top_k must lie in 1..1024, is {self.top_k}")
+        for name in ("score_range", "recency"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise InvalidInput(f"{name} must be a finite number of at least 0, is {value}")
+        if self.granularity not in GRANULARITIES:
+            raise InvalidInput(
+                f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
+            )
+        if not 0 <= self.cmt_cutoff <= 1:
+            raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {self.cmt_cutoff}")
+        if not 1 <= self.chunk_blocks <= 256:
+            raise InvalidInput(f"chunk_blocks must lie in 1..256, is {self.chunk_blocks}")
+
+    def changed(self, **settings: Any) -> "LookupSettings":
+        """These with others in their place; None leaves one as it is. Raises InvalidInput."""
+        return _changed(self, settings, LOOKUP_SETTINGS)
+
+
+LOOKUP_SETTINGS = tuple(field.name for field in fields(LookupSettings))
+
+
+@dataclass(frozen=True)
+class AnswerSettings:
+    """How an answer is generated and told: what `ask` and every turn of a chat take.
+
+    Raises InvalidInput, which names what is out of range.
+    """
+
+    max_new_tokens: int = 24
+    temperature: float = 0.0  # 0 takes the likeliest token; above samples
+    seed: int | None = None  # makes samples repeatable
+    until_sentence: bool = True  # stop at the end of a sentence or line
+    max_sources: int = 5
+    on_token: Callable[[str], None] | None = None  # told every piece of text as it is generated
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise InvalidInput(f"max_new_tokens must be at least 1, is {self.max_new_tokens}")
+        if self.temperature < 0:
+            raise InvalidInput(f"temperature must not be negative, is {self.temperature}")
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> "AnswerSettings":
+        """The defaults with these in their place. Raises InvalidInput."""
+        return _changed(cls(), settings, ANSWER_SETTINGS)
+
+
+ANSWER_SETTINGS = tuple(field.name for field in fields(AnswerSettings))
+
+Settings = TypeVar("Settings", LookupSettings, AnswerSettings)
+
+
+def _changed(old: Settings, settings: dict[str, Any], known: tuple[str, ...]) -> Settings:
+    given = {name: value for name, value in settings.items() if value is not None}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {', '.join(known)}")
+    return replace(old, **given)

@@ -1,0 +1,116 @@
+"""A text to be read: checked before anything is written, and the same when it is read."""
+
+import codecs
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from memstore.errors import InvalidInput
+
+_PIECE = 1 << 20
+_KEPT = 64 << 20  # bytes of a file that are kept in memory from its check to its reading
+
+
+class Text:
+    """A text from a file or a string.
+
+    A file is read by `check`, which has to know the whole text before any of it is stored. What is
+    small is kept from there; a larger file is read once more by `pieces`, and refused if it is
+    another one by then.
+    """
+
+    def __init__(self, content: Path | str, name: str | None = None) -> None:
+        """Raises InvalidInput for a path that is no file to read, and for a string without a
+        name.
+        """
+        if isinstance(content, str):
+            if not name:
+                raise InvalidInput("a text given as a string needs a name")
+        elif not content.exists():
+            raise InvalidInput(f"{content} does not exist")
+        elif content.is_dir():
+            raise InvalidInput(f"{content} is a directory; name the files in it")
+        self.content = content
+        self.name = name or Path(content).stem
+        self.digest = ""  # BLAKE2 of the whole text, once it is checked
+        self.characters = 0  # of the whole text, once it is checked
+        self._kept: list[str] | None = None
+
+    def check(self, *, keep: bool = True) -> None:
+        """Read it through; again it does nothing. keep: in memory, what is small.
+
+        Raises InvalidInput for bytes that are not UTF-8, NUL bytes, and if there is nothing in it.
+        """
+        if self.digest:
+            return
+        small = isinstance(self.content, Path) and self._size() <= _KEPT
+        kept: list[str] | None = [] if keep and small else None
+        digest, characters, blank = _hash(), 0, True
+        for piece in self._read():
+            digest.update(_encoded(piece))
+            characters += len(piece)
+            blank = blank and not piece.strip()
+            if kept is not None:
+                kept.append(piece)
+        if blank:
+            where = self.content if isinstance(self.content, Path) else self.name
+            raise InvalidInput(f"{where} is empty; there is nothing to read")
+        self.digest, self.characters, self._kept = digest.hexdigest(), characters, kept
+
+    def pieces(self) -> Iterator[str]:
+        """The text piece by piece. Raises what `check` raises, and InvalidInput, at its end, if it
+        is another text than was checked.
+        """
+        self.check()
+        if self._kept is not None or isinstance(self.content, str):
+            yield from self._kept or self._read()
+            return
+        digest = _hash()
+        for piece in self._read():
+            digest.update(_encoded(piece))
+            yield piece
+        if digest.hexdigest() != self.digest:
+            raise InvalidInput(f"{self.content} was changed while it was read; read it again")
+
+    def beginning(self) -> str:
+        """The first characters of the text, a megabyte at most."""
+        return next(iter(self._kept or self._read()))
+
+    def _size(self) -> int:
+        try:
+            return Path(self.content).stat().st_size
+        except OSError as error:
+            raise InvalidInput(f"cannot read {self.content}: {error.strerror}") from None
+
+    def _read(self) -> Iterator[str]:
+        if isinstance(self.content, str):
+            for start in range(0, len(self.content), _PIECE):
+                yield self.content[start : start + _PIECE]
+            return
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        offset = 0
+        try:
+            with self.content.open("rb") as file:
+                while raw := file.read(_PIECE):
+                    if b"\0" in raw:
+                        raise InvalidInput(
+                            f"{self.content} is binary (a NUL byte at {offset + raw.index(0)}); "
+                            "only text can be read"
+                        )
+                    yield decoder.decode(raw)
+                    offset += len(raw)
+                decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                f"{self.content} is not UTF-8 text (near byte {offset + error.start})"
+            ) from None
+        except OSError as error:
+            raise InvalidInput(f"cannot read {self.content}: {error.strerror}") from None
+
+
+def _hash() -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=20)
+
+
+def _encoded(piece: str) -> bytes:
+    return piece.encode("utf-8", "surrogatepass")

@@ -1,0 +1,243 @@
+"""The verbs of a reader: ingest documents into a store, ask about them, search them, and see what
+was read.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from memstore.disk.document import Document
+from memstore.errors import InvalidInput
+from memstore.model.answer import Answer, Collector, DocumentMatch, Source
+from memstore.model.indexing import build_index
+from memstore.model.ingest import IngestProgress, ingest
+from memstore.model.reader import Reader
+from memstore.model.search import SHORTLIST, Match, search_blocks
+from memstore.model.session import OnRead, ScratchSession
+from memstore.model.settings import ANSWER_SETTINGS, AnswerSettings
+from memstore.model.text import Text
+from memstore.store.admission import Mode
+from memstore.store.memory_store import MemoryStore
+from memstore.tiers.stats import COUNTS
+
+
+class Verbs(Reader):
+    """What any reader can do with a MemoryStore; a reader inherits them."""
+
+    def ingest(
+        self,
+        source: Text | Path | str,
+        store: MemoryStore,
+        *,
+        name: str | None = None,
+        mode: Mode = "new",
+        retrieve: bool = False,
+        progress: Callable[[IngestProgress], None] | None = None,
+        **lookup: Any,
+    ) -> Document:
+        """Read a document (a path, or a text with a name) into the store; idempotent, and resumed
+        where it was interrupted.
+
+        mode: "new" refuses a name already used with other content; "append" continues the document;
+        "replace" swaps it. retrieve: attend to retrieved blocks while reading instead of the latest
+        ones (slower, for perplexity). lookup: LookupSettings that shall differ.
+        """
+        text = source if isinstance(source, Text) else Text(source, name)
+        settings = self.lookup.changed(**lookup)
+        return ingest(self, settings, store, text, mode=mode, retrieve=retrieve, progress=progress)
+
+    def build_index(
+        self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Build and save an approximate index of every document, for the queries of this reader:
+        see model.indexing.
+        """
+        return build_index(self, store, progress)
+
+    def session(
+        self,
+        store: MemoryStore,
+        documents: Sequence[str] | None = None,
+        *,
+        retrieve: bool = True,
+        on_read: OnRead | None = None,
+        read_all_rows: bool = False,
+        **lookup: Any,
+    ) -> ScratchSession:
+        """A session that has attached documents (None = every ready one, in the order they were
+        created).
+
+        on_read: told what the last row of every step reads, or all rows if `read_all_rows`. lookup:
+        LookupSettings that shall differ from the reader's.
+        """
+        return ScratchSession(
+            self,
+            self.lookup.changed(**lookup),
+            store,
+            [(document.id, document.blocks) for document in store.ready(documents)],
+            retrieve=retrieve,
+            on_read=on_read,
+            read_all_rows=read_all_rows,
+        )
+
+    def ask(
+        self,
+        question: str,
+        store: MemoryStore,
+        *,
+        documents: Sequence[str] | None = None,
+        **settings: Any,
+    ) -> Answer:
+        """Answer a question, taken as typed, from the documents of a store, in a fresh session.
+
+        settings: of AnswerSettings (max_new_tokens, temperature, ..) and of LookupSettings (top_k,
+        ..). Raises InvalidInput for an empty question, a setting out of range or no ready document,
+        DocumentNotFound for an unknown one.
+        """
+        store.ready(documents, to="ask")
+        answering = {name: settings.pop(name) for name in ANSWER_SETTINGS if name in settings}
+        with self.chat(store, documents, **settings) as chat:
+            return chat.ask(question, **answering)
+
+    @contextmanager
+    def chat(
+        self, store: MemoryStore, documents: Sequence[str] | None = None, **lookup: Any
+    ) -> Iterator["Chat"]:
+        """A session that stays warm over several questions."""
+        collector = Collector()
+        with self.session(store, documents, on_read=collector, **lookup) as session:
+            yield Chat(self, session, collector)
+
+    def search(
+        self,
+        phrase: str,
+        store: MemoryStore,
+        *,
+        documents: Sequence[str] | None = None,
+        top_k: int = 5,
+        shortlist: int = SHORTLIST,
+    ) -> list[Source]:
+        """The blocks where most of the phrase is found, best first: docs/method.md section 9.
+
+        shortlist: blocks that the landmark keys choose to be compared with the phrase word by word;
+        more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready
+        document, DocumentNotFound.
+        """
+        searched, matches = self._matches(phrase, store, documents, top_k, shortlist)
+        return [
+            self._found(store, searched[match.document], match) for match in islice(matches, top_k)
+        ]
+
+    def search_documents(
+        self,
+        phrase: str,
+        store: MemoryStore,
+        *,
+        documents: Sequence[str] | None = None,
+        top_k: int = 5,
+        shortlist: int = SHORTLIST,
+    ) -> list[DocumentMatch]:
+        """The documents where most of the phrase is found in one block, best first; otherwise as
+        `search`.
+        """
+        searched, matches = self._matches(phrase, store, documents, top_k, shortlist)
+        best: dict[int, Source] = {}
+        for match in matches:
+            if match.document not in best:
+                best[match.document] = self._found(store, searched[match.document], match)
+                if len(best) == min(top_k, len(searched)):
+                    break
+        return [DocumentMatch(source.document, source.weight, source) for source in best.values()]
+
+    def _matches(
+        self,
+        phrase: str,
+        store: MemoryStore,
+        documents: Sequence[str] | None,
+        top_k: int,
+        shortlist: int,
+    ) -> tuple[dict[int, Document], Iterator[Match]]:
+        if not phrase.strip():
+            raise InvalidInput("the phrase is empty")
+        for name, value in (("top_k", top_k), ("shortlist", shortlist)):
+            if value < 1:
+                raise InvalidInput(f"{name} must be at least 1, is {value}")
+        searched = {document.id: document for document in store.ready(documents, to="search")}
+        ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
+        scope = [(document.id, document.blocks) for document in searched.values()]
+        return searched, search_blocks(self, store, scope, ids, max(shortlist, top_k))
+
+    def _found(self, store: MemoryStore, document: Document, match: Match) -> Source:
+        reads = {(match.layer, match.head, match.tier): match.weight}
+        return Source.of(self, store, document, match.block, reads)
+
+    def score(self, session: ScratchSession, ids: Sequence[int]) -> np.ndarray:
+        """Log probabilities [n - 1] of ids[1:], each after what stands before it in the session."""
+        states = session.feed(list(ids[:-1]))
+        logits = session.logits(states).log_softmax(-1)
+        following = torch.tensor(ids[1:], device=logits.device)
+        return logits.gather(-1, following[:, None])[:, 0].double().cpu().numpy()
+
+
+class Chat:
+    """Questions and answers in one session: each sees what was said before, and the same
+    documents.
+    """
+
+    def __init__(self, reader: Reader, session: ScratchSession, collector: Collector) -> None:
+        self._reader, self._session, self._collector = reader, session, collector
+
+    def ask(self, question: str, **settings: Any) -> Answer:
+        """Continue the session with a question and generate its answer; settings: of
+        AnswerSettings. Raises InvalidInput.
+        """
+        chosen = AnswerSettings.of(settings)
+        if not question.strip():
+            raise InvalidInput("the question is empty")
+        session, store, tokenizer = self._session, self._session.store, self._reader.tokenizer
+        began, tiers = time.perf_counter(), store.tier_stats()
+        lookups = session.attention.lookups
+        done, skipped = lookups.done, lookups.skipped
+        self._collector.stop()
+        ids = self._reader.question_ids(question)
+        if len(ids) > 1:
+            session.feed(ids[:-1])
+        self._collector.start()  # from the row that predicts the first answer token
+        state = session.feed(ids[-1:])[-1]
+        tokens: list[int] = []
+        first = 0.0
+        for token in session.generate(
+            state,
+            chosen.max_new_tokens,
+            temperature=chosen.temperature,
+            seed=chosen.seed,
+            stop=self._ends_answer if chosen.until_sentence else None,
+        ):
+            first = first or time.perf_counter() - began
+            tokens.append(token)
+            if chosen.on_token is not None:
+                chosen.on_token(tokenizer.decode([token]))
+        text = tokenizer.decode(tokens).strip()
+        after = store.tier_stats()
+        return Answer(
+            text=text.removesuffix(".") if chosen.until_sentence else text,
+            tokens=tokens,
+            sources=self._collector.sources(self._reader, store, chosen.max_sources),
+            lookups={"done": lookups.done - done, "skipped": lookups.skipped - skipped},
+            tiers={
+                name: {count: after[name][count] - counts[count] for count in COUNTS}
+                for name, counts in tiers.items()
+            },
+            seconds=time.perf_counter() - began,
+            first_token_seconds=first,
+        )
+
+    def _ends_answer(self, token: int) -> bool:
+        text = self._reader.tokenizer.decode([token])
+        return text.rstrip(" ").endswith((".", "?", "!")) or "\n" in text
