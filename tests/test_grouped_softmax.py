@@ -22,8 +22,13 @@ if find_spec("triton") is None:
 
 import triton_interpreter  # noqa: F401 (before anything imports Triton)
 
-from memstore.kernels import api, grouped_softmax, grouped_softmax_backward, reference
-from memstore.kernels.api import NEG, Negatives, grouped_softmax_attention
+from memstore.kernels import (
+    api,
+    reference_grouped_softmax,
+    triton_grouped_softmax,
+    triton_grouped_softmax_backward,
+)
+from memstore.kernels.api import grouped_softmax_attention
 from memstore.model.config import ModelConfig
 from memstore.model.transformer import Transformer
 from memstore.training.objectives import encode_windows, next_token_loss
@@ -39,12 +44,10 @@ class Window:
     """Inputs of one call, in float64, and the gradient of its output."""
 
     block_size: int
-    leaves: dict[str, Tensor]  # q, k, v; k_cmt; keys, values, queries of negatives
+    leaves: dict[str, Tensor]  # q, k, v; k_cmt
     do: Tensor
     controlled: Tensor | None = None
     cu_seqlens: Tensor | None = None
-    bias: Tensor | None = None
-    n_controlled: Tensor | None = None
 
     @classmethod
     def draw(
@@ -58,8 +61,6 @@ class Window:
         *,
         cmt: bool = True,
         controlled: bool = True,
-        negatives: int = 0,
-        far: bool = False,
         documents: tuple[int, ...] = (),
         seed: int = 0,
     ) -> "Window":
@@ -75,33 +76,20 @@ class Window:
         leaves |= {name: normal(batch, kv_heads, length, dim) for name in ("k", "v")}
         if cmt:
             leaves["k_cmt"] = normal(kv_heads, dim)
-        if negatives:
-            leaves |= {name: normal(kv_heads, negatives, dim) for name in ("keys", "values")}
-        if negatives and far:
-            leaves["queries"] = normal(batch, heads, length, dim) * dim**-0.5
-        sequences, blocks = len(documents) or batch, length // (block_size + 1)
+        blocks = length // (block_size + 1)
         if documents:
             blocks = sum(n // (block_size + 1) for n in documents)
-        bias = torch.where(coins(sequences, negatives), NEG, normal(sequences, negatives).float())
         return cls(
             block_size,
             leaves,
             normal(batch, heads, length, dim),
             coins(batch, blocks) if controlled else None,
             torch.tensor([0, *documents]).cumsum(0).int().to(DEVICE) if documents else None,
-            bias if far else None,
-            coins(sequences, negatives) if controlled else None,
         )
 
     def attend(self, dtype: torch.dtype, *, triton: bool) -> dict[str, Tensor]:
         """The output and the gradient of every leaf."""
         leaves = {name: x.to(dtype).requires_grad_() for name, x in self.leaves.items()}
-        negatives = None
-        if "keys" in leaves:
-            queries = leaves.get("queries")
-            negatives = Negatives(
-                leaves["keys"], leaves["values"], self.bias, self.n_controlled, queries
-            )
         output = grouped_softmax_attention(
             leaves["q"],
             leaves["k"],
@@ -110,7 +98,6 @@ class Window:
             k_cmt=leaves.get("k_cmt"),
             controlled=self.controlled,
             cu_seqlens=self.cu_seqlens,
-            negatives=negatives,
             triton=triton,
         )
         gradients = torch.autograd.grad(output, list(leaves.values()), self.do.to(dtype))
@@ -152,8 +139,6 @@ def poisoned() -> Iterator[None]:
     group=st.integers(1, 2),
     cmt=st.booleans(),
     controlled=st.booleans(),
-    negatives=st.sampled_from([0, 3]),
-    far=st.booleans(),
     cut=st.none() | st.floats(0, 1),
     seed=st.integers(0, 999),
 )
@@ -164,8 +149,6 @@ def test_output_and_gradients_are_as_exact_as_torchs(
     group: int,
     cmt: bool,
     controlled: bool,
-    negatives: int,
-    far: bool,
     cut: float | None,
     seed: int,
 ) -> None:
@@ -180,8 +163,6 @@ def test_output_and_gradients_are_as_exact_as_torchs(
         1 if documents else 2,
         cmt=cmt,
         controlled=controlled,
-        negatives=negatives,
-        far=far,
         documents=documents,
         seed=seed,
     )
@@ -190,26 +171,14 @@ def test_output_and_gradients_are_as_exact_as_torchs(
 
 @pytest.mark.parametrize("size, length", [(63, 130), (50, 110), (32, 70)])
 def test_blocks_of_real_sizes(size: int, length: int, poisoned: None) -> None:
-    check(Window.draw(size, length, 16, batch=1, negatives=70 if size == 50 else 3, far=size == 63))
+    check(Window.draw(size, length, 16, batch=1))
 
 
 @pytest.mark.parametrize("controlled", [False, True])
-@pytest.mark.parametrize("negatives", [0, 5])
-def test_what_nothing_was_written_into_is_never_returned(
-    controlled: bool, negatives: int, poisoned: None
-) -> None:
+def test_what_nothing_was_written_into_is_never_returned(controlled: bool, poisoned: None) -> None:
     for documents in ((), (7, 0, 6, 13)):  # of packed rows the last three belong to no document
         window = Window.draw(
-            4,
-            29,
-            40,
-            2,
-            1,
-            1 if documents else 2,
-            controlled=controlled,
-            negatives=negatives,
-            far=True,
-            documents=documents,
+            4, 29, 40, 2, 1, 1 if documents else 2, controlled=controlled, documents=documents
         )
         result = window.attend(torch.float32, triton=True)
         assert all(x.isfinite().all() for x in result.values())
@@ -219,7 +188,7 @@ def test_what_nothing_was_written_into_is_never_returned(
 
 def test_packed_documents_are_separate_documents() -> None:
     lengths = (7, 20, 1, 12)
-    packed = Window.draw(5, sum(lengths), 16, 2, 1, 1, cmt=False, negatives=0, documents=lengths)
+    packed = Window.draw(5, sum(lengths), 16, 2, 1, 1, cmt=False, documents=lengths)
     packed = replace(packed, controlled=None)
     together = packed.attend(torch.float32, triton=True)
     for start, end in pairwise([0, *np.cumsum(lengths)]):
@@ -227,19 +196,6 @@ def test_packed_documents_are_separate_documents() -> None:
         alone = replace(packed, leaves=part, do=packed.do[:, :, start:end], cu_seqlens=None)
         for name, x in alone.attend(torch.float32, triton=True).items():
             assert torch.equal(x, together[name][:, :, start:end])
-
-
-@pytest.mark.parametrize("under_gate", [False, True])
-def test_negatives_that_are_hidden_change_nothing(under_gate: bool) -> None:
-    seen = Window.draw(4, 13, 16, controlled=False, negatives=3, far=True)
-    controlled = torch.full_like(seen.bias, under_gate, dtype=torch.bool)
-    hidden = replace(seen, bias=torch.full_like(seen.bias, NEG), n_controlled=controlled)
-    without = replace(seen, leaves={name: seen.leaves[name] for name in ("q", "k", "v", "k_cmt")})
-    for triton in (True, False):
-        result = hidden.attend(torch.float32, triton=triton)
-        for name, x in without.attend(torch.float32, triton=triton).items():
-            torch.testing.assert_close(result[name], x, rtol=1e-6, atol=1e-6)
-        assert all((result[name] == 0).all() for name in ("keys", "values", "queries"))
 
 
 def test_documents_are_packed_into_one_sequence() -> None:
@@ -261,7 +217,7 @@ def test_autocast_chooses_the_dtype() -> None:
 
 
 def test_every_run_gives_the_same_bits() -> None:
-    window = Window.draw(5, 33, 16, 4, 2, negatives=4, far=True)
+    window = Window.draw(5, 33, 16, 4, 2)
     first, second = (window.attend(torch.float32, triton=True) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -316,23 +272,14 @@ def test_inputs_may_be_views_and_the_gradient_of_the_output_too() -> None:
 
 
 def test_the_operators_keep_what_torch_compile_asks_of_them() -> None:
-    window = Window.draw(3, 10, 8, 2, 1, 1, negatives=2, far=True)
+    window = Window.draw(3, 10, 8, 2, 1, 1)
     x = {name: leaf.float().requires_grad_() for name, leaf in window.leaves.items()}
-    others = (
-        window.controlled,
-        None,
-        x["keys"],
-        x["values"],
-        x["queries"],
-        window.bias.float(),
-        window.n_controlled,
-    )
-    arguments = x["q"], x["k"], x["v"], 3, x["k_cmt"], *others
-    torch.library.opcheck(grouped_softmax.forward_op, arguments)
+    arguments = x["q"], x["k"], x["v"], 3, x["k_cmt"], window.controlled, None
+    torch.library.opcheck(triton_grouped_softmax.forward_op, arguments)
     detached = [a.detach() if isinstance(a, Tensor) else a for a in arguments]
-    saved = grouped_softmax.forward_op(*detached)
+    saved = triton_grouped_softmax.forward_op(*detached)
     torch.library.opcheck(
-        grouped_softmax_backward.backward_op, (window.do.float(), *saved, *detached)
+        triton_grouped_softmax_backward.backward_op, (window.do.float(), *saved, *detached)
     )
 
 
@@ -356,9 +303,9 @@ def test_without_being_asked_the_cpu_takes_torch_and_so_do_blocks_too_large_for_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[int] = []
-    launch = grouped_softmax.grouped_softmax_attention
+    launch = triton_grouped_softmax.grouped_softmax_attention
     monkeypatch.setattr(
-        grouped_softmax,
+        triton_grouped_softmax,
         "grouped_softmax_attention",
         lambda *a, **b: calls.append(a[3]) or launch(*a, **b),
     )
@@ -369,7 +316,7 @@ def test_without_being_asked_the_cpu_takes_torch_and_so_do_blocks_too_large_for_
         (5, True, torch.float64),
     ):
         x = q.to(dtype)
-        expected = reference.grouped_softmax_attention(x, x, x, size)
+        expected = reference_grouped_softmax.grouped_softmax_attention(x, x, x, size)
         assert torch.equal(api.grouped_softmax_attention(x, x, x, size, triton=triton), expected)
     assert not calls
     api.grouped_softmax_attention(*[q.to(DEVICE)] * 3, 6, triton=True)
@@ -426,8 +373,8 @@ def test_a_model_learns_from_windows_the_same_through_the_kernel() -> None:
     "size, dim", [(63, 128), (50, 128), (50, 64), (32, 64), (32, 32), (63, 256), (127, 96)]
 )
 def test_real_shapes_on_a_gpu(size: int, dim: int, dtype: torch.dtype, poisoned: None) -> None:
-    check(Window.draw(size, 2_000, dim, 4, 2, negatives=300, far=True), dtype)
-    check(Window.draw(size, 2_100, dim, 4, 2, 1, negatives=300, documents=(700, 1, 1_300)), dtype)
+    check(Window.draw(size, 2_000, dim, 4, 2), dtype)
+    check(Window.draw(size, 2_100, dim, 4, 2, 1, documents=(700, 1, 1_300)), dtype)
 
 
 @pytest.mark.skipif(not CUDA, reason="no CUDA device")

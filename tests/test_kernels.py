@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memstore.kernels import api, reference
+from memstore.kernels import api, reference_landmark_topk
 from memstore.kernels.api import NEG, LocalAttention
+from memstore.kernels.reference_grouped_softmax import adjusted_logits
 
 DATA = Path(__file__).parent / "data"
 
@@ -39,7 +40,7 @@ def test_grouped_softmax_equals_the_published_implementation(case: str) -> None:
     length = q.shape[2]
     block_size = int(is_mem[0].nonzero()[0]) if is_mem.any() else length
     scaled = q * q.shape[-1] ** -0.5
-    logits, *_ = reference.adjusted_logits(scaled, k, block_size, None, None)
+    logits, *_ = adjusted_logits(scaled, k, block_size, None, None)
     weights = logits.flatten(-2).softmax(-1).unflatten(-1, logits.shape[-2:])
     # the published numbers of these two cases were themselves computed in float32 and bfloat16
     tolerance = {"fp32": 1e-6, "bf16": 2e-2}.get(case, 1e-10)
@@ -68,14 +69,13 @@ def test_context_miss_token_equals_the_published_implementation(
     )
     block_size = int(data["is_mem"][0].nonzero()[0])
     blocks = data[f"cmt_{controlled}_ctrl"][:, block_size :: block_size + 1]
-    logits, c, null, _ = reference.adjusted_logits(
-        q * q.shape[-1] ** -0.5, k, block_size, k_cmt, blocks
-    )
+    logits, c, null = adjusted_logits(q * q.shape[-1] ** -0.5, k, block_size, k_cmt, blocks)
     everything = torch.cat([logits.flatten(-2), null[..., None]], -1)
     weights = everything.softmax(-1)[..., :-1].unflatten(-1, logits.shape[-2:])
     if cutoff != "None":
         gate = (c - everything.logsumexp(-1)).exp()
-        earlier, _ = reference._visibility(q.shape[2], q.shape[2], block_size, q.device)
+        block = torch.arange(logits.shape[-2])
+        earlier = block < torch.arange(q.shape[2])[:, None] // (block_size + 1)
         under = (
             torch.nn.functional.pad(blocks[0], (0, logits.shape[-2] - blocks.shape[1])) & earlier
         )
@@ -191,11 +191,11 @@ def test_landmark_topk_is_a_sort_of_all_scores_with_ties_to_the_newer(
 
 @pytest.mark.parametrize("levels", [3, 40, 1 << 20])
 @pytest.mark.parametrize("n", [9_000, 9_024])
-@pytest.mark.parametrize("long", [64, reference._LONG])  # 64: maxima of maxima
+@pytest.mark.parametrize("long", [64, reference_landmark_topk._LONG])  # 64: maxima of maxima
 def test_landmark_topk_of_many_keys_is_a_sort_too(
     n: int, levels: int, long: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference, "_LONG", long)
+    monkeypatch.setattr(reference_landmark_topk, "_LONG", long)
     generator = torch.Generator().manual_seed(levels + n)
     keys = torch.randint(0, levels, (2, n, 1), generator=generator).float()
     # the last finds all keys equal

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,12 +23,15 @@ if find_spec("triton") is None:
 
 import triton_interpreter  # noqa: F401 (before anything imports Triton)
 
-from memstore.disk.codec import get_codec
-from memstore.disk.record import raw_view
-from memstore.kernels import gather, launch, reference, slab_copy
-from memstore.kernels import landmark_topk as search
-from memstore.kernels import memory_attention as attention
-from memstore.kernels.quantised import UnitScales, decode_units
+from memstore.kernels import (
+    launch,
+    reference_landmark_topk,
+    reference_memory_attention,
+    triton_landmark_topk,
+    triton_memory_attention,
+    triton_slab_copy,
+)
+from memstore.kernels.slab_copy import Way, load_units, runs
 from memstore.kernels.types import NEG, LocalAttention, TopK
 
 CUDA = torch.cuda.is_available()
@@ -79,7 +81,6 @@ class Step:
     rotations: Tensor
     scores: Tensor
     local: LocalAttention
-    scales: UnitScales | None = None
 
     @classmethod
     def draw(
@@ -135,17 +136,13 @@ class Step:
         local = LocalAttention(
             self.local.output.double(), self.local.gate.double(), self.local.lse.double()
         )
-        keys, values = self.keys, self.values
-        if self.scales is not None:
-            keys, values = decode_units(keys, values, self.lengths, self.scales)
         return replace(
             self,
             q=self.q.double(),
-            keys=keys.double(),
-            values=values.double(),
+            keys=self.keys.double(),
+            values=self.values.double(),
             scores=self.scores.double(),
             local=local,
-            scales=None,
         )
 
     def attend(self, kernel: object, *, gated: bool) -> tuple[Tensor, Tensor]:
@@ -160,7 +157,6 @@ class Step:
             self.local,
             gated=gated,
             return_mass=True,
-            scales=self.scales,
         )
         assert mass is not None
         return output, mass
@@ -169,7 +165,11 @@ class Step:
         """The kernel's output and mass, both right."""
         found, own, exact = (
             step.attend(kernel, gated=gated)
-            for step, kernel in ((self, attention), (self, reference), (self.exact(), reference))
+            for step, kernel in (
+                (self, triton_memory_attention),
+                (self, reference_memory_attention),
+                (self.exact(), reference_memory_attention),
+            )
         )
         assert found[0].dtype == own[0].dtype and found[1].dtype == torch.float32
         for part in range(2):
@@ -260,9 +260,13 @@ def test_splitting_the_units_among_programs_changes_nothing_but_the_order_of_a_s
     step = Step.draw(5, torch.float32, chosen=7, heads=1)
     found = []
     for processors in (1, 2, 64):  # 7, 4 and 1 units a program
-        monkeypatch.setattr(attention, "multiprocessors", lambda device, n=processors: n)
+        monkeypatch.setattr(
+            triton_memory_attention, "multiprocessors", lambda device, n=processors: n
+        )
         found.append(step.check(gated=False)[0])
-        assert torch.equal(found[-1], step.attend(attention, gated=False)[0])  # the same bits again
+        assert torch.equal(
+            found[-1], step.attend(triton_memory_attention, gated=False)[0]
+        )  # the same bits again
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found[0], found[2], rtol=1e-5, atol=1e-6)
 
@@ -270,7 +274,7 @@ def test_splitting_the_units_among_programs_changes_nothing_but_the_order_of_a_s
 @pytest.mark.parametrize("rows,shared", [(2, True), (1, False)])
 def test_a_selection_of_no_units_is_the_local_output(rows: int, shared: bool) -> None:
     step = Step.draw(7, torch.float16, rows=rows, chosen=0, shared=shared)
-    output, mass = step.attend(attention, gated=True)
+    output, mass = step.attend(triton_memory_attention, gated=True)
     assert torch.equal(output, step.local.output) and mass.shape == (1, 2, rows, 0)
 
 
@@ -283,60 +287,6 @@ def test_a_selection_may_be_one_tensor_seen_under_several_heads() -> None:
         rotations=turn,
         scores=step.scores.transpose(1, 2).contiguous().transpose(1, 2),
     ).check(gated=True)
-
-
-def quantised(
-    bits: int, dtype: str, size: int, dim: int, slots: int
-) -> tuple[Tensor, Tensor, UnitScales, list[Tensor]]:
-    """Slabs of codes and their scales taken apart from what the codec wrote, and what the codec
-    decodes.
-    """
-    generator, codec, itemsize = torch.Generator().manual_seed(bits), get_codec(f"int{bits}"), 2
-    units = torch.randn(slots, 2, size, dim, generator=generator).to(getattr(torch, dtype))
-    payloads = codec.encode(np.stack([raw_view(unit) for unit in units]), dtype, size)
-    decoded = [torch.zeros(slots, size, dim, dtype=units.dtype) for _ in range(2)]
-    rows, columns = -(-size // 32), -(-dim // 32)
-    counts, shapes = (
-        [rows * dim, rows * dim, size * columns, size * columns],
-        [(rows, dim)] * 2 + [(size, columns)] * 2,
-    )
-    parts: list[list[Tensor]] = [[] for _ in range(4)]
-    codes: list[list[Tensor]] = [[], []]
-    for slot, payload in enumerate(payloads):
-        codec.decode(payload, raw_view(decoded[0])[slot], raw_view(decoded[1])[slot], dtype, size)
-        numbers = torch.frombuffer(bytearray(payload), dtype=units.dtype, count=sum(counts))
-        for part, piece, shape in zip(parts, numbers.split(counts), shapes):
-            part.append(piece.view(shape))
-        rest = torch.frombuffer(bytearray(payload)[sum(counts) * itemsize :], dtype=torch.uint8)
-        both = (
-            rest.view(torch.int8).view(2, size, dim)
-            if bits == 8
-            else rest.view(1, size, dim).expand(2, -1, -1)
-        )
-        for code, half in zip(codes, both):
-            code.append(half)
-    scales = UnitScales(*(torch.stack(part).to(DEVICE) for part in parts), bits)
-    keys, values = (torch.stack(code).to(DEVICE) for code in codes)
-    return keys, keys if bits == 4 else values, scales, [x.to(DEVICE) for x in decoded]
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("shared", [True, False])
-def test_slots_of_codes_equal_the_codecs_units_decoded_before(bits: int, shared: bool) -> None:
-    keys, values, scales, decoded = quantised(bits, "float16", 40, 40, 5)
-    step = Step.draw(
-        bits, torch.float16, rows=2, size=40, dim=40, slots=5, shared=shared, short=False
-    )
-    coded = replace(step, keys=keys, values=values, scales=scales)
-    for part, whole in zip(decode_units(keys, values, step.lengths, scales), decoded):
-        assert torch.equal(part, whole)
-    plain = replace(step, keys=decoded[0], values=decoded[1])
-    assert torch.equal(coded.check(gated=True)[0], plain.check(gated=True)[0])
-    step.lengths[:] = torch.tensor([40, 1, 33, 32, 7])
-    behind = torch.arange(40, device=DEVICE) >= step.lengths[:, None]
-    for x in (scales.v_steps, scales.v_zeros):
-        x[behind] = float("nan")  # behind a unit's length nothing is read
-    coded.check(gated=False)
 
 
 # Search
@@ -353,9 +303,11 @@ def check_search(
     """The kernel's result, with the scores of its own rows right and its rows the best by those
     scores.
     """
-    found = search.landmark_topk(q, keys, ranges, k, return_lse=True, kv_heads=kv, bias=bias)
+    found = triton_landmark_topk.landmark_topk(
+        q, keys, ranges, k, return_lse=True, kv_heads=kv, bias=bias
+    )
     own, exact = (
-        reference.landmark_topk(
+        reference_landmark_topk.landmark_topk(
             a, keys.to(a.dtype), ranges, k, return_lse=True, kv_heads=kv, bias=bias
         )
         for a in (q, q.double())
@@ -378,7 +330,7 @@ def check_search(
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few candidates have several programs."""
-    monkeypatch.setattr(search, "_SHARE", 32)
+    monkeypatch.setattr(triton_landmark_topk, "_SHARE", 32)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -417,7 +369,9 @@ def test_landmark_topk_equals_the_reference(
     bias = draw(n).to(DEVICE) if biased else None
     found = check_search(q, keys, ranges, k, bias=bias)
     if coarse:  # all sums are exact, so equal scores are equal: the newer has to win
-        assert torch.equal(found.rows, reference.landmark_topk(q, keys, ranges, k, bias=bias).rows)
+        assert torch.equal(
+            found.rows, reference_landmark_topk.landmark_topk(q, keys, ranges, k, bias=bias).rows
+        )
 
 
 def test_landmark_topk_finds_64_among_equals_from_several_programs() -> None:
@@ -445,7 +399,7 @@ def test_landmark_topk_of_nothing_finds_nothing(
     ranges: list[tuple[int, int]], kv: list[int] | None
 ) -> None:
     q, keys = torch.ones(2, 3, 8, device=DEVICE), torch.ones(2, 9, 8, device=DEVICE)
-    found = search.landmark_topk(q, keys, ranges, 4, return_lse=True, kv_heads=kv)
+    found = triton_landmark_topk.landmark_topk(q, keys, ranges, 4, return_lse=True, kv_heads=kv)
     assert (found.rows == -1).all() and (found.scores == NEG).all()
     assert found.lse is not None and (found.lse == NEG).all()
 
@@ -478,31 +432,20 @@ def test_units_arrive_in_their_slots_and_no_other_slot_changes(
 ) -> None:
     host = torch.randn(9, 2, size, dim).to(dtype)
     host = host.pin_memory() if CUDA else host
-    taken, given_to = [3, 4, 5, 0, 8], [6, 7, 8, 1, 0]
-    ways: list[gather.Way] = ["copies", "kernel"] if CUDA else ["copies"]
-    targets = []
-    for way in ways:
-        slab = torch.full(host.shape, 7.0, dtype=dtype, device=DEVICE)
-        gather.load_units(host, slab, taken, given_to, by=way).finish()
-        back = torch.full_like(host, 7.0, pin_memory=CUDA)
-        gather.save_units(slab, back, given_to, taken, by=way).finish()
-        targets += [(slab, given_to), (back, taken)]
-    slab, back = (torch.full(host.shape, 7.0, dtype=dtype, device=DEVICE) for _ in range(2))
+    taken, given_to, rest = [3, 4, 5, 0, 8], [6, 7, 8, 1, 0], [2, 3, 4, 5]
+    ways: list[Way] = ["copies", "kernel"] if CUDA else ["copies"]
+    slabs = [torch.full(host.shape, 7.0, dtype=dtype, device=DEVICE) for _ in (*ways, "directly")]
+    for way, slab in zip(ways, slabs):
+        load_units(host, slab, taken, given_to, by=way).finish()
     # interpreted where there is no device
-    slab_copy.copy_units(host, slab, taken, given_to, torch.device(DEVICE))
-    slab_copy.copy_units(slab, back, given_to, taken, torch.device(DEVICE))
-    for target, places in [*targets, (slab, given_to), (back, taken)]:
-        rest = [slot for slot in range(9) if slot not in places]
-        assert torch.equal(target[places].cpu(), host[taken]) and (target[rest] == 7.0).all()
+    triton_slab_copy.copy_units(host, slabs[-1], taken, given_to, torch.device(DEVICE))
+    for slab in slabs:
+        assert torch.equal(slab[given_to].cpu(), host[taken]) and (slab[rest] == 7.0).all()
 
 
 def test_consecutive_slots_are_one_copy() -> None:
-    assert gather.runs([3, 4, 5, 6, 0, 1], [0, 1, 2, 9, 10, 11]) == [
-        (3, 6, 0),
-        (6, 7, 9),
-        (0, 2, 10),
-    ]
-    assert gather.runs([], []) == []
+    assert runs([3, 4, 5, 6, 0, 1], [0, 1, 2, 9, 10, 11]) == [(3, 6, 0), (6, 7, 9), (0, 2, 10)]
+    assert runs([], []) == []
 
 
 # Which implementation runs
@@ -567,7 +510,7 @@ def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_t
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_kernels_at_real_sizes(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_SHARE", 512)
+    monkeypatch.setattr(triton_landmark_topk, "_SHARE", 512)
     for rows, shared, chosen in ((1, False, 4), (256, True, 4), (256, False, 4), (64, True, 64)):
         for size, dim in ((63, 128), (50, 64), (32, 40)):
             sizes = {

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from memstore.disk.catalog import Signature
-from memstore.kernels.reference import landmark_topk
+from memstore.kernels.reference_landmark_topk import landmark_topk
 from memstore.model.attention import Memory, MemoryAttention
 from memstore.model.config import ModelConfig
 from memstore.model.transformer import Transformer

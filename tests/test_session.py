@@ -14,7 +14,7 @@ import torch
 from tiny_model import save_tiny_model, text, tiny_model
 
 from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
-from memstore.kernels.reference import accumulate
+from memstore.kernels.products import accumulate
 from memstore.model.ingest import IngestProgress
 from memstore.model.landmark_model import LandmarkModel, load_model
 from memstore.store.memory_store import MemoryStore

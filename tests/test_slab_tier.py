@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound, InvalidConfig
-from memstore.kernels.gather import load_units
+from memstore.kernels.slab_copy import load_units
 from memstore.tiers.base import Lease
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device import DeviceTier

@@ -41,6 +41,17 @@ class Compiled:
         """
         return min(REGISTERS // (self.registers * self.warps * 32), SHARED // max(1, self.shared))
 
+    @property
+    def resources(self) -> dict[str, int]:
+        """As columns of a table."""
+        return {
+            "registers": self.registers,
+            "spilled": self.spilled,
+            "shared": self.shared,
+            "warps": self.warps,
+            "programs": self.programs,
+        }
+
 
 class _Absent:
     """As much of a driver as compiling asks for."""

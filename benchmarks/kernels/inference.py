@@ -1,44 +1,40 @@
-"""The Triton kernels of inference on a CUDA device, against what the device's memory and bus admit.
+"""How near are the kernels of inference to what a device's memory and bus admit?
 
-search     the best 4 (and 64) of 64K and 1M landmark keys of 8 KV heads, 128 channels, for one
-token of 32 query heads
-           and for a chunk of 256: against streaming the keys once (a sum over them, timed the same
-           way), and against the reference in torch.
-attention  one decoding step (32 heads reading 4 blocks each from a slab) and a chunk of 256 tokens,
-whose rows choose
-           each for themselves or all alike; from numbers and from int8 and int4 codes.
-gather     64 units of 26 KB and of 32 KB, scattered and in a row, from page-locked memory and back:
-one kernel, a copy
-           a run of slots, a copy a unit; against one copy of as many bytes.
+search     The best 4 (and 64) of 64K and 1M landmark keys of 8 KV heads, 128 channels, for one
+           token of 32 query heads and for a chunk of 256: against streaming the keys once (a sum
+           over them, timed the same way), and against the reference in torch.
+attention  One decoding step (32 heads reading 4 blocks each from a slab) and a chunk of 256 tokens,
+           whose rows choose each for themselves or all alike.
+gather     64 units of 26 KB and of 32 KB, scattered and in a row, from page-locked memory: one
+           kernel, a copy a run of slots, a copy a unit; against one copy of as many bytes.
 
 Every time is the median over repeats between CUDA events, with the second-level cache flushed
 before. The floor is the bytes that must move at the rate of the streaming sum (search, attention)
 or of one large copy (gather), or the operations at the measured rate of float16 matrix products,
 whichever takes longer; both are printed.
 
---compile-only needs no device: it compiles every kernel for one (sm_90 unless --arch says
-otherwise) and prints registers, shared memory and spilled bytes as its assembler reports them.
+--compile-only needs no device: it compiles every kernel for one and prints registers, shared memory
+and spilled bytes as its assembler reports them.
 
     python -m benchmarks.kernels.inference
 """
 
-import argparse
-import json
-import re
 import statistics
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.common.results import machine
+from benchmarks.common.options import plain_parser
+from benchmarks.common.results import write
 from benchmarks.common.tables import table
-from memstore.kernels import gather, reference
-from memstore.kernels.quantised import UnitScales
+from memstore.kernels.reference_landmark_topk import landmark_topk as reference_landmark_topk
+from memstore.kernels.reference_memory_attention import (
+    memory_attention as reference_memory_attention,
+)
+from memstore.kernels.slab_copy import load_units
 from memstore.kernels.types import LocalAttention
 
 PARTS = ("search", "attention", "gather")
@@ -58,9 +54,6 @@ class Device:
         pinned = torch.empty(1 << 28, dtype=torch.int8, pin_memory=True)
         self.load = pinned.nbytes / self.seconds(
             lambda: self._flush.copy_(pinned, non_blocking=True)
-        )
-        self.save = pinned.nbytes / self.seconds(
-            lambda: pinned.copy_(self._flush, non_blocking=True)
         )
 
     def seconds(self, work: Callable[[], Any]) -> float:
@@ -86,7 +79,7 @@ class Device:
 
 
 def search_part(device: Device) -> Iterator[dict[str, Any]]:
-    from memstore.kernels.landmark_topk import landmark_topk
+    from memstore.kernels.triton_landmark_topk import landmark_topk
 
     for n in (1 << 16, 1 << 20):
         for dtype in (torch.float16, torch.float32):
@@ -108,7 +101,7 @@ def search_part(device: Device) -> Iterator[dict[str, Any]]:
                 }
                 if HEADS * rows * n * 4 < 8 << 30:  # the reference writes every score
                     row["torch"] = device.seconds(
-                        lambda q=q, k=k, keys=keys, n=n: reference.landmark_topk(
+                        lambda q=q, k=k, keys=keys, n=n: reference_landmark_topk(
                             q, keys, [(0, n)], k
                         )
                     )
@@ -116,15 +109,10 @@ def search_part(device: Device) -> Iterator[dict[str, Any]]:
 
 
 def attention_part(device: Device) -> Iterator[dict[str, Any]]:
-    from memstore.kernels.memory_attention import memory_attention
+    from memstore.kernels.triton_memory_attention import memory_attention
 
     slots, k = 16384, 4
     slab = [torch.randn(slots, BLOCK, DIM, device="cuda").half() for _ in range(2)]
-    codes = [
-        torch.randint(-127, 128, slab[0].shape, device="cuda", dtype=torch.int8) for _ in range(2)
-    ]
-    steps = [torch.rand(slots, -(-BLOCK // 32), DIM, device="cuda").half() * 0.02 for _ in range(2)]
-    steps += [torch.rand(slots, BLOCK, DIM // 32, device="cuda").half() * 0.02 for _ in range(2)]
     lengths = torch.full((slots,), BLOCK, device="cuda")
     for rows, alike in ((1, False), (256, False), (256, True)):
         q = torch.randn(1, 1, HEADS, rows, DIM, device="cuda").half() * DIM**-0.5
@@ -132,47 +120,26 @@ def attention_part(device: Device) -> Iterator[dict[str, Any]]:
         marks = torch.randn(1, HEADS, rows, k, device="cuda")
         gate, lse = (torch.rand(1, HEADS, rows, device="cuda") for _ in range(2))
         local = LocalAttention(torch.randn_like(q[0]), gate, lse)
-        for bits in (0, 8, 4):
-            keys, values = (
-                slab if bits == 0 else (codes if bits == 8 else (codes[0].view(torch.uint8),) * 2)
-            )
-            scales = None if bits == 0 else UnitScales(*steps, bits)
-            unit = 2 * BLOCK * DIM * (bits or 16) // 8
-            unit += 0 if bits == 0 else sum(x[0].nbytes for x in steps)
-            size = min(chosen.numel(), slots) * unit + 4 * q.nbytes
+        size = min(chosen.numel(), slots) * 2 * BLOCK * DIM * 2 + 4 * q.nbytes
 
-            def work(
-                attend: Any,
-                q: Tensor = q,
-                keys: Tensor = keys,
-                values: Tensor = values,
-                chosen: Tensor = chosen,
-                marks: Tensor = marks,
-                local: LocalAttention = local,
-                scales: UnitScales | None = scales,
-            ) -> None:
-                attend(
-                    q,
-                    keys,
-                    values,
-                    lengths,
-                    chosen,
-                    torch.zeros_like(chosen),
-                    marks,
-                    local,
-                    gated=True,
-                    scales=scales,
-                )
+        def work(
+            attend: Any,
+            q: Tensor = q,
+            chosen: Tensor = chosen,
+            marks: Tensor = marks,
+            local: LocalAttention = local,
+        ) -> None:
+            turns = torch.zeros_like(chosen)
+            attend(q, *slab, lengths, chosen, turns, marks, local, gated=True)
 
-            yield {
-                "what": f"{rows} tokens x {HEADS} heads x {k} blocks"
-                f"{' alike' if alike else ''}, {bits or 16} bits",
-                "bytes": size,
-                "operations": 4.0 * HEADS * rows * k * BLOCK * DIM,
-                "floor": device.floor(size, 4.0 * HEADS * rows * k * BLOCK * DIM),
-                "seconds": device.seconds(lambda work=work: work(memory_attention)),
-                "torch": device.seconds(lambda work=work: work(reference.memory_attention)),
-            }
+        yield {
+            "what": f"{rows} tokens x {HEADS} heads x {k} blocks{' alike' if alike else ''}",
+            "bytes": size,
+            "operations": 4.0 * HEADS * rows * k * BLOCK * DIM,
+            "floor": device.floor(size, 4.0 * HEADS * rows * k * BLOCK * DIM),
+            "seconds": device.seconds(lambda work=work: work(memory_attention)),
+            "torch": device.seconds(lambda work=work: work(reference_memory_attention)),
+        }
 
 
 def gather_part(device: Device) -> Iterator[dict[str, Any]]:
@@ -189,225 +156,105 @@ def gather_part(device: Device) -> Iterator[dict[str, Any]]:
                 for slot in places:
                     into[slot].copy_(source[slot], non_blocking=True)
 
-            for direction, move, source, target, peak in (
-                ("up", gather.load_units, host, slab, device.load),
-                ("down", gather.save_units, slab, host, device.save),
-            ):
-                row: dict[str, Any] = {
-                    "what": f"{count} units of {unit / 1000:.0f} KB {name}, {direction}",
-                    "bytes": count * unit,
-                    "operations": 0.0,
-                    "floor": count * unit / peak,
-                }
-                for way in ("kernel", "copies"):
-                    row[way] = device.seconds(
-                        lambda way=way, move=move, source=source, target=target, places=places: (
-                            move(source, target, places, places, by=way).order()
+            row: dict[str, Any] = {
+                "what": f"{count} units of {unit / 1000:.0f} KB {name}",
+                "bytes": count * unit,
+                "operations": 0.0,
+                "floor": count * unit / device.load,
+            }
+            for way in ("kernel", "copies"):
+                row[way] = device.seconds(
+                    lambda way=way, host=host, slab=slab, places=places: (
+                        torch.cuda.current_stream().wait_event(
+                            load_units(host, slab, places, places, by=way).event
                         )
                     )
-                row["one by one"] = device.seconds(
-                    lambda source=source, target=target, one=one_by_one: one(target, source)
                 )
-                row["seconds"] = min(row["kernel"], row["copies"])
-                yield row
+            row["one by one"] = device.seconds(
+                lambda host=host, slab=slab, one=one_by_one: one(slab, host)
+            )
+            row["seconds"] = min(row["kernel"], row["copies"])
+            yield row
 
 
-# Without a device
+def compile_all() -> Iterator[dict[str, Any]]:
+    """Every kernel at the sizes that matter, compiled by launches that do not run."""
+    from benchmarks.kernels.ahead_of_time import compiled
+    from memstore.kernels.triton_landmark_topk import landmark_topk
+    from memstore.kernels.triton_memory_attention import memory_attention
+    from memstore.kernels.triton_slab_copy import copy_units
 
+    def described(work: Callable[[], object], what: str, dim: int) -> Iterator[dict[str, Any]]:
+        with compiled() as found:
+            work()
+        for kernel in found:
+            yield {"kernel": kernel.name[1:], "for": what, "head dim": dim} | kernel.resources
 
-def compiled(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], multiples: str, arch: int
-) -> dict[str, Any]:
-    """Compile for an architecture; registers a thread, shared and spilled bytes. multiples: of 16,
-    these arguments.
-    """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    constants = dict(constants)
-    warps = constants.pop("num_warps", 4)
-    signature = {
-        name: "constexpr" if name in constants else types.get(name, "i32")
-        for name in kernel.arg_names
-    }
-    place = {name: (index,) for index, name in enumerate(kernel.arg_names)}
-    aligned = [
-        name for name in signature if signature[name].startswith("*") or name in multiples.split()
-    ]
-    source = ASTSource(
-        kernel,
-        signature,
-        {place[name]: value for name, value in constants.items()},
-        {place[name]: [["tt.divisibility", 16]] for name in aligned},
-    )
-    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps})
-    with tempfile.TemporaryDirectory() as directory:
-        text = Path(directory) / "kernel.ptx"
-        text.write_text(made.asm["ptx"])
-        target = re.search(r"\.target (\w+)", made.asm["ptx"])
-        assert target is not None
-        assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-        said = subprocess.run(
-            [assembler, "-v", f"-arch={target[1]}", text, "-o", Path(directory) / "kernel.cubin"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stderr
-    registers, spilled = (
-        re.search(r"Used (\d+) registers", said),
-        re.search(r"(\d+) bytes spill stores", said),
-    )
-    assert registers is not None and spilled is not None
-    return {
-        "warps": warps,
-        "registers": int(registers[1]),
-        "shared bytes": made.metadata.shared,
-        "spilled bytes": int(spilled[1]),
-    }
-
-
-def compile_all(arch: int) -> Iterator[dict[str, Any]]:
-    """Every kernel at the sizes that matter."""
-    from memstore.kernels import landmark_topk, memory_attention, slab_copy
-
-    names = {"fp16": torch.float16, "fp32": torch.float32}
     for dim in (64, 128):
-        for alike, dtype, k, bits in (
-            (False, "fp16", 4, 0),
-            (False, "fp32", 4, 0),
-            (False, "fp16", 4, 8),
-            (False, "fp16", 4, 4),
-            (True, "fp16", 4, 0),
-            (True, "fp16", 64, 0),
-            (True, "fp16", 4, 8),
-            (True, "fp16", 4, 4),
+        slab = torch.zeros(64, BLOCK, dim).half()
+        lengths = torch.full((64,), BLOCK)
+        for rows, alike, dtype, k in (
+            (1, False, torch.float16, 4),
+            (1, False, torch.float32, 4),
+            (256, True, torch.float16, 4),
+            (256, True, torch.float16, 64),
         ):
-            code = {0: "*fp16", 8: "*i8", 4: "*u8"}[bits]
-            types = dict.fromkeys(("q", "scores", "local", "out"), f"*{dtype}")
-            types |= dict.fromkeys(("gates", "lses", "mass"), "*fp32") | {"k": code, "v": code}
-            types |= dict.fromkeys(("lengths", "slots", "rotations"), "*i64")
-            types |= dict.fromkeys(
-                ("k_steps", "k_zeros", "v_steps", "v_zeros"), "*fp16" if bits else code
-            )
-            sizes = memory_attention.tile_sizes(
-                256 if alike else 1, k, BLOCK, dim, alike=alike, bits=bits
-            )
-            constants = {
-                "GATED": True,
-                "MASS": False,
-                "BITS": bits,
-                "s_k": 1,
-                "r_k": 1,
-                "m_k": 1,
-                **sizes,
-            }
-            kernel = memory_attention._shared_kernel if alike else memory_attention._rows_kernel
-            rows = "rows alike" if alike else "row by row"
-            yield {
-                "kernel": f"attention, {rows}, {dtype}, {k} blocks, {bits or 16} bits",
-                "head dim": dim,
-                **compiled(kernel, types, constants, "D q_r q_b q_h q_t k_apart v_apart", arch),
-            }
+            q = torch.zeros(1, 1, HEADS, rows, dim, dtype=dtype)
+            slots = torch.zeros(1, HEADS, 1 if alike else rows, k, dtype=torch.int64)
+            marks, gate = torch.zeros(1, HEADS, rows, k, dtype=dtype), torch.ones(1, HEADS, rows)
+            local = LocalAttention(q[0], gate, gate)
+            given = (q, slab, slab, lengths, slots, torch.zeros_like(slots), marks, local)
+            what = f"{rows} tokens, {k} blocks{' alike' if alike else ''}, {str(dtype)[6:]}"
+            yield from described(partial(memory_attention, *given, gated=True), what, dim)
         for dtype, rows, k in (
-            ("fp16", 1, 4),
-            ("fp16", 4, 4),
-            ("fp16", 4, 64),
-            ("fp16", 16, 4),
-            ("fp16", 1024, 4),
-            ("fp16", 1024, 64),
-            ("fp32", 4, 4),
-            ("fp32", 1024, 4),
-            ("fp32", 1024, 64),
+            (torch.float16, 1, 4),
+            (torch.float16, 1, 64),
+            (torch.float16, 256, 4),
+            (torch.float16, 256, 64),
+            (torch.float32, 1, 4),
+            (torch.float32, 256, 4),
         ):
-            types = dict.fromkeys(("q", "keys"), f"*{dtype}") | dict.fromkeys(
-                ("firsts", "heads"), "*i32"
-            )
-            types |= {"bias": "*fp32", "table": "*i64", "best_out": "*i64", "lse_out": "*fp32"}
-            constants = {"LSE": True, "BIAS": True, "GROUP": 1 if rows == 1 else 4}
-            constants |= landmark_topk.tile_sizes(rows, k, dim, names[dtype])
-            yield {
-                "kernel": f"search, {rows} rows, best {k}, {dtype}",
-                "head dim": dim,
-                **compiled(
-                    landmark_topk._partial_kernel, types, constants, "D q_h q_t k_h k_n share", arch
-                ),
-            }
-    types = {"best_in": "*i64", "lse_in": "*fp32", "table": "*i64", "wanted": "*i32"}
-    types |= {"scores": "*fp32", "found": "*i64", "lse": "*fp32"}
-    for k, parts in ((4, 128), (64, 64)):
-        constants = {"LSE": True, "TOP": k, "PARTS": parts}
-        yield {
-            "kernel": f"search, joining {parts} shares of {k}",
-            "head dim": "any",
-            **compiled(landmark_topk._merge_kernel, types, constants, "", arch),
-        }
-    types = {"parts": "*fp32", "out": "*fp16"}
-    yield {
-        "kernel": "attention, adding up parts",
-        "head dim": "any",
-        **compiled(memory_attention._sum_kernel, types, {"BLOCK": 1024}, "size", arch),
-    }
-    types = dict.fromkeys(("slab_in", "slab_out"), "*i32") | dict.fromkeys(
-        ("sources", "targets"), "*i64"
-    )
-    yield {
-        "kernel": "copying units",
-        "head dim": "any",
-        **compiled(slab_copy._copy_kernel, types, {"BLOCK": slab_copy._BLOCK}, "words", arch),
-    }
+            keys = torch.zeros(KV_HEADS, 1 << 16, dim, dtype=dtype)
+            q = torch.zeros(HEADS, rows, dim, dtype=dtype)
+            what = f"{rows} tokens, best {k}, {str(dtype)[6:]}"
+            work = partial(landmark_topk, q, keys, [(0, keys.shape[1])], k, return_lse=True)
+            yield from described(work, what, dim)
+        units = torch.zeros(64, 2, BLOCK, dim).half()
+        work = partial(copy_units, units, units.clone(), [0, 1], [2, 3], units.device)
+        yield from described(work, "64 units", dim)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument(
-        "--compile-only",
-        action="store_true",
-        help="compile for --arch, print what each kernel takes",
-    )
-    parser.add_argument("--arch", type=int, default=90, help="80 for sm_80, 90 for sm_90")
-    parser.add_argument("--out", type=Path, help="write the results here as JSON")
-    options = parser.parse_args()
-    try:
-        import triton
-    except ImportError:
-        raise SystemExit("Triton is not installed; pip install triton") from None
-    results: dict[str, Any] = {"triton": triton.__version__}
+    arguments = plain_parser(__doc__)
+    arguments.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    arguments.add_argument("--repeats", type=int, default=30)
+    arguments.add_argument("--compile-only", action="store_true", help="needs no device")
+    options = arguments.parse_args()
     if options.compile_only:
-        results["compiled"] = list(compile_all(options.arch))
-        print(
-            table(list(results["compiled"][0]), [list(row.values()) for row in results["compiled"]])
-        )
-    elif not torch.cuda.is_available():
-        raise SystemExit(
-            "this measures a CUDA device and there is none here; --compile-only needs none"
-        )
-    else:
-        device = Device(options.repeats)
-        results["device"] = {
+        rows = list(compile_all())
+        print(table(list(rows[0]), [list(row.values()) for row in rows]))
+        write(options, {"compiled": rows})
+        return
+    if not torch.cuda.is_available():
+        raise SystemExit("there is no CUDA device here to measure; --compile-only needs none")
+    device = Device(options.repeats)
+    results: dict[str, Any] = {
+        "device": {
             "name": torch.cuda.get_device_name(),
             "bytes a second": device.stream,
             "float16 operations a second": device.products,
             "up": device.load,
-            "down": device.save,
         }
-        print(
-            f"{torch.cuda.get_device_name()}: {device.stream / 1e9:,.0f} GB/s streamed, "
-            f"{device.products / 1e12:,.0f} TFLOP/s in float16, {device.load / 1e9:.1f} GB/s up, "
-            f"{device.save / 1e9:.1f} GB/s down\n"
-        )
-        runs = {"search": search_part, "attention": attention_part, "gather": gather_part}
-        for part in options.parts:
-            results[part] = list(runs[part](device))
-            print(report(results[part]) + "\n", flush=True)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({"machine": machine(), **results}, indent=1))
-        print(f"\nwritten: {options.out}")
+    }
+    print(
+        f"{torch.cuda.get_device_name()}: {device.stream / 1e9:,.0f} GB/s streamed, "
+        f"{device.products / 1e12:,.0f} TFLOP/s in float16, {device.load / 1e9:.1f} GB/s up\n"
+    )
+    runs = {"search": search_part, "attention": attention_part, "gather": gather_part}
+    for part in options.parts:
+        results[part] = list(runs[part](device))
+        print(report(results[part]) + "\n", flush=True)
+    write(options, results)
 
 
 def report(rows: list[dict[str, Any]]) -> str:

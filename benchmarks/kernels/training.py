@@ -1,33 +1,30 @@
-"""Triton kernels on a GPU: milliseconds, against what they could take at best and torch takes; or
-what they compile to.
+"""How near are the kernels of training to what a GPU could do, and to torch's?
 
-grouped_softmax   forward and backward of landmark attention
-(`memstore/kernels/grouped_softmax.py`), against torch's
-                  scaled_dot_product_attention (its flash kernels) at the same shapes: causal,
-                  bfloat16, 128 dimensions.
-The floor of a kernel is the longer of its multiplications at the speed of the tensor cores and its
-reading and writing at the speed of the memory (both of an H200). Medians of interleaved repeats, by
-CUDA events.
+Forward and backward of landmark attention (memstore/kernels/triton_grouped_softmax.py), against
+torch's scaled_dot_product_attention (its flash kernels) at the same shapes: causal, bfloat16, 128
+dimensions. The floor of a kernel is the longer of its multiplications at the speed of the tensor
+cores and its reading and writing at the speed of the memory (both of an H200). Medians of
+interleaved repeats, by CUDA events.
+
+--compile-only needs Triton and no GPU: it says what every kernel compiles to.
 
     python -m benchmarks.kernels.training
-    python -m benchmarks.kernels.training --compile-only          (needs Triton, and no GPU)
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.common.options import plain_parser
+from benchmarks.common.results import write
 from benchmarks.common.tables import table
-from memstore.kernels.types import Negatives
 
 # an H200: bfloat16 a second by its tensor cores; bytes a second of its memory
 FLOPS, BYTES = 989e12, 4.8e12
@@ -62,7 +59,6 @@ class Windows:
     kv_heads: int
     device: str
     gated: bool = False
-    negatives: int = 0
     packed: bool = False
 
     def tensors(self) -> tuple[list[Tensor], dict[str, object]]:
@@ -80,12 +76,6 @@ class Windows:
                 torch.rand(1, self.length // (self.block_size + 1), device=self.device) < 0.5
             )
             options = {"k_cmt": normal(self.kv_heads, self.dim), "controlled": controlled}
-        if self.negatives:
-            keys, values = (normal(self.kv_heads, self.negatives, self.dim) for _ in range(2))
-            bias = torch.zeros(1, self.negatives, device=self.device)
-            options["negatives"] = Negatives(
-                keys, values, bias, bias == 0, torch.randn_like(rows[0])
-            )
         if self.packed:
             options["cu_seqlens"] = torch.tensor(
                 [0, self.length], dtype=torch.int32, device=self.device
@@ -95,7 +85,7 @@ class Windows:
 
 def grouped_softmax(lengths: Sequence[int], heads: int) -> list[Work]:
     """Forward and backward by block size and length."""
-    from memstore.kernels.grouped_softmax import grouped_softmax_attention
+    from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
 
     found = []
     for size in (63, 50):
@@ -168,19 +158,13 @@ def measure(options: argparse.Namespace) -> list[dict[str, object]]:
 def compiled_to(blocks: Sequence[int], dims: Sequence[int]) -> list[dict[str, object]]:
     """What ptxas says of every kernel, for sm_90."""
     from benchmarks.kernels.ahead_of_time import compiled
-    from memstore.kernels.grouped_softmax import grouped_softmax_attention
+    from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
 
     results = []
     for size in blocks:
         for dim in dims:
-            for gated, negatives, packed in (
-                (False, 0, False),
-                (True, 0, False),
-                (True, 512, True),
-            ):
-                rows, others = Windows(
-                    size, 1024, dim, 2, 1, "cpu", gated, negatives, packed
-                ).tensors()
+            for gated, packed in ((False, False), (True, False), (True, True)):
+                rows, others = Windows(size, 1024, dim, 2, 1, "cpu", gated, packed).tensors()
                 with compiled() as found:
                     grouped_softmax_attention(*rows, size, **others).sum().backward()
                 for kernel in found:
@@ -190,56 +174,35 @@ def compiled_to(blocks: Sequence[int], dims: Sequence[int]) -> list[dict[str, ob
                             "block": size,
                             "dim": dim,
                             "gate": gated,
-                            "negatives": negatives,
                             "packed": packed,
-                            "registers": kernel.registers,
-                            "spilled": kernel.spilled,
-                            "shared": kernel.shared,
-                            "warps": kernel.warps,
-                            "programs": kernel.programs,
                         }
+                        | kernel.resources
                     )
     return results
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument(
-        "--compile-only", action="store_true", help="registers, spills, shared memory; needs no GPU"
-    )
-    options.add_argument(
+    arguments = plain_parser(__doc__)
+    arguments.add_argument("--compile-only", action="store_true", help="needs no GPU")
+    arguments.add_argument(
         "--blocks", type=int, nargs="+", default=[63, 50], help="block sizes to compile for"
     )
-    options.add_argument(
+    arguments.add_argument(
         "--dims", type=int, nargs="+", default=[64, 128], help="head dimensions to compile for"
     )
-    options.add_argument(
+    arguments.add_argument(
         "--lengths", type=int, nargs="+", default=[4, 8, 16, 32], help="thousands of tokens"
     )
-    options.add_argument("--heads", type=int, default=16)
-    options.add_argument("--repeats", type=int, default=20)
-    options.add_argument("--out", type=Path, help="write the results here as JSON")
-    chosen = options.parse_args()
-    if not chosen.compile_only and not torch.cuda.is_available():
+    arguments.add_argument("--heads", type=int, default=16)
+    arguments.add_argument("--repeats", type=int, default=20)
+    options = arguments.parse_args()
+    if not options.compile_only and not torch.cuda.is_available():
         sys.exit("error: no CUDA device to measure on; --compile-only works without one")
-    results = compiled_to(chosen.blocks, chosen.dims) if chosen.compile_only else measure(chosen)
-    columns = list(results[0])
-    print(
-        table(
-            columns,
-            [
-                [f"{x:.3g}" if isinstance(x, float) else str(x) for x in row.values()]
-                for row in results
-            ],
-        )
-    )
-    if chosen.out:
-        device = "none" if chosen.compile_only else torch.cuda.get_device_name()
-        chosen.out.write_text(
-            json.dumps({"device": device, "torch": torch.__version__, "results": results}, indent=1)
-        )
+    rows = compiled_to(options.blocks, options.dims) if options.compile_only else measure(options)
+    cells = [[f"{x:.3g}" if isinstance(x, float) else x for x in row.values()] for row in rows]
+    print(table(list(rows[0]), cells))
+    device = "none" if options.compile_only else torch.cuda.get_device_name()
+    write(options, {"device": device, "results": rows})
 
 
 if __name__ == "__main__":

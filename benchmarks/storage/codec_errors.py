@@ -13,7 +13,8 @@ from torch import Tensor
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
 from memstore.disk.record import decode_record, encode_record
-from memstore.kernels import api, reference
+from memstore.kernels import api
+from memstore.kernels import reference_memory_attention as reference
 from memstore.kernels.types import LocalAttention
 
 

@@ -13,7 +13,7 @@ from memstore.errors import InvalidInput
 from memstore.index.base import Hits, Scope
 from memstore.index.rows import Ranges, Remembered, Rows, to_candidates, to_rows
 from memstore.kernels.api import NEG, landmark_topk
-from memstore.kernels.reference import accumulate
+from memstore.kernels.products import accumulate
 
 # candidates a wanted block that a coarse search proposes, before their exact scores choose
 RESCORED = 4

@@ -8,13 +8,39 @@ and is there for tests.
 
 import logging
 import os
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _log = logging.getLogger("memstore")
+
+
+def by_triton(
+    reference: Callable[P, R], module: str, *, fits: Callable[..., bool] = lambda *_, **__: True
+) -> Callable[P, R]:
+    """`reference`, or for tensors that go to Triton the function of its name in `module`.
+
+    Its first two arguments are the tensors that decide. fits: whether the kernel can take these
+    arguments at all.
+    """
+
+    @wraps(reference)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        first: Any = args[:2]
+        if use_triton(*first) and fits(*args, **kwargs):
+            kernel: Callable[P, R] = getattr(import_module(module), reference.__name__)
+            return kernel(*args, **kwargs)
+        return reference(*args, **kwargs)
+
+    return call
 
 
 def use_triton(*tensors: Tensor) -> bool:

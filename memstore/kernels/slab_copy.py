@@ -1,51 +1,83 @@
-"""Copying units between slabs in one Triton kernel, of which one side may be page-locked main
-memory.
+"""Units from main memory to a device: slots of a page-locked slab to slots of a device's slab, on a
+stream of their own.
+
+Two ways, of which benchmarks/kernels_memory.py says which is faster on a device: `copies`, one for
+each run of slots that are consecutive on both sides; `kernel`, one Triton kernel that reads
+the page-locked memory itself.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 2048  # words of a unit that one program copies
+Way = Literal["copies", "kernel"]
 
 
-@triton.jit
-def _copy_kernel(  # type: ignore[no-untyped-def]
-    slab_in, slab_out, sources, targets, words, BLOCK: tl.constexpr
-):
-    """Grid (units, parts of a unit). Slabs of `words` words a unit."""
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    source = tl.load(sources + tl.program_id(0)) * words
-    target = tl.load(targets + tl.program_id(0)) * words
-    tl.store(
-        slab_out + target + at, tl.load(slab_in + source + at, mask=at < words), mask=at < words
-    )
+@dataclass(frozen=True)
+class Transfer:
+    """Units on their way; there already where no CUDA device takes part (then `event` is None)."""
+
+    event: torch.cuda.Event | None
+
+    def finish(self) -> None:
+        """Return when the units are there, and the host may write over what was loaded."""
+        if self.event is not None:
+            self.event.synchronize()
 
 
-def copy_units(
-    source: Tensor,
-    target: Tensor,
+def load_units(
+    host: Tensor,
+    device: Tensor,
     from_slots: Sequence[int],
     to_slots: Sequence[int],
-    device: torch.device,
-) -> None:
-    """Copy units slot by slot, as `memstore.kernels.gather.load_units` says, on `device`'s current
-    stream.
+    *,
+    by: Way = "copies",
+) -> Transfer:
+    """Copy units from slots of a host's slab into slots of a device's, to_slots[i] from
+    from_slots[i].
 
-    source, target: slabs [S, ...], contiguous, each on the device or in page-locked memory.
+    host, device: [S, ...] contiguous, of one dtype, slots of one shape; the host's page-locked
+    where the device's is on a CUDA device, else a copy blocks. No slot is named twice in to_slots.
+    Begins after what the device's current stream (of this thread) was given before, which may still
+    read the slots that are written.
     """
-    slab_in, slab_out = _words(source), _words(target)
-    slots = torch.tensor([from_slots, to_slots], dtype=torch.int64).to(device, non_blocking=True)
-    words = slab_in.shape[1]
-    grid = (len(from_slots), triton.cdiv(words, _BLOCK))
-    _copy_kernel[grid](slab_in, slab_out, slots[0], slots[1], words, BLOCK=_BLOCK)
+    if not from_slots:
+        return Transfer(None)
+    if not device.is_cuda:
+        taken = torch.tensor(from_slots, device=host.device)
+        given = torch.tensor(to_slots, device=device.device)
+        device.index_copy_(0, given, host.index_select(0, taken).to(device.device))
+        return Transfer(None)
+    stream = _stream(device.device)
+    stream.wait_stream(torch.cuda.current_stream(device.device))
+    with torch.cuda.stream(stream):
+        if by == "kernel":
+            from memstore.kernels.triton_slab_copy import copy_units
+
+            copy_units(host, device, from_slots, to_slots, device.device)
+        else:
+            for start, end, to in runs(from_slots, to_slots):
+                device[to : to + end - start].copy_(host[start:end], non_blocking=True)
+        return Transfer(stream.record_event())
 
 
-def _words(slab: Tensor) -> Tensor:
-    """A slab as integers of four bytes, or of fewer where a unit does not divide so."""
-    flat = slab.flatten(1)
-    size = flat.shape[1] * flat.itemsize
-    return flat.view(torch.int32 if size % 4 == 0 else torch.int16 if size % 2 == 0 else torch.int8)
+@lru_cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def runs(from_slots: Sequence[int], to_slots: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(first, end, first target) of the longest runs of slots that are consecutive on both
+    sides.
+    """
+    found: list[tuple[int, int, int]] = []
+    for source, target in zip(from_slots, to_slots, strict=True):
+        if found and found[-1][1] == source and found[-1][2] + source - found[-1][0] == target:
+            found[-1] = (found[-1][0], source + 1, found[-1][2])
+        else:
+            found.append((source, source + 1, target))
+    return found

@@ -27,24 +27,6 @@ class LocalAttention:
 
 
 @dataclass(frozen=True)
-class Negatives:
-    """Blocks of one token each that a query should not choose; they compete with its earlier blocks
-    (docs/method.md 7).
-
-    keys, values: [Hkv, N, D], landmark keys and the value that each block stands for. bias: [S, N]
-    float, added to their scores, NEG to hide one; S counts sequences, or the documents of a packed
-    one. controlled: [S, N] bool, those under the context miss gate; None = all free. queries: [B,
-    H, T, D], rotated for the place where negatives stand; None = the queries that score the keys.
-    """
-
-    keys: Tensor
-    values: Tensor
-    bias: Tensor | None = None
-    controlled: Tensor | None = None
-    queries: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class TopK:
     """The best landmark keys of each query row, best first.
 

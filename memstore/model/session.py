@@ -13,7 +13,7 @@ from torch import Tensor
 from memstore.disk.record import DTYPES
 from memstore.errors import BudgetExceeded, InvalidConfig, InvalidInput
 from memstore.kernels.api import NEG
-from memstore.kernels.reference import accumulate
+from memstore.kernels.products import accumulate
 from memstore.model.attention import Blocks, Memory, MemoryAttention, Read
 from memstore.model.config import ModelConfig
 from memstore.model.predict import Lookahead

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, DocumentNotFound
-from memstore.kernels.gather import load_units
+from memstore.kernels.slab_copy import load_units
 from memstore.tiers.base import UnitSource
 from memstore.tiers.slab import SlabTier
 

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memstore.kernels.api import grouped_softmax_attention
-from memstore.kernels.reference import accumulate, local_attention, scores, weighted
-from memstore.kernels.types import NEG, Negatives
+from memstore.kernels.api import NEG, grouped_softmax_attention, local_attention
+from memstore.kernels.products import accumulate, scores, weighted
 from memstore.model.transformer import Transformer
 
 
@@ -24,6 +23,17 @@ class WindowMemory:
 
     keys: [W, Hkv, nb, l + 1, D], rotated by the offset inside the block only, the landmark key
     last. values: [W, Hkv, nb, l, D].
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Blocks of one token each that a chunk should not choose; they compete with what it may read.
+
+    keys, values: [Hkv, N, D], landmark keys and the value that each block stands for.
     """
 
     keys: Tensor

@@ -5,7 +5,6 @@ Memory is linear in the length: beside the output two numbers a row. Every block
 once; before that, where blocks are controlled, their landmark keys alone, for Y.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstore.kernels.grouped_softmax_backward import backward_op
-from memstore.kernels.grouped_softmax_tile import (
+from memstore.kernels.triton_grouped_softmax_backward import backward_op
+from memstore.kernels.triton_grouped_softmax_tile import (
     LOG2E,
     NEG,
     SIDE,
@@ -26,8 +25,6 @@ from memstore.kernels.grouped_softmax_tile import (
     load_blocks,
     load_controlled,
     load_landmarks,
-    load_negatives,
-    load_of_negatives,
     load_rows,
     place,
     side_mass,
@@ -38,55 +35,23 @@ from memstore.kernels.grouped_softmax_tile import (
     width,
     with_rows,
 )
-from memstore.kernels.types import Negatives
 
 
 @triton.jit
 def _forward_tile(
-    q,
-    k,
-    v,
-    under,
-    shift,
-    own,
-    offset,
-    length,
-    first,
-    k_t,
-    v_t,
-    peak,
-    total,
-    acc,
-    BLOCK: tl.constexpr,
-    L: tl.constexpr,
-    NB: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    IN_TILE: tl.constexpr,
-    DIAGONAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, under, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
+    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """One tile of blocks in the running softmax."""
     keys, values = load_blocks(
         k, v, first, length, k_t, v_t, BLOCK, L, NB, D, DP, IN_TILE, DIAGONAL
     )
     k_landmark = load_landmarks(k, keys, first, length, k_t, BLOCK, NB, D, DP, IN_TILE)
     e, inner, mass = block_masses(
-        q,
-        keys,
-        k_landmark,
-        under,
-        shift,
-        own,
-        offset,
-        first,
-        BLOCK,
-        L,
-        NB,
-        IN_TILE,
-        DIAGONAL,
-        PRECISION,
-    )
+        q, keys, k_landmark, under, shift, own, offset, first,
+        BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
+    )  # fmt: skip
     new = tl.maximum(peak, tl.max(mass, 1))
     old, share = tl.exp2(peak - new), tl.exp2(mass - new[:, None])
     p = tl.reshape(e * (share / inner)[:, :, None], [q.shape[0], NB * L])
@@ -96,51 +61,11 @@ def _forward_tile(
 
 @triton.jit
 def _forward(
-    q,
-    k,
-    v,
-    cmt,
-    controlled,
-    cu_seqlens,
-    cu_blocks,
-    tiles,
-    n_q,
-    n_k,
-    n_v,
-    n_bias,
-    n_controlled,
-    out,
-    lse,
-    shifts,
-    q_b,
-    q_h,
-    q_t,
-    k_b,
-    k_h,
-    k_t,
-    v_b,
-    v_h,
-    v_t,
-    o_b,
-    o_h,
-    o_t,
-    n_b,
-    n_h,
-    n_t,
-    length,
-    heads,
-    blocks,
-    negatives,
-    BLOCK: tl.constexpr,
-    L: tl.constexpr,
-    NB: tl.constexpr,
-    M: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    GROUP: tl.constexpr,
-    IN_TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, cmt, controlled, cu_seqlens, cu_blocks, tiles, out, lse, shifts, q_b, q_h, q_t, k_b,
+    k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, length, heads, blocks,
+    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+    DP: tl.constexpr, GROUP: tl.constexpr, IN_TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """out, lse and shifts of M rows of one head. The last rows come first: they take longest."""
     head, batch = (tl.program_id(1) % heads).to(tl.int64), (tl.program_id(1) // heads).to(tl.int64)
     stats = tl.program_id(1).to(tl.int64) * length
@@ -156,9 +81,6 @@ def _forward(
     k += batch * k_b + kv_head * k_h + start * k_t
     v += batch * v_b + kv_head * v_h + start * v_t
     queries = load_rows(q + batch * q_b + head * q_h + start * q_t, rows, keep, q_t, D, DP)
-    far = queries  # what negatives are scored with
-    if n_q is not None:
-        far = load_rows(n_q + batch * n_b + head * n_h + start * n_t, rows, keep, n_t, D, DP)
     peak = tl.full([M], NEG, tl.float32)
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, DP], tl.float32)
@@ -174,87 +96,28 @@ def _forward(
                 block = first + tl.arange(0, SIDE)
                 keys = load_rows(k, block * (BLOCK + 1) + BLOCK, block < last, k_t, D, DP)
                 mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, SIDE)
-                mass = side_mass(queries, keys, None, None, shift, mine, PRECISION)
+                mass = side_mass(queries, keys, None, shift, mine, PRECISION)
                 y_peak, y_total = add_mass(
                     y_peak, y_total, tl.where(block[None, :] < own[:, None], mass, NEG)
                 )
-        if n_controlled is not None:
-            for first in range(0, negatives, SIDE):
-                column, exists, keys = load_negatives(n_k, kv_head, first, negatives, D, DP)
-                bias = load_of_negatives(n_bias, sequence, column, exists, negatives)
-                mine = load_of_negatives(n_controlled, sequence, column, exists, negatives)
-                mass = side_mass(far, keys, bias, None, shift, exists & mine, PRECISION)
-                y_peak, y_total = add_mass(y_peak, y_total, mass)
         governed = y_peak > NEG / 2
         shift = tl.where(governed, c - y_peak - tl.log2(tl.where(governed, y_total, 1.0)), 0.0)
         peak, total = tl.where(governed, NEG, c), tl.where(governed, 0.0, 1.0)
-
-    if n_k is not None:
-        for first in range(0, negatives, SIDE):
-            column, exists, keys = load_negatives(n_k, kv_head, first, negatives, D, DP)
-            bias = load_of_negatives(n_bias, sequence, column, exists, negatives)
-            mine = load_of_negatives(n_controlled, sequence, column, exists, negatives)
-            values = load_rows(n_v + kv_head * negatives * D, column, exists, D, D, DP)
-            mass = side_mass(far, keys, bias, mine, shift, exists, PRECISION)
-            new = tl.maximum(peak, tl.max(mass, 1))
-            old, p = tl.exp2(peak - new), tl.exp2(mass - new[:, None])
-            acc = tl.dot(p.to(values.dtype), values, acc * old[:, None], input_precision=PRECISION)
-            peak, total = new, total * old + tl.sum(p, 1)
 
     # from here on blocks may not be earlier than every row's own
     diagonal = begin // (BLOCK + 1) // NB * NB
     for first in range(0, diagonal, NB):
         mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
         peak, total, acc = _forward_tile(
-            queries,
-            k,
-            v,
-            mine,
-            shift,
-            own,
-            offset,
-            length,
-            first,
-            k_t,
-            v_t,
-            peak,
-            total,
-            acc,
-            BLOCK,
-            L,
-            NB,
-            D,
-            DP,
-            IN_TILE,
-            False,
-            PRECISION,
-        )
+            queries, k, v, mine, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
+            BLOCK, L, NB, D, DP, IN_TILE, False, PRECISION,
+        )  # fmt: skip
     for first in range(diagonal, last + 1, NB):
         mine = load_controlled(controlled, cu_blocks, sequence, blocks, first, NB)
         peak, total, acc = _forward_tile(
-            queries,
-            k,
-            v,
-            mine,
-            shift,
-            own,
-            offset,
-            length,
-            first,
-            k_t,
-            v_t,
-            peak,
-            total,
-            acc,
-            BLOCK,
-            L,
-            NB,
-            D,
-            DP,
-            IN_TILE,
-            True,
-            PRECISION,
-        )
+            queries, k, v, mine, shift, own, offset, length, first, k_t, v_t, peak, total, acc,
+            BLOCK, L, NB, D, DP, IN_TILE, True, PRECISION,
+        )  # fmt: skip
 
     store_rows(
         out + batch * o_b + head * o_h + start * o_t, rows, keep, o_t, acc / total[:, None], D, DP
@@ -265,19 +128,9 @@ def _forward(
 
 @torch.library.custom_op("memstore::grouped_softmax", mutates_args=())
 def forward_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_size: int,
-    k_cmt: Tensor | None,
-    controlled: Tensor | None,
-    cu_seqlens: Tensor | None,
-    n_keys: Tensor | None,
-    n_values: Tensor | None,
-    n_queries: Tensor | None,
-    n_bias: Tensor | None,
-    n_controlled: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, block_size: int, k_cmt: Tensor | None,
+    controlled: Tensor | None, cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output [B, H, T, D], and lse and shift [B, H, T], which the gradient needs."""
     batch, heads, length, _ = q.shape
     out, lse, shifts = _forward_outputs(q)
@@ -287,30 +140,10 @@ def forward_op(
     options = launch_options(q, constants, forward=True)
     table = tile_table(cu_seqlens, length, options["M"])
     _forward[tile_count(table, length, options["M"]), batch * heads](
-        q,
-        k,
-        v,
-        k_cmt,
-        controlled,
-        cu_seqlens,
-        blocks_before(cu_seqlens, block_size),
-        table,
-        n_queries,
-        n_keys,
-        n_values,
-        n_bias,
-        n_controlled,
-        out,
-        lse,
-        shifts,
-        *strides(q, k, v, out, n_queries),
-        length,
-        heads,
-        width(controlled),
-        width(n_keys),
-        **constants,
+        q, k, v, k_cmt, controlled, cu_seqlens, blocks_before(cu_seqlens, block_size), table, out,
+        lse, shifts, *strides(q, k, v, out), length, heads, width(controlled), **constants,
         **options,
-    )
+    )  # fmt: skip
     return out, lse, shifts
 
 
@@ -332,13 +165,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _gradients(ctx: Any, do: Tensor, *_: object) -> tuple[Tensor | None, ...]:
     out, lse, shifts, q, k, v, *others = ctx.saved_tensors
-    dq, dk, dv, dk_cmt, dn_k, dn_v, dn_q = backward_op(
-        do, out, lse, shifts, q, k, v, ctx.block_size, *others
-    )
-    k_cmt, _, _, n_keys, n_values, n_queries, _, _ = others
-    optional = zip((k_cmt, n_keys, n_values, n_queries), (dk_cmt, dn_k, dn_v, dn_q))
-    of_cmt, *of_negatives = (None if x is None else gradient for x, gradient in optional)
-    return dq, dk, dv, None, of_cmt, None, None, *of_negatives, None, None
+    dq, dk, dv, dk_cmt = backward_op(do, out, lse, shifts, q, k, v, ctx.block_size, *others)
+    return dq, dk, dv, None, None if others[0] is None else dk_cmt, None, None
 
 
 forward_op.register_autograd(_gradients, setup_context=_save)
@@ -353,28 +181,12 @@ def grouped_softmax_attention(
     k_cmt: Tensor | None = None,
     controlled: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    negatives: Negatives | None = None,
 ) -> Tensor:
     """See `memstore.kernels.api.grouped_softmax_attention`."""
     kind = q.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
-    against: Sequence[Tensor | None] = (None,) * 5
-    if negatives is not None:
-        mine, bias = negatives.controlled, negatives.bias
-        against = (
-            negatives.keys.to(dtype).contiguous(),
-            negatives.values.to(dtype).contiguous(),
-            None if negatives.queries is None else negatives.queries.to(dtype).contiguous(),
-            None if bias is None else bias.float().contiguous(),
-            None if mine is None or k_cmt is None else mine.contiguous(),
-        )
     return forward_op(
-        with_rows(q.to(dtype)),
-        with_rows(k.to(dtype)),
-        with_rows(v.to(dtype)),
-        block_size,
+        with_rows(q.to(dtype)), with_rows(k.to(dtype)), with_rows(v.to(dtype)), block_size,
         None if k_cmt is None else k_cmt.to(dtype).contiguous(),
-        None if controlled is None or k_cmt is None else controlled.contiguous(),
-        cu_seqlens,
-        *against,
-    )[0]
+        None if controlled is None or k_cmt is None else controlled.contiguous(), cu_seqlens,
+    )[0]  # fmt: skip

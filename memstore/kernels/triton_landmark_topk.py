@@ -18,11 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstore.kernels import reference
+from memstore.kernels import reference_landmark_topk as reference
 from memstore.kernels.launch import multiprocessors, next_power
 from memstore.kernels.types import NEG, TopK
 
-MAX_TOP_K = 64
 _NEG = tl.constexpr(NEG)
 _NONE = tl.constexpr(-(1 << 63))  # no candidate, and so is every number below _FIRST
 _FIRST = tl.constexpr(-(1 << 63) + (1 << 32))
@@ -31,60 +30,34 @@ _MOST = 4096  # partial results of a row that are merged at once
 
 
 @triton.jit
-def _ordered(bits):  # type: ignore[no-untyped-def]
+def _ordered(bits):
     """The bits of float32 numbers as int32 of the same order; its own inverse."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _partial_kernel(  # type: ignore[no-untyped-def]
-    q,
-    keys,
-    bias,
-    table,
-    firsts,
-    heads,
-    best_out,
-    lse_out,
-    T,
-    D,
-    share,
-    total,
-    rows,
-    q_h,
-    q_t,
-    k_h,
+def _partial_kernel(
+    q, keys, bias, table, firsts, heads, best_out, lse_out, T, D, share, total, rows, q_h, q_t, k_h,
     k_n,
-    LSE: tl.constexpr,
-    BIAS: tl.constexpr,
-    DOT: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    LSE: tl.constexpr, BIAS: tl.constexpr, DOT: tl.constexpr, GROUP: tl.constexpr,
+    TOP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Grid (tiles of a KV head's GROUP * T query rows, shares of the candidates, KV heads that are
     searched).
     """
     first, part = tl.program_id(0) * BLOCK_M, tl.program_id(1)
     head = tl.load(heads + tl.program_id(2)).to(tl.int64)
-    m, n, slot, channel = (
-        first + tl.arange(0, BLOCK_M),
-        tl.arange(0, BLOCK_N),
-        tl.arange(0, TOP),
-        tl.arange(0, BLOCK_D),
-    )
+    m, n = first + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    slot, channel = tl.arange(0, TOP), tl.arange(0, BLOCK_D)
     here = m < GROUP * T
     q += head * GROUP * q_h
     keys += head * k_h
     if DOT:
         query = tl.load(
             q + (m // T * q_h + m % T * q_t)[:, None] + channel[None, :],
-            mask=here[:, None] & (channel < D)[None, :],
-            other=0.0,
-        )
-    # distinct: one goes at a time
+            mask=here[:, None] & (channel < D)[None, :], other=0.0,
+        )  # fmt: skip
+    # distinct, so that one goes at a time
     best = tl.zeros((BLOCK_M, TOP), tl.int64) + (slot.to(tl.int64) + _NONE)[None, :]
     top = tl.full((BLOCK_M,), _NEG, tl.float32)
     total_e = tl.zeros((BLOCK_M,), tl.float32)
@@ -98,25 +71,18 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
             inside = candidate < stop
             tile = tl.load(
                 keys + (candidate + shift)[:, None] * k_n + channel[None, :],
-                mask=inside[:, None] & (channel < D)[None, :],
-                other=0.0,
-            ).to(q.dtype.element_ty)
+                mask=inside[:, None] & (channel < D)[None, :], other=0.0,
+            ).to(q.dtype.element_ty)  # fmt: skip
             if DOT:
                 s = tl.dot(query, tl.trans(tile), input_precision="ieee")
             else:  # so few rows that they would leave most of a matrix product empty
                 s = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
                 for i in tl.static_range(BLOCK_M):
                     row = first + i
-                    one = tl.load(
-                        q + row // T * q_h + row % T * q_t + channel,
-                        mask=(row < GROUP * T) & (channel < D),
-                        other=0.0,
-                    ).to(tl.float32)
-                    s = tl.where(
-                        (m == row)[:, None],
-                        tl.sum(tile.to(tl.float32) * one[None, :], 1)[None, :],
-                        s,
-                    )
+                    there = (row < GROUP * T) & (channel < D)
+                    one = tl.load(q + row // T * q_h + row % T * q_t + channel, there, other=0.0)
+                    of_row = tl.sum(tile.to(tl.float32) * one.to(tl.float32)[None, :], 1)
+                    s = tl.where((m == row)[:, None], of_row[None, :], s)
             if BIAS:
                 s += tl.load(bias + candidate, mask=inside, other=0.0)[None, :]
             s = tl.where(s == 0, 0.0, s)  # -0 equals 0
@@ -125,9 +91,8 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
                 e = tl.where(inside[None, :], tl.exp(s - higher[:, None]), 0.0)
                 total_e = total_e * tl.exp(top - higher) + tl.sum(e, 1)
                 top = higher
-            fresh = (_ordered(s.to(tl.int32, bitcast=True)).to(tl.int64) << 32) | candidate.to(
-                tl.int64
-            )[None, :]
+            fresh = _ordered(s.to(tl.int32, bitcast=True)).to(tl.int64) << 32
+            fresh |= candidate.to(tl.int64)[None, :]
             fresh = tl.where(inside[None, :] & here[:, None], fresh, _NONE)
             worst, greatest = tl.min(best, 1), tl.max(fresh, 1)
             while tl.max((greatest > worst).to(tl.int32), 0) > 0:
@@ -144,23 +109,10 @@ def _partial_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _merge_kernel(  # type: ignore[no-untyped-def]
-    best_in,
-    lse_in,
-    table,
-    wanted,
-    scores,
-    found,
-    lse,
-    rows,
-    rows_a_head,
-    parts,
-    ranges,
-    K,
-    LSE: tl.constexpr,
-    TOP: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+def _merge_kernel(
+    best_in, lse_in, table, wanted, scores, found, lse, rows, rows_a_head, parts, ranges, K,
+    LSE: tl.constexpr, TOP: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """Grid (rows of all query heads): a row's shares [parts, TOP] -> its best K, best first, as
     rows of the keys.
     """
@@ -203,7 +155,7 @@ def landmark_topk(
     kv_heads: Sequence[int] | None = None,
     bias: Tensor | None = None,
 ) -> TopK:
-    """See `memstore.kernels.api.landmark_topk`; top_k at most MAX_TOP_K."""
+    """See `memstore.kernels.api.landmark_topk`; all of top_k have to fit in registers."""
     heads, rows, dim = q.shape
     num_kv_heads = landmarks.shape[0]
     wanted = tuple(range(num_kv_heads)) if kv_heads is None else tuple(kv_heads)
@@ -229,43 +181,14 @@ def landmark_topk(
         else scores
     )
     _partial_kernel[(tiles, parts, len(wanted))](
-        q,
-        landmarks,
-        scores if bias is None else bias.contiguous(),
-        table,
-        firsts,
-        searched,
-        best,
-        each,
-        rows,
-        dim,
-        share,
-        total,
-        heads * rows,
-        *q.stride()[:2],
-        *landmarks.stride()[:2],
-        LSE=return_lse,
-        BIAS=bias is not None,
-        GROUP=group,
-        **sizes,
-    )
+        q, landmarks, scores if bias is None else bias.contiguous(), table, firsts, searched, best,
+        each, rows, dim, share, total, heads * rows, *q.stride()[:2], *landmarks.stride()[:2],
+        LSE=return_lse, BIAS=bias is not None, GROUP=group, **sizes,
+    )  # fmt: skip
     _merge_kernel[(heads * rows,)](
-        best,
-        each,
-        table,
-        head_flags,
-        scores,
-        found,
-        scores if lse is None else lse,
-        heads * rows,
-        rows,
-        parts,
-        len(spans),
-        top_k,
-        LSE=return_lse,
-        TOP=sizes["TOP"],
-        PARTS=next_power(parts),
-    )
+        best, each, table, head_flags, scores, found, scores if lse is None else lse, heads * rows,
+        rows, parts, len(spans), top_k, LSE=return_lse, TOP=sizes["TOP"], PARTS=next_power(parts),
+    )  # fmt: skip
     return TopK(scores, found, lse)
 
 

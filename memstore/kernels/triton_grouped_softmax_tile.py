@@ -17,7 +17,7 @@ from torch import Tensor
 
 NEG = tl.constexpr(-1e30)
 LOG2E = tl.constexpr(1.4426950408889634)
-SIDE = tl.constexpr(64)  # landmarks or negatives in a tile of nothing else
+SIDE = tl.constexpr(64)  # landmarks in a tile of nothing else
 
 
 @triton.jit
@@ -28,8 +28,9 @@ def place(cu_seqlens, tiles, index, batch, tile_rows, length):
     if cu_seqlens is None:
         return batch, index * tile_rows, batch * 0, length
     else:
-        # -1: fewer tiles than the bound that was launched
-        sequence = tl.load(tiles + 2 * index).to(tl.int64)
+        sequence = tl.load(tiles + 2 * index).to(
+            tl.int64
+        )  # -1: fewer tiles than the bound that was launched
         start = tl.load(cu_seqlens + sequence, mask=sequence >= 0, other=0)
         end = tl.load(cu_seqlens + sequence + 1, mask=sequence >= 0, other=0)
         return sequence, tl.load(tiles + 2 * index + 1), start.to(tl.int64), end - start
@@ -68,20 +69,10 @@ def column_index(
 
 @triton.jit
 def load_blocks(
-    k,
-    v,
-    first,
-    length,
-    k_t,
-    v_t,
-    BLOCK: tl.constexpr,
-    L: tl.constexpr,
-    NB: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    IN_TILE: tl.constexpr,
-    DIAGONAL: tl.constexpr,
-):
+    k, v, first, length, k_t, v_t,
+    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
+    IN_TILE: tl.constexpr, DIAGONAL: tl.constexpr,
+):  # fmt: skip
     """Keys and values of a tile of blocks; off the diagonal all of them are complete."""
     index, keep = column_index(first, length, BLOCK, L, NB, IN_TILE)
     if not DIAGONAL and L == BLOCK + IN_TILE:
@@ -102,17 +93,9 @@ def landmark_index(first, length, BLOCK: tl.constexpr, NB: tl.constexpr):
 
 @triton.jit
 def load_landmarks(
-    k,
-    keys,
-    first,
-    length,
-    k_t,
-    BLOCK: tl.constexpr,
-    NB: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    IN_TILE: tl.constexpr,
-):
+    k, keys, first, length, k_t,
+    BLOCK: tl.constexpr, NB: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, IN_TILE: tl.constexpr,
+):  # fmt: skip
     """A narrow tile of landmark keys; `keys` itself, the tile of their blocks, where they lie in
     there.
     """
@@ -125,21 +108,10 @@ def load_landmarks(
 
 @triton.jit
 def block_masses(
-    q,
-    k,
-    k_landmark,
-    under,
-    shift,
-    own,
-    offset,
-    first,
-    BLOCK: tl.constexpr,
-    L: tl.constexpr,
-    NB: tl.constexpr,
-    IN_TILE: tl.constexpr,
-    DIAGONAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, k_landmark, under, shift, own, offset, first,
+    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr,
+    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Of a tile: exp2 of content logits under their block's maximum [M, NB, L], its sums [M, NB],
     log-masses [M, NB].
 
@@ -176,31 +148,12 @@ def block_masses(
 
 
 @triton.jit
-def side_mass(q, k, bias, under, shift, keep, PRECISION: tl.constexpr):
+def side_mass(q, k, under, shift, keep, PRECISION: tl.constexpr):
     """Log-masses [M, SIDE] of landmarks alone."""
     mass = tl.dot(q, tl.trans(k), input_precision=PRECISION) * LOG2E
-    if bias is not None:
-        mass += bias[None, :] * LOG2E
     if under is not None:
         mass += tl.where(under[None, :], shift[:, None], 0.0)
     return tl.where(keep[None, :], mass, NEG)
-
-
-@triton.jit
-def load_negatives(n_k, kv_head, first, count, D: tl.constexpr, DP: tl.constexpr):
-    """A tile of negatives: their numbers, which of them exist, and their keys."""
-    column = first + tl.arange(0, SIDE)
-    exists = column < count
-    return column, exists, load_rows(n_k + kv_head * count * D, column, exists, D, D, DP)
-
-
-@triton.jit
-def load_of_negatives(x, sequence, column, exists, count):
-    """A tile's part of x [sequences, count], None if x is."""
-    if x is None:
-        return  # None, which a Triton function cannot say
-    else:
-        return tl.load(x + sequence * count + column, mask=exists, other=0)
 
 
 @triton.jit
@@ -302,13 +255,14 @@ def tile_count(table: Tensor | None, length: int, rows: int) -> int:
     return triton.cdiv(length, rows) if table is None else len(table)
 
 
-def strides(*tensors: Tensor | None) -> list[int]:
+def strides(*tensors: Tensor) -> list[int]:
     """Strides of batch, head and row of [B, H, T, D] tensors."""
-    return [stride for x in tensors for stride in ((0, 0, 0) if x is None else x.stride()[:3])]
+    return [stride for x in tensors for stride in x.stride()[:3]]
 
 
-def width(x: Tensor | None) -> int:
-    return 0 if x is None else x.shape[1]
+def width(controlled: Tensor | None) -> int:
+    """Blocks of a sequence in `controlled`."""
+    return 0 if controlled is None else controlled.shape[1]
 
 
 def with_rows(x: Tensor) -> Tensor:

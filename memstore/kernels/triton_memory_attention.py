@@ -15,15 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from memstore.kernels.launch import multiprocessors, next_power
-from memstore.kernels.quantised import UnitScales
 from memstore.kernels.types import NEG, LocalAttention
 
 _NEG = tl.constexpr(NEG)
-_GROUP = tl.constexpr(32)  # of UnitScales
 
 
 @triton.jit
-def _shares(logits, present, inside, gate, lse, GATED: tl.constexpr, AXIS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _shares(logits, present, inside, gate, lse, GATED: tl.constexpr, AXIS: tl.constexpr):
     """Final weight of every unit [.., K], and what the local output keeps [..]. gate, lse: [..];
     inside: k < K.
     """
@@ -40,95 +38,21 @@ def _shares(logits, present, inside, gate, lse, GATED: tl.constexpr, AXIS: tl.co
 
 
 @triton.jit
-def _unit_k(k, steps, zeros, slot, apart, length, token, channel, L, D, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A unit's keys [BLOCK_L, BLOCK_D], zeros behind its length; of codes, what they stand for.
-    Slots are `apart`.
-    """
+def _unit(slab, slot, apart, length, token, channel, D):
+    """A unit's keys or values [BLOCK_L, BLOCK_D], zeros behind its length. Slots are `apart`."""
     inside = (token < length)[:, None] & (channel < D)[None, :]
-    tile = tl.load(k + slot * apart + token[:, None] * D + channel[None, :], mask=inside, other=0)
-    if BITS > 0:
-        if BITS == 4:
-            tile = tile.to(tl.int8, bitcast=True) << 4 >> 4
-        at = slot * tl.cdiv(L, _GROUP) * D + (token // _GROUP)[:, None] * D + channel[None, :]
-        step, zero = (
-            tl.load(steps + at, mask=inside, other=0.0),
-            tl.load(zeros + at, mask=inside, other=0.0),
-        )
-        tile = (zero.to(tl.float32) + tile.to(tl.float32) * step.to(tl.float32)).to(
-            steps.dtype.element_ty
-        )
-    return tile
+    at = slab + slot * apart + token[:, None] * D + channel[None, :]
+    return tl.load(at, mask=inside, other=0)
 
 
 @triton.jit
-def _unit_v(v, steps, zeros, slot, apart, length, token, channel, L, D, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The same of a unit's values."""
-    inside = (token < length)[:, None] & (channel < D)[None, :]
-    tile = tl.load(v + slot * apart + token[:, None] * D + channel[None, :], mask=inside, other=0)
-    if BITS > 0:
-        if BITS == 4:
-            tile = tile.to(tl.int8, bitcast=True) >> 4
-        groups = tl.cdiv(D, _GROUP)
-        at = slot * L * groups + token[:, None] * groups + (channel // _GROUP)[None, :]
-        step, zero = (
-            tl.load(steps + at, mask=inside, other=0.0),
-            tl.load(zeros + at, mask=inside, other=0.0),
-        )
-        tile = (zero.to(tl.float32) + tile.to(tl.float32) * step.to(tl.float32)).to(
-            steps.dtype.element_ty
-        )
-    return tile
-
-
-@triton.jit
-def _rows_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
-    k_steps,
-    k_zeros,
-    v_steps,
-    v_zeros,
-    lengths,
-    slots,
-    rotations,
-    scores,
-    local,
-    gates,
-    lses,
-    out,
-    mass,
-    H,
-    T,
-    K,
-    L,
-    D,
-    units,
-    k_apart,
-    v_apart,
-    q_r,
-    q_b,
-    q_h,
-    q_t,
-    s_b,
-    s_h,
-    s_t,
-    s_k,
-    r_b,
-    r_h,
-    r_t,
-    r_k,
-    m_b,
-    m_h,
-    m_t,
+def _rows_kernel(
+    q, k, v, lengths, slots, rotations, scores, local, gates, lses, out, mass, H, T, K, L, D, units,
+    k_apart, v_apart, q_r, q_b, q_h, q_t, s_b, s_h, s_t, s_k, r_b, r_h, r_t, r_k, m_b, m_h, m_t,
     m_k,
-    GATED: tl.constexpr,
-    MASS: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_L: tl.constexpr,
+    GATED: tl.constexpr, MASS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_L: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """Grid (rows B * H * T, splits): a row reads units of its own, `units` of them in each
     split.
     """
@@ -156,20 +80,12 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
             slot, turn = tl.load(slots + i * s_k), tl.load(rotations + i * r_k)
             length = tl.load(lengths + slot)
             query = tl.load(q + turn * q_r + channel, mask=channel < D, other=0.0).to(tl.float32)
-            tile = _unit_k(k, k_steps, k_zeros, slot, k_apart, length, token, channel, L, D, BITS)
-            # on its way while the scores are made; decoding takes too many registers for that
-            if BITS == 0:
-                value = _unit_v(
-                    v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS
-                )
+            tile = _unit(k, slot, k_apart, length, token, channel, D)
+            value = _unit(v, slot, v_apart, length, token, channel, D)  # on its way meanwhile
             s = tl.sum(tile.to(tl.float32) * query[None, :], 1)
             s = tl.where(token < length, s, tl.where(token < L, _NEG, float("-inf")))
             p = tl.exp(s - tl.max(s, 0))
             p *= weight / tl.sum(p, 0)
-            if BITS != 0:
-                value = _unit_v(
-                    v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS
-                )
             acc += tl.sum(p[:, None] * value.to(tl.float32), 0)
     rows = tl.num_programs(0).to(tl.int64)
     tl.store(
@@ -178,53 +94,12 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _shared_kernel(  # type: ignore[no-untyped-def]
-    q,
-    k,
-    v,
-    k_steps,
-    k_zeros,
-    v_steps,
-    v_zeros,
-    lengths,
-    slots,
-    rotations,
-    scores,
-    local,
-    gates,
-    lses,
-    out,
-    mass,
-    H,
-    T,
-    K,
-    L,
-    D,
-    units,
-    k_apart,
-    v_apart,
-    q_r,
-    q_b,
-    q_h,
-    q_t,
-    s_b,
-    s_h,
-    s_k,
-    r_b,
-    r_h,
-    r_k,
-    m_b,
-    m_h,
-    m_t,
-    m_k,
-    GATED: tl.constexpr,
-    MASS: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+def _shared_kernel(
+    q, k, v, lengths, slots, rotations, scores, local, gates, lses, out, mass, H, T, K, L, D, units,
+    k_apart, v_apart, q_r, q_b, q_h, q_t, s_b, s_h, s_k, r_b, r_h, r_k, m_b, m_h, m_t, m_k,
+    GATED: tl.constexpr, MASS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Grid (tiles of T, B * H, splits): all rows of a head read the same units, so a unit is read
     once a tile of rows.
 
@@ -242,7 +117,7 @@ def _shared_kernel(  # type: ignore[no-untyped-def]
     inside = (t < T)[:, None] & (unit < K)[None, :]
     logits = tl.load(
         scores + b * m_b + h * m_h + t[:, None] * m_t + unit[None, :] * m_k, mask=inside, other=0.0
-    ).to(tl.float32)
+    ).to(tl.float32)  # fmt: skip
     gate = tl.load(gates + rows, mask=t < T, other=0.0).to(tl.float32)
     lse = tl.load(lses + rows, mask=t < T, other=0.0).to(tl.float32)
     some = tl.zeros((BLOCK_T, 1), tl.int1) | present[None, :]
@@ -264,25 +139,21 @@ def _shared_kernel(  # type: ignore[no-untyped-def]
             query = tl.load(
                 q + turn * q_r + t[:, None] * q_t + channel[None, :], mask=content, other=0.0
             )
-            tile = _unit_k(
-                k, k_steps, k_zeros, slot, k_apart, length, token, channel, L, D, BITS
-            ).to(query.dtype)
+            tile = _unit(k, slot, k_apart, length, token, channel, D).to(query.dtype)
             s = tl.dot(query, tl.trans(tile), input_precision="ieee")
             s = tl.where(
                 (token < length)[None, :], s, tl.where(token < L, _NEG, float("-inf"))[None, :]
             )
             p = tl.exp(s - tl.max(s, 1)[:, None])
             p *= (weight / tl.sum(p, 1))[:, None]
-            tile = _unit_v(
-                v, v_steps, v_zeros, slot, v_apart, length, token, channel, L, D, BITS
-            ).to(query.dtype)
+            tile = _unit(v, slot, v_apart, length, token, channel, D).to(query.dtype)
             acc = tl.dot(p.to(query.dtype), tile, acc, input_precision="ieee")
     out += split * tl.num_programs(1).to(tl.int64) * T * D
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=content)
 
 
 @triton.jit
-def _sum_kernel(parts, out, splits, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum_kernel(parts, out, splits, size, BLOCK: tl.constexpr):
     """out [size] = the sum of parts [splits, size], in the order of the splits."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), tl.float32)
@@ -303,7 +174,6 @@ def memory_attention(
     *,
     gated: bool,
     return_mass: bool = False,
-    scales: UnitScales | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """See `memstore.kernels.api.memory_attention`."""
     _, batch, heads, rows, dim = q.shape
@@ -318,22 +188,19 @@ def memory_attention(
         return output, mass
     q = q if q.stride(-1) == 1 else q.contiguous()
     alike = slots.shape[2] == 1 and rows > 1 and q.dtype != torch.float32
-    bits = 0 if scales is None else scales.bits
-    sizes = tile_sizes(rows, k, keys.shape[1], dim, alike=alike, bits=bits)
+    sizes = tile_sizes(rows, k, keys.shape[1], dim, alike=alike)
     tiles = triton.cdiv(rows, sizes["BLOCK_T"]) if alike else rows
     units = units_a_split(k, tiles * batch * heads, multiprocessors(q.device))
     splits = max(1, triton.cdiv(k, units))
     into = output if splits == 1 else output.new_empty((splits, *output.shape), dtype=torch.float32)
-    coded = UnitScales(keys, keys, values, values, 0) if scales is None else scales
     tables = [x[:, :, 0] if alike else x.expand(-1, -1, rows, -1) for x in (slots, rotations)]
     arguments: list[Any] = [
-        q, keys, values, coded.k_steps, coded.k_zeros, coded.v_steps, coded.v_zeros, lengths,
-        slots, rotations, landmark_scores, local.output.contiguous(), local.gate.contiguous(),
-        local.lse.contiguous(), into, output if mass is None else mass, heads, rows, k,
-        keys.shape[1], dim, units, keys.stride(0), values.stride(0),
+        q, keys, values, lengths, slots, rotations, landmark_scores, local.output.contiguous(),
+        local.gate.contiguous(), local.lse.contiguous(), into, output if mass is None else mass,
+        heads, rows, k, keys.shape[1], dim, units, keys.stride(0), values.stride(0),
         *q.stride()[:4], *tables[0].stride(), *tables[1].stride(), *landmark_scores.stride(),
     ]  # fmt: skip
-    settings: dict[str, Any] = {"GATED": gated, "MASS": return_mass, "BITS": bits, **sizes}
+    settings: dict[str, Any] = {"GATED": gated, "MASS": return_mass, **sizes}
     if alike:
         _shared_kernel[(tiles, batch * heads, splits)](*arguments, **settings)
     else:
@@ -344,9 +211,7 @@ def memory_attention(
     return output, mass
 
 
-def tile_sizes(
-    rows: int, k: int, block_size: int, dim: int, *, alike: bool, bits: int = 0
-) -> dict[str, int]:
+def tile_sizes(rows: int, k: int, block_size: int, dim: int, *, alike: bool) -> dict[str, int]:
     """Tiles of a launch; `alike` where all rows of a head read the same units: tiles of a matrix
     product.
     """
@@ -355,12 +220,14 @@ def tile_sizes(
         "BLOCK_K": next_power(k),
         "BLOCK_L": max(least, next_power(block_size)),
         "BLOCK_D": max(least, next_power(dim)),
-        # else a thread has too few registers for its part
-        "num_warps": 8 if bits or (alike and dim > 64) else 4,
+        "num_warps": 8
+        if alike and dim > 64
+        else 4,  # else a thread has too few registers for its part
     }
     if alike:
-        # the weights of all units stay there too
-        most = max(16, min(32 if dim > 64 else 64, 4096 // sizes["BLOCK_K"]))
+        most = max(
+            16, min(32 if dim > 64 else 64, 4096 // sizes["BLOCK_K"])
+        )  # the weights of all units stay there too
         sizes["BLOCK_T"] = min(most, max(16, next_power(rows)))
     return sizes
 

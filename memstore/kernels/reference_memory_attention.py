@@ -1,0 +1,180 @@
+"""Attention to retrieved units in plain torch: their slots are gathered and attended to."""
+
+import torch
+from torch import Tensor
+
+from memstore.kernels.products import accumulate
+from memstore.kernels.types import NEG, LocalAttention
+
+# slots that are looked at without tensors: in a decoding step every call costs more than they do
+_FEW = 64
+
+
+def memory_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    rotations: Tensor,
+    landmark_scores: Tensor,
+    local: LocalAttention,
+    *,
+    gated: bool,
+    return_mass: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Add the retrieved blocks to a chunk's local attention (docs/method.md sections 2 to 4).
+
+    q: [R, B, H, T, D], the scaled queries under R rotations: one a slot position, or one for all
+    old blocks.
+    keys, values: [S, block_size, D] slabs of unit slots, in any float dtype, each slot contiguous;
+    lengths: [S] int64, valid content tokens of a slot.
+    slots: [B, H, T or 1, K] int64 slot of each selected unit, -1 for none; a 1 shares the selection
+    among all rows.
+    rotations: like slots, the index into q's first axis under which that unit is scored.
+    landmark_scores: [B, H, T, K] float, log-mass of each unit before the softmax over units;
+    ignored where slots is -1.
+    local: what `local_attention` gave for the same rows; with `gated` its gate is the memory's mass
+    (0 closes a row; rows with no unit keep their missing mass); without, memory and chunk share one
+    softmax through `local.lse`.
+    Returns output [B, H, T, D] and, if asked, the attention mass of each unit [B, H, T, K] (else
+    None).
+    """
+    if gated and slots.numel() <= _FEW and q.device.type == "cpu" and q.shape[:2] == (1, 1):
+        of_slots = slots.flatten().tolist()
+        if q.shape[3] == 1 and min(of_slots, default=-1) >= 0:
+            return _attend_token(
+                q, keys, values, lengths, slots, landmark_scores, local, return_mass
+            )
+    missing = slots < 0
+    logits = accumulate(landmark_scores).masked_fill(missing, NEG)
+    if gated:
+        gate, keep = accumulate(local.gate), None
+    else:
+        gate = (logits.logsumexp(-1) - accumulate(local.lse)).sigmoid()
+        keep = 1 - gate
+    share = (logits.softmax(-1) * gate[..., None]).masked_fill(missing, 0.0)  # (B, H, T, K)
+    attend = (
+        _attend_rows
+        if slots.shape[2] > 1
+        else _attend_one
+        if q.shape[:2] == (1, 1)
+        else _attend_shared
+    )
+    # Without weight, another unit stands for a missing one: what lies in a slot that was not named
+    # may be no number.
+    read = slots.masked_fill(missing, slots.amax()).clamp(min=0)
+    memory = attend(q, keys, values, lengths, read, rotations, share)
+    output = local.output if keep is None else local.output * keep[..., None].to(local.output.dtype)
+    return output + memory.to(output.dtype), share if return_mass else None
+
+
+def _attend_token(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    landmark_scores: Tensor,
+    local: LocalAttention,
+    return_mass: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated attention of a decoding step whose heads all have their units: the same sums in half
+    the calls.
+    """
+    share = accumulate(landmark_scores).softmax(-1) * accumulate(local.gate)[..., None]
+    memory = _attend_one(q, keys, values, lengths, slots, slots, share)
+    return local.output + memory.to(local.output.dtype), share if return_mass else None
+
+
+def _attend_one(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    rotations: Tensor,
+    share: Tensor,
+) -> Tensor:
+    """As `_attend_shared` for one sequence and one rotation, which is a decoding step: as few calls
+    as will do.
+    """
+    heads, _, k = slots.shape[1:]
+    index, size, dim = slots.flatten(), keys.shape[1], keys.shape[2]
+    unit_k = keys.index_select(0, index).to(q.dtype).view(heads, k * size, dim)
+    unit_v = values.index_select(0, index).to(q.dtype).view(heads, k * size, dim)
+    # (H, T, K, l)
+    s = accumulate(torch.bmm(q.flatten(0, 2), unit_k.transpose(1, 2))).view(heads, -1, k, size)
+    s = _mask_lengths(s, lengths.index_select(0, index).view(heads, 1, k), size)
+    weights = s.softmax(-1) * share[0, ..., None]  # (H, T, K, l)
+    return torch.bmm(weights.flatten(2).to(q.dtype), unit_v)[None]
+
+
+def _attend_shared(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    rotations: Tensor,
+    share: Tensor,
+) -> Tensor:
+    """Every row reads the same units of its head: slots [B, H, 1, K]."""
+    batch, heads = slots.shape[:2]
+    index = slots[:, :, 0]  # (B, H, K)
+    unit_k, unit_v = _units(keys, index, q.dtype), _units(values, index, q.dtype)  # (B, H, K, l, D)
+    b_index = torch.arange(batch, device=q.device)[:, None, None]
+    h_index = torch.arange(heads, device=q.device)[None, :, None]
+    rotated = q[rotations[:, :, 0], b_index, h_index]  # (B, H, K, T, D)
+    s = accumulate(rotated @ unit_k.transpose(-1, -2))  # (B, H, K, T, l)
+    s = _mask_lengths(s, lengths[index][:, :, :, None], keys.shape[1])
+    weights = s.softmax(-1) * share.transpose(-1, -2)[..., None]  # (B, H, K, T, l)
+    flat = weights.permute(0, 1, 3, 2, 4).flatten(3)  # (B, H, T, K * l)
+    return flat.to(q.dtype) @ unit_v.flatten(2, 3)
+
+
+def _attend_rows(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    slots: Tensor,
+    rotations: Tensor,
+    share: Tensor,
+) -> Tensor:
+    """Each row reads units of its own: only the rows with any mass are gathered."""
+    k, size, dim = slots.shape[-1], keys.shape[1], q.shape[-1]
+    output = q.new_zeros(q.shape[1:])
+    # (M), of the rows of every sequence and head
+    rows = (share > 0).any(-1).flatten().nonzero().flatten()
+    if len(rows) == 0:
+        return output
+    # (M, K)
+    index, turn, mass = (x.flatten(0, 2).index_select(0, rows) for x in (slots, rotations, share))
+    unit_k, unit_v = _units(keys, index, q.dtype), _units(values, index, q.dtype)  # (M, K, l, D)
+    rotated = q.flatten(1, 3)[turn, rows[:, None]]  # (M, K, D)
+    # The queries on the left: products of a matrix with one column are slow.
+    # (M, K, l)
+    s = torch.bmm(rotated.view(-1, 1, dim), unit_k.view(-1, size, dim).transpose(1, 2)).view(
+        -1, k, size
+    )
+    s = _mask_lengths(accumulate(s), lengths[index], size)
+    weights = (s.softmax(-1) * mass[..., None]).to(q.dtype)
+    output.view(-1, dim)[rows] = torch.bmm(
+        weights.flatten(1)[:, None], unit_v.flatten(1, 2)
+    ).squeeze(1)
+    return output
+
+
+def _units(slab: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """slab[index] in another dtype."""
+    return slab.index_select(0, index.flatten()).to(dtype).view(*index.shape, *slab.shape[1:])
+
+
+def _mask_lengths(s: Tensor, lengths: Tensor, block_size: int) -> Tensor:
+    """Scores [..., l] with the padding of a document's closed last block masked; lengths has s's
+    axes but the last.
+    """
+    if int(lengths.min()) == block_size:
+        return s
+    return s.masked_fill(torch.arange(block_size, device=s.device) >= lengths[..., None], NEG)
