@@ -1,6 +1,12 @@
-"""What a block is called: the units that tiers cache and the records that disks keep."""
+"""What a block is called and how large it is: the units that tiers cache and the records that disks
+keep.
+"""
 
+from dataclasses import dataclass
 from typing import NamedTuple
+
+# KV dtypes that are stored, and the bytes of a value.
+KV_DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 
 class BlockKey(NamedTuple):
@@ -10,3 +16,44 @@ class BlockKey(NamedTuple):
     layer: int
     block: int
     head: int
+
+
+class RecordKey(NamedTuple):
+    """What one record on disk holds: one block of one layer, with all its KV heads."""
+
+    document: int
+    block: int
+    layer: int
+
+    def __str__(self) -> str:
+        return f"document {self.document}, block {self.block}, layer {self.layer}"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of what size the blocks of a memory are."""
+
+    num_kv_heads: int
+    block_size: int  # content tokens
+    head_dim: int
+    dtype: str  # a name of KV_DTYPES
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of K, and of V, of a record: [num_kv_heads, block_size, head_dim]."""
+        return self.num_kv_heads, self.block_size, self.head_dim
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a value."""
+        return KV_DTYPES[self.dtype]
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of K and V of one head."""
+        return 2 * self.block_size * self.head_dim * self.itemsize
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of K and V of all heads."""
+        return self.num_kv_heads * self.unit_bytes

@@ -81,7 +81,7 @@ def logits(model: LandmarkModel, store: MemoryStore, seed: int = 4) -> torch.Ten
 # Answers
 
 
-@pytest.mark.parametrize("prefetch", ["off", "both"])
+@pytest.mark.parametrize("prefetch", ["off", "speculative"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_answers_through_a_device_tier_are_the_same(
     model: LandmarkModel, memory: Path, policy: str, prefetch: str
@@ -124,6 +124,36 @@ def test_an_answer_names_the_same_sources_through_a_device_tier(
             )
             answers.append((answer.tokens, [(s.block, s.span, s.weight) for s in answer.sources]))
     assert answers[0] == answers[1] and answers[0][1]
+
+
+def test_a_lease_says_which_tier_had_each_unit(memory: Path) -> None:
+    options = {"device": "cpu", "host_budget": 1 << 20, "device_budget": 2 * TINY_BYTES}
+    with MemoryStore.open(memory, **options) as store:
+        first, second, third = (BlockKey(store.document("a").id, 1, block, 0) for block in range(3))
+        for units, expected in (
+            ([first], ["disk"]),
+            ([first, second, first], ["device", "disk", "device"]),
+            ([third], ["disk"]),  # the device has room for two: the one used once goes
+            ([first, second], ["device", "host"]),
+        ):
+            with store.lease(units) as lease:
+                assert lease.tiers == expected
+                assert lease.missed.tolist() == [tier != "device" for tier in expected]
+    with MemoryStore.open(memory) as store:
+        for expected in ("disk", "host"):
+            with store.lease([first, second]) as lease:
+                assert lease.tiers == [expected] * 2
+
+
+def test_an_answer_says_which_tier_had_what_it_read(model: LandmarkModel, memory: Path) -> None:
+    options = {"device": "cpu", "device_budget": 1 << 20}
+    question = {"max_new_tokens": 4, "until_sentence": False}
+    with MemoryStore.open(memory, model.signature, **options) as store:
+        tiers = []
+        for _ in range(2):
+            answer = model.ask("the captain of the river", store, **question)
+            tiers.append({read["tier"] for source in answer.sources for read in source.reads})
+        assert "disk" in tiers[0] and tiers[1] == {"device"}
 
 
 def test_a_long_question_never_exceeds_a_host_smaller_than_the_device(
@@ -177,7 +207,7 @@ def test_two_threads_answer_from_one_store(model: LandmarkModel, memory: Path) -
     budget = 2 * 3 * 2 * (4 + 3) * TINY_BYTES + 12 * TINY_BYTES
     for device in ({}, {"device": "cpu", "device_budget": 12 * TINY_BYTES}):
         with MemoryStore.open(
-            memory, model.signature, prefetch="both", host_budget=budget, **device
+            memory, model.signature, prefetch="speculative", host_budget=budget, **device
         ) as store:
             outcomes: list[torch.Tensor | None] = [None, None]
 
@@ -426,7 +456,7 @@ def test_unknown_choices_are_refused_in_one_line_and_nothing_is_made(
 def test_stats_tell_every_tier_by_the_same_names(tmp_path: Path) -> None:
     with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
         document = ingest(store, "book", 4 * CHUNK)
-    with open_with_device(tmp_path / "m", prefetch="previous") as store:
+    with open_with_device(tmp_path / "m", prefetch="speculative") as store:
         store.expect([BlockKey(document.id, 2, block, 0) for block in range(3)])
         store._tiers.prefetcher.drain()
         store.lease([BlockKey(document.id, 2, block, 0) for block in range(4)]).release()
@@ -441,7 +471,7 @@ def test_stats_tell_every_tier_by_the_same_names(tmp_path: Path) -> None:
             device["held"] == host["held"] == 4 * BLOCK_BYTES and disk["bytes"] == 4 * BLOCK_BYTES
         )
         assert stats["prefetch"] == {
-            "predictor": "previous",
+            "predictor": "speculative",
             "requested": 3,
             "held": 0,
             "dropped": 0,

@@ -511,7 +511,7 @@ def test_tier_options_change_what_is_counted_and_never_the_answer(
     small = ("--host-budget", "128kB")
     plain = run(*ask).json
     for policy in ("arc", "lru", "s3fifo", "lfu"):
-        answer = run(*ask, *small, "--policy", policy, "--prefetch", "both").json
+        answer = run(*ask, *small, "--policy", policy, "--prefetch", "speculative").json
         assert answer["tokens"] == plain["tokens"]
         host = answer["tiers"]["host"]
         assert {
@@ -586,8 +586,8 @@ def test_bench_tiers_asks_a_memory_and_leaves_it_as_it_was(store: Path, tmp_path
     result = run(*bench, "--json", "--trace", trace)
     assert result.status == 0 and result.json["same_answers"] and len(result.json["runs"]) == 4
     assert "runs done" in result.err and trace.stat().st_size > 100
-    shown = run(*bench, "--prefetch", "previous")
-    assert len([line for line in shown.out.splitlines() if "previous" in line]) == 2
+    shown = run(*bench, "--prefetch", "speculative")
+    assert len([line for line in shown.out.splitlines() if "speculative" in line]) == 2
     assert (store / "data.mdb").read_bytes() == before
 
 
@@ -838,7 +838,7 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
         (("ingest", story, "--store", new, "--prefetch", "all"), "speculative"),
         (("ingest", story, "--store", new, "--trace", tmp_path / "no" / "trace"), "trace"),
         (("bench", "tiers", "--store", store, "--policies", "fifo"), "s3fifo"),
-        (("bench", "tiers", "--store", store, "--prefetch", "recorded"), "speculative"),
+        (("bench", "tiers", "--store", store, "--prefetch", "speculative"), "speculative"),
         (("bench", "tiers", "--store", store, "--budgets", "0%"), "100%"),
         (("bench", "tiers", "--store", new), "new"),
         (("bench", "tiers", "--text", tmp_path / "no.txt"), "no.txt"),

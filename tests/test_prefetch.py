@@ -36,7 +36,6 @@ from memstore.tiers.host import HostTier
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.trace import read_trace
 
 
 @pytest.fixture(scope="module")
@@ -362,34 +361,13 @@ def test_answers_are_the_same_bits_whatever_is_predicted(
     torch.testing.assert_close(roomy, outcomes["off"], rtol=1e-4, atol=1e-4)
 
 
-def test_a_step_that_is_split_is_remembered_whole(tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
-    with MemoryStore.create(tmp_path / "m", model.signature) as store:
-        model.ingest(text(200), store, name="a")
-    options = {
-        "host_budget": 16 * 2 * 8 * 8 * 2,
-        "prefetch": "previous",
-        "trace": tmp_path / "trace",
-    }
-    with (
-        MemoryStore.open(tmp_path / "m", model.signature, **options) as store,
-        model.session(store) as session,
-    ):
-        session.feed(range(3, 23))
-        assert session._lookahead is not None
-        remembered = session._lookahead._last
-    lookups = [entry for entry in read_trace(tmp_path / "trace") if entry.is_lookup]
-    assert len(lookups) > 1 and {unit.layer for entry in lookups for unit in entry.units} == {1}
-    assert [unit for entry in lookups for unit in entry.units] == remembered[1]
-
-
 @pytest.mark.parametrize("forget", ["here", "in another process"])
 def test_a_document_forgotten_under_a_session_with_prefetch_is_not_found_at_its_next_read(
     elsewhere: Callable[..., str], tmp_path: Path, forget: str
 ) -> None:
     model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     path = tmp_path / "m"
-    with MemoryStore.create(path, model.signature, prefetch="both") as store:
+    with MemoryStore.create(path, model.signature, prefetch="speculative") as store:
         model.ingest(text(150), store, name="a")
         kept = model.ingest(text(100, seed=2), store, name="b")
         with model.session(store, ["a"]) as session, model.session(store, ["b"]) as other:
@@ -466,7 +444,7 @@ def test_a_process_forked_while_reading_ahead_gets_a_named_error_and_hangs_nowhe
         model = load_model(arguments[0])
         enough = threading.Event()
         budget = 2 * 8 * 8 * 2 * 60
-        options = {"prefetch": "both", "host_budget": budget, "trace": arguments[2]}
+        options = {"prefetch": "speculative", "host_budget": budget, "trace": arguments[2]}
         with MemoryStore.open(arguments[1], model.signature, **options) as store:
             def read():
                 while not enough.is_set():

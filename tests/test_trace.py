@@ -20,28 +20,24 @@ from memstore.tiers.cascade import Cascade
 from memstore.tiers.trace import TraceEntry, TraceWriter, read_trace
 
 
-def missing(*places: int, of: int) -> list[bool]:
-    return [place in places for place in range(of)]
-
-
 def write(path: Path, lookups: int) -> None:
     trace = TraceWriter(path, unit_bytes=UNIT_BYTES)
     for number in range(lookups):
-        trace.lookup([unit(number), unit(number + 1)], missing(1, of=2))
+        trace.lookup([unit(number), unit(number + 1)], [1])
     trace.close()
 
 
 def test_a_trace_reads_back_as_it_was_written(tmp_path: Path) -> None:
     trace = TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES)
     big = BlockKey(2**63 - 1, 65_535, 2**32 - 1, 65_535)
-    trace.lookup([unit(0), unit(3)], missing(0, of=2))
+    trace.lookup([unit(0), unit(3)], [0])
     trace.prediction([unit(4, layer=1)])
-    trace.lookup([], missing(of=0))
+    trace.lookup([], [])
     trace.prediction([])
-    trace.lookup([big, BlockKey(-3, 65_535, 0, 1)], missing(of=2))
+    trace.lookup([big, BlockKey(-3, 65_535, 0, 1)], [])
     trace.close()
     trace.close()
-    trace.lookup([unit(9)], missing(of=1))  # after the end: nothing
+    trace.lookup([unit(9)], [])  # after the end: nothing
     entries = list(read_trace(tmp_path / "t"))
     assert [(entry.is_lookup, entry.units, entry.missed) for entry in entries] == [
         (True, [unit(0), unit(3)], [0]),
@@ -54,7 +50,7 @@ def test_a_trace_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_units_of_several_layers_are_told_apart(tmp_path: Path) -> None:
     trace = TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES)
-    trace.lookup([unit(0), unit(1, 2), unit(2), unit(3, 2)], missing(1, 2, of=4))
+    trace.lookup([unit(0), unit(1, 2), unit(2), unit(3, 2)], [1, 2])
     trace.close()
     entries = [(entry.units, entry.missed) for entry in read_trace(tmp_path / "t")]
     assert entries == [([unit(0), unit(2)], [1]), ([unit(1, 2), unit(3, 2)], [0])]
@@ -88,7 +84,7 @@ def test_a_killed_process_leaves_what_it_had_written(tmp_path: Path) -> None:
         try:
             trace = TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES)
             for number in range(20_000):
-                trace.lookup([unit(number), unit(number + 1)], missing(1, of=2))
+                trace.lookup([unit(number), unit(number + 1)], [1])
         finally:
             os._exit(9)  # nothing is closed or flushed
     os.waitpid(child, 0)
@@ -139,9 +135,7 @@ def test_several_threads_write_whole_entries(tmp_path: Path) -> None:
 
     def work(document: int) -> None:
         for number in range(1500):
-            trace.lookup(
-                [BlockKey(document, 1, number, head) for head in range(3)], missing(2, of=3)
-            )
+            trace.lookup([BlockKey(document, 1, number, head) for head in range(3)], [2])
 
     threads = [threading.Thread(target=work, args=(document,)) for document in range(4)]
     for thread in threads:

@@ -1,5 +1,6 @@
 """A training run is the same on every device, and goes on on another one."""
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from fake_device import FakeDevice
 from torch.utils._pytree import tree_leaves
 
+from memstore import devices
 from memstore.errors import InvalidConfig
 from memstore.model.checkpoint import load_checkpoint
 from memstore.model.config import ModelConfig
@@ -18,7 +20,7 @@ from memstore.model.transformer import Transformer
 from memstore.training.curriculum import default_curriculum
 from memstore.training.grow import grow
 from memstore.training.objectives import encode_windows
-from memstore.training.train import TrainConfig, train
+from memstore.training.train import Precision, TrainConfig, train
 
 MODEL = ModelConfig(
     vocab_size=1024,
@@ -61,7 +63,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(
-    out: Path, book: Path, *devices: str, bfloat16: bool = False
+    out: Path, book: Path, *devices: str, precision: Precision = "float32"
 ) -> tuple[list[float], dict[str, Any]]:
     """Losses and weights of a run that is interrupted after every fourth step and resumed on the
     next device.
@@ -71,13 +73,15 @@ def trained(
     losses: list[float] = []
 
     def report(line: dict[str, Any]) -> None:
+        if "loss" not in line:
+            return
         losses.append(line["loss"])
         if len(losses) % 4 == 0 and len(losses) < 4 * len(devices):
             raise KeyboardInterrupt
 
     for turn, device in enumerate(devices):
         config = TrainConfig(
-            out, MODEL, stages(), seed=3, log_every=1, bfloat16=bfloat16, device=device
+            out, MODEL, stages(), seed=3, log_every=1, precision=precision, device=device
         )
         with FakeDevice() if device == "cuda" else nullcontext():
             try:
@@ -117,7 +121,7 @@ def test_an_interrupted_run_on_the_cpu_ends_with_the_same_bits(tmp_path: Path, b
 def test_the_forward_pass_runs_in_bfloat16_where_the_device_is(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = trained(tmp_path / "here", book, "cpu", bfloat16=True)
+    expected = trained(tmp_path / "here", book, "cpu", precision="bfloat16")
     asked, autocast = [], torch.autocast
 
     def on_the_cpu(device_type: str, *arguments: Any, **options: Any) -> torch.autocast:
@@ -125,15 +129,61 @@ def test_the_forward_pass_runs_in_bfloat16_where_the_device_is(
         return autocast("cpu", *arguments, **options)
 
     monkeypatch.setattr(torch, "autocast", on_the_cpu)
-    same(trained(tmp_path / "there", book, "cuda", bfloat16=True), expected)
+    same(trained(tmp_path / "there", book, "cuda", precision="bfloat16"), expected)
     assert set(asked) == {"cuda"}
 
 
+@pytest.mark.parametrize("gain,chosen", [(0.05, "float32"), (1.1, "float32"), (2.0, "bfloat16")])
+def test_a_run_takes_the_precision_its_cpu_is_faster_at_and_keeps_it(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, gain: float, chosen: str
+) -> None:
+    said: list[tuple[str, str]] = []
+    autocasts: list[bool] = []
+    autocast = torch.autocast
+
+    def watched(*arguments: Any, enabled: bool) -> torch.autocast:
+        autocasts.append(enabled)
+        return autocast(*arguments, enabled=enabled)
+
+    def run(cpu_gain: float, **options: Any) -> None:
+        monkeypatch.setattr(devices, "bfloat16_gain", lambda: cpu_gain)
+        config = TrainConfig(tmp_path / "run", MODEL, stages()[:1], log_every=1, **options)
+
+        def report(line: dict[str, Any]) -> None:
+            if "precision" in line:
+                said.append((line["precision"], line["because"]))
+            else:
+                raise KeyboardInterrupt  # one step is enough
+
+        with pytest.raises(KeyboardInterrupt):
+            train(config, [book], resume=bool(said), report=report)
+        assert set(autocasts) == {said[-1][0] == "bfloat16"}
+        autocasts.clear()
+
+    monkeypatch.setattr(torch, "autocast", watched)
+    run(gain)
+    run(1 / gain)  # on another machine it is what it began with
+    other: Precision = "float32" if chosen == "bfloat16" else "bfloat16"
+    run(gain, precision=other)
+    assert [precision for precision, _ in said] == [chosen, chosen, other]
+    assert f"{gain:.2g} times" in said[0][1]
+    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["precision"] for line in lines if "precision" in line] == [chosen, chosen, other]
+
+
+def test_a_precision_that_is_none_is_refused(tmp_path: Path, book: Path) -> None:
+    with pytest.raises(InvalidConfig, match="auto, float32, bfloat16"):
+        train(TrainConfig(tmp_path / "run", MODEL, precision="float8"), [book])
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("bfloat16", [False, True])
-def test_a_run_on_a_gpu_is_near_that_on_the_cpu(tmp_path: Path, book: Path, bfloat16: bool) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_run_on_a_gpu_is_near_that_on_the_cpu(
+    tmp_path: Path, book: Path, precision: Precision
+) -> None:
     expected, _ = trained(tmp_path / "here", book, "cpu")
-    found, _ = trained(tmp_path / "there", book, "cuda:0", "cpu", "cuda:0", bfloat16=bfloat16)
+    found, _ = trained(tmp_path / "there", book, "cuda:0", "cpu", "cuda:0", precision=precision)
     assert found == pytest.approx(expected, abs=0.02)
 
 

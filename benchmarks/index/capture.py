@@ -27,6 +27,7 @@ from benchmarks.common.needle_writer import Writer
 from benchmarks.common.options import load, parser
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
+from memstore.devices import fast_dtype
 from memstore.kernels.api import LocalAttention, grouped_softmax_attention
 from memstore.training.corpus import TokenCorpus
 
@@ -57,7 +58,8 @@ def landmark_keys(model: LandmarkModel, content: Tensor) -> dict[int, Tensor]:
         q, k = rope(q * config.head_dim**-0.5, positions), rope(k, positions)
         return grouped_softmax_attention(q, k, v, size, k_cmt=k_cmt)
 
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+    half = fast_dtype() == torch.bfloat16
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=half):
         model.transformer.hidden(torch.cat([blocks, landmarks], -1).flatten(1), attend)
     return found
 

@@ -3,8 +3,9 @@
 The question has 16 tokens. Cold: the file's pages are dropped from the page cache first; warm: they
 are there. Reading again means the fastest forward that stores nothing. Candidates: a session that
 keeps only its latest blocks (chunks of several sizes), and windows of 8 and 12 blocks in batches
-that attend to nothing outside themselves, each in float32 and bfloat16; a short stretch finds the
-fastest. Text is tokens already on that side; the model is loaded on both. Medians.
+that attend to nothing outside themselves, each in float32 and, where the CPU is faster at it,
+bfloat16; a short stretch finds the fastest. Text is tokens already on that side; the model is
+loaded on both. Medians.
 
     python -m benchmarks.speed.first_answer --text books-test.jsonl.zst
 """

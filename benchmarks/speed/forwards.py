@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from memstore import LandmarkModel, MemoryStore
+from memstore.devices import fast_dtype
 from memstore.model.session import ScratchSession
 from memstore.training.objectives import encode_windows
 
@@ -63,5 +64,7 @@ def forwards(model: LandmarkModel) -> dict[str, Callable[[np.ndarray], None]]:
 
         return run
 
+    if fast_dtype() != torch.bfloat16:
+        return ways  # slower here, and nobody's choice
     windows = {name: way for name, way in ways.items() if name.startswith("windows")}
     return ways | {f"{name}, bfloat16": in_bfloat16(way) for name, way in windows.items()}

@@ -36,7 +36,7 @@ from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
 
-PREFETCHERS = ("off", "previous", "speculative", "both")
+PREFETCHERS = ("off", "speculative")
 QUESTION = " What is the combination of the lime barn? The combination of the lime barn is"
 
 
@@ -88,7 +88,7 @@ def measure(
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     if kind == "slow":
         fill_cache(path)
-    ask(model, path, questions[0], "both", options, prepare)  # warm up
+    ask(model, path, questions[0], "speculative", options, prepare)  # warm up
     for number, question in enumerate(questions):
         for name in names if number % 2 == 0 else reversed(names):
             if kind == "disk":

@@ -1,13 +1,13 @@
 """How fast does a model train on whole windows, with the kernel and with the reference path?
 
-A step is that of `memstore train` in a stage of whole windows: forward in bfloat16 autocast, loss,
-backward, clipping, Muon and AdamW. Both paths train the same model on the same windows of random
-token ids (what they say does not change what they cost), in one process, taken in turns (A B B A
-...), the device waited for around every step; medians after three turns that do not count. Tokens
-are positions, landmarks included. A window is --lengths rounded down to whole blocks. The losses
-are those of both paths before the first step. Memory is what a step takes at its peak beyond
-weights and optimisers' states. A path that runs out of the device's memory is reported so and
-measured no further.
+A step is that of `memstore train` in a stage of whole windows: forward in bfloat16 autocast
+(float32 on a CPU that is not faster at it), loss, backward, clipping, Muon and AdamW. Both paths
+train the same model on the same windows of random token ids (what they say does not change what
+they cost), in one process, taken in turns (A B B A ...), the device waited for around every step;
+medians after three turns that do not count. Tokens are positions, landmarks included. A window is
+--lengths rounded down to whole blocks. The losses are those of both paths before the first step.
+Memory is what a step takes at its peak beyond weights and optimisers' states. A path that runs out
+of the device's memory is reported so and measured no further.
 
 Model FLOPs of a token: 6 x parameters in matrix products (those of the layers, and the tied
 embedding as the output) + 6 x layers x heads x head_dim x window length (scores and weighted sums
@@ -36,10 +36,10 @@ from benchmarks.common.options import plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import paired_ratio
+from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig
 from memstore.model.config import PRESETS, ModelConfig
 from memstore.model.transformer import Transformer
-from memstore.tiers.device import usable_device
 from memstore.training.curriculum import default_curriculum
 from memstore.training.objectives import encode_windows, next_token_loss
 from memstore.training.optimizer import make_optimizers
@@ -77,7 +77,8 @@ class Training:
         self.weights = (self.ids != self.config.landmark_id).float()
 
     def loss(self, triton: bool) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16):
+        half = fast_dtype(self.device) == torch.bfloat16
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
             hidden, _ = encode_windows(self.model, self.ids, cmt=False, triton=triton)
             loss = next_token_loss(self.model, hidden, self.ids, self.weights)
         return loss.total / loss.weight

@@ -51,7 +51,7 @@ def tiers(
         typer.Option(
             "--prefetch",
             metavar="LIST",
-            help="Of off, previous, both and speculative (--replay: recorded).",
+            help="Of off and speculative (--replay: off and recorded).",
         ),
     ] = None,
     books: Annotated[int, typer.Option("--books", metavar="N", min=1, help="Books to read.")] = 4,

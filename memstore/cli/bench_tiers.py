@@ -15,8 +15,7 @@ from typing import Any
 
 from memstore.cli import console
 from memstore.cli.demo_facts import cut, python_text
-from memstore.disk.catalog import Signature
-from memstore.disk.record import DTYPES
+from memstore.disk.signature import Signature
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.ingest import IngestProgress
 from memstore.model.landmark_model import LandmarkModel
@@ -30,10 +29,7 @@ from memstore.tiers.stats import COUNTS
 from memstore.training.corpus import read_documents
 
 LIVE_BUDGETS, LIVE_PREFETCH = (0.01, 0.03, 0.1), ("off", "speculative")
-REPLAY_BUDGETS, REPLAY_PREFETCH = (
-    (0.02, 0.05, 0.1, 0.25, 0.5),
-    ("off", "previous", "recorded", "both"),
-)
+REPLAY_BUDGETS, REPLAY_PREFETCH = (0.02, 0.05, 0.1, 0.25, 0.5), ("off", "recorded")
 ALL_POLICIES = tuple(POLICIES)
 _PASSAGE = 160  # tokens of a passage that is to be continued
 _CONTINUED, _ANSWERED = 24, 12  # tokens generated for a passage and for a question
@@ -262,7 +258,7 @@ class _Live:
 
 
 def _unit_bytes(signature: Signature) -> int:
-    return 2 * signature.block_size * signature.head_dim * DTYPES[signature.kv_dtype].itemsize
+    return signature.geometry.unit_bytes
 
 
 # Replayed

@@ -263,13 +263,12 @@ def _ingest_one(
 def _expected(reader: "LandmarkModel", memory: "MemoryStore", text: "Text", characters: int) -> str:
     """How large a document will be, from its beginning, before anything is compressed."""
     from memstore.disk.codec import get_codec
-    from memstore.disk.record import DTYPES
 
     sample = next(text.pieces())[: 1 << 16]
     tokens = len(reader.tokenizer.encode(sample)) * characters // len(sample)
     signature = reader.signature
     per_head = get_codec(memory.codec or "raw").head_bytes(
-        signature.block_size, signature.head_dim, DTYPES[signature.kv_dtype].itemsize
+        signature.block_size, signature.head_dim, signature.geometry.itemsize
     )
     blocks = -(-tokens // signature.block_size)
     stored = blocks * per_head * signature.num_kv_heads * len(signature.memory_layers)

@@ -219,8 +219,7 @@ class Tiers:
         ),
     ] = None
     prefetch: Annotated[
-        str | None,
-        _option("--prefetch", "P", "Blocks read ahead: off, previous, speculative or both."),
+        str | None, _option("--prefetch", "P", "Blocks read ahead: off or speculative.")
     ] = None
     trace: Annotated[
         Path | None,

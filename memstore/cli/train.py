@@ -1,7 +1,7 @@
 """The command that trains a model."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -54,6 +54,12 @@ def train(
     device: Annotated[
         str, typer.Option("--device", metavar="DEVICE", help="Where to compute: cpu or cuda.")
     ] = "cpu",
+    precision: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        typer.Option(
+            "--precision", help="Of the forward pass; auto: what the machine is faster at."
+        ),
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
     """Train a model on text; the directory can be given to --model."""
@@ -82,6 +88,7 @@ def train(
         seed=seed or 0,
         threads=threads,
         device=device,
+        precision=precision,
         init=init,
     )
     run_training(config, texts, resume=resume, report=report)

@@ -5,32 +5,31 @@ Of small records the work around the copies is most of it. So records whose head
 checked together, and what lies together in a record and in the slab is copied at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
 import numpy as np
-from torch import Tensor
 from xxhash import xxh3_64_digest
 
-from memstore.block import BlockKey
-from memstore.disk.keys import block_key
-from memstore.disk.record import HeaderReader, damaged_head, decode_head, raw_view
+from memstore.block import BlockKey, RecordKey
+from memstore.disk.blocks import BlockTable
+from memstore.disk.keys import record_key
+from memstore.disk.record import WriteId, decode_head
+from memstore.disk.writes import Write, write_of
 
-# A record's key in the table, document, block and layer, and which units of a batch are read from
-# it.
-Wanted = tuple[bytes, int, int, int, Sequence[int]]
+# A record's key as bytes in the table and by its parts, the write that made it, and which units of
+# a batch are read from it.
+Wanted = tuple[bytes, RecordKey, WriteId | None, Sequence[int]]
 
 
 class Slots:
-    """The memory of a slab [S, 2, block_size, head_dim], in which K and V of a unit are neighbours,
-    as in a record.
-    """
+    """The memory of a slab, in which K and V of a unit are neighbours, as in a record."""
 
-    def __init__(self, slab: Tensor) -> None:
-        self.slab = slab
-        self.bits = raw_view(slab)
-        self.rows = self.bits.reshape(len(slab), -1).view(np.uint8)  # [S, bytes of a unit]
+    def __init__(self, bits: np.ndarray) -> None:
+        """bits: of the slab, contiguous [S, 2, block_size, head_dim]; they are written to."""
+        self.bits = bits
+        self.rows = bits.reshape(len(bits), -1).view(np.uint8)  # [S, bytes of a unit]
         self.bytes = self.rows.reshape(-1).data
 
 
@@ -38,13 +37,13 @@ class Batch:
     """The units of one call, the slots that they go to, and their lengths once they are there."""
 
     def __init__(
-        self, units: Sequence[BlockKey], slots: Slots, numbers: Sequence[int], headers: HeaderReader
+        self, units: Sequence[BlockKey], slots: Slots, numbers: Sequence[int], table: BlockTable
     ) -> None:
         self.units, self.slots, self.numbers = units, slots, numbers
-        self.lengths = [headers.shape[1]] * len(units)
-        self._headers = headers
+        self.lengths = [table.geometry.block_size] * len(units)
+        self._table = table
         self.unit_bytes = slots.rows.shape[1]
-        self._heads = tuple(range(headers.shape[0]))
+        self._heads = tuple(range(table.geometry.num_kv_heads))
         self.documents, self.layers, self._blocks, self._asked = zip(*units)
         self._whole = self._are_whole()  # all heads of every record are wanted, in their order
         # and their slots are neighbours
@@ -58,8 +57,11 @@ class Batch:
             for head in self._heads[1:]
         )
 
-    def by_record(self) -> list[Wanted]:
-        """The records that hold the units, in the order in which they lie in the file."""
+    def by_record(self, writes: Mapping[int, Sequence[Write]]) -> list[Wanted]:
+        """The records that hold the units, in the order in which they lie in the file.
+
+        writes: of every document of the units.
+        """
         documents, layers, blocks = self.documents, self.layers, self._blocks
         places: Sequence[Sequence[int]]
         if self._whole:
@@ -72,10 +74,9 @@ class Batch:
                 of.setdefault(record, []).append(place)
             documents, blocks, layers = zip(*of)
             places = list(of.values())
-        return sorted(
-            zip(map(block_key, documents, blocks, layers), documents, blocks, layers, places),
-            key=_KEY,
-        )
+        keys = list(map(RecordKey._make, zip(documents, blocks, layers)))
+        made_by = [write_of(writes[document], block) for document, block, _ in keys]
+        return sorted(zip(map(record_key, keys), keys, made_by, places), key=itemgetter(0))
 
     def fill_all(self, wanted: Sequence[Wanted], records: Sequence[memoryview]) -> None:
         """Check and decode the wanted heads of some records into their slots. Raises CorruptBlock,
@@ -85,7 +86,9 @@ class Batch:
         for _, run in groupby(map(len, records)):
             end = start + len(list(run))
             alike, data = wanted[start:end], records[start:end]
-            digests = self._headers.raw_digests_of(data, list(map(_NUMBERS, alike)))
+            digests = self._table.form.raw_digests_of(
+                data, [key for _, key, _, _ in alike], [write for _, _, write, _ in alike]
+            )
             if digests is None or not self._copy(alike, data, digests):
                 for record, datum in zip(alike, data):
                     self.fill(record, datum)  # which tells what is wrong, if something is
@@ -106,7 +109,7 @@ class Batch:
         size, numbers, to, heads = self.unit_bytes, self.numbers, self.slots.bytes, len(self._heads)
         start = len(records[0]) - heads * size
         parts = [(at, at + size) for at in range(start, len(records[0]), size)]
-        for (_, _, _, _, places), data, expected in zip(wanted, records, digests):
+        for (_, _, _, places), data, expected in zip(wanted, records, digests):
             slot = numbers[places[0]] * size
             if self._in_a_row or (self._whole and self._are_in_a_row(places)):
                 to[slot : slot + heads * size] = data[start:]
@@ -129,15 +132,9 @@ class Batch:
 
     def fill(self, record: Wanted, data: memoryview) -> None:
         """The same for one record, of which only header and wanted heads have to be there."""
-        _, document, block, layer, places = record
-        header = self._headers.read(data, document, block, layer)
+        _, key, write, places = record
+        header = self._table.header(data, key, write)
         for place in places:
-            head, (k, v) = self.units[place].head, self.slots.bits[self.numbers[place]]
+            k, v = self.slots.bits[self.numbers[place]]
             self.lengths[place] = header.length
-            try:
-                decode_head(data, header, head, k, v, self._headers.dtype)
-            except (ValueError, IndexError) as error:
-                raise damaged_head(document, block, layer, head, error) from error
-
-
-_KEY, _NUMBERS = itemgetter(0), itemgetter(1, 2, 3)
+            decode_head(data, key, header, self.units[place].head, k, v, self._table.geometry.dtype)

@@ -6,7 +6,8 @@ Every method takes the transaction it works in, so that what belongs together is
     def commit(txn: Transaction) -> None:              # may be run again after the map has grown:
     see Database.write
         for layer, (k, v) in enumerate(chunk):
-            size += disk.write(txn, document.id, block, layer, k, v, length)
+            for at, record in enumerate(catalog.blocks.encode(key, k, v, length, write)):
+                size += catalog.blocks.put(txn, key._replace(block=key.block + at), record)
         catalog.put_tokens(txn, document.id, first_token, char_start, ids)
         catalog.put_landmarks(txn, document.id, layer, first_block, keys)
         catalog.put_document(txn, replace(document, tokens=..., blocks=..., bytes=...))
@@ -17,91 +18,62 @@ Every method takes the transaction it works in, so that what belongs together is
         documents = catalog.documents(txn)
 """
 
+import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 import numpy as np
-from torch import Tensor
 
-from memstore.disk.codec import get_codec
+from memstore.block import Geometry, RecordKey
+from memstore.disk import format1
+from memstore.disk.blocks import BlockTable
+from memstore.disk.codec import codec_for_new
 from memstore.disk.database import Database, Transaction
 from memstore.disk.keys import (
-    block_range,
     document_key,
     document_range,
     landmarks_key,
+    landmarks_key1,
     read_document_key,
     read_landmarks_key,
     read_tokens_key,
     tokens_key,
 )
-from memstore.disk.record import DTYPES, from_raw, raw_view
-from memstore.errors import CorruptMemory, DocumentNotFound, InvalidConfig, NewerFormat
+from memstore.disk.record import WriteId
+from memstore.disk.signature import Signature
+from memstore.disk.writes import Write, write_of
+from memstore.errors import CorruptMemory, DocumentNotFound, NewerFormat
 
-FORMAT = 1
-State = Literal["ingesting", "ready"]
+FORMAT = 2
+# "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
+# take the place of the ready document of its name
+State = Literal["ingesting", "ready", "importing", "replacing"]
 
 
 @dataclass(frozen=True)
-class Signature:
-    """What must be equal for one model's memory to be another's: weights, tokenizer, architecture,
-    KV geometry.
-    """
+class IngestSettings:
+    """How a document is read; a resumed ingest, and an append, must use the same."""
 
-    weights: str  # hex digest of the weights
-    tokenizer: str  # hex digest of the tokenizer
-    # what shapes keys and values: layers, RoPE, norms, block size; plain JSON values
-    architecture: dict[str, Any]
-    kv_dtype: str  # "float32" | "float16" | "bfloat16"
-    num_layers: int
-    memory_layers: tuple[int, ...]  # layers whose landmarks are indexed
-    num_kv_heads: int
-    head_dim: int
-    block_size: int  # content tokens of a block
-
-    def __post_init__(self) -> None:
-        if self.kv_dtype not in DTYPES:
-            raise InvalidConfig(
-                f"KV dtype {self.kv_dtype!r} is not stored; choose one of {', '.join(DTYPES)}"
-            )
-        for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 1")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The signature as plain values."""
-        return {**asdict(self), "memory_layers": list(self.memory_layers)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The signature that `to_dict` was taken of."""
-        return cls(**{**values, "memory_layers": tuple(values["memory_layers"])})
-
-    def difference(self, other: "Signature") -> list[str]:
-        """What differs, in words, one entry a field; empty when a memory of the one serves the
-        other.
-        """
-        words = []
-        for name in (f.name for f in fields(self) if f.name != "architecture"):
-            mine, others = getattr(self, name), getattr(other, name)
-            if mine != others:
-                if name in ("weights", "tokenizer"):
-                    mine, others = mine[:12], others[:12]
-                words.append(f"{name} {mine} instead of {others}")
-        for name in sorted(self.architecture.keys() | other.architecture.keys()):
-            mine, others = self.architecture.get(name), other.architecture.get(name)
-            if mine != others:
-                words.append(f"{name} {mine} instead of {others}")
-        return words
+    chunk_blocks: int
+    top_k: int
+    cmt_cutoff: float = 0.0
+    retrieve: bool = False  # attend to retrieved blocks, and not to the latest ones alone
+    granularity: str | None = None  # of retrieving, as the next two
+    score_range: float | None = None
+    recency: float = 0.0
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document's row. `tokens`, `blocks` and `bytes` count what is committed."""
+    """One document's row. `tokens`, `blocks` and `bytes` count what is committed.
+
+    A document that is "importing" or "replacing" has the name that it will be found by once it is
+    ready.
+    """
 
     id: int  # 1, 2, ...; never reused
     name: str
@@ -112,8 +84,24 @@ class Document:
     source_hash: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     created: float = 0.0  # seconds since 1970
-    # of the ingest; a resumed one must use the same
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: IngestSettings = IngestSettings(chunk_blocks=1, top_k=0)
+    appended_to: int = 0  # tokens that it had before it was last appended to
+    layers: tuple[int, ...] | None = None  # that are stored; None for all of the signature
+    # in order of blocks; empty for a document of format 1, which has those since then
+    writes: tuple[Write, ...] = ()
+
+    def write_of(self, block: int) -> WriteId | None:
+        """The id of the write that made a block's records; None for records of format 1."""
+        return write_of(self.writes, block)
+
+    def begin_write(self, first: int) -> "Document":
+        """The document with a new write, that makes the blocks from `first` on."""
+        kept = [write for write in self.writes if write.first < first]
+        return replace(self, writes=(*kept, Write(first, os.urandom(16))))
+
+    def layers_of(self, signature: Signature) -> list[int]:
+        """The layers that are stored."""
+        return list(range(signature.num_layers)) if self.layers is None else sorted(self.layers)
 
 
 class TokenPart(NamedTuple):
@@ -130,7 +118,22 @@ class LandmarkRun(NamedTuple):
     document: int
     layer: int
     first_block: int
-    keys: Tensor  # [n, num_kv_heads, head_dim] in the KV dtype
+    keys: np.ndarray  # raw bits [n * per_block, num_kv_heads, head_dim]
+    per_block: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the keys are of."""
+        return len(self.keys) // self.per_block
+
+
+class Prefix(NamedTuple):
+    """The keys and values of a fixed beginning that every reading may start from."""
+
+    ids: np.ndarray  # int64 [n]
+    write: WriteId  # the id of the write that made its records
+    # of each layer that is stored: raw bits of K and V [blocks, num_kv_heads, block_size, head_dim]
+    layers: dict[int, tuple[np.ndarray, np.ndarray]]
 
 
 class Catalog:
@@ -147,7 +150,11 @@ class Catalog:
                 "update memstore"
             )
         self.signature = Signature.from_dict(row["signature"])
-        self.codec: str = row["codec"]
+        self.blocks = BlockTable(self.signature, row["codec"])
+        # of each document: its row as it was read last, and the writes that it tells of
+        self._writes: dict[int, tuple[bytes, tuple[Write, ...]]] = {}
+        if row["format"] < FORMAT:
+            database.before_write = self._raise_format
         self.created: float = row["created"]
         database.limit = row["quota"]
 
@@ -172,7 +179,7 @@ class Catalog:
         row = {
             "format": FORMAT,
             "signature": signature.to_dict(),
-            "codec": get_codec(codec).name,
+            "codec": codec_for_new(codec).name,
             "created": time.time(),
             "quota": quota,
         }
@@ -198,6 +205,11 @@ class Catalog:
         self.database.close()
 
     @property
+    def codec(self) -> str:
+        """How blocks are stored from now on."""
+        return self.blocks.codec
+
+    @property
     def quota(self) -> int | None:
         """Bytes that the data file may reach; None for no bound."""
         return self.database.limit
@@ -214,6 +226,12 @@ class Catalog:
 
     # Documents
 
+    def _raise_format(self, txn: Transaction) -> None:
+        """What is written in this transaction is of a format that older versions cannot read."""
+        row = self._unpack(txn.get_checked("meta", b"memory"), "its own description")
+        if row["format"] < FORMAT:
+            txn.put_checked("meta", b"memory", msgpack.packb({**row, "format": FORMAT}))
+
     def new_document_id(self, txn: Transaction) -> int:
         """The next document id, never given out before (unless the transaction is not
         committed).
@@ -228,16 +246,18 @@ class Catalog:
         """Every document's row, whatever its state, in order of id."""
         return [
             self._document(read_document_key(key), value)
-            for key, value in txn.scan_checked("documents", *document_range())
+            for key, value in txn.scan_checked("documents", document_key(1))
         ]
 
     def document(self, txn: Transaction, which: str | int) -> Document:
-        """One document by name or id. Raises DocumentNotFound, which lists the names there are."""
+        """One document by id, or by name if it is ready or being read for the first time. Raises
+        DocumentNotFound, which lists the names there are.
+        """
         if isinstance(which, int):
             value = txn.get_checked("documents", document_key(which)) if which > 0 else None
             if value is not None:
                 return self._document(which, value)
-        documents = self.documents(txn)
+        documents = [row for row in self.documents(txn) if row.state in ("ready", "ingesting")]
         for document in documents:
             if document.name == which:
                 return document
@@ -248,6 +268,29 @@ class Catalog:
         raise DocumentNotFound(
             f"{what}; there are {names}" if documents else f"{what}; it holds no documents"
         )
+
+    def row(self, txn: Transaction, document: int) -> Document | None:
+        """A document's row by id (of the prefix: 0), or None."""
+        value = txn.get_checked("documents", document_key(document))
+        return None if value is None else self._document(document, value)
+
+    def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
+        """The writes that a document (or the prefix, as document 0) was made by. Raises
+        DocumentNotFound.
+
+        Told anew only when the row is another: readers ask at every batch.
+        """
+        value = txn.get("documents", document_key(document)) if document >= 0 else None
+        if value is None:
+            raise DocumentNotFound(
+                f"document {document} is not in {self.database.path}: it was forgotten"
+            )
+        row, writes = self._writes.get(document, (None, ()))
+        if row != value:
+            known = self.row(txn, document)
+            writes = () if known is None else known.writes
+            self._writes[document] = value, writes
+        return writes
 
     def put_document(self, txn: Transaction, document: Document) -> None:
         """Write a document's row, new or changed."""
@@ -261,7 +304,7 @@ class Catalog:
         Run it by `database.write(work, beyond_limit=True)`: on a full memory even deleting needs a
         little room.
         """
-        freed = txn.delete_range("blocks", *block_range(document))[1]
+        freed = self.blocks.delete(txn, document)
         for table in ("landmarks", "tokens", "documents"):
             txn.delete_range(table, *document_range(document))
         return freed
@@ -274,13 +317,15 @@ class Catalog:
 
         The row is the caller's to put. Return the record bytes that were freed.
         """
-        freed = txn.delete_range("blocks", *block_range(document, first=blocks))[1]
+        freed = self.blocks.delete(txn, document, first=blocks)
         for run in list(self.landmarks(txn, document)):
-            if run.first_block + len(run.keys) > blocks:
-                txn.delete("landmarks", landmarks_key(document, run.layer, run.first_block))
+            if run.first_block + run.blocks > blocks:
+                self.delete_landmarks(txn, document, run.layer, run.first_block)
                 if run.first_block < blocks:
-                    kept = run.keys[: blocks - run.first_block]
-                    self.put_landmarks(txn, document, run.layer, run.first_block, kept)
+                    kept = run.keys[: (blocks - run.first_block) * run.per_block]
+                    self.put_landmarks(
+                        txn, document, run.layer, run.first_block, kept, run.per_block
+                    )
         for part in list(self.token_parts(txn, document, first=tokens)):
             txn.delete("tokens", tokens_key(document, part.first))
             if part.first < tokens:
@@ -342,36 +387,109 @@ class Catalog:
     # Landmark keys
 
     def put_landmarks(
-        self, txn: Transaction, document: int, layer: int, first_block: int, keys: Tensor
+        self,
+        txn: Transaction,
+        document: int,
+        layer: int,
+        first_block: int,
+        keys: np.ndarray,
+        per_block: int = 1,
     ) -> None:
-        """Write the landmark keys of consecutive blocks; keys: [n, num_kv_heads, head_dim] in the
-        KV dtype.
+        """Write the landmark keys of consecutive blocks, in place of those that begin with the same
+        block.
+
+        keys: raw bits [n * per_block, num_kv_heads, head_dim], those of a block together.
         """
+        header = msgpack.packb(_landmarks_header(self.signature.geometry, per_block))
+        txn.delete("landmarks", landmarks_key1(document, layer, first_block))
         txn.put_checked(
-            "landmarks", landmarks_key(document, layer, first_block), raw_view(keys).tobytes()
+            "landmarks", landmarks_key(document, layer, first_block), header + keys.tobytes()
         )
+
+    def delete_landmarks(
+        self, txn: Transaction, document: int, layer: int, first_block: int
+    ) -> None:
+        """Delete the run of landmark keys that begins with a block, if there is one."""
+        for key in (landmarks_key, landmarks_key1):
+            txn.delete("landmarks", key(document, layer, first_block))
 
     def landmarks(self, txn: Transaction, document: int | None = None) -> Iterator[LandmarkRun]:
         """Landmark keys of one document, or of all, in order of document, layer and block; copies,
         safe to keep.
 
-        The iterator lives in the transaction. Raises CorruptMemory.
+        The iterator lives in the transaction. Raises CorruptMemory, also for what is no landmark
+        keys of this memory.
         """
-        geometry = (self.signature.num_kv_heads, self.signature.head_dim)
-        size = DTYPES[self.signature.kv_dtype].itemsize * geometry[0] * geometry[1]
         ahead = txn.ahead("landmarks", *document_range(document))
         next(ahead, None)
         for key, value in txn.scan_checked("landmarks", *document_range(document)):
-            owner, layer, first_block = read_landmarks_key(key)
-            if not value or len(value) % size:
-                raise CorruptMemory(
-                    f"landmark keys of document {owner}, layer {layer}, block {first_block} in "
-                    f"{self.database.path} "
-                    "have an impossible length; run verify"
-                )
-            keys = from_raw(value, (-1, *geometry), self.signature.kv_dtype)
-            yield LandmarkRun(owner, layer, first_block, keys)
+            yield self._landmark_run(key, value)
             next(ahead, None)
+
+    def _landmark_run(self, key: bytes, value: bytes) -> LandmarkRun:
+        geometry = self.signature.geometry
+        heads, dim, itemsize = geometry.num_kv_heads, geometry.head_dim, geometry.itemsize
+        document, layer, first_block, old = read_landmarks_key(key)
+        start, per_block = 0, 1
+        what = f"document {document}, layer {layer}, block {first_block} in {self.database.path}"
+        if not old:
+            unpacker = msgpack.Unpacker(max_buffer_size=len(value))
+            unpacker.feed(value)
+            header, start = unpacker.unpack(), unpacker.tell()
+            per_block = header.get("per_block", 0)
+            if header != _landmarks_header(geometry, per_block) or per_block < 1:
+                raise CorruptMemory(
+                    f"{what}: expected landmark keys {geometry.dtype} {[heads, dim]}, found "
+                    f"{header}; update memstore, or run verify"
+                )
+        size = len(value) - start
+        if not size or size % (per_block * heads * dim * itemsize):
+            raise CorruptMemory(f"landmark keys of {what} have an impossible length; run verify")
+        keys = np.frombuffer(value, f"<i{itemsize}", offset=start).reshape(-1, heads, dim)
+        return LandmarkRun(document, layer, first_block, keys, per_block)
+
+    # The prefix: kept as document 0, which no listing shows
+
+    def put_prefix(
+        self,
+        txn: Transaction,
+        ids: Sequence[int] | np.ndarray,
+        layers: Mapping[int, tuple[np.ndarray, np.ndarray]],
+    ) -> None:
+        """Keep the keys and values of a fixed beginning, in place of another.
+
+        ids: its content tokens; layers: of each layer that is kept, raw bits of K and V [blocks,
+        num_kv_heads, block_size, head_dim], K rotated by the offset inside the block only.
+        """
+        self.delete_document(txn, 0)
+        blocks = -(-len(ids) // self.signature.block_size)
+        last_length = len(ids) - (blocks - 1) * self.signature.block_size
+        row = Document(0, "", "ready", len(ids), blocks, layers=tuple(layers)).begin_write(0)
+        size = 0
+        for layer, (k, v) in layers.items():
+            key = RecordKey(0, 0, layer)
+            records = self.blocks.encode(key, k, v, last_length, row.writes[0].id)
+            for block, record in enumerate(records):
+                size += self.blocks.put(txn, RecordKey(0, block, layer), record)
+        self.put_tokens(txn, 0, 0, 0, ids)
+        self.put_document(txn, replace(row, bytes=size))
+
+    def prefix(self, txn: Transaction) -> Prefix | None:
+        """The prefix, if there is one. Raises CorruptMemory."""
+        row = self.row(txn, 0)
+        if row is None:
+            return None
+        layers = {}
+        for layer in row.layers_of(self.signature):
+            stored = [
+                self.blocks.get(txn, RecordKey(0, block, layer), row.write_of(block))
+                for block in range(row.blocks)
+            ]
+            layers[layer] = (
+                np.stack([k for k, _, _ in stored]),
+                np.stack([v for _, v, _ in stored]),
+            )
+        return Prefix(self.tokens(txn, 0), row.writes[0].id, layers)
 
     def _unpack(self, value: bytes | None, what: str) -> Any:
         if value is None:
@@ -379,4 +497,21 @@ class Catalog:
         return msgpack.unpackb(value)
 
     def _document(self, number: int, value: bytes) -> Document:
-        return Document(id=number, **msgpack.unpackb(value))
+        return document_from_row({**msgpack.unpackb(value), "id": number})
+
+
+def document_from_row(row: dict[str, Any]) -> Document:
+    """The document whose fields a row has, as `asdict` or format 1 wrote them. Raises TypeError,
+    KeyError.
+    """
+    row = format1.upgrade_row(row)
+    row["settings"] = IngestSettings(**row["settings"])
+    row["writes"] = tuple(Write(*write) for write in row["writes"])
+    if row["layers"] is not None:
+        row["layers"] = tuple(row["layers"])
+    return Document(**row)
+
+
+def _landmarks_header(geometry: Geometry, per_block: int) -> dict[str, Any]:
+    shape = [geometry.num_kv_heads, geometry.head_dim]
+    return {"kind": "landmark", "dtype": geometry.dtype, "shape": shape, "per_block": per_block}

@@ -1,5 +1,5 @@
-"""How the heads of a record are encoded: lossless (`raw`, `zstd`) or quantised (`int8`, `int4`,
-also under zstd).
+"""How the heads of a record are encoded: lossless (`raw`, `zstd`) or quantised (`int8`, `int4`; in
+old memories also under zstd).
 
 A quantised head is, in little-endian order,
 
@@ -18,14 +18,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 import zstandard
 
 from memstore.errors import InvalidConfig
 
 GROUP = 32  # values that share a step
 _TOKENS, _CHANNELS = -2, -1  # axes
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+# The largest number of each dtype.
+_MOST = {name: float(np.finfo(name).max) for name in ("float16", "float32", "float64")}
+_MOST["bfloat16"] = float(np.uint32(0x7F7F0000).view(np.float32))
 
 
 class Codec(Protocol):
@@ -128,7 +129,7 @@ class Quantised:
         heads, whole = len(units), Raw().encode(units, dtype, length)
         if self.head_bytes(length, units.shape[3], units.itemsize) == len(whole[0]):
             return whole
-        x = _tensor(units, dtype).to(_working(dtype))
+        x = _floats(units, dtype)
         with np.errstate(all="ignore"):  # of heads that are stored as they are
             keys, values = (
                 self._quantise(x[:, 0], _TOKENS, dtype),
@@ -141,32 +142,30 @@ class Quantised:
         parts = [keys.steps, keys.zeros, values.steps, values.zeros, *codes]
         coded = _rows(np.concatenate([part.view(np.uint8).reshape(heads, -1) for part in parts], 1))
         # not so if it is NaN
-        small = np.maximum(keys.largest, values.largest) <= torch.finfo(_torch(dtype)).max / 2
+        small = np.maximum(keys.largest, values.largest) <= _MOST[dtype] / 2
         return [coded[head] if small[head] else whole[head] for head in range(heads)]
 
-    def _quantise(self, x: torch.Tensor, axis: int, dtype: str) -> "_Groups":
+    def _quantise(self, x: np.ndarray, axis: int, dtype: str) -> "_Groups":
         """Quantise K or V [num_kv_heads, length, head_dim] in groups along an axis."""
-        groups = x.split(GROUP, axis)
-        low = torch.cat([group.amin(axis, keepdim=True) for group in groups], axis).numpy()
-        high = torch.cat([group.amax(axis, keepdim=True) for group in groups], axis).numpy()
+        starts = range(0, x.shape[axis], GROUP)
+        low = np.minimum.reduceat(x, starts, axis)
+        high = np.maximum.reduceat(x, starts, axis)
         share = self._below / (self._below + self._above)
         # of equal values, that value
-        zeros = torch.from_numpy(low + (high - low) * share).to(_torch(dtype))
-        zero = zeros.to(x.dtype).numpy()
+        zeros = _bits(low + (high - low) * share, dtype)
+        zero = _floats(zeros, dtype)
         above, below = high - zero, zero - low
-        steps = torch.from_numpy(np.maximum(above / self._above, below / self._below)).to(
-            _torch(dtype)
-        )
-        step = steps.to(x.dtype).numpy()
+        steps = _bits(np.maximum(above / self._above, below / self._below), dtype)
+        step = _floats(steps, dtype)
         # rounded down: not all codes would fit
         short = (step * self._above < above) | (step * self._below < below)
-        _bits(steps)[...] += short  # the next bit pattern is the next larger number
-        step = steps.to(x.dtype).numpy()
+        steps += short  # the next bit pattern is the next larger number
+        step = _floats(steps, dtype)
         size = x.shape[axis]
-        codes = (x - torch.from_numpy(_spread(zero, axis, size))).numpy()
+        codes = x - _spread(zero, axis, size)
         codes /= _spread(np.where(step > 0, step, 1), axis, size)
         codes = np.rint(codes, out=codes).astype(np.int8)
-        return _Groups(codes, _bits(steps), _bits(zeros), np.maximum(-low, high).max((1, 2)))
+        return _Groups(codes, steps, zeros, np.maximum(-low, high).max((1, 2)))
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
@@ -192,7 +191,7 @@ class Quantised:
         step, zero = steps[end:].reshape(2, rows, -1)
         values *= _spread(step, _CHANNELS, dim)
         values += _spread(zero, _CHANNELS, dim)
-        bits = _bits(torch.from_numpy(decoded).to(_torch(dtype)))
+        bits = _bits(decoded, dtype)
         k[...] = bits[0]
         v[...] = bits[1]
 
@@ -255,6 +254,23 @@ _ALL: tuple[Codec, ...] = (
 CODECS: dict[str, Codec] = {codec.name: codec for codec in _ALL}
 
 
+# Of old memories: behind either, zstd gains nothing, since the codes use 7.8 of every 8 bits.
+_RETIRED = {"int8+zstd": "int8", "int4+zstd": "int4"}
+NEW_CODECS = tuple(name for name in CODECS if name not in _RETIRED)
+
+
+def codec_for_new(name: str) -> Codec:
+    """The codec of a new memory. Raises InvalidConfig."""
+    if name in _RETIRED:
+        raise InvalidConfig(
+            f"codec {name!r} is only read, in old memories; choose {_RETIRED[name]}, which is as "
+            "small"
+        )
+    if name not in NEW_CODECS:
+        raise InvalidConfig(f"codec {name!r} is unknown; choose one of {', '.join(NEW_CODECS)}")
+    return CODECS[name]
+
+
 def get_codec(name: str) -> Codec:
     """A codec by name. Raises InvalidConfig, which lists the names there are."""
     if name not in CODECS:
@@ -275,32 +291,26 @@ def _check_size(payload: bytes | memoryview, size: int) -> None:
 # Numbers behind raw bits
 
 
-def _torch(dtype: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, dtype)
-    return found
-
-
-def _working(dtype: str) -> torch.dtype:
-    """The dtype to compute in."""
-    return torch.promote_types(_torch(dtype), torch.float32)
-
-
-def _tensor(bits: np.ndarray, dtype: str) -> torch.Tensor:
-    """A contiguous array of raw bits as the numbers they are; shares its memory."""
-    return torch.from_numpy(bits).view(_torch(dtype))
-
-
-def _bits(x: torch.Tensor) -> np.ndarray:
-    """A tensor's raw bits; shares its memory."""
-    return x.view(_BITS[x.itemsize]).numpy()
-
-
 def _floats(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """Raw bits that may not be written to, as numbers to compute with."""
+    """Raw bits as numbers to compute with: float32, or float64 for float64. They may share the
+    memory of `bits`.
+    """
     if dtype == "bfloat16":  # which NumPy does not have; it is the upper half of float32
         return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     floats: np.ndarray[Any, np.dtype[Any]] = bits.view(dtype)
     return floats.astype(np.float32) if dtype == "float16" else floats
+
+
+def _bits(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers, rounded to the KV dtype (to the nearest, ties to even), as new raw bits.
+
+    A NaN may become another number: heads that have one are stored as they are.
+    """
+    if dtype == "bfloat16":
+        bits = x.view(np.uint32)
+        return ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16).view(np.int16)
+    rounded = x.astype(dtype)
+    return rounded.view(f"i{rounded.itemsize}")
 
 
 # Groups

@@ -12,9 +12,10 @@ from operator import itemgetter
 from xxhash import xxh3_64_digest
 
 from memstore.disk.batch import Batch, Wanted
+from memstore.disk.blocks import BlockTable
 from memstore.disk.database import Database, Transaction
 from memstore.disk.pages import CAN_ASK, Place, ask
-from memstore.disk.record import HeaderReader, damaged_head
+from memstore.disk.record import WriteId, damaged_head
 from memstore.errors import CorruptBlock, CorruptMemory
 
 try:
@@ -46,9 +47,9 @@ class ColdReader:
     many.
     """
 
-    def __init__(self, database: Database, headers: HeaderReader) -> None:
-        self._database, self._headers = database, headers
-        self._heads = headers.shape[0]
+    def __init__(self, database: Database, table: BlockTable) -> None:
+        self._database, self._table = database, table
+        self._heads = table.geometry.num_kv_heads
         self._images = threading.local()  # where each reading thread puts a record
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
@@ -130,11 +131,10 @@ class ColdReader:
             except CorruptBlock:
                 failed.append(record)
             except OSError as error:
-                _, document, block, layer, _ = record
+                _, key, _, _ = record
                 raise CorruptBlock(
-                    f"document {document}, block {block}, layer {layer} cannot be read from "
-                    f"{self._database.path} "
-                    f"({error}); check the disk, then run verify"
+                    f"{key} cannot be read from {self._database.path} ({error}); check the disk, "
+                    "then run verify"
                 ) from error
         return failed
 
@@ -144,26 +144,32 @@ class ColdReader:
         """Read what is wanted of a record and decode it. Raises CorruptBlock, where it is not
         there, and OSError.
         """
-        _, document, block, layer, places = record
+        _, key, write, places = record
         image = self._image(place.size)
-        if place.size == sum(self._headers.raw_bytes(document, block, layer)):
-            self._read_raw(file, place, record, batch, image)
+        if write is not None and place.size == self._table.form.raw_record_bytes:
+            self._read_raw(file, place, record, write, batch, image)
             return
         _read(file, [image[: pieces[0].size]], place.offset)
         if len(pieces) > 1:
-            header = self._headers.read(image, document, block, layer)
+            header = self._table.header(image, key, write)
             for head in {batch.units[index].head for index in places}:
                 start = header.start + header.offsets[head]
                 _read(file, [image[start : start + header.sizes[head]]], place.offset + start)
         batch.fill(record, image)
 
     def _read_raw(
-        self, file: int, place: Place, record: Wanted, batch: Batch, image: memoryview
+        self,
+        file: int,
+        place: Place,
+        record: Wanted,
+        write: WriteId,
+        batch: Batch,
+        image: memoryview,
     ) -> None:
         """The same for a full block in codec raw, as far as its size tells: values are read into
         the slots at once.
         """
-        _, document, block, layer, places = record
+        _, key, _, places = record
         size = batch.unit_bytes
         start = place.size - self._heads * size
         units = []  # head, and its slot
@@ -176,27 +182,25 @@ class ColdReader:
             _read(file, [image[:start]], place.offset)
             for head, slot in units:
                 _read(file, [slot], place.offset + start + head * size)
-        digests = self._headers.raw_digests(image, document, block, layer)
+        digests = self._table.form.raw_digests(image, key, write)
         if digests is None:  # it is something else after all
-            raise CorruptBlock(
-                f"document {document}, block {block}, layer {layer} is not at its place"
-            )
+            raise CorruptBlock(f"{key} is not at its place")
         for head, slot in units:
             if xxh3_64_digest(slot) != digests[head]:
-                raise damaged_head(document, block, layer, head, "its checksum does not match")
+                raise damaged_head(key, head, "its checksum does not match")
 
     def _pieces(self, place: Place, record: Wanted, batch: Batch) -> list[Place]:
         """What to read of a record: all of it, or its header and, as far as can be told before, the
         wanted heads.
         """
-        heads, places = self._heads, record[4]
+        heads, places = self._heads, record[3]
         if 2 * len(places) >= heads:
             return [place]
         # In codec raw the payload is as long as the values are, and heads are of equal size.
         # Otherwise nearly so.
         start = max(place.size - heads * batch.unit_bytes, 0)
         size = (place.size - start) // heads
-        return [Place(place.offset, min(self._headers.most, place.size))] + [
+        return [Place(place.offset, min(self._table.header_bytes(record[2]), place.size))] + [
             Place(place.offset + start + batch.units[index].head * size, size) for index in places
         ]
 

@@ -11,13 +11,15 @@ import errno
 import fcntl
 import mmap
 import os
+import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import lmdb
 from xxhash import xxh3_64_intdigest
@@ -54,6 +56,16 @@ _AHEAD_BYTES = 8 << 20  # that a walk over values asks for in advance
 _DATA, _LOCK, _WRITER = "data.mdb", "lock.mdb", "writer.lock"
 _COMPACTED = "data.mdb.compact"
 _OWN_NAMES = {_DATA, _LOCK, _WRITER, _COMPACTED, "index"}
+
+
+_COMMIT = struct.Struct("<Qd")
+
+
+class Commit(NamedTuple):
+    """A commit that was made."""
+
+    transaction: int  # its number
+    time: float  # seconds since 1970
 
 
 class Transaction:
@@ -243,6 +255,8 @@ class Database:
         self._environment = environment
         self._asked_read_only = read_only
         self._closed = False
+        # run at the beginning of every write transaction of this object
+        self.before_write: Callable[[Transaction], None] = lambda transaction: None
 
     @classmethod
     def create(
@@ -330,6 +344,14 @@ class Database:
         self._check()
         return self._environment.last_transaction()
 
+    def last_commit(self) -> Commit | None:
+        """What the last commit said of itself; None where all were made in format 1. Raises
+        CorruptMemory.
+        """
+        with self.read() as transaction:
+            value = transaction.get_checked("meta", b"commit")
+        return None if value is None else Commit(*_COMMIT.unpack(value))
+
     @property
     def in_transaction(self) -> bool:
         """Whether the calling thread is inside a transaction of this directory."""
@@ -362,8 +384,13 @@ class Database:
         for deletions, which need room too. Raises MemoryClosed, ReadOnlyMemory, MemoryLocked,
         StorageFull (the memory is as it was), CorruptMemory.
         """
+
+        def all_of_it(transaction: Transaction) -> T:
+            self.before_write(transaction)
+            return work(transaction)
+
         with self.writer(wait=wait):
-            return self._environment.write(work, beyond_limit=beyond_limit)
+            return self._environment.write(all_of_it, beyond_limit=beyond_limit)
 
     @contextmanager
     def writer(self, *, wait: bool = False) -> Iterator[None]:
@@ -696,9 +723,7 @@ class _Environment:
             if beyond_limit:
                 # What a batch frees can be used from the second batch after it on: make this one
                 # the first.
-                self._write(
-                    lambda transaction: transaction.put("meta", b"turn", b""), beyond_limit=True
-                )
+                self._write(lambda transaction: None, beyond_limit=True)
         if beyond_limit:
             self.set_limit(self.limit)
         return result
@@ -709,6 +734,8 @@ class _Environment:
             self._thread.transaction = transaction
             try:
                 result = work(transaction)
+                commit = _COMMIT.pack(transaction._inner.id(), time.time())
+                transaction.put_checked("meta", b"commit", commit)
                 transaction._inner.commit()
                 return result
             except lmdb.MapFullError:

@@ -3,14 +3,16 @@
 import struct
 from typing import Any
 
+from memstore.block import RecordKey
 from memstore.errors import CorruptMemory
 
 _U64, _BLOCK, _LANDMARKS, _TOKENS = (
     struct.Struct(">Q"),
     struct.Struct(">QIH"),
-    struct.Struct(">QHI"),
+    struct.Struct(">QHIB"),
     struct.Struct(">QQ"),
 )
+_LANDMARKS1, _RUN = struct.Struct(">QHI"), 1
 Range = tuple[bytes, bytes | None]  # first key, and the key to stop before (None: the table's end)
 
 
@@ -26,12 +28,17 @@ def tokens_key(document: int, first: int) -> bytes:
 
 def landmarks_key(document: int, layer: int, first_block: int) -> bytes:
     """Key of a run of landmark keys."""
-    return _LANDMARKS.pack(document, layer, first_block)
+    return _LANDMARKS.pack(document, layer, first_block, _RUN)
 
 
-def block_key(document: int, block: int, layer: int) -> bytes:
+def landmarks_key1(document: int, layer: int, first_block: int) -> bytes:
+    """The same in format 1, whose values do not say what they are."""
+    return _LANDMARKS1.pack(document, layer, first_block)
+
+
+def record_key(key: RecordKey) -> bytes:
     """Key of a record."""
-    return _BLOCK.pack(document, block, layer)
+    return _BLOCK.pack(*key)
 
 
 def _unpack_key(form: struct.Struct, key: bytes) -> tuple[Any, ...]:
@@ -55,16 +62,17 @@ def read_tokens_key(key: bytes) -> tuple[int, int]:
     return document, first
 
 
-def read_landmarks_key(key: bytes) -> tuple[int, int, int]:
-    """Document, layer and first block of a key of landmarks."""
-    document, layer, first_block = _unpack_key(_LANDMARKS, key)
-    return document, layer, first_block
+def read_landmarks_key(key: bytes) -> tuple[int, int, int, bool]:
+    """Document, layer and first block of a key of landmarks, and whether it is of format 1."""
+    if len(key) == _LANDMARKS1.size:
+        return *_LANDMARKS1.unpack(key), True
+    document, layer, first_block, _ = _unpack_key(_LANDMARKS, key)
+    return document, layer, first_block, False
 
 
-def read_block_key(key: bytes) -> tuple[int, int, int]:
-    """Document, block and layer of a record's key."""
-    document, block, layer = _unpack_key(_BLOCK, key)
-    return document, block, layer
+def read_record_key(key: bytes) -> RecordKey:
+    """The record of a key."""
+    return RecordKey(*_unpack_key(_BLOCK, key))
 
 
 def document_range(document: int | None = None) -> Range:
@@ -74,6 +82,6 @@ def document_range(document: int | None = None) -> Range:
     return (b"", None) if document is None else (_U64.pack(document), _U64.pack(document + 1))
 
 
-def block_range(document: int, first: int = 0) -> Range:
+def record_range(document: int, first: int = 0) -> Range:
     """All keys of a document's records from block `first` on."""
     return _BLOCK.pack(document, first, 0), _U64.pack(document + 1)

@@ -42,9 +42,7 @@ class Lookups:
 
 @dataclass(frozen=True)
 class Read:
-    """One unit read by the last row of a step: its attention mass, and whether the host tier had
-    it.
-    """
+    """One unit read by the last row of a step: its attention mass, and the tier that had it."""
 
     layer: int
     head: int
@@ -60,8 +58,8 @@ class Observer(Protocol):
     def attended(self, layer: int, local: LocalAttention) -> None:
         """A layer has attended to its chunk, and will read memory next."""
 
-    def read(self, layer: int, units: list[BlockKey], missed: bool) -> None:
-        """A layer leased these units, of which some had to be fetched if `missed`."""
+    def missed(self) -> None:
+        """A lease had to fetch some of its units."""
 
 
 @dataclass
@@ -620,8 +618,8 @@ class MemoryAttention:
 
     def _leased(self, layer_idx: int, units: list[BlockKey]) -> Lease:
         lease = self.store.lease(units)
-        if self.observer is not None:
-            self.observer.read(layer_idx, units, any(lease.missing))
+        if self.observer is not None and lease.fetched:
+            self.observer.missed()
         return lease
 
     def _locate(self, candidate: int) -> tuple[int, int]:
@@ -641,14 +639,13 @@ class MemoryAttention:
         lease: Lease,
         first_head: int,
     ) -> None:
-        missed = {slot for slot, missing in zip(lease.held, lease.missing) if missing}
         reads = [
             Read(
                 layer_idx,
                 head,
                 *self._locate(candidate),
                 weight,
-                "disk" if slot in missed else "host",
+                lease.fetched.get(slot, lease.tier),
             )
             for head, row in enumerate(
                 zip(candidates.tolist(), mass.tolist(), slots.tolist()), first_head

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from memstore.disk.catalog import Signature
+from memstore.disk.signature import Signature
 from memstore.errors import InvalidWeights
 from memstore.model.config import ModelConfig
 from memstore.model.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from memstore.disk.catalog import Document
+from memstore.disk.catalog import Document, IngestSettings
 from memstore.errors import InvalidInput
 from memstore.model.attention import Blocks, Memory
 from memstore.model.config import ModelConfig
@@ -122,19 +122,14 @@ def ingest(
     interrupted is resumed.
     """
     source_hash, characters = text.check()
-    settings: dict[str, Any] = {
-        "chunk_blocks": config.chunk_blocks,
-        "top_k": config.top_k,
-        "cmt_cutoff": config.cmt_cutoff,
-        "retrieve": retrieve,
-    }
+    settings = IngestSettings(config.chunk_blocks, config.top_k, config.cmt_cutoff, retrieve)
     if retrieve:
-        settings["granularity"] = config.granularity
-        # a document begun before there was a range goes on without one
-        if config.score_range is not None:
-            settings["score_range"] = config.score_range
-        if config.recency:
-            settings["recency"] = config.recency
+        settings = replace(
+            settings,
+            granularity=config.granularity,
+            score_range=config.score_range,
+            recency=config.recency,
+        )
     writer = store.write_document(text.name, source_hash=source_hash, settings=settings, mode=mode)
     if writer is None:
         return store.document(text.name)

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from memstore.disk.catalog import Document, Signature
+from memstore.devices import usable_device
+from memstore.disk.catalog import Document
+from memstore.disk.signature import Signature
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.attention import Read
 from memstore.model.checkpoint import SHIPPED, SHIPPED_NAME, load_checkpoint, signature_of
@@ -28,7 +30,6 @@ from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.device import usable_device
 from memstore.tiers.stats import COUNTS
 
 _SMALL = 20_000_000  # parameters

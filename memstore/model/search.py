@@ -93,17 +93,10 @@ def search_blocks(
     cos, sin = model.rope.angles(0, model.config.block_size, keys)
     # (block_size, T, D): as a key stands at each offset
     placed = model.rope.rotate(keys, cos[:, None], sin[:, None])
-    weights, missed = _compare(store, units, placed)
+    weights, tiers = _compare(store, units, placed)
     order = weights.sort(descending=True, stable=True).indices.tolist()
     return (
-        Match(
-            units[n].document,
-            units[n].block,
-            float(weights[n]),
-            layer,
-            head,
-            "disk" if missed[n] else "host",
-        )
+        Match(units[n].document, units[n].block, float(weights[n]), layer, head, tiers[n])
         for n in order
     )
 
@@ -232,15 +225,16 @@ def _gain(hits: Hits, blocks: int) -> Tensor:
 
 def _compare(
     store: MemoryStore, units: Sequence[BlockKey], placed: Tensor
-) -> tuple[Tensor, Tensor]:
-    """How much of the phrase is found in each unit, [n] in 0..1, and which units were missed by the
-    top tier.
+) -> tuple[Tensor, list[str]]:
+    """How much of the phrase is found in each unit, [n] in 0..1, and the tier that had each.
 
     placed: [block_size, T, D] the phrase's normalised keys at every offset of a block. Each token
     counts exp(sharpness * (cosine to the likest key of the block - 1)); the mean over tokens is
     returned.
     """
-    weights, missed, at, step = [], [], 0, _UNITS
+    weights: list[Tensor] = []
+    tiers: list[str] = []
+    at, step = 0, _UNITS
     while at < len(units):
         try:
             lease = store.lease(units[at : at + step])
@@ -252,8 +246,8 @@ def _compare(
         with lease:
             # (block_size, n, D)
             keys = F.normalize(lease.k[lease.slots].to(placed), dim=-1).transpose(0, 1)
-            missed.append(lease.missed)
+            tiers += lease.tiers
         likest = (keys @ placed.transpose(1, 2)).amax(0)  # (n, T)
         weights.append((_SHARPNESS * (likest - 1)).exp().mean(1))
         at += step
-    return torch.cat(weights), torch.cat(missed)
+    return torch.cat(weights), tiers

@@ -10,7 +10,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from memstore.disk.record import DTYPES
 from memstore.errors import BudgetExceeded, InvalidConfig, InvalidInput
 from memstore.kernels.api import NEG
 from memstore.kernels.products import accumulate
@@ -19,6 +18,7 @@ from memstore.model.config import ModelConfig
 from memstore.model.predict import Lookahead
 from memstore.model.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
+from memstore.tiers.raw_bits import torch_dtype
 
 Keep = Callable[[Blocks], None]
 """Takes a chunk's finished blocks into the session's own memory: the store must be able to lease
@@ -68,7 +68,7 @@ class Session:
             )
         self.model, self.config, self.store, self.memory = model, config, store, memory
         self._keep = keep
-        self._dtype = DTYPES[config.kv_dtype]
+        self._dtype = torch_dtype(config.kv_dtype)
         self.attention = MemoryAttention(
             config,
             model.rope,

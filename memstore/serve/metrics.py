@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1"
 _HELP = {
-    "hits": "Blocks looked up that were there or on their way.",
-    "misses": "Blocks that a lookup had to fetch from below.",
+    "hits": "Units (blocks of one KV head) looked up that were there or on their way.",
+    "misses": "Units that a lookup had to fetch from below.",
     "bytes": "Decoded bytes delivered.",
     "seconds": "Upper tiers: time lookups waited for the tier below; disk: time spent reading.",
-    "evictions": "Blocks dropped to make room.",
-    "prefetched": "First lookups of a block that a prefetch had brought in time.",
-    "late": "First lookups of a block that waited for its prefetch.",
-    "unused": "Prefetched blocks dropped before anything looked them up.",
+    "evictions": "Units dropped to make room.",
+    "prefetched": "First lookups of a unit that a prefetch had brought in time.",
+    "late": "First lookups of a unit that waited for its prefetch.",
+    "unused": "Prefetched units dropped before anything looked them up.",
 }
 
 
@@ -57,7 +57,7 @@ class Metrics:
             yield counter
         tiers = {} if store is None else store.tier_stats()
         for name, text in (
-            ("held", "Bytes of blocks that are held."),
+            ("held", "Bytes of units that are held."),
             ("budget", "Bytes that may be held."),
         ):
             gauge = GaugeMetricFamily(f"memstore_tier_{name}_bytes", text, labels=["tier"])

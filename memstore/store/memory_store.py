@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Catalog, Document, Signature
+from memstore.devices import usable_device
+from memstore.disk.catalog import Catalog, Document, IngestSettings
 from memstore.disk.database import Transaction
-from memstore.disk.record import DTYPES
+from memstore.disk.signature import Signature
 from memstore.errors import (
     BudgetExceeded,
     CorruptMemory,
@@ -35,13 +36,13 @@ from memstore.errors import (
 )
 from memstore.index import FaissIndex, Hits, LandmarkIndex, Scope, make_index
 from memstore.index.engines import Engines
-from memstore.store.transfer import IMPORTING, export_document, import_document, read_head
+from memstore.store.transfer import export_document, import_document, read_head
 from memstore.store.verify import Problem, Report, verify_memory
 from memstore.store.writer import COMMIT_BYTES, DocumentWriter, RecentBlocks, TokenSpan, read_tokens
 from memstore.tiers.base import Lease, UnitSource
 from memstore.tiers.cascade import HOST_BUDGET, Cascade, Predictor, TierOptions, check_options
-from memstore.tiers.device import usable_device
 from memstore.tiers.disk import DiskTier
+from memstore.tiers.raw_bits import from_raw, torch_dtype
 from memstore.tiers.stats import TierStats
 
 __all__ = [
@@ -54,12 +55,7 @@ __all__ = [
     "TokenSpan",
 ]
 
-_REPLACING = (
-    # before the name of a document that will replace the one of that name; no user's name begins so
-    "\0replace\0"
-)
 _PIN_BATCH = 256  # units read at once
-_APPENDED = "appended_to"  # in a row's settings: tokens before the document was appended to
 _writing: set[Path] = set()  # directories that a DocumentWriter of this process is writing to
 _writing_lock = threading.Lock()
 
@@ -91,7 +87,7 @@ class MemoryStore:
         self._catalog = catalog
         self._read_only = read_only
         # Searched in float32, or in float64 where keys are stored so (to check the mathematics).
-        precision = torch.promote_types(DTYPES[signature.kv_dtype], torch.float32)
+        precision = torch.promote_types(torch_dtype(signature.kv_dtype), torch.float32)
         kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
         self._index: LandmarkIndex = make_index(
             kind,
@@ -103,10 +99,10 @@ class MemoryStore:
         )
         self._engines: Engines | None = None
         self._tiers = Cascade(
-            None if catalog is None else _disk_tier(catalog),
+            None if catalog is None else DiskTier(catalog),
             block_size=signature.block_size,
             head_dim=signature.head_dim,
-            dtype=DTYPES[signature.kv_dtype],
+            dtype=torch_dtype(signature.kv_dtype),
             **cast(TierOptions, options),
         )
         self._scratch_ids = itertools.count(-1, -1)
@@ -147,7 +143,7 @@ class MemoryStore:
         store = cls(None, signature, read_only=False, **options)
         try:
             store._catalog = Catalog.create(path, signature, codec=codec, quota=quota)
-            store._tiers.replace_disk(_disk_tier(store._catalog))
+            store._tiers.replace_disk(DiskTier(store._catalog))
             store._find_engines()
             store._refresh()
         except BaseException:
@@ -312,7 +308,9 @@ class MemoryStore:
             def work(txn: Transaction) -> None:
                 for row in catalog.documents(txn):
                     if row.id == document.id or (
-                        row.name == _REPLACING + name and row.id not in self._writers
+                        row.name == name
+                        and row.state == "replacing"
+                        and row.id not in self._writers
                     ):
                         catalog.delete_document(txn, row.id)
 
@@ -359,7 +357,7 @@ class MemoryStore:
         name: str,
         *,
         source_hash: str,
-        settings: dict[str, Any],
+        settings: IngestSettings,
         metadata: dict[str, Any] | None = None,
         mode: str = "new",
         commit_bytes: int = COMMIT_BYTES,
@@ -367,11 +365,10 @@ class MemoryStore:
         """Begin a document, or continue one that was interrupted; None if the same content is there
         already.
 
-        source_hash: of the content; the same name with another hash is another content. settings:
-        of the ingest, with at least chunk_blocks and top_k; an interrupted ingest continues only
-        with the same. mode: "new"; "append" (continue a ready document from its last full chunk:
-        see DocumentWriter.base_tokens); "replace" (the old content answers until the new one is
-        whole).
+        source_hash: of the content; the same name with another hash is another content. An
+        interrupted ingest continues only with the same settings. mode: "new"; "append" (continue a
+        ready document from its last full chunk: see DocumentWriter.base_tokens); "replace" (the old
+        content answers until the new one is whole).
 
         The writer lock is held until the writer is closed. Raises DocumentExists, DocumentNotFound
         (append), InvalidInput, ReadOnlyMemory, MemoryLocked, StorageFull.
@@ -381,7 +378,7 @@ class MemoryStore:
         if not name or "\0" in name:
             raise InvalidInput("a document needs a name, without zero characters")
         for setting, least in (("chunk_blocks", 1), ("top_k", 0)):
-            if not isinstance(settings.get(setting), int) or settings[setting] < least:
+            if getattr(settings, setting) < least:
                 raise InvalidInput(
                     f"ingest settings need {setting}, a whole number of at least {least}"
                 )
@@ -396,8 +393,12 @@ class MemoryStore:
             self._lock_for_writing(catalog, locks)
             self._refresh()
             with catalog.database.read() as txn:
-                rows = {row.name: row for row in catalog.documents(txn)}
-            found = rows.get(name)
+                rows = {
+                    row.state == "replacing": row
+                    for row in catalog.documents(txn)
+                    if row.name == name
+                }
+            found, hidden = rows.get(False), rows.get(True)
             if found is not None and _is_done(found, source_hash, settings, mode):
                 return None
             fresh = Document(
@@ -413,12 +414,10 @@ class MemoryStore:
                 document = _appendable(found, fresh, self.document)
             elif mode == "replace" and found is not None and not _continues(found, fresh):
                 replaces = found
-                hidden = rows.get(_REPLACING + name)
-                fresh = replace(fresh, name=_REPLACING + name)
                 document = (
                     hidden
                     if hidden is not None and _continues(hidden, fresh)
-                    else self._begin(fresh, hidden)
+                    else self._begin(replace(fresh, state="replacing"), hidden)
                 )
             elif found is None or (
                 not found.tokens and found.state == "ingesting" and not _continues(found, fresh)
@@ -426,7 +425,7 @@ class MemoryStore:
                 document = self._begin(fresh, found)
             else:
                 document = _resumable(found, fresh)
-            return self._make_writer(document, replaces, name, commit_bytes, locks.pop_all())
+            return self._make_writer(document, replaces, commit_bytes, locks.pop_all())
 
     def _lock_for_writing(self, catalog: Catalog, locks: ExitStack) -> None:
         """One writer at a time: the file lock keeps other processes away, the set other threads of
@@ -446,7 +445,7 @@ class MemoryStore:
     def _remove_leftovers(self, catalog: Catalog) -> None:
         """What an interrupted import left; the caller holds the writer lock."""
         with catalog.database.read() as txn:
-            leftovers = [row.id for row in catalog.documents(txn) if row.name == IMPORTING]
+            leftovers = [row.id for row in catalog.documents(txn) if row.state == "importing"]
         for number in leftovers:
             catalog.database.write(
                 partial(catalog.delete_document, document=number), beyond_limit=True
@@ -466,33 +465,25 @@ class MemoryStore:
         return catalog.database.write(work)
 
     def _make_writer(
-        self,
-        document: Document,
-        replaces: Document | None,
-        name: str,
-        commit_bytes: int,
-        locks: ExitStack,
+        self, document: Document, replaces: Document | None, commit_bytes: int, locks: ExitStack
     ) -> DocumentWriter:
-        catalog, disk = self._on_disk(), self._tiers.disk
-        assert disk is not None
+        catalog = self._on_disk()
         blocks = document.blocks
         held = ExitStack()  # by the writer, once there is one
         with locks:
             if document.state == "ready":  # appended to: back to the last boundary of chunks
-                chunk_tokens = document.settings["chunk_blocks"] * self.signature.block_size
-                blocks = document.tokens // chunk_tokens * document.settings["chunk_blocks"]
+                chunk_tokens = document.settings.chunk_blocks * self.signature.block_size
+                blocks = document.tokens // chunk_tokens * document.settings.chunk_blocks
             elif document.id not in self._loaded:
                 with catalog.database.read() as txn:
                     self._load(txn, document)
             writer = DocumentWriter(
                 catalog,
-                disk,
                 self._tiers,
                 self._index,
                 document,
                 blocks=blocks,
                 replaces=replaces,
-                final_name=name,
                 commit_bytes=commit_bytes,
                 locks=held,
                 on_close=self._writer_closed,
@@ -525,8 +516,7 @@ class MemoryStore:
         Raises DocumentNotFound, InvalidInput, StorageFull, CorruptMemory.
         """
         catalog = self._on_disk()
-        assert self._tiers.disk is not None
-        return export_document(catalog, self._tiers.disk, self.document(name), Path(file))
+        return export_document(catalog, self.document(name), Path(file))
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
         """Read an exported document, under another name if one is given; the same content under the
@@ -541,7 +531,6 @@ class MemoryStore:
         if "\0" in name:
             raise InvalidInput("a document needs a name without zero characters")
         catalog = self._writable()
-        assert self._tiers.disk is not None
         with ExitStack() as locks:
             self._lock_for_writing(catalog, locks)
             found = next((row for row in self.documents() if row.name == name), None)
@@ -556,7 +545,7 @@ class MemoryStore:
                     f"{self.path} has a document {name!r} of other content; import it under "
                     "another name"
                 )
-            number = import_document(catalog, self._tiers.disk, file, name).id
+            number = import_document(catalog, file, name).id
         self._refresh()
         return self._rows[number]
 
@@ -594,7 +583,7 @@ class MemoryStore:
             return verify_memory(path, repair=True)
         finally:
             self._catalog = Catalog.open(path, read_only=self._read_only)
-            self._tiers.replace_disk(_disk_tier(self._catalog))
+            self._tiers.replace_disk(DiskTier(self._catalog))
             self._seen = -1
             self._refresh()
 
@@ -704,9 +693,7 @@ class MemoryStore:
 
     @property
     def predictor(self) -> Predictor:
-        """How sessions shall predict what to `expect`: "off", "previous", "speculative" or
-        "both".
-        """
+        """How sessions shall predict what to `expect`: "off" or "speculative"."""
         return self._tiers.predictor
 
     @property
@@ -808,7 +795,9 @@ class MemoryStore:
             last = catalog.database.last_transaction
             with catalog.database.read() as txn:
                 rows = {
-                    row.id: row for row in catalog.documents(txn) if not row.name.startswith("\0")
+                    row.id: row
+                    for row in catalog.documents(txn)
+                    if row.state in ("ready", "ingesting")
                 }
                 for number, loaded in list(self._loaded.items()):
                     if rows.get(number) != loaded and number not in self._writers:
@@ -843,7 +832,7 @@ class MemoryStore:
                 keys = []
                 for run in runs:
                     if run.first_block == ends[layer]:
-                        keys.append(run.keys)
+                        keys.append(from_raw(run.keys, self.signature.kv_dtype))
                         ends[layer] += len(run.keys)
                 if keys:
                     # one piece: the index grows once
@@ -940,13 +929,7 @@ class ScratchDocument:
 def _refuse_small_budget(signature: Signature, options: OpenOptions) -> None:
     """A budget must hold what one row of one step needs at least: one block of each KV head."""
     host_budget = options.get("host_budget", HOST_BUDGET)
-    least = (
-        2
-        * signature.num_kv_heads
-        * signature.block_size
-        * signature.head_dim
-        * DTYPES[signature.kv_dtype].itemsize
-    )
+    least = signature.geometry.record_bytes
     if host_budget < least:
         raise BudgetExceeded(
             f"a host budget of {host_budget} bytes is too small; one block takes {least} bytes, so "
@@ -954,35 +937,18 @@ def _refuse_small_budget(signature: Signature, options: OpenOptions) -> None:
         )
 
 
-def _disk_tier(catalog: Catalog) -> DiskTier:
-    signature = catalog.signature
-    return DiskTier(
-        catalog.database,
-        num_kv_heads=signature.num_kv_heads,
-        block_size=signature.block_size,
-        head_dim=signature.head_dim,
-        kv_dtype=signature.kv_dtype,
-        codec=catalog.codec,
-    )
-
-
-def _settings(document: Document) -> dict[str, Any]:
-    """The settings that were given for the ingest."""
-    return {name: value for name, value in document.settings.items() if name != _APPENDED}
-
-
-def _is_done(found: Document, source_hash: str, settings: dict[str, Any], mode: str) -> bool:
+def _is_done(found: Document, source_hash: str, settings: IngestSettings, mode: str) -> bool:
     """Is the same content there already? A replacement may also want other settings."""
-    if mode != "append" and _APPENDED in found.settings:
+    if mode != "append" and found.appended_to:
         return False  # its hash is that of what was appended last
     same = found.state == "ready" and found.source_hash == source_hash
-    return same and (mode != "replace" or _settings(found) == settings)
+    return same and (mode != "replace" or found.settings == settings)
 
 
 def _continues(found: Document, wanted: Document) -> bool:
     """Is this the same ingest, interrupted?"""
-    same = found.state == "ingesting" and found.source_hash == wanted.source_hash
-    return same and _settings(found) == wanted.settings
+    same = found.state != "ready" and found.source_hash == wanted.source_hash
+    return same and found.settings == wanted.settings
 
 
 def _resumable(found: Document, wanted: Document) -> Document:
@@ -997,11 +963,9 @@ def _resumable(found: Document, wanted: Document) -> Document:
             "replace it, or forget it"
         )
     if not _continues(found, wanted):
-        other = [
-            f"{k}={v}" for k, v in sorted(_settings(found).items()) if wanted.settings.get(k) != v
-        ]
+        other = _others(found.settings, wanted.settings)
         raise InvalidInput(
-            f"document {found.name!r} was begun with {', '.join(other) or 'fewer settings'}; "
+            f"document {found.name!r} was begun with {other}; "
             "continue with the same, replace it, or forget it"
         )
     return found
@@ -1013,24 +977,25 @@ def _appendable(
     if found is None:
         return look_up(wanted.name)  # raises DocumentNotFound
     if found.state == "ingesting" and (
-        _APPENDED not in found.settings or found.source_hash != wanted.source_hash
+        not found.appended_to or found.source_hash != wanted.source_hash
     ):
         raise DocumentExists(
             f"document {found.name!r} is only partly read; continue that before appending to it"
         )
-    if _settings(found) != wanted.settings:
-        other = [
-            f"{k}={v}" for k, v in sorted(_settings(found).items()) if wanted.settings.get(k) != v
-        ]
-        raise InvalidInput(
-            f"document {found.name!r} was read with {', '.join(other) or 'fewer settings'}; append "
-            "with the same"
-        )
+    if found.settings != wanted.settings:
+        other = _others(found.settings, wanted.settings)
+        raise InvalidInput(f"document {found.name!r} was read with {other}; append with the same")
     if found.state == "ingesting":
         return found
     return replace(
         found,
         source_hash=wanted.source_hash,
         metadata={**found.metadata, **wanted.metadata},
-        settings={**wanted.settings, _APPENDED: found.tokens},
+        appended_to=found.tokens,
     )
+
+
+def _others(found: IngestSettings, wanted: IngestSettings) -> str:
+    """The settings of one that the other does not have, in words."""
+    there, here = asdict(found), asdict(wanted)
+    return ", ".join(f"{k}={v}" for k, v in sorted(there.items()) if here[k] != v)

@@ -17,9 +17,10 @@ import msgpack
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.catalog import Catalog, Document, Signature
+from memstore.block import RecordKey
+from memstore.disk.catalog import Catalog, Document, document_from_row
 from memstore.disk.database import Transaction
-from memstore.disk.record import check_record, from_raw, raw_view, rename_record
+from memstore.disk.signature import Signature
 from memstore.errors import (
     CorruptBlock,
     CorruptMemory,
@@ -29,12 +30,9 @@ from memstore.errors import (
     StorageFull,
     WrongModel,
 )
-from memstore.tiers.disk import DiskTier
 
-FORMAT = 1
+FORMAT = 2
 MAGIC = "memstore document"
-# the name of a document that is being imported; no user's name begins with a zero
-IMPORTING = "\0import"
 BATCH_BYTES = 16 << 20
 _LARGEST_FRAME = 1 << 30
 
@@ -44,7 +42,7 @@ class _Frame(NamedTuple):
     payload: Any
 
 
-def export_document(catalog: Catalog, disk: DiskTier, document: Document, file: Path) -> int:
+def export_document(catalog: Catalog, document: Document, file: Path) -> int:
     """Write a ready document to a new file; return its bytes. All or nothing: a file that exists is
     replaced at the end.
 
@@ -59,8 +57,8 @@ def export_document(catalog: Catalog, disk: DiskTier, document: Document, file: 
     try:
         with open(part, "wb") as out:
             number = 0
-            tally = _Tally(catalog.signature)
-            for number, frame in enumerate(_document_frames(catalog, disk, document)):
+            tally = _Tally(catalog.signature, document)
+            for number, frame in enumerate(_document_frames(catalog, document)):
                 tally.count(frame)
                 out.write(_pack(number, frame))
             if not tally.is_all_of(document):
@@ -83,7 +81,7 @@ def export_document(catalog: Catalog, disk: DiskTier, document: Document, file: 
     return file.stat().st_size
 
 
-def _document_frames(catalog: Catalog, disk: DiskTier, document: Document) -> Iterator[_Frame]:
+def _document_frames(catalog: Catalog, document: Document) -> Iterator[_Frame]:
     head = {
         "magic": MAGIC,
         "format": FORMAT,
@@ -96,17 +94,12 @@ def _document_frames(catalog: Catalog, disk: DiskTier, document: Document) -> It
         for part in catalog.token_parts(txn, document.id):
             yield _Frame("tokens", [part.first, part.char_start, part.ids.astype("<u4").tobytes()])
         for run in catalog.landmarks(txn, document.id):
-            yield _Frame("landmarks", [run.layer, run.first_block, raw_view(run.keys).tobytes()])
-        for record in disk.records(txn, document.id):
-            check_record(
-                record.data,
-                document.id,
-                record.block,
-                record.layer,
-                shape=disk.shape,
-                dtype=disk.kv_dtype,
+            yield _Frame(
+                "landmarks", [run.layer, run.first_block, run.keys.tobytes(), run.per_block]
             )
-            yield _Frame("record", [record.block, record.layer, bytes(record.data)])
+        for key, data in catalog.blocks.walk(txn, document.id):
+            catalog.blocks.check(data, key, document.write_of(key.block))
+            yield _Frame("record", [key.block, key.layer, bytes(data)])
 
 
 def read_head(file: Path) -> tuple[Signature, Document]:
@@ -118,7 +111,7 @@ def read_head(file: Path) -> tuple[Signature, Document]:
     raise _damaged(file, "it is empty")
 
 
-def import_document(catalog: Catalog, disk: DiskTier, file: Path, name: str) -> Document:
+def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     """Read an exported document into a memory under `name`, which must be free; the caller holds
     the writer lock.
 
@@ -126,14 +119,17 @@ def import_document(catalog: Catalog, disk: DiskTier, file: Path, name: str) -> 
     StorageFull; the memory is as it was.
     """
     database = catalog.database
-    original = _check(catalog, disk, file)
+    original = _check(catalog, file)
+    imported = replace(original, name=name)
+    if original.write_of(0) is None:  # records of format 1, which are made anew
+        (write,) = original.begin_write(0).writes
+        imported = replace(imported, writes=(write, *original.writes))
 
     def begin(txn: Transaction) -> Document:
         row = replace(
-            original,
+            imported,
             id=catalog.new_document_id(txn),
-            name=IMPORTING,
-            state="ingesting",
+            state="importing",
             tokens=0,
             blocks=0,
             bytes=0,
@@ -151,17 +147,16 @@ def import_document(catalog: Catalog, disk: DiskTier, file: Path, name: str) -> 
                 batch.append(frame)
                 size += len(frame.payload[2])
             if size >= BATCH_BYTES:
-                database.write(lambda txn: _store(txn, catalog, disk, original.id, number, batch))  # noqa: B023 (runs now)
+                database.write(lambda txn: _store(txn, catalog, original, imported, number, batch))  # noqa: B023 (runs now)
                 batch, size = [], 0
 
         def end(txn: Transaction) -> Document:
-            _store(txn, catalog, disk, original.id, number, batch)
+            _store(txn, catalog, original, imported, number, batch)
             row = replace(
-                original,
+                imported,
                 id=number,
-                name=name,
                 state="ready",
-                bytes=sum(len(r.data) for r in disk.records(txn, number)),
+                bytes=sum(len(record.data) for record in catalog.blocks.walk(txn, number)),
             )
             catalog.put_document(txn, row)
             return row
@@ -177,27 +172,27 @@ def import_document(catalog: Catalog, disk: DiskTier, file: Path, name: str) -> 
 def _store(
     txn: Transaction,
     catalog: Catalog,
-    disk: DiskTier,
-    original: int,
+    original: Document,
+    imported: Document,
     number: int,
     batch: list[_Frame],
 ) -> None:
-    geometry = (-1, catalog.signature.num_kv_heads, catalog.signature.head_dim)
-    for kind, (first, second, data) in batch:
+    geometry = catalog.signature.geometry
+    bits, shape = f"<i{geometry.itemsize}", (-1, geometry.num_kv_heads, geometry.head_dim)
+    for kind, (first, second, data, *per_block) in batch:
         if kind == "tokens":
             catalog.put_tokens(txn, number, first, second, np.frombuffer(data, dtype="<u4"))
         elif kind == "landmarks":
-            catalog.put_landmarks(
-                txn, number, first, second, from_raw(data, geometry, catalog.signature.kv_dtype)
-            )
+            keys = np.frombuffer(data, bits).reshape(shape)
+            catalog.put_landmarks(txn, number, first, second, keys, *per_block)
         else:
-            record = rename_record(
-                data, original, first, second, number, shape=disk.shape, dtype=disk.kv_dtype
-            )
-            disk.write_record(txn, number, first, second, record)
+            key, write = RecordKey(original.id, first, second), imported.write_of(first)
+            if original.write_of(first) is None and write is not None:
+                data = catalog.blocks.from_format1(data, key, write)
+            catalog.blocks.put(txn, key._replace(document=number), data)
 
 
-def _check(catalog: Catalog, disk: DiskTier, file: Path) -> Document:
+def _check(catalog: Catalog, file: Path) -> Document:
     """Read the whole file; return the document's row if it is whole and of this model."""
     signature, document = read_head(file)
     differences = catalog.signature.difference(signature)
@@ -206,13 +201,14 @@ def _check(catalog: Catalog, disk: DiskTier, file: Path) -> Document:
             f"{file} was written by another model than {catalog.database.path}: "
             f"{'; '.join(differences)}"
         )
-    tally = _Tally(signature)
+    tally = _Tally(signature, document)
     try:
         for frame in _frames(file):
             tally.count(frame)
             if frame.kind == "record":
                 block, layer, data = frame.payload
-                check_record(data, document.id, block, layer, shape=disk.shape, dtype=disk.kv_dtype)
+                key = RecordKey(document.id, block, layer)
+                catalog.blocks.check(data, key, document.write_of(block))
     except CorruptBlock as error:
         raise _damaged(file, str(error)) from error
     if not tally.is_all_of(document):
@@ -225,16 +221,12 @@ class _Tally:
     the ends are right.
     """
 
-    def __init__(self, signature: Signature) -> None:
-        geometry = (0, signature.num_kv_heads, signature.head_dim)
-        self._key_bytes = (
-            raw_view(from_raw(b"", geometry, signature.kv_dtype)).itemsize
-            * geometry[1]
-            * geometry[2]
-        )
+    def __init__(self, signature: Signature, document: Document) -> None:
+        geometry = signature.geometry
+        self._key_bytes = geometry.num_kv_heads * geometry.head_dim * geometry.itemsize
         self._tokens = 0
-        self._landmarks = dict.fromkeys(signature.memory_layers, 0)
-        self._blocks = dict.fromkeys(signature.memory_layers, 0)
+        layers = {*signature.memory_layers} & {*document.layers_of(signature)}
+        self._landmarks, self._blocks = dict.fromkeys(layers, 0), dict.fromkeys(layers, 0)
         self._in_order = True
 
     def count(self, frame: _Frame) -> None:
@@ -243,9 +235,9 @@ class _Tally:
             self._in_order &= first == self._tokens
             self._tokens += len(ids) // 4
         elif frame.kind == "landmarks" and frame.payload[0] in self._landmarks:
-            layer, first, keys = frame.payload
+            layer, first, keys, *per_block = frame.payload
             self._in_order &= first == self._landmarks[layer]
-            self._landmarks[layer] += len(keys) // self._key_bytes
+            self._landmarks[layer] += len(keys) // (self._key_bytes * (per_block or [1])[0])
         elif frame.kind == "record" and frame.payload[1] in self._blocks:
             block, layer, _ = frame.payload
             self._in_order &= block == self._blocks[layer]
@@ -266,7 +258,7 @@ def _read_head(frame: _Frame, file: Path) -> tuple[Signature, Document]:
             "update memstore"
         )
     try:
-        return Signature.from_dict(head["signature"]), Document(**head["document"])
+        return Signature.from_dict(head["signature"]), document_from_row(head["document"])
     except (TypeError, KeyError, InvalidConfig) as error:
         raise _damaged(file, f"its head is not understood: {error}") from error
 

@@ -23,13 +23,12 @@ from typing import Any, Self
 from memstore.disk.catalog import Catalog, Document
 from memstore.disk.database import Transaction
 from memstore.disk.keys import (
-    block_key,
     document_key,
     document_range,
     read_document_key,
+    record_key,
     tokens_key,
 )
-from memstore.disk.record import check_record
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -37,8 +36,6 @@ from memstore.errors import (
     MemoryNotFound,
     MemstoreError,
 )
-from memstore.store.transfer import IMPORTING
-from memstore.tiers.disk import DiskTier
 
 _BATCH_BYTES = 16 << 20
 _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
@@ -262,15 +259,7 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
     """
     catalog = Catalog.open(path, read_only=True)
     try:
-        signature = catalog.signature
-        disk = DiskTier(
-            catalog.database,
-            num_kv_heads=signature.num_kv_heads,
-            block_size=signature.block_size,
-            head_dim=signature.head_dim,
-            kv_dtype=signature.kv_dtype,
-            codec=catalog.codec,
-        )
+        catalog.database.last_commit()
         with catalog.database.read() as txn:
             rows = [read_document_key(key) for key, _ in txn.scan("documents")]
             owners = sorted(
@@ -288,9 +277,10 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
                     continue  # forgotten or begun by another process meanwhile
                 name = document.name
                 yield {"event": "reading", "document": number, "name": name}
-                if name != IMPORTING:  # what an interrupted import left is removed by the next one
+                # what an interrupted import left is removed by the next one
+                if document.state != "importing":
                     with catalog.database.read() as txn:
-                        records, size = _check_document(txn, catalog, disk, document)
+                        records, size = _check_document(txn, catalog, document)
             except DocumentNotFound:
                 continue
             except CorruptMemory as error:
@@ -309,7 +299,7 @@ def _row(catalog: Catalog, number: int, *, known: bool) -> Document | None:
     """A document's row; None if there is nothing of it any more. Raises CorruptMemory."""
     with catalog.database.read() as txn:
         if txn.view("documents", document_key(number)) is not None:
-            return catalog.document(txn, number) if known else None
+            return catalog.row(txn, number) if known else None
         if all(
             next(txn.scan(table, *document_range(number)), None) is None
             for table in _DOCUMENT_TABLES
@@ -329,9 +319,7 @@ def _owners(txn: Transaction, table: str) -> set[int]:
     return owners
 
 
-def _check_document(
-    txn: Transaction, catalog: Catalog, disk: DiskTier, document: Document
-) -> tuple[int, int]:
+def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> tuple[int, int]:
     """Read all of a document; return its records and their bytes. Raises CorruptMemory with the
     first thing that is wrong.
     """
@@ -357,22 +345,24 @@ def _check_document(
         tokens += len(part.ids)
     expect(tokens == document.tokens, f"{tokens} tokens instead of {document.tokens}")
 
-    chunk = document.settings["chunk_blocks"]
+    chunk = document.settings.chunk_blocks
     boundary = document.tokens // (chunk * block_size) * chunk
-    kept = max(0, boundary - document.settings["top_k"])  # of layers without memory
+    kept = max(0, boundary - document.settings.top_k)  # of layers without memory
     first = {
         layer: 0 if layer in signature.memory_layers else kept
-        for layer in range(signature.num_layers)
+        for layer in document.layers_of(signature)
     }
-    ends = dict.fromkeys(first, 0)
+    if number == 0:
+        first = dict.fromkeys(first, 0)
+    ends = {} if number == 0 else dict.fromkeys(first, 0)  # the prefix is not searched
     for run in catalog.landmarks(txn, number):
-        expect(run.layer in first, f"landmark keys of a layer {run.layer}")
+        expect(run.layer in ends, f"landmark keys of a layer {run.layer}")
         start = ends[run.layer]
         expect(
             run.first_block == start or (start == 0 and run.first_block <= first[run.layer]),
             f"landmark keys of layer {run.layer}, blocks {start}..{run.first_block} are missing",
         )
-        ends[run.layer] = run.first_block + len(run.keys)
+        ends[run.layer] = run.first_block + run.blocks
     for layer, end in ends.items():
         expect(end == blocks, f"landmark keys of {end} blocks in layer {layer} instead of {blocks}")
 
@@ -380,19 +370,17 @@ def _check_document(
         (block, layer) for block in range(blocks) for layer in first if block >= first[layer]
     )
     records = size = 0
-    for record in disk.records(txn, number):
+    for key, data in catalog.blocks.walk(txn, number):
         expect(
-            (record.block, record.layer) == next(expected, None),
-            f"a record before block {record.block} is missing or extra",
+            (key.block, key.layer) == next(expected, None),
+            f"a record before block {key.block} is missing or extra",
         )
-        found = txn.view("blocks", block_key(number, record.block, record.layer))
-        expect(found is not None, f"block {record.block}, layer {record.layer} is not found")
-        length = check_record(
-            found or b"", number, record.block, record.layer, shape=disk.shape, dtype=disk.kv_dtype
-        )
-        right = min(block_size, document.tokens - record.block * block_size)
-        expect(length == right, f"block {record.block} has {length} tokens instead of {right}")
-        records, size = records + 1, size + len(record.data)
+        found = txn.view("blocks", record_key(key))
+        expect(found is not None, f"block {key.block}, layer {key.layer} is not found")
+        length = catalog.blocks.check(found or b"", key, document.write_of(key.block))
+        right = min(block_size, document.tokens - key.block * block_size)
+        expect(length == right, f"block {key.block} has {length} tokens instead of {right}")
+        records, size = records + 1, size + len(data)
     expect(next(expected, None) is None, f"records after the first {records} are missing")
     expect(size == document.bytes, f"{size} bytes of records instead of {document.bytes}")
     return records, size
@@ -418,7 +406,7 @@ def _salvage(path: Path, damaged: set[int]) -> None:
     old = Catalog.open(path)
     try:
         with old.database.writer():
-            copy = Catalog.create(new, old.signature, codec=old.codec)
+            copy = Catalog.create(new, old.signature)  # its own row is copied, too
             try:
                 with old.database.read() as txn:
                     numbers = [read_document_key(key) for key, _ in txn.scan("documents")]

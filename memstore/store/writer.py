@@ -19,16 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.block import BlockKey
-from memstore.disk.catalog import Catalog, Document
+from memstore.block import BlockKey, RecordKey
+from memstore.disk.catalog import Catalog, Document, State
 from memstore.disk.codec import get_codec
 from memstore.disk.database import Transaction
-from memstore.disk.keys import landmarks_key
-from memstore.disk.record import DTYPES, decode_record, encode_records
 from memstore.errors import BudgetExceeded, CorruptMemory, InvalidInput
 from memstore.index import LandmarkIndex
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.disk import DiskTier
+from memstore.tiers.raw_bits import from_raw, raw_view, torch_dtype
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
 # blocks whose landmark keys share one value: few values to open, little to write again at a commit
@@ -129,14 +127,12 @@ class DocumentWriter:
     def __init__(
         self,
         catalog: Catalog,
-        disk: DiskTier,
         tiers: Cascade,
         index: LandmarkIndex,
         document: Document,
         *,
         blocks: int,
         replaces: Document | None,
-        final_name: str,
         commit_bytes: int,
         locks: ExitStack,
         on_close: Callable[["DocumentWriter"], None],
@@ -145,23 +141,27 @@ class DocumentWriter:
         row's where it is appended to).
         """
         signature = catalog.signature
-        self._catalog, self._disk, self._tiers, self._index = catalog, disk, tiers, index
+        self._catalog, self._tiers, self._index = catalog, tiers, index
         self._block_size, self._heads, self._dim = (
             signature.block_size,
             signature.num_kv_heads,
             signature.head_dim,
         )
-        self._dtype = DTYPES[signature.kv_dtype]
+        self._dtype = torch_dtype(signature.kv_dtype)
         self._lossless = get_codec(catalog.codec).lossless
-        self._layers = range(signature.num_layers)
-        self._memory_layers = sorted(signature.memory_layers)
+        self._layers = document.layers_of(signature)
+        self._memory_layers = sorted({*signature.memory_layers} & {*self._layers})
         self._other_layers = sorted(set(self._layers) - set(self._memory_layers))
-        self._chunk_blocks: int = document.settings["chunk_blocks"]
-        self._top_k: int = document.settings["top_k"]
+        self._chunk_blocks = document.settings.chunk_blocks
+        self._top_k = document.settings.top_k
+        # of a document that is appended to, which answers until the first commit
+        self._unfinished: State = "ingesting" if document.state == "ready" else document.state
+        if document.state == "ready" or document.write_of(blocks) is None:
+            document = document.begin_write(blocks)
         self._committed = document
         self._cut = blocks < document.blocks  # blocks from here on are replaced by the first commit
         self._base = blocks
-        self._replaces, self._final_name = replaces, final_name
+        self._replaces = replaces
         self._commit_bytes = commit_bytes
         self._locks, self._on_close = locks, on_close
         self._blocks, self._tokens = blocks, blocks * signature.block_size
@@ -204,7 +204,7 @@ class DocumentWriter:
     @property
     def base_tokens(self) -> int:
         """Tokens that the document had before it was appended to; 0 otherwise."""
-        return int(self._committed.settings.get("appended_to", 0))
+        return self._committed.appended_to
 
     def replaced_tokens(self) -> TokenSpan:
         """Stored tokens behind `tokens`, and where their characters begin: to be read again with
@@ -355,8 +355,7 @@ class DocumentWriter:
     ) -> _Chunk:
         if set(layers) != set(self._layers):
             raise InvalidInput(
-                f"a chunk needs blocks of layers 0..{len(self._layers) - 1}, not of "
-                f"{sorted(layers)}"
+                f"a chunk needs blocks of layers {self._layers}, not of {sorted(layers)}"
             )
         n = layers[0][0].shape[0]
         last = self._block_size if length_of_last is None else length_of_last
@@ -434,7 +433,7 @@ class DocumentWriter:
         latest = self._keep_from(chunks[-1].boundary)
         self._pinned = [unit for unit in units if unit.block >= latest]
         done = [unit for unit in units if unit.block < latest]
-        memory = set(self._memory_layers) if self._committed.settings.get("retrieve") else set()
+        memory = set(self._memory_layers) if self._committed.settings.retrieve else set()
         # An ingest that attends to its latest blocks alone will not ask for the others: they make
         # room for those that are asked for.
         self._tiers.unpin([unit for unit in done if unit.layer in memory])
@@ -499,17 +498,10 @@ class DocumentWriter:
         first = max(first, chunk.first_block)
         for layer in layers:
             if first < chunk.end_block and (chunk.end_block - 1, layer) not in chunk.records:
-                k, v = (x[first - chunk.first_block :] for x in chunk.blocks[layer])
-                records = encode_records(
-                    self._committed.id,
-                    first,
-                    layer,
-                    k,
-                    v,
-                    chunk.last_length,
-                    self._catalog.codec,
-                    self._disk.kv_dtype,
-                )
+                k, v = (raw_view(x[first - chunk.first_block :]) for x in chunk.blocks[layer])
+                key = RecordKey(self._committed.id, first, layer)
+                write = self._committed.writes[-1].id
+                records = self._catalog.blocks.encode(key, k, v, chunk.last_length, write)
                 chunk.records.update(
                     ((block, layer), record) for block, record in enumerate(records, first)
                 )
@@ -519,17 +511,19 @@ class DocumentWriter:
         that.
         """
         self._add_records(chunk, self._layers, chunk.first_block)
-        number, shape, dtype = self._committed.id, self._disk.shape, self._disk.kv_dtype
+        document, dtype = self._committed, self._catalog.signature.kv_dtype
         for layer in self._layers:
             stored = [
-                decode_record(
-                    chunk.records[block, layer], number, block, layer, shape=shape, dtype=dtype
+                self._catalog.blocks.decode(
+                    chunk.records[block, layer],
+                    RecordKey(document.id, block, layer),
+                    document.write_of(block),
                 )
                 for block in range(chunk.first_block, chunk.end_block)
             ]
             chunk.blocks[layer] = (
-                torch.stack([k for k, _, _ in stored]),
-                torch.stack([v for _, v, _ in stored]),
+                from_raw(np.stack([k for k, _, _ in stored]), dtype),
+                from_raw(np.stack([v for _, v, _ in stored]), dtype),
             )
 
     def _commit(self, chunks: Sequence[_Chunk], final: bool) -> None:
@@ -559,26 +553,30 @@ class DocumentWriter:
                 size -= self._catalog.truncate_document(
                     txn, number, blocks=self._base, tokens=self._base * self._block_size
                 )
-            size -= self._disk.delete_layers(txn, number, self._other_layers, self._keep, keep)
+            size -= self._catalog.blocks.delete_layers(
+                txn, number, self._other_layers, self._keep, keep
+            )
             for block, layer, record in records:
-                size += self._disk.write_record(txn, number, block, layer, record)
+                size += self._catalog.blocks.put(txn, RecordKey(number, block, layer), record)
             for layer in self._other_layers:
                 for first in range(_run_of(self._keep), _run_of(keep), LANDMARK_RUN):
-                    txn.delete("landmarks", landmarks_key(number, layer, first))
+                    self._catalog.delete_landmarks(txn, number, layer, first)
             for layer, first, keys in runs:
-                self._catalog.put_landmarks(txn, number, layer, first, keys)
+                self._catalog.put_landmarks(txn, number, layer, first, raw_view(keys))
             for chunk in chunks:
                 self._catalog.put_tokens(
                     txn, number, chunk.first_token, chunk.char_start, chunk.ids
                 )
             tokens = chunks[-1].first_token + len(chunks[-1].ids) if chunks else row.tokens
             row = replace(
-                row, blocks=end, tokens=tokens, bytes=size, state="ready" if final else "ingesting"
+                row,
+                blocks=end,
+                tokens=tokens,
+                bytes=size,
+                state="ready" if final else self._unfinished,
             )
             if final and self._replaces is not None:
                 self._catalog.delete_document(txn, self._replaces.id)
-            if final:
-                row = replace(row, name=self._final_name)
             self._catalog.put_document(txn, row)
             return row
 
@@ -605,7 +603,8 @@ class DocumentWriter:
         first = min(_run_of(self._blocks), self._keep)
         with self._catalog.database.read() as txn:
             for run in self._catalog.landmarks(txn, self._committed.id):
-                keys = run.keys[: self._blocks - run.first_block]
+                keys = from_raw(run.keys, self._catalog.signature.kv_dtype)
+                keys = keys[: self._blocks - run.first_block]
                 if run.first_block + len(keys) > first and len(keys):
                     self._landmarks[run.layer].append((run.first_block, keys))
         for layer in self._layers:

@@ -1,6 +1,6 @@
 """What the tiers share: where misses are read from, and a lease on slots."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
@@ -35,14 +35,16 @@ class Lease:
     """Slots that hold the requested units and are not evicted until `release` (or the end of the
     `with` block).
 
-    held, missing: of each requested unit its slot, and whether this lease read it from the tier
-    below; k, v: slabs [S, block_size, head_dim] to index with slots, views of one in which K and V
-    of a slot are neighbours; a unit's rows at and after its length are zero; slot_lengths: int64
-    [S], the lengths. The slabs may be on a device, the rest is not.
+    held: of each requested unit its slot; tier: the name of the tier whose slots they are; fetched:
+    of the slots that this lease had to fill, the name of the tier that had the unit; k, v: slabs
+    [S, block_size, head_dim] to index with slots, views of one in which K and V of a slot are
+    neighbours; a unit's rows at and after its length are zero; slot_lengths: int64 [S], the
+    lengths. The slabs may be on a device, the rest is not.
     """
 
     held: Sequence[int]
-    missing: Sequence[bool]
+    tier: str
+    fetched: Mapping[int, str]
     k: Tensor
     v: Tensor
     slot_lengths: Tensor
@@ -61,8 +63,13 @@ class Lease:
 
     @property
     def missed(self) -> Tensor:
-        """bool [n], the units that this lease read from the tier below."""
-        return torch.tensor(self.missing, dtype=torch.bool)
+        """bool [n], the units that this lease read from a tier below."""
+        return torch.tensor([slot in self.fetched for slot in self.held], dtype=torch.bool)
+
+    @property
+    def tiers(self) -> list[str]:
+        """Of each requested unit the tier that had it."""
+        return [self.fetched.get(slot, self.tier) for slot in self.held]
 
     def release(self) -> None:
         """Give the slots back; more than once is the same as once."""

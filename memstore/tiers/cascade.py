@@ -29,7 +29,7 @@ from memstore.tiers.trace import TraceWriter
 
 HOST_BUDGET = 1 << 30
 DEFAULT_POLICY = "arc"
-Predictor = Literal["off", "previous", "speculative", "both"]
+Predictor = Literal["off", "speculative"]
 PREDICTORS = get_args(Predictor)
 
 
@@ -117,7 +117,9 @@ class Cascade:
         """Slots of the top tier that hold these units: see SlabTier.lease."""
         lease = self.top.lease(units)
         if self.trace is not None:
-            self.trace.lookup(units, lease.missing)
+            self.trace.lookup(
+                units, [place for place, slot in enumerate(lease.held) if slot in lease.fetched]
+            )
         return lease
 
     def expect(self, units: Sequence[BlockKey]) -> int:

@@ -1,8 +1,11 @@
 """The device tier: slots in a device's memory, filled from the host tier."""
 
+from collections.abc import Sequence
+
 import torch
 
-from memstore.errors import InvalidConfig
+from memstore.block import BlockKey
+from memstore.devices import usable_device
 from memstore.tiers.host import HostTier
 from memstore.tiers.slab import SlabTier
 
@@ -30,8 +33,8 @@ class DeviceTier(SlabTier):
         policy: str = "lru",
     ) -> None:
         """As SlabTier. Raises InvalidConfig for a device that this machine does not have."""
+        self._host = host
         super().__init__(
-            host,
             budget_bytes,
             block_size=block_size,
             head_dim=head_dim,
@@ -40,17 +43,7 @@ class DeviceTier(SlabTier):
             device=usable_device(device),
         )
 
-
-def usable_device(device: str) -> torch.device:
-    """The device of that name. Raises InvalidConfig for one that this machine does not have."""
-    try:
-        place = torch.empty(1, device=device).device
-        if place.type == "meta":
-            raise RuntimeError("it holds no data")
-    # torch has no error of its own for this
-    except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).splitlines()[0].partition(". ")[0][:150]
-        raise InvalidConfig(
-            f"device {device!r} cannot be used here ({reason}); choose cuda or cpu"
-        ) from error
-    return place
+    def _read_below(
+        self, units: Sequence[BlockKey], slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        return self._host.lift(units, self.slab, slots)

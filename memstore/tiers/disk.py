@@ -6,19 +6,17 @@ memstore.disk.cold_read.
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.disk import cold_read
 from memstore.disk.batch import Batch, Slots, Wanted
-from memstore.disk.codec import get_codec
-from memstore.disk.database import Database, Transaction
-from memstore.disk.keys import block_key, block_range, document_key, read_block_key
-from memstore.disk.record import DTYPES, HeaderReader, decode_record, encode_record
-from memstore.errors import CorruptBlock, DocumentNotFound
+from memstore.disk.catalog import Catalog
+from memstore.disk.database import Transaction
+from memstore.errors import CorruptBlock
+from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
 
 _WATCH = 64  # batches for which the disk is asked in advance, after one that needed it
@@ -27,99 +25,20 @@ _SLOW = 50e-6  # seconds for a record: beyond, it may have come from the disk
 _FEW, _FEW_BYTES = 8, 1 << 20
 
 
-class StoredRecord(NamedTuple):
-    """One record as it lies in the file. `data` is dead once its transaction ends, or writes."""
-
-    block: int
-    layer: int
-    data: memoryview
-
-
 class DiskTier:
     """Blocks as records of a database: the truth that the tiers above cache."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        num_kv_heads: int,
-        block_size: int,
-        head_dim: int,
-        kv_dtype: str,
-        codec: str,
-    ) -> None:
-        """kv_dtype: "float32" | "float16" | "bfloat16"; codec: of the records written from now on.
-
-        Records say how they are encoded, so a memory may hold records of several codecs. Raises
-        InvalidConfig.
-        """
-        self.database = database
-        self.shape = (num_kv_heads, block_size, head_dim)
-        self.kv_dtype = kv_dtype
-        self.codec = get_codec(codec).name
+    def __init__(self, catalog: Catalog) -> None:
+        """Of the memory that `catalog` has open."""
+        self.database = catalog.database
+        self.geometry = catalog.signature.geometry
         self.stats = TierCounter()
-        self._headers = HeaderReader(self.shape, kv_dtype)
-        self._record_bytes = 2 * num_kv_heads * block_size * head_dim * DTYPES[kv_dtype].itemsize
-        self._cold = cold_read.ColdReader(database, self._headers)
+        self._catalog = catalog
+        self._cold = cold_read.ColdReader(self.database, catalog.blocks)
         # batches to come for which the disk is asked in advance
         self._watch = _WATCH if cold_read.CAN_WATCH else 0
-        self._slots: Slots | None = None  # of the latest call; nearly always those of the next
-
-    # Writing
-
-    def write(
-        self,
-        txn: Transaction,
-        document: int,
-        block: int,
-        layer: int,
-        k: Tensor,
-        v: Tensor,
-        length: int,
-    ) -> int:
-        """Write one record; return its bytes.
-
-        k, v: [num_kv_heads, block_size, head_dim] in the KV dtype, K rotated by the offset inside
-        the block only; length: valid content tokens, less than block_size only for a document's
-        closed last block.
-        """
-        record = encode_record(document, block, layer, k, v, length, self.codec, self.kv_dtype)
-        return self.write_record(txn, document, block, layer, record)
-
-    def write_record(
-        self, txn: Transaction, document: int, block: int, layer: int, record: bytes
-    ) -> int:
-        """Write one encoded record under the key that it carries; return its bytes."""
-        txn.put("blocks", block_key(document, block, layer), record)
-        return len(record)
-
-    def delete_document(self, txn: Transaction, document: int) -> int:
-        """Delete every record of a document; return the bytes that were freed."""
-        return txn.delete_range("blocks", *block_range(document))[1]
-
-    def delete_blocks(self, txn: Transaction, document: int, first: int) -> int:
-        """Delete every layer's records of the blocks from `first` on; return the bytes that were
-        freed.
-        """
-        return txn.delete_range("blocks", *block_range(document, first=first))[1]
-
-    def delete_layers(
-        self, txn: Transaction, document: int, layers: Collection[int], first: int, end: int
-    ) -> int:
-        """Delete the records of some layers of blocks `first` to `end` (exclusive); return the
-        bytes that were freed.
-
-        For layers without memory, of which only the latest blocks are kept. Records already gone
-        are passed over.
-        """
-        keys = (
-            block_key(document, block, layer)
-            for block in range(first, end)
-            for layer in sorted(layers)
-        )
-        return sum(txn.delete("blocks", key) for key in keys)
-
-    # Reading
+        # of the latest call; nearly always those of the next
+        self._slots: tuple[Tensor, Slots] | None = None
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content
@@ -132,13 +51,13 @@ class DiskTier:
         if not units:
             return []
         started = time.perf_counter()
-        memory = self._slots
-        if memory is None or memory.slab is not slab:
-            memory = self._slots = Slots(slab)
-        batch = Batch(units, memory, slots, self._headers)
-        self._refuse_own(batch.documents)
-        rest: Sequence[Wanted] = batch.by_record()
+        if self._slots is None or self._slots[0] is not slab:
+            self._slots = slab, Slots(raw_view(slab))
+        batch = Batch(units, self._slots[1], slots, self._catalog.blocks)
         with self.database.read() as txn:
+            rest: Sequence[Wanted] = batch.by_record(
+                {document: self._catalog.writes(txn, document) for document in {*batch.documents}}
+            )
             if not self._watch:
                 rest = self._read_mapped(txn, rest, batch)
             if rest:
@@ -152,31 +71,6 @@ class DiskTier:
             self.stats.count(layer, hits=count, bytes=count * batch.unit_bytes, seconds=share)
         return batch.lengths
 
-    def read_block(
-        self, txn: Transaction, document: int, block: int, layer: int
-    ) -> tuple[Tensor, Tensor, int]:
-        """One record whole: K and V [num_kv_heads, block_size, head_dim] and the valid content
-        tokens.
-
-        Raises CorruptBlock, DocumentNotFound.
-        """
-        self._refuse_own([document])
-        record: Wanted = (block_key(document, block, layer), document, block, layer, [])
-        (view,) = self._views(txn, [record])
-        return decode_record(view, document, block, layer, shape=self.shape, dtype=self.kv_dtype)
-
-    def records(self, txn: Transaction, document: int, first: int = 0) -> Iterator[StoredRecord]:
-        """A document's records from block `first` on, in order of block and layer, as they lie in
-        the file.
-        """
-        keys = block_range(document, first=first)
-        ahead = txn.ahead("blocks", *keys)
-        next(ahead, None)
-        for key, view in txn.scan("blocks", *keys):
-            _, block, layer = read_block_key(key)
-            yield StoredRecord(block, layer, view)
-            next(ahead, None)
-
     def _read_mapped(
         self, txn: Transaction, wanted: Sequence[Wanted], batch: Batch
     ) -> Sequence[Wanted]:
@@ -184,7 +78,7 @@ class DiskTier:
         as some had to come from the disk, return those that are left.
         """
         before = cold_read.disk_reads()
-        each = max(_FEW, _FEW_BYTES // self._record_bytes)
+        each = max(_FEW, _FEW_BYTES // self.geometry.record_bytes)
         for start in range(0, len(wanted), each):
             began = time.perf_counter()
             few = wanted[start : start + each]
@@ -195,31 +89,10 @@ class DiskTier:
         return ()
 
     def _views(self, txn: Transaction, wanted: Sequence[Wanted]) -> list[memoryview]:
-        """Records as they lie in the mapped file. Raises CorruptBlock, DocumentNotFound."""
+        """Records as they lie in the mapped file. Raises CorruptBlock."""
         keys = [record[0] for record in wanted]
         views = txn.views("blocks", keys)
         if len(views) < len(keys):
-            self._missing(
-                txn, next(record for record in wanted if txn.view("blocks", record[0]) is None)
-            )
+            key = next(record[1] for record in wanted if txn.view("blocks", record[0]) is None)
+            raise CorruptBlock(f"{key}: no such record in {self.database.path}; run verify")
         return views
-
-    def _refuse_own(self, documents: Sequence[int]) -> None:
-        """A session's own blocks are never on disk. Raises DocumentNotFound."""
-        document = min(documents)
-        if document < 0:
-            raise self._forgotten(document)
-
-    def _missing(self, txn: Transaction, record: Wanted) -> NoReturn:
-        _, document, block, layer, _ = record
-        if txn.view("documents", document_key(document)) is None:
-            raise self._forgotten(document)
-        raise CorruptBlock(
-            f"document {document}, block {block}, layer {layer}: no such record in "
-            f"{self.database.path}; run verify"
-        )
-
-    def _forgotten(self, document: int) -> DocumentNotFound:
-        return DocumentNotFound(
-            f"document {document} is not in {self.database.path}: it was forgotten"
-        )

@@ -41,9 +41,9 @@ class HostTier(SlabTier):
         dtype: torch.dtype,
         policy: str = "lru",
     ) -> None:
-        """As SlabTier."""
+        """source: what misses are read from. Otherwise as SlabTier."""
+        self.source = source
         super().__init__(
-            source,
             budget_bytes,
             block_size=block_size,
             head_dim=head_dim,
@@ -52,13 +52,21 @@ class HostTier(SlabTier):
             pin_memory=torch.cuda.is_available(),
         )
 
-    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
-        """Copy units into slots of the slab of a tier above (see UnitSource), in groups that fit in
-        this one.
+    def _read_below(
+        self, units: Sequence[BlockKey], slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        return self.source.read(units, self.slab, slots), ["disk"] * len(units)
+
+    def lift(
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        """Copy units into slots of the slab of a tier above, in groups that fit in this one; of
+        each its length and the name of the tier that had it.
 
         Raises BudgetExceeded if not even one unit fits, and what `lease` raises.
         """
         lengths: list[int] = []
+        tiers: list[str] = []
         group = max(1, self.capacity // 2)
         while len(lengths) < len(units):
             start = len(lengths)
@@ -73,4 +81,5 @@ class HostTier(SlabTier):
             with lease:  # until the copy is done: after that others may write over these slots
                 load_units(self.slab, slab, lease.held, slots[start:end]).finish()
                 lengths += lease.lengths.tolist()
-        return lengths
+                tiers += lease.tiers
+        return lengths, tiers

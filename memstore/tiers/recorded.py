@@ -5,7 +5,6 @@ from pathlib import Path
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidInput
-from memstore.tiers.replay import previous
 from memstore.tiers.trace import read_trace
 
 REUSE_WITHIN = (1, 2, 4, 8, 16, 32, 64)  # lookups of a layer
@@ -45,15 +44,8 @@ class Recorded:
         return len({unit for request in self.requests for unit in request})
 
     def ahead(self, prefetch: str) -> list[list[BlockKey]]:
-        """What is predicted before each lookup: "off", "previous", "recorded" (as it was), or
-        "both".
-        """
-        before: list[list[BlockKey]] = [[] for _ in self.requests]
-        if prefetch in ("previous", "both"):
-            before = [list(units) for units in previous(self.requests)]
-        if prefetch in ("recorded", "both"):
-            before = [units + more for units, more in zip(before, self.predicted)]
-        return before
+        """What is predicted before each lookup: "off" (nothing) or "recorded" (as it was)."""
+        return self.predicted if prefetch == "recorded" else []
 
     def reuse(self) -> dict[int, dict[int, float]]:
         """{layer: {n: share}}: of the units that a layer read, those that one of its last n lookups

@@ -66,15 +66,6 @@ def replay_tiers(
     return [cache.result() for cache in caches]
 
 
-def previous(requests: Iterable[Sequence[BlockKey]]) -> Iterator[Sequence[BlockKey]]:
-    """What the predictor `previous` says before each lookup: what its layer read the last time."""
-    last: dict[int, Sequence[BlockKey]] = {}
-    for request in requests:
-        yield last.get(request[0].layer, ()) if request else ()
-        if request:
-            last[request[0].layer] = request
-
-
 class _Cache:
     """A tier without data."""
 

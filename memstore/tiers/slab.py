@@ -7,7 +7,7 @@ says; leased units stay until the lease ends; pinned units stay until they are u
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import cast
 
@@ -17,14 +17,20 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded
-from memstore.tiers.base import Lease, UnitSource
+from memstore.tiers.base import Lease
 from memstore.tiers.forks import survive_forks
 from memstore.tiers.policy import make_policy
-from memstore.tiers.stats import TierStats
+from memstore.tiers.stats import (
+    EVICTIONS,
+    LATE,
+    PREFETCHED,
+    SECONDS,
+    UNUSED,
+    LayerCounts,
+    TierStats,
+)
 
-# Places in the counts of a layer, which are the fields of TierStats in order.
-_HITS, _MISSES, _BYTES, _SECONDS, _EVICTIONS, _PREFETCHED, _LATE, _UNUSED = range(8)
-
+_NONE: Mapping[int, str] = {}  # what a lease of units that are all here had to fetch
 _PATIENCE = 60.0  # seconds that a lookup waits for slots which other threads use
 
 
@@ -41,7 +47,6 @@ class SlabTier:
 
     def __init__(
         self,
-        source: UnitSource,
         budget_bytes: int,
         *,
         block_size: int,
@@ -87,7 +92,6 @@ class SlabTier:
                 f"the machine refuses a {self.name} budget of {budget_bytes} bytes; lower the "
                 "budget"
             ) from error
-        self.source = source  # where misses are read from
         self._policy = make_policy(policy, self.capacity)
         # A lock of C, not a condition of Python: an interrupt between taking one and the block it
         # guards would keep it.
@@ -111,7 +115,7 @@ class SlabTier:
         self._orphans: set[int] = set()
         self._free: list[int] = []
         self._fresh = 0  # slots from here on were never used
-        self._counts: dict[int, list[float]] = {}  # layer -> the fields of TierStats
+        self._counts = LayerCounts()
         survive_forks(self)
 
     # Reading
@@ -147,12 +151,18 @@ class SlabTier:
                     break
                 waited += time.perf_counter() - began
             self._lessees[thread] = self._lessees.get(thread, 0) + 1
-            self._count_lookups(units, missing, waited)
+            self._counts.lookups(units, missing, waited, self.unit_bytes)
+        fetched = _NONE
         if missing:
-            self._fetch(missing, held, thread)
-        was_missing = [slot is None for slot in slots]
+            fetched = dict(zip(missing.values(), self._fetch(missing, held, thread)))
         return Lease(
-            held, was_missing, self.k, self.v, self._lengths, lambda: self._release(held, thread)
+            held,
+            self.name,
+            fetched,
+            self.k,
+            self.v,
+            self._lengths,
+            lambda: self._release(held, thread),
         )
 
     def prefetch(self, units: Iterable[BlockKey]) -> int:
@@ -188,7 +198,7 @@ class SlabTier:
             self._changed.wait()
             for unit in late & self._untouched:
                 self._untouched.remove(unit)
-                self._layer_counts(unit.layer)[_LATE] += 1
+                self._counts.of(unit.layer)[LATE] += 1
         return time.perf_counter() - began if began else 0.0
 
     def _make_room(
@@ -267,11 +277,11 @@ class SlabTier:
                 policy.drop(unit)
             if victim is not None:
                 slot = self._slots.pop(victim)
-                counts = self._layer_counts(victim.layer)
-                counts[_EVICTIONS] += 1
+                counts = self._counts.of(victim.layer)
+                counts[EVICTIONS] += 1
                 if victim in self._untouched:
                     self._untouched.remove(victim)
-                    counts[_UNUSED] += 1
+                    counts[UNUSED] += 1
             elif self._free:
                 slot = self._free.pop()
             else:
@@ -289,9 +299,9 @@ class SlabTier:
 
     def _fetch(
         self, missing: dict[BlockKey, int], held: Sequence[int], thread: int | None = None
-    ) -> None:
-        """Read units from below into their slots, outside the lock; on failure nothing of this
-        lease remains.
+    ) -> list[str]:
+        """Read units from below into their slots, outside the lock, and return the tier that had
+        each; on failure nothing of this lease remains.
 
         thread: whose lease it is, or None for a prefetch, which has one only while it reads. A unit
         that is dropped meanwhile is not held afterwards, though a lease on it stays good.
@@ -300,7 +310,7 @@ class SlabTier:
         lengths: list[int] | None = None
         slots = list(missing.values())
         try:
-            lengths = self.source.read(list(missing), self.slab, slots)
+            lengths, tiers = self._read_below(list(missing), slots)
         finally:
             with self._lock:
                 wanted = {
@@ -316,7 +326,7 @@ class SlabTier:
                         self._policy.drop(unit)
                         self._vacate(slot)
                 if thread is not None:
-                    self._layer_counts(next(iter(missing)).layer)[_SECONDS] += (
+                    self._counts.of(next(iter(missing)).layer)[SECONDS] += (
                         time.perf_counter() - began
                     )
                 else:
@@ -327,6 +337,13 @@ class SlabTier:
                 if thread is None or lengths is None:
                     self._release(held, thread)
                 self._changed.notify_all()
+        return tiers
+
+    def _read_below(
+        self, units: Sequence[BlockKey], slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        """Fill slots with units; of each its length and the name of the tier that had it."""
+        raise NotImplementedError
 
     def _note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
         """Write down the lengths of the units that came into slots. All blocks but a document's
@@ -386,7 +403,7 @@ class SlabTier:
             # the use for which it was cached is no second use, as policies take a hit to be
             if unit in untouched:
                 untouched.remove(unit)
-                self._layer_counts(unit.layer)[_PREFETCHED] += 1
+                self._counts.of(unit.layer)[PREFETCHED] += 1
             else:
                 hit(unit)
 
@@ -480,7 +497,7 @@ class SlabTier:
                 if unused:
                     self._untouched.discard(unit)
                     self._predicted.discard(unit)
-                    self._layer_counts(unit.layer)[_UNUSED] += 1
+                    self._counts.of(unit.layer)[UNUSED] += 1
                 self._vacate(slot)
             self._changed.notify_all()
 
@@ -517,36 +534,8 @@ class SlabTier:
     def layers(self) -> dict[int, TierStats]:
         """Lookups so far, by layer."""
         with self._lock:
-            return {layer: _as_stats(counts) for layer, counts in sorted(self._counts.items())}
+            return self._counts.layers()
 
     def stats(self) -> TierStats:
         """Lookups so far, over all layers."""
         return sum(self.layers().values(), TierStats())
-
-    def _layer_counts(self, layer: int) -> list[float]:
-        counts = self._counts.get(layer)
-        if counts is None:
-            counts = self._counts[layer] = [0, 0, 0, 0.0, 0, 0, 0, 0]
-        return counts
-
-    def _count_lookups(
-        self, units: Sequence[BlockKey], missing: dict[BlockKey, int], waited: float
-    ) -> None:
-        if not units:
-            return
-        layers = {unit.layer for unit in units}
-        # a step asks for one layer at a time, a tier above that reads ahead for several
-        for layer in layers:
-            several = len(layers) > 1
-            asked = sum(unit.layer == layer for unit in units) if several else len(units)
-            missed = sum(unit.layer == layer for unit in missing) if several else len(missing)
-            counts = self._layer_counts(layer)
-            counts[_HITS] += asked - missed
-            counts[_MISSES] += missed
-            counts[_BYTES] += asked * self.unit_bytes
-        self._layer_counts(units[0].layer)[_SECONDS] += waited
-
-
-def _as_stats(counts: Sequence[float]) -> TierStats:
-    hits, misses, size, seconds, *events = counts
-    return TierStats(int(hits), int(misses), int(size), seconds, *map(int, events))

@@ -1,8 +1,10 @@
 """What the tiers count: lookups, reads and prefetches, by tier and layer."""
 
 import threading
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+
+from memstore.block import BlockKey
 
 
 @dataclass(frozen=True)
@@ -39,26 +41,73 @@ class TierStats:
 COUNTS = tuple(field.name for field in fields(TierStats))
 
 
+HITS, MISSES, BYTES, SECONDS, EVICTIONS, PREFETCHED, LATE, UNUSED = range(len(COUNTS))
+"""Places in a layer's counts."""
+
+
+class LayerCounts:
+    """The fields of TierStats by layer, to be counted by whoever holds the tier's lock."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, list[float]] = {}
+
+    def of(self, layer: int) -> list[float]:
+        """The counts of a layer, to be added to, in the order of the fields."""
+        counts = self._layers.get(layer)
+        if counts is None:
+            counts = self._layers[layer] = [0.0] * len(COUNTS)
+        return counts
+
+    def lookups(
+        self,
+        units: Sequence[BlockKey],
+        missing: Collection[BlockKey],
+        waited: float,
+        unit_bytes: int,
+    ) -> None:
+        """One lease: its units, the distinct ones that were missing, and the seconds it waited."""
+        if not units:
+            return
+        layers = {unit.layer for unit in units}
+        # a step asks for one layer at a time, a tier above that reads ahead for several
+        for layer in layers:
+            several = len(layers) > 1
+            asked = sum(unit.layer == layer for unit in units) if several else len(units)
+            missed = sum(unit.layer == layer for unit in missing) if several else len(missing)
+            counts = self.of(layer)
+            counts[HITS] += asked - missed
+            counts[MISSES] += missed
+            counts[BYTES] += asked * unit_bytes
+        self.of(units[0].layer)[SECONDS] += waited
+
+    def layers(self) -> dict[int, TierStats]:
+        """A snapshot by layer."""
+        return {layer: _as_stats(counts) for layer, counts in sorted(self._layers.items())}
+
+
+def _as_stats(counts: Sequence[float]) -> TierStats:
+    hits, misses, size, seconds, *events = counts
+    return TierStats(int(hits), int(misses), int(size), seconds, *map(int, events))
+
+
 class TierCounter:
     """Counts a tier's lookups by layer; may be used from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._layers: dict[int, dict[str, Any]] = {}
+        self._counts = LayerCounts()
 
     def count(self, layer: int, **counts: float) -> None:
         """Add to the counts of one layer; the names are those of TierStats."""
         with self._lock:
-            of_layer = self._layers.get(layer)
-            if of_layer is None:
-                of_layer = self._layers[layer] = dict(asdict(TierStats()))
+            of_layer = self._counts.of(layer)
             for name, amount in counts.items():
-                of_layer[name] += amount
+                of_layer[COUNTS.index(name)] += amount
 
     def layers(self) -> dict[int, TierStats]:
         """A snapshot by layer."""
         with self._lock:
-            return {layer: TierStats(**counts) for layer, counts in sorted(self._layers.items())}
+            return self._counts.layers()
 
     def snapshot(self) -> TierStats:
         """A snapshot over all layers."""

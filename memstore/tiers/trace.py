@@ -47,11 +47,9 @@ class TraceWriter:
         self._pending = 0
         self._stream.write(self._pack({"format": TRACE_FORMAT, "unit_bytes": unit_bytes}))
 
-    def lookup(self, units: Sequence[BlockKey], missing: Sequence[bool]) -> None:
-        """One lease: its units, and a bool for each that was not there."""
-        self._write(
-            _LOOKUP, units, [place for place, is_missing in enumerate(missing) if is_missing]
-        )
+    def lookup(self, units: Sequence[BlockKey], missed: list[int]) -> None:
+        """One lease: its units, and the places among them of those that were not there."""
+        self._write(_LOOKUP, units, missed)
 
     def prediction(self, units: Sequence[BlockKey]) -> None:
         """Units that were predicted at this moment."""

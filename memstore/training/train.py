@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from memstore import devices
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.checkpoint import load_checkpoint, save_checkpoint
 from memstore.model.config import ModelConfig
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
-from memstore.tiers.device import usable_device
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
@@ -38,6 +38,8 @@ from memstore.training.objectives import (
 from memstore.training.optimizer import make_optimizers
 
 _CLIP = 1.0
+
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class TrainConfig:
     device: str = "cpu"
     # weights and tokenizer to start from: of this configuration, or one that grows into it
     init: Path | None = None
-    bfloat16: bool = True  # autocast of the forward pass; weights and optimisers stay float32
+    # of the forward pass, by autocast; weights and optimisers stay float32. "auto": what the device
+    # is faster at; in a resumed run what that began with, so that it ends with the same bits
+    precision: Precision = "auto"
     save_every: int = 100  # steps between checkpoints
     log_every: int = 20  # steps a line of metrics stands for
 
@@ -85,11 +89,16 @@ def train(
 ) -> Transformer:
     """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
 
-    resume: go on from the run that stands there. report: called with every line of metrics.
-    KeyboardInterrupt saves a checkpoint before it is raised again. Raises InvalidConfig for a
-    device that this machine does not have.
+    resume: go on from the run that stands there. report: called with every line of metrics, the
+    first of which says the precision. KeyboardInterrupt saves a checkpoint before it is raised
+    again. Raises InvalidConfig for an unknown precision and a device that this machine does not
+    have.
     """
-    device = usable_device(config.device)
+    if config.precision not in get_args(Precision):
+        raise InvalidConfig(
+            f"precision {config.precision!r}; choose one of {', '.join(get_args(Precision))}"
+        )
+    device = devices.usable_device(config.device)
     torch.set_num_threads(config.threads)
     keep_freed_memory()
     config.out.mkdir(parents=True, exist_ok=True)
@@ -101,15 +110,18 @@ def train(
             f"{config.out} already holds a training run; resume it with --resume or choose another "
             "directory"
         )
+    state = _read_state(state_path) if resume else None
     tokenizer = _tokenizer(config, texts)
     corpus = TokenCorpus.build(texts, tokenizer, config.out / "tokens")
-    run = _Run(config, tokenizer, corpus, device)
-    if resume:
-        run.restore(_read_state(state_path))
+    precision, reason = _precision(config.precision, device, state)
+    run = _Run(config, tokenizer, corpus, device, precision, report or (lambda line: None))
+    if state is not None:
+        run.restore(state)
     else:
         (config.out / "metrics.jsonl").unlink(missing_ok=True)
+    run.write({"precision": precision, "because": reason})
     try:
-        run.go(report or (lambda line: None))
+        run.go()
     except KeyboardInterrupt:
         run.save()
         raise
@@ -160,6 +172,21 @@ def _read_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def _precision(
+    asked: Precision, device: torch.device, state: dict[str, Any] | None
+) -> tuple[str, str]:
+    """The precision of a run and why; `state` is that of the run that is resumed."""
+    if asked != "auto":
+        return asked, "it was asked for"
+    if state is not None:  # all runs were in bfloat16 before there was a choice
+        return state.get("precision", "bfloat16"), "the run began with it"
+    name = str(devices.fast_dtype(device)).removeprefix("torch.")
+    if device.type == "cuda":
+        return name, "a GPU is faster at it"
+    gain = devices.bfloat16_gain()
+    return name, f"this CPU multiplies bfloat16 at {gain:.2g} times float32's speed"
+
+
 def _cuts(documents: Iterable[str], rng: random.Random, length: int = 24_000) -> Iterator[str]:
     """Two passages of every document: enough for a tokenizer's merges, and the text need not fit in
     memory.
@@ -186,9 +213,16 @@ class _Run:
     """
 
     def __init__(
-        self, config: TrainConfig, tokenizer: Tokenizer, corpus: TokenCorpus, device: torch.device
+        self,
+        config: TrainConfig,
+        tokenizer: Tokenizer,
+        corpus: TokenCorpus,
+        device: torch.device,
+        precision: str,
+        report: Report,
     ) -> None:
         self.config, self.tokenizer, self.device = config, tokenizer, device
+        self.precision, self.report = precision, report
         self.model = Transformer(config.model)
         self.model.initialise(torch.Generator().manual_seed(config.seed))
         if config.init is not None:
@@ -217,7 +251,7 @@ class _Run:
     def stage(self) -> Stage:
         return self.config.stages[min(self.progress.stage, len(self.config.stages) - 1)]
 
-    def go(self, report: Report) -> None:
+    def go(self) -> None:
         lines: list[dict[str, float]] = []
         while self.progress.stage < len(self.config.stages):
             started = time.monotonic()
@@ -236,7 +270,7 @@ class _Run:
             p.step, p.total_steps = p.step + 1, p.total_steps + 1
             p.seconds, p.stage_seconds = p.seconds + spent, p.stage_seconds + spent
             if p.step % self.config.log_every == 0:
-                self._log(lines, share, report)
+                self._log(lines, share)
                 lines = []
             if p.step % self.config.save_every == 0:
                 self.save()
@@ -256,7 +290,7 @@ class _Run:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * factor
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             document, question = (
                 self._windows(share) if stage.kind == "windows" else self._memory(share)
             )
@@ -349,7 +383,7 @@ class _Run:
         held = max(1, stage.queue // (stage.memory_windows * stage.memory_blocks))
         self.queue = [entry, *self.queue][:held]
 
-    def _log(self, lines: list[dict[str, float]], share: float, report: Report) -> None:
+    def _log(self, lines: list[dict[str, float]], share: float) -> None:
         def total(name: str) -> float:
             return sum(line.get(name, 0.0) for line in lines)
 
@@ -371,9 +405,13 @@ class _Run:
                 if total(counted):
                     right = f"{kind}_correct" if name == "accuracy" else f"{kind}_lookups_correct"
                     line[f"{kind}_{name}"] = round(total(right) / total(counted), 4)
+        self.write(line)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Add a line to the metrics and report it."""
         with (self.config.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        report(line)
+        self.report(line)
 
     def save(self) -> None:
         """Write the checkpoint and everything a resumed run needs, on the CPU whatever the
@@ -388,6 +426,7 @@ class _Run:
             "generator": self.generator.get_state(),
             "queue": [[(n.keys, n.values) for n in entry] for entry in self.queue],
             "stages": [stage.name for stage in self.config.stages],
+            "precision": self.precision,
         }
         temporary = self.config.out / "state.pt.partial"
         torch.save(tree_map_only(Tensor, Tensor.cpu, state), temporary)

@@ -1,0 +1,39 @@
+"""Tensors and their raw bits: NumPy has no bfloat16, so on disk and on the way there bits travel as
+integers of the same width.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of a name of memstore.block.KV_DTYPES."""
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def raw_view(tensor: Tensor) -> np.ndarray:
+    """A tensor's bits as an integer array of the same shape.
+
+    Shares memory with a CPU tensor (a slab can be filled through it); a tensor elsewhere is copied.
+    """
+    return tensor.detach().cpu().view(_INTEGERS[tensor.element_size()]).numpy()
+
+
+def from_raw(bits: np.ndarray, dtype: str) -> Tensor:
+    """The tensor of a KV dtype whose raw bits an array holds; shares memory where it may be
+    written to.
+    """
+    own = bits if bits.flags.writeable else bits.copy()
+    return torch.from_numpy(own).view(torch_dtype(dtype))
+
+
+def to_shape(data: bytes, shape: Sequence[int], dtype: str) -> Tensor:
+    """A new tensor of the given shape over a copy of raw bits."""
+    width = torch_dtype(dtype).itemsize
+    return from_raw(np.frombuffer(data, f"i{width}").reshape(*shape), dtype)
