@@ -54,10 +54,10 @@ from benchmarks.speed.large_model import (
     random_model,
     rates,
 )
-from memstore.disk.record import DTYPES
 from memstore.model.config import ModelConfig
 from memstore.model.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
+from memstore.tiers.raw_bits import torch_dtype
 
 NAMES = {"first": "memory, first", "again": "memory, again"}
 SPARE = 2 * GIB  # of a CUDA device, for what a step needs
@@ -251,7 +251,7 @@ def main() -> None:
     if options.device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here; try --device cpu --shape test --tokens 64K")
     on_cpu = options.device.type == "cpu"
-    options.dtype = DTYPES[options.dtype or ("float32" if on_cpu else "bfloat16")]
+    options.dtype = torch_dtype(options.dtype or ("float32" if on_cpu else "bfloat16"))
     results = run(options)
     print(report(results))
     name = "cpu" if on_cpu else torch.cuda.get_device_name(options.device)

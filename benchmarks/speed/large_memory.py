@@ -11,10 +11,10 @@ from benchmarks.speed.large_model import GIB, PROMPT, available
 from memstore.block import BlockKey
 from memstore.disk.catalog import Signature
 from memstore.disk.codec import get_codec
-from memstore.disk.record import DTYPES, raw_view
 from memstore.kernels.launch import next_power
 from memstore.model.config import ModelConfig
 from memstore.store.memory_store import MemoryStore
+from memstore.tiers.raw_bits import raw_view, torch_dtype
 
 DOCUMENT = 1  # of the source
 
@@ -36,7 +36,7 @@ class Pool:
         while len(self._payloads) < units:
             some = torch.randn(min(512, units - len(self._payloads)), *shape, generator=generator)
             encoded = self._codec.encode(
-                raw_view(some.to(DTYPES[self._dtype])), self._dtype, self._size
+                raw_view(some.to(torch_dtype(self._dtype))), self._dtype, self._size
             )
             self._payloads += [bytes(payload) for payload in encoded]
 
@@ -66,7 +66,7 @@ class Plan:
     def of(cls, config: ModelConfig, options: argparse.Namespace) -> "Plan":
         blocks = -(-options.tokens // config.block_size)
         units = blocks * len(config.memory_layers or ()) * config.num_kv_heads
-        unit_bytes = 2 * config.block_size * config.head_dim * DTYPES[config.kv_dtype].itemsize
+        unit_bytes = 2 * config.block_size * config.head_dim * torch_dtype(config.kv_dtype).itemsize
         own = 2 * (config.chunk_blocks + config.top_k) * config.num_layers * config.num_kv_heads
         whole = (units + own) * unit_bytes
         # torch rounds page-locked memory up
@@ -124,7 +124,7 @@ def fill(
 
     Returns the (document, blocks) to attach.
     """
-    generator, dtype = torch.Generator(device).manual_seed(seed), DTYPES[config.kv_dtype]
+    generator, dtype = torch.Generator(device).manual_seed(seed), torch_dtype(config.kv_dtype)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)

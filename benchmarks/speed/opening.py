@@ -22,6 +22,7 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import table
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
+from memstore.disk.catalog import IngestSettings
 
 
 def write_random_memory(model: LandmarkModel, memory: Path, size: int) -> int:
@@ -34,7 +35,7 @@ def write_random_memory(model: LandmarkModel, memory: Path, size: int) -> int:
     landmarks = torch.randn(shape[0], shape[1], shape[3], generator=generator).to(dtype)
     chunk_bytes = 2 * k.nbytes * len(signature.memory_layers)
     ids = np.random.default_rng(0).integers(0, config.landmark_id, n * config.block_size)
-    settings = {"chunk_blocks": n, "top_k": config.top_k}
+    settings = IngestSettings(chunk_blocks=n, top_k=config.top_k)
     with MemoryStore.create(memory, signature, codec="raw") as store:
         writer = store.write_document("random", source_hash="random", settings=settings)
         assert writer is not None

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
-from memstore.disk.record import decode_record, encode_record
+from memstore.block import RecordKey
+from memstore.disk.blocks import BlockTable
 from memstore.kernels import api
 from memstore.kernels import reference_memory_attention as reference
 from memstore.kernels.types import LocalAttention
+from memstore.tiers.raw_bits import from_raw, raw_view
 
 
 class Call(NamedTuple):
@@ -91,15 +94,18 @@ def attention(
     with recording() as calls, model.session(store, ["book"]) as session:
         session.feed(ids)
     calls = [call for call in calls if len(call.keys)]
-    dtype = model.signature.kv_dtype
+    dtype, write = model.signature.kv_dtype, bytes(16)
+    # a unit is stored as a record of one head
+    one_head, key = replace(model.signature, num_kv_heads=1), RecordKey(1, 0, 0)
 
     def stored(call: Call, codec: str) -> tuple[Tensor, Tensor]:
         keys, values = torch.empty_like(call.keys), torch.empty_like(call.values)
-        shape = (1, *call.keys.shape[1:])
+        table = BlockTable(one_head, codec)
         for unit, length in enumerate(call.lengths.tolist()):
-            one = slice(unit, unit + 1)
-            record = encode_record(0, 0, 0, call.keys[one], call.values[one], length, codec, dtype)
-            keys[one], values[one], _ = decode_record(record, 0, 0, 0, shape=shape, dtype=dtype)
+            k, v = raw_view(call.keys[unit])[None, None], raw_view(call.values[unit])[None, None]
+            (record,) = table.encode(key, k, v, length, write)
+            k, v, _ = table.decode(record, key, write)
+            keys[unit], values[unit] = from_raw(k[0], dtype), from_raw(v[0], dtype)
         return keys, values
 
     wanted = [call.output(call.keys, call.values) for call in calls]

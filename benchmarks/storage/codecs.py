@@ -24,14 +24,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from benchmarks.common.intervals import wilson
 from benchmarks.common.needle_memory import Reply, build, reply
@@ -43,9 +43,10 @@ from benchmarks.common.text import Books
 from benchmarks.common.timing import in_fresh_process, interleaved, timed
 from benchmarks.storage.codec_errors import attention
 from memstore import LandmarkModel, MemoryStore
-from memstore.disk.codec import CODECS
-from memstore.disk.record import decode_heads, encode_records, raw_view
-from memstore.tiers.disk import DiskTier
+from memstore.block import RecordKey
+from memstore.disk.blocks import BlockTable
+from memstore.disk.catalog import Catalog
+from memstore.disk.codec import CODECS, NEW_CODECS
 
 TASK = "fact"
 
@@ -62,9 +63,10 @@ def main() -> None:
             row["ratio"] = row["bytes_a_token"] / rows["raw"]["bytes_a_token"]
             print(f"  {codec}: {row['bytes_a_token']:.0f} bytes a token", flush=True)
         with MemoryStore.open(directory / "size raw", model.signature, read_only=True) as store:
-            for part in (speed, attention):
-                for codec, found in part(model, store, books, options).items():
-                    rows[codec] |= found
+            errors = attention(model, store, books, options)
+        speeds = speed(model, directory / "size raw", options)
+        for codec, row in rows.items():
+            row |= speeds[codec] | errors[codec]
         answers: dict[str, list[Reply]] = {}
         for codec in options.codecs if options.trials else []:
             plain = "raw" if CODECS[codec].lossless else codec
@@ -84,7 +86,11 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument(
-        "--codecs", nargs="+", choices=CODECS, default=list(CODECS), help="raw is always measured"
+        "--codecs",
+        nargs="+",
+        choices=NEW_CODECS,
+        default=list(NEW_CODECS),
+        help="raw is always measured",
     )
     options.add_argument(
         "--tokens", default="16K", help="tokens ingested with every codec, for size and speed"
@@ -97,7 +103,7 @@ def read_options() -> argparse.Namespace:
         "--passage", type=int, default=512, help="tokens of the passage around a fact"
     )
     given = options.parse_args()
-    given.codecs = [codec for codec in CODECS if codec == "raw" or codec in given.codecs]
+    given.codecs = [codec for codec in NEW_CODECS if codec == "raw" or codec in given.codecs]
     for name in ("tokens", "queries", "length"):
         setattr(given, name, tokens_number(getattr(given, name)))
     return given
@@ -120,59 +126,48 @@ def ingest(
 
 
 class Run(NamedTuple):
-    """A layer of a chunk, as it is handed to the writer: K and V [n, Hkv, block_size, D]."""
+    """A layer of a chunk, as it is handed to the writer: raw bits of K and V [n, Hkv, block_size,
+    D].
+    """
 
-    k: Tensor
-    v: Tensor
+    k: np.ndarray
+    v: np.ndarray
 
 
-def runs_of(model: LandmarkModel, store: MemoryStore) -> list[Run]:
-    """All full chunks of the memory's document, layer by layer."""
-    disk, document, size = store._tiers.disk, store.document("book"), model.config.chunk_blocks
-    assert isinstance(disk, DiskTier)
-    runs = []
-    with disk.database.read() as txn:
+def runs_of(memory: Path, size: int) -> list[Run]:
+    """All full chunks of `size` blocks of a memory's document, layer by layer."""
+    runs, catalog = [], Catalog.open(memory, read_only=True)
+    with closing(catalog), catalog.database.read() as txn:
+        document = catalog.document(txn, "book")
         for first in range(0, document.blocks - size, size):
-            for layer in model.signature.memory_layers:
-                blocks = [
-                    disk.read_block(txn, document.id, block, layer)
-                    for block in range(first, first + size)
+            for layer in catalog.signature.memory_layers:
+                keys = [
+                    RecordKey(document.id, block, layer) for block in range(first, first + size)
                 ]
+                read = [catalog.blocks.get(txn, key, document.write_of(key.block)) for key in keys]
                 runs.append(
-                    Run(
-                        torch.stack([k for k, _, _ in blocks]),
-                        torch.stack([v for _, v, _ in blocks]),
-                    )
+                    Run(np.stack([k for k, _, _ in read]), np.stack([v for _, v, _ in read]))
                 )
     return runs
 
 
 def speed(
-    model: LandmarkModel, store: MemoryStore, books: Books, options: argparse.Namespace
+    model: LandmarkModel, memory: Path, options: argparse.Namespace
 ) -> dict[str, dict[str, Any]]:
     """Seconds a pass over all runs, encoding and decoding."""
-    runs, dtype = runs_of(model, store), model.signature.kv_dtype
-    full = model.signature.block_size
-    shape = tuple(runs[0].k.shape[1:])
-    slab_k, slab_v = (
-        torch.empty(shape, dtype=runs[0].k.dtype),
-        torch.empty(shape, dtype=runs[0].k.dtype),
-    )
-    out_k, out_v = list(raw_view(slab_k)), list(raw_view(slab_v))
+    runs, full = runs_of(memory, model.config.chunk_blocks), model.signature.block_size
+    tables = {codec: BlockTable(model.signature, codec) for codec in options.codecs}
+    key, write = RecordKey(1, 0, 0), bytes(16)
 
     def encode(codec: str) -> list[bytes]:
-        return [
-            record
-            for run in runs
-            for record in encode_records(0, 0, 0, run.k, run.v, full, codec, dtype)
-        ]
+        encoded = (tables[codec].encode(key, run.k, run.v, full, write) for run in runs)
+        return [record for records in encoded for record in records]
 
     def decode(records: list[bytes]) -> None:
         for record, block in zip(records, cycle(range(len(runs[0].k)))):
-            for head in range(shape[0]):
-                outs = [out_k[head]], [out_v[head]]
-                decode_heads(record, 0, block, 0, [head], *outs, shape=shape, dtype=dtype)
+            table_of.decode(record, RecordKey(1, block, 0), write)
 
+    table_of = tables["raw"]  # records say how they are encoded
     measured: dict[str, dict[str, Any]] = {}
     timings: dict[str, Callable[[int], float]] = {}
     for codec in options.codecs:

@@ -19,12 +19,11 @@ from benchmarks.common.tables import table
 from benchmarks.storage.records import BATCH, SHAPES, Shape, begin, number
 from memstore import MemoryStore
 from memstore.block import BlockKey
-from memstore.disk.catalog import Signature
 
 
 def measure(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     """One row: a shape's units, leased in batches of 32 that the host tier holds."""
-    signature = Signature("aa", "bb", {}, "float16", 1, (0,), shape.heads, shape.dim, shape.rows)
+    signature = shape.signature
     blocks = max(BATCH, 2048 // shape.heads)
     with (
         MemoryStore.in_memory(signature, host_budget=2 * blocks * shape.record) as store,

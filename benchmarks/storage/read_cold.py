@@ -38,8 +38,8 @@ from benchmarks.storage.records import (
     reading_parser,
     wanted,
 )
-from memstore.block import BlockKey
-from memstore.disk.keys import block_key
+from memstore.block import BlockKey, RecordKey
+from memstore.disk.keys import record_key
 
 DIRECT_THREADS = (4, 8, 16)
 
@@ -65,7 +65,10 @@ def measure(memory: Memory, heads: Sequence[int], options: argparse.Namespace) -
         kept.append(memory.drop_cache())
         if keys:
             with memory.database.read() as txn:
-                txn.places_of("blocks", [block_key(1, block, 0) for block in range(memory.records)])
+                txn.places_of(
+                    "blocks",
+                    [record_key(RecordKey(1, block, 0)) for block in range(memory.records)],
+                )
         return gigabytes(
             batches * BATCH * size,
             lambda: [memory.tier.read(units, slab, range(count)) for units in asked],
@@ -79,7 +82,7 @@ def measure(memory: Memory, heads: Sequence[int], options: argparse.Namespace) -
             for drawn in few:
                 with memory.database.read() as txn:
                     for block in sorted(drawn):
-                        view = txn.view("blocks", block_key(1, block, 0))
+                        view = txn.view("blocks", record_key(RecordKey(1, block, 0)))
                         assert view is not None
                         view[len(view) - shape.record :][:size].tobytes()
 
@@ -118,7 +121,7 @@ def measure(memory: Memory, heads: Sequence[int], options: argparse.Namespace) -
         ranges = []
         with memory.database.read() as txn:
             for block in drawn:
-                place = txn.places_of("blocks", [block_key(1, block, 0)])[0]
+                place = txn.places_of("blocks", [record_key(RecordKey(1, block, 0))])[0]
                 assert place is not None
                 start = place.offset + place.size - shape.record + heads[0] * shape.unit
                 header = (place.offset // mmap.PAGESIZE, place.offset // mmap.PAGESIZE + 1)

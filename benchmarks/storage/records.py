@@ -15,11 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common.memories import workplace
+from benchmarks.common.memories import data_file, workplace
 from benchmarks.common.options import plain_parser, prepare
+from memstore.block import RecordKey
+from memstore.disk.catalog import Catalog, Document
 from memstore.disk.database import Database
+from memstore.disk.signature import Signature
 from memstore.store.writer import COMMIT_BYTES
 from memstore.tiers.disk import DiskTier
+from memstore.tiers.raw_bits import raw_view
 
 BATCH = 32
 CHUNK_BLOCKS = 8
@@ -43,6 +47,11 @@ class Shape(NamedTuple):
         """Bytes of all heads."""
         return self.heads * self.unit
 
+    @property
+    def signature(self) -> Signature:
+        """Of a model of one layer that has such records."""
+        return Signature("aa", "bb", {}, "float16", 1, (0,), self.heads, self.dim, self.rows)
+
 
 SHAPES = (Shape("16 KB", 4, 32, 32), Shape("204 KB", 8, 50, 128), Shape("816 KB", 32, 50, 128))
 
@@ -54,29 +63,25 @@ def random_tensor(*shape: int) -> Tensor:
 
 
 class Memory:
-    """A database of one document's records of one layer, and a disk tier over it."""
+    """A memory of one document's records of one layer, and a disk tier over it."""
 
     def __init__(self, path: Path, shape: Shape) -> None:
         self.path, self.shape, self.records = path, shape, 0
         self.pause = 0.0
-        self.database = Database.create(path, lambda txn: None)
-        self.tier = self._tier()
+        self.catalog = Catalog.create(path, shape.signature, codec="raw")
+        self.document = Document(1, "noise", "ready").begin_write(0)
+        self.database.write(lambda txn: self.catalog.put_document(txn, self.document))
+        self.tier = DiskTier(self.catalog)
 
-    def _tier(self) -> DiskTier:
-        _, heads, rows, dim = self.shape
-        return DiskTier(
-            self.database,
-            num_kv_heads=heads,
-            block_size=rows,
-            head_dim=dim,
-            kv_dtype="float16",
-            codec="raw",
-        )
+    @property
+    def database(self) -> Database:
+        """Of the file as it is open now."""
+        return self.catalog.database
 
     @property
     def file(self) -> Path:
         """The data file."""
-        return self.path / "data.mdb"
+        return data_file(self.path)
 
     def write(self, size: int, blocks: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         """Add records of `size` bytes, in transactions of COMMIT_BYTES."""
@@ -92,17 +97,25 @@ class Memory:
                     txn: Any, first: int = first, end: int = end, fresh: Sequence[Any] = fresh
                 ) -> None:
                     for block in range(first, end):
-                        k, v = fresh[(block - first) % len(fresh)]
-                        self.tier.write(txn, 1, block, 0, k, v, self.shape.rows)
+                        key = RecordKey(self.document.id, block, 0)
+                        k, v = (raw_view(x)[None] for x in fresh[(block - first) % len(fresh)])
+                        rows, write = self.shape.rows, self.document.write_of(block)
+                        assert write is not None
+                        (record,) = self.catalog.blocks.encode(key, k, v, rows, write)
+                        self.catalog.blocks.put(txn, key, record)
 
                 self.database.write(work)
         self.records += size // self.shape.record
 
     def reopen(self) -> None:
         """Open anew: nothing of the file is mapped."""
-        self.database.close()
-        self.database = Database.open(self.path)
-        self.tier = self._tier()
+        self.close()
+        self.catalog = Catalog.open(self.path)
+        self.tier = DiskTier(self.catalog)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.catalog.close()
 
     def sample(self, batches: int) -> list[list[int]]:
         """Batches of random records, none of them twice."""
@@ -113,7 +126,7 @@ class Memory:
         """Have the system forget the file's pages, and open it anew; return the share of them that
         it kept.
         """
-        self.database.close()
+        self.close()
         with open(self.file, "rb") as file:
             os.fsync(file.fileno())
             time.sleep(self.pause)
@@ -172,7 +185,7 @@ def memories(options: argparse.Namespace) -> Iterator[tuple[Memory, Sequence[int
             memory.write(options.megabytes << 20)
             for heads in (range(shape.heads), [shape.heads // 2]):
                 yield memory, heads
-            memory.database.close()
+            memory.close()
             shutil.rmtree(memory.path)
             print(f"{shape.name} measured", flush=True)
 

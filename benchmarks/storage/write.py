@@ -1,6 +1,6 @@
 """What does writing documents cost, beyond writing as many bytes in a row?
 
-A document written through MemoryStore.write_document, and records through DiskTier.write alone,
+A document written through MemoryStore.write_document, and records through BlockTable.put alone,
 every commit synced. Beside them: as many bytes of one file written in a row and synced as often.
 
 Fresh random bytes, codec raw, records of three sizes. Measurements are taken in turns: medians of
@@ -35,14 +35,14 @@ from benchmarks.storage.records import (
     reading_parser,
 )
 from memstore import MemoryStore
-from memstore.disk.catalog import Signature
+from memstore.disk.catalog import IngestSettings
 from memstore.store.writer import COMMIT_BYTES
 
 
 def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
     """One row: a shape, in new memories."""
     size = min(options.megabytes << 20, 128 << 20)
-    signature = Signature("aa", "bb", {}, "float16", 1, (0,), shape.heads, shape.dim, shape.rows)
+    signature = shape.signature
     n = max(1, size // (shape.record * CHUNK_BLOCKS))  # chunks
     size = n * shape.record * CHUNK_BLOCKS
     kinds = 1 + (64 << 20) // (shape.record * CHUNK_BLOCKS)
@@ -60,7 +60,7 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
         with MemoryStore.create(place, signature, codec="raw", host_budget=256 << 20) as store:
 
             def run() -> None:
-                settings = {"chunk_blocks": CHUNK_BLOCKS, "top_k": 4}
+                settings = IngestSettings(chunk_blocks=CHUNK_BLOCKS, top_k=4)
                 writer = store.write_document("noise", source_hash="1", settings=settings)
                 assert writer is not None
                 with writer:
@@ -80,7 +80,7 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
             for i in range(CHUNK_BLOCKS)
         ]
         rate = gigabytes(size, lambda: memory.write(size, blocks))
-        memory.database.close()
+        memory.close()
         return rate
 
     def device(_: int) -> float:
@@ -118,7 +118,7 @@ def main() -> None:
         for shape in SHAPES:
             rows.append(measure(directory, shape, options))
             print(f"{shape.name} measured", flush=True)
-    head = ["record", "write_document", "DiskTier.write", "device", "document : device"]
+    head = ["record", "write_document", "BlockTable.put", "device", "document : device"]
     lines = [
         [
             row["record"],
