@@ -6,11 +6,13 @@ kills it alone.
 """
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import synthetic_documents
@@ -19,11 +21,14 @@ from synthetic_documents import CHUNK, check_content, ingest
 
 from memstore import errors
 from memstore.errors import MemstoreError
+from memstore.model.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import walk
+from memstore.store.walk import walk
 
 BUDGET = 1 << 20
-TOKENS = 150 * CHUNK + 7
+TOKENS = 70 * CHUNK + 7
+SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
+SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
 RIGHT, NAMED_ERROR, WRONG, CRASHED = 0, 10, 20, 30
 
 
@@ -34,12 +39,31 @@ def ingest_job(path: str) -> int:
     return RIGHT
 
 
+def several_job(path: str) -> int:
+    """Several documents at once, one a thread; each goes on from where it was left."""
+    failed: list[BaseException] = []
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+
+        def write(text: int, tokens: int) -> None:
+            try:
+                ingest(store, str(text), tokens, text=text, commit_bytes=5000)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=write, args=item) for item in SEVERAL.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return CRASHED if failed else RIGHT
+
+
 def changes_job(path: str, export: str) -> int:
     """Every other way to change a memory, one after the other; begun anew it does what is left."""
     with MemoryStore.open(path, host_budget=BUDGET) as store:
         names = {document.name for document in store.documents()}
-        ingest(store, "grows", 60 * CHUNK + 9, text=2, mode="append", commit_bytes=5000)
-        ingest(store, "changes", 40 * CHUNK + 3, text=3, mode="replace", commit_bytes=5000)
+        ingest(store, "grows", 40 * CHUNK + 9, text=2, mode="append", commit_bytes=5000)
+        ingest(store, "changes", 25 * CHUNK + 3, text=3, mode="replace", commit_bytes=5000)
         store.import_document(export, "comes")
         if "goes" in names:
             store.forget("goes")
@@ -74,22 +98,24 @@ def verify_job(path: str) -> int:
 
 
 def python_job(output: str, code: str, *arguments: str) -> int:
-    """Run code that sees `arguments`, MemoryStore, errors and the deterministic ingest; it prints
-    to a file.
+    """Run code that sees `arguments`, MemoryStore, load_model, errors and the deterministic
+    ingest; it prints to a file.
     """
     with open(output, "w", encoding="utf-8") as out, contextlib.redirect_stdout(out):
-        exec(code, {**vars(synthetic_documents), **vars(errors), "arguments": arguments})
+        exec(code, {**SEEN, "arguments": arguments})
     return RIGHT
 
 
 JOBS = {
-    job.__name__: job for job in (ingest_job, changes_job, read_all_job, verify_job, python_job)
+    job.__name__: job
+    for job in (ingest_job, several_job, changes_job, read_all_job, verify_job, python_job)
 }
 
 
 def serve() -> None:
     """For each line [job, arguments...]: fork, say the child's pid; when asked, its exit code."""
     torch.set_num_threads(1)
+    gc.freeze()  # a child's collector would touch, and so copy, all that was imported
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         pid = os.fork()

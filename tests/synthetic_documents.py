@@ -8,17 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from records import contents
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Document, Signature
+from memstore.disk.document import Document, IngestSettings
+from memstore.disk.signature import Signature
+from memstore.store.chunk import LayerBlocks
 from memstore.store.memory_store import MemoryStore
-from memstore.store.writer import LayerBlocks
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 4
 CHUNK_BLOCKS, TOP_K = 4, 2
 CHUNK = CHUNK_BLOCKS * BLOCK
-SETTINGS = {"chunk_blocks": CHUNK_BLOCKS, "top_k": TOP_K}
+SETTINGS = IngestSettings(CHUNK_BLOCKS, TOP_K)
 SIGNATURE = Signature(
     weights="ab" * 20,
     tokenizer="cd" * 20,
@@ -38,22 +40,43 @@ def token_ids(text: int, first: int, end: int) -> np.ndarray:
     return (np.arange(first, end, dtype=np.int64) * 7919 + text * 104_729) % 2000
 
 
+def blocks(
+    text: int, layer: int, first: int, tokens: int, *, shape: Signature = SIGNATURE
+) -> LayerBlocks:
+    """K, V [n, Hkv, block_size, D] and landmark keys [n, Hkv, D] of `tokens` tokens' blocks from
+    block `first` on; a short last one differs from a full one.
+
+    Values are about normal, and each block's follow from its number alone.
+    """
+    heads, size, dim = shape.num_kv_heads, shape.block_size, shape.head_dim
+    numbers = np.arange(first, first + -(-tokens // size))
+    lengths = np.minimum(tokens - (numbers - first) * size, size)
+    which = (layer << 40 | numbers << 8 | lengths).astype(np.uint64)
+    seeds = _mixed(_mixed(np.full(len(numbers), text)) ^ which)
+    count = heads * (2 * size + 1) * dim
+    random = _mixed(seeds[:, None] + np.arange(count, dtype=np.uint64))  # (n, count), of 64 bits
+    sums = random.view(np.uint16).reshape(len(numbers), count, 4).sum(-1, dtype=np.float32)
+    values = torch.from_numpy((sums - 131_070) / 37_837).to(torch.float16)
+    k, v, landmarks = values.view(-1, heads, 2 * size + 1, dim).split([size, size, 1], dim=2)
+    padding = torch.arange(size) >= torch.from_numpy(lengths)[:, None]
+    k, v = (x.masked_fill(padding[:, None, :, None], 0) for x in (k, v))
+    return k, v, landmarks[:, :, 0].clone()
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """64 bits that look random, of each number (Steele's SplitMix64)."""
+    x = x.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 def block(
     text: int, layer: int, number: int, length: int = BLOCK, *, shape: Signature = SIGNATURE
 ) -> LayerBlocks:
-    """K, V [Hkv, block_size, D] and landmark key [Hkv, D] of one block; a short one differs from a
-    full one.
-    """
-    random = np.random.Generator(
-        np.random.Philox(key=[text, (layer << 40) + (number << 8) + length])
-    )
-    heads, size, dim = shape.num_kv_heads, shape.block_size, shape.head_dim
-    values = random.standard_normal((heads, 2 * size + 1, dim), dtype=np.float32)
-    k, v, landmark = torch.from_numpy(values).to(torch.float16).split([size, size, 1], dim=1)
-    k, v = k.clone(), v.clone()
-    k[:, length:] = 0
-    v[:, length:] = 0
-    return k, v, landmark[:, 0].clone()
+    """K, V [Hkv, block_size, D] and landmark key [Hkv, D] of one block."""
+    k, v, landmarks = blocks(text, layer, number, length, shape=shape)
+    return k[0], v[0], landmarks[0]
 
 
 def chunk(
@@ -62,17 +85,10 @@ def chunk(
     """Every layer's blocks of `tokens` tokens from block `first` on, and the length of a short last
     block.
     """
-    count = -(-tokens // shape.block_size)
-    last = tokens - (count - 1) * shape.block_size
-    layers = {}
-    for layer in range(shape.num_layers):
-        blocks = [
-            block(text, layer, first + i, last if i == count - 1 else shape.block_size, shape=shape)
-            for i in range(count)
-        ]
-        k, v, landmarks = (torch.stack(parts) for parts in zip(*blocks))
-        layers[layer] = (k, v, landmarks)
-    return layers, None if last == shape.block_size else last
+    layers = {
+        layer: blocks(text, layer, first, tokens, shape=shape) for layer in range(shape.num_layers)
+    }
+    return layers, tokens % shape.block_size or None
 
 
 def ingest(
@@ -114,24 +130,29 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
     text.
     """
     shape = store.signature
-    boundary = document.tokens // (CHUNK_BLOCKS * shape.block_size) * CHUNK_BLOCKS
-    assert document.blocks == -(-document.tokens // shape.block_size)
+    size, heads = shape.block_size, range(shape.num_kv_heads)
+    at_once = max(1, min(8, store.capacity // len(heads)))  # blocks
+    boundary = document.tokens // (CHUNK_BLOCKS * size) * CHUNK_BLOCKS
+    assert document.blocks == -(-document.tokens // size)
     for layer in range(shape.num_layers):
         first = 0 if layer in shape.memory_layers else max(0, boundary - TOP_K)
-        for number in range(first, document.blocks):
-            length = min(shape.block_size, document.tokens - number * shape.block_size)
-            k, v, landmark = block(text, layer, number, length, shape=shape)
-            with store.lease(
-                [BlockKey(document.id, layer, number, head) for head in range(shape.num_kv_heads)]
-            ) as lease:
-                assert torch.equal(bits(lease.k[lease.slots]), bits(k)), (layer, number)
-                assert torch.equal(bits(lease.v[lease.slots]), bits(v)), (layer, number)
-                assert lease.lengths.tolist() == [length] * shape.num_kv_heads
-            if layer in shape.memory_layers and document.state == "ready":
-                assert torch.equal(
-                    store.landmark_keys(layer, [(document.id, number, number + 1)])[:, 0],
-                    landmark.float(),
-                )
+        tokens = document.tokens - first * size
+        k, v, landmarks = blocks(text, layer, first, tokens, shape=shape)
+        for some in range(0, len(k), at_once):
+            units = [
+                BlockKey(document.id, layer, first + some + at, head)
+                for at in range(len(k[some : some + at_once]))
+                for head in heads
+            ]
+            lengths = [min(size, document.tokens - unit.block * size) for unit in units]
+            with store.lease(units) as lease:
+                for found, wanted in ((lease.k, k), (lease.v, v)):
+                    expected = wanted[some : some + at_once].flatten(0, 1)
+                    assert torch.equal(bits(found[lease.slots]), bits(expected)), (layer, some)
+                assert lease.lengths.tolist() == lengths
+        if layer in shape.memory_layers and document.state == "ready":
+            found = store.landmark_keys(layer, [(document.id, 0, document.blocks)])
+            assert torch.equal(found, landmarks.transpose(0, 1).float())
     assert np.array_equal(store.tokens(document.id).ids, token_ids(text, 0, document.tokens))
 
 
@@ -141,8 +162,8 @@ def bits(values: Tensor) -> Tensor:
 
 
 def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
-    """Everything that a memory's tables hold, without times: two memories of the same content are
-    equal.
+    """Everything that a memory's tables hold, without times and ids of writes: two memories of the
+    same content are equal.
     """
     from memstore.disk.catalog import Catalog
 
@@ -151,9 +172,10 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
         with catalog.database.read() as txn:
             tables = {
                 table: {key: bytes(value) for key, value in txn.scan(table)}
-                for table in ("tokens", "landmarks", "blocks")
+                for table in ("tokens", "landmarks")
             }
-            rows = [replace(row, created=0.0) for row in catalog.documents(txn)]
+            tables["blocks"] = contents(catalog, txn)
+            rows = [replace(row, created=0.0, writes=()) for row in catalog.documents(txn)]
             tables["documents"] = {row.id.to_bytes(8, "big"): repr(row).encode() for row in rows}
         return tables
     finally:
@@ -162,6 +184,6 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
 
 def is_whole(path: Path) -> bool:
     """What `verify` asks of a memory, walked in this process."""
-    from memstore.store.verify import walk
+    from memstore.store.walk import walk
 
     return all(event["event"] != "problem" for event in walk(path, set()))

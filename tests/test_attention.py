@@ -13,7 +13,7 @@ import torch
 from oracle import Block, Head, choose
 from torch import Tensor
 
-from memstore.disk.catalog import Signature
+from memstore.disk.signature import Signature
 from memstore.kernels import api
 from memstore.model.attention import Memory, MemoryAttention, Read
 from memstore.model.config import ModelConfig

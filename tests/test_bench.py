@@ -26,7 +26,7 @@ from memstore.cli.bench_tiers import (
 )
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.landmark_model import LandmarkModel
-from memstore.tiers.cascade import DEFAULT_POLICY
+from memstore.tiers.options import DEFAULT_POLICY
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.recorded import Recorded
 from memstore.tiers.replay import belady, replay, replay_tiers

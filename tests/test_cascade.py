@@ -11,6 +11,7 @@ import torch
 from counting_source import (
     BLOCK,
     DIM,
+    SECONDS,
     UNIT_BYTES,
     Aside,
     CountingSource,
@@ -24,6 +25,7 @@ from synthetic_documents import DIM as STORED_DIM
 from tiny_model import text, tiny_model
 
 from memstore.block import BlockKey
+from memstore.disk.catalog import Catalog
 from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig, InvalidInput
 from memstore.model.landmark_model import LandmarkModel
 from memstore.model.session import ScratchSession
@@ -55,7 +57,7 @@ def check_tiers(store: MemoryStore) -> None:
     """No tier holds more than its budget, and what the device did not have the host was asked
     for.
     """
-    tiers = store._tiers
+    tiers = store.tiers
     for tier in tiers._caches:
         assert tier.bytes <= tier.budget_bytes
     if tiers.device is not None:
@@ -73,7 +75,7 @@ def logits(model: LandmarkModel, store: MemoryStore, seed: int = 4) -> torch.Ten
         states = [session.feed(ids[:-8])]
         for token in ids[-8:]:
             states.append(session.feed([token]))
-            store._tiers.settle()
+            store.tiers.settle()
             check_tiers(store)
         return session.logits(torch.cat(states))
 
@@ -99,7 +101,7 @@ def test_answers_through_a_device_tier_are_the_same(
         with MemoryStore.open(memory, model.signature, device="cpu", **options) as store:
             assert torch.equal(logits(model, store), expected)
             assert set(store.stats()["tiers"]) == {"device", "host", "disk"}
-            check_slots(store._tiers.device), check_slots(store._tiers.host)
+            check_slots(store.tiers.device), check_slots(store.tiers.host)
     options = {
         "host_budget": least + TINY_BYTES,
         "device_budget": 12 * TINY_BYTES,
@@ -180,7 +182,7 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
 
         budgets = {"host_budget": 400 * TINY_BYTES, "device_budget": 300 * TINY_BYTES}
         with MemoryStore.in_memory(
-            model.signature, disk._tiers.disk, device="cpu", **budgets
+            model.signature, disk.tiers.disk, device="cpu", **budgets
         ) as store:
             for layer in model.signature.memory_layers:
                 keys = disk.landmark_keys(layer, [(document.id, 0, document.blocks)]).transpose(
@@ -224,9 +226,9 @@ def test_two_threads_answer_from_one_store(model: LandmarkModel, memory: Path) -
             for outcome, right in zip(outcomes, expected):
                 assert outcome is not None
                 torch.testing.assert_close(outcome, right, rtol=1e-4, atol=1e-4)
-            store._tiers.settle()
+            store.tiers.settle()
             check_tiers(store)
-            check_slots(store._tiers.top)
+            check_slots(store.tiers.top)
 
 
 # Documents come and go
@@ -257,15 +259,15 @@ def test_written_appended_and_forgotten_documents_read_right_through_the_device(
         unit = BlockKey(document.id, 1, 3, 0)
         with store.lease([unit]):
             pass
-        assert store._tiers.device.holds(unit)
+        assert store.tiers.device.holds(unit)
         store.forget("book")
-        for tier in store._tiers._caches:
+        for tier in store.tiers._caches:
             assert {key.document for key in tier._slots} <= {other.id}
         with pytest.raises(DocumentNotFound):
             store.lease([unit])
         check_content(store, other, text=2)
         check_tiers(store)
-        check_slots(store._tiers.device), check_slots(store._tiers.host)
+        check_slots(store.tiers.device), check_slots(store.tiers.host)
     with open_with_device(tmp_path / "m", host=1, device=1) as store:
         check_content(store, other, text=2)
 
@@ -306,12 +308,12 @@ def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
     with MemoryStore.open(memory, model.signature, device="cpu", device_budget=1 << 20) as store:
         with model.session(store) as session:
             session.feed(model.tokenizer.encode(text(60, seed=4)))
-            own = {unit for unit in store._tiers.device._slots if unit.document < 0}
-            assert own and all(store._tiers.host.holds(unit) for unit in own)
-            assert store._tiers.host._pinned
-        for tier in store._tiers._caches:
+            own = {unit for unit in store.tiers.device._slots if unit.document < 0}
+            assert own and all(store.tiers.host.holds(unit) for unit in own)
+            assert store.tiers.host._pinned
+        for tier in store.tiers._caches:
             assert not [unit for unit in tier._slots if unit.document < 0] and not tier._pinned
-        check_slots(store._tiers.device), check_slots(store._tiers.host)
+        check_slots(store.tiers.device), check_slots(store.tiers.host)
 
 
 def test_kept_documents_stay_in_the_host_tier_under_pressure(tmp_path: Path) -> None:
@@ -324,16 +326,16 @@ def test_kept_documents_stay_in_the_host_tier_under_pressure(tmp_path: Path) -> 
             for block in range(4)
             for head in (0, 1)
         ]
-        store._tiers.keep(units)
+        store.tiers.keep(units)
         check_content(store, other, text=2)
         misses = store.stats()["tiers"]["host"]["misses"]
         for unit in units:
             store.lease([unit]).release()
         assert store.stats()["tiers"]["host"]["misses"] == misses
-        store._tiers.unpin(units)
+        store.tiers.unpin(units)
         check_content(store, other, text=2)
-        assert not any(store._tiers.host.holds(unit) for unit in units[:4])
-        for tier in store._tiers._caches:
+        assert not any(store.tiers.host.holds(unit) for unit in units[:4])
+        for tier in store.tiers._caches:
             assert tier.bytes <= tier.budget_bytes
             check_slots(tier)
 
@@ -344,17 +346,17 @@ def test_a_repair_does_not_close_the_file_under_a_prefetch(
     with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
         document = ingest(store, "book", 20 * CHUNK)
     with MemoryStore.open(tmp_path / "m") as store:
-        ahead = store._tiers.prefetcher
+        ahead = store.tiers.prefetcher
 
         def repair(path: Path, repair: bool) -> str:
             assert not ahead._busy and not ahead._waiting
             return "repaired"
 
-        monkeypatch.setattr("memstore.store.memory_store.verify_memory", repair)
+        monkeypatch.setattr("memstore.store.verify.verify_memory", repair)
         for _ in range(20):
             store.expect([BlockKey(document.id, 1, block, 0) for block in range(80)])
             assert store.verify(repair=True) == "repaired"
-            store._tiers.drop_document(document.id)
+            store.tiers.drop_document(document.id)
         check_content(store, document, text=1)
         assert not ahead.stats.failed
 
@@ -370,7 +372,7 @@ class Standing:
         self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]
     ) -> list[int]:
         self.reading.set()
-        assert self.go.wait(60)
+        assert self.go.wait(SECONDS)
         return self._source.read(units, slab, slots)
 
 
@@ -386,15 +388,15 @@ def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though
     ):
         document = ingest(store, "book", 2 * CHUNK)
         kept = ingest(store, "kept", 2 * CHUNK, text=2)
-        below = store._tiers.host.source = Standing(store._tiers.host.source)
-        gate = store._catalog.database._environment._gate
+        below = store.tiers.host.source = Standing(store.tiers.host.source)
+        gate = Catalog.open(tmp_path / "m").database._environment._gate
 
         def change_the_map() -> None:
             with gate.alone():
                 pass
 
-        ahead = Aside(store._tiers.host.prefetch, [BlockKey(document.id, 1, 0, 0)])
-        assert below.reading.wait(60)
+        ahead = Aside(store.tiers.host.prefetch, [BlockKey(document.id, 1, 0, 0)])
+        assert below.reading.wait(SECONDS)
         other.forget("book")
         notices = Aside(store.documents)
         notices.is_waiting()
@@ -406,7 +408,7 @@ def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though
         with pytest.raises(DocumentNotFound):
             ahead.end()
         check_content(store, kept, text=2)
-        check_slots(store._tiers.host)
+        check_slots(store.tiers.host)
 
 
 # What is refused, and how it is told
@@ -458,7 +460,7 @@ def test_stats_tell_every_tier_by_the_same_names(tmp_path: Path) -> None:
         document = ingest(store, "book", 4 * CHUNK)
     with open_with_device(tmp_path / "m", prefetch="speculative") as store:
         store.expect([BlockKey(document.id, 2, block, 0) for block in range(3)])
-        store._tiers.prefetcher.drain()
+        store.tiers.prefetcher.drain()
         store.lease([BlockKey(document.id, 2, block, 0) for block in range(4)]).release()
         stats = store.stats()
         assert list(stats["tiers"]) == ["device", "host", "disk"]

@@ -1,19 +1,25 @@
 """The tables beside the blocks: signature, documents and their states, tokens, landmark keys."""
 
+import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memstore.block import RecordKey
 from memstore.disk import catalog as catalog_module
-from memstore.disk.catalog import Catalog, Document, Signature
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
-from memstore.disk.keys import landmarks_key, tokens_key
+from memstore.disk.document import Document, IngestSettings, Write
+from memstore.disk.keys import landmarks_key, landmarks_key1, record_key, tokens_key
+from memstore.disk.signature import Signature
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -23,7 +29,8 @@ from memstore.errors import (
     NewerFormat,
     StorageFull,
 )
-from memstore.tiers.disk import DiskTier
+from memstore.store.verify import walk
+from memstore.tiers.raw_bits import from_raw, raw_view
 
 SIGNATURE = Signature(
     weights="a1" * 32,
@@ -38,6 +45,9 @@ SIGNATURE = Signature(
 )
 
 
+WRITE = bytes(range(16))
+
+
 def landmark_keys(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, 2, 6, generator=torch.Generator().manual_seed(seed)).to(
         torch.bfloat16
@@ -46,23 +56,18 @@ def landmark_keys(count: int, seed: int = 0) -> torch.Tensor:
 
 def make_document(catalog: Catalog, name: str, *, blocks: int = 10) -> Document:
     """A ready document with records, landmark runs of 4 blocks and token parts of 16 tokens."""
-    disk = DiskTier(
-        catalog.database,
-        num_kv_heads=2,
-        block_size=4,
-        head_dim=6,
-        kv_dtype="bfloat16",
-        codec=catalog.codec,
-    )
 
     def work(txn: Transaction) -> Document:
         number = catalog.new_document_id(txn)
-        k = torch.full((2, 4, 6), float(number), dtype=torch.bfloat16)
-        size = sum(
-            disk.write(txn, number, block, layer, k, -k, 4)
-            for block in range(blocks)
+        k = raw_view(torch.full((blocks, 2, 4, 6), float(number), dtype=torch.bfloat16))
+        records = [
+            (RecordKey(number, block, layer), record)
             for layer in range(3)
-        )
+            for block, record in enumerate(
+                catalog.blocks.encode(RecordKey(number, 0, layer), k, k, 4, WRITE)
+            )
+        ]
+        size = sum(catalog.blocks.put(txn, key, record) for key, record in sorted(records))
         for first in range(0, blocks, 4):
             count = min(4, blocks - first)
             catalog.put_tokens(
@@ -70,11 +75,12 @@ def make_document(catalog: Catalog, name: str, *, blocks: int = 10) -> Document:
             )
             for layer in (1, 2):
                 catalog.put_landmarks(
-                    txn, number, layer, first, landmark_keys(count, seed=first + layer)
+                    txn, number, layer, first, raw_view(landmark_keys(count, seed=first + layer))
                 )
         document = Document(
             number, name, "ready", tokens=4 * blocks, blocks=blocks, bytes=size, created=1.5
         )
+        document = replace(document, writes=(Write(0, WRITE),))
         catalog.put_document(txn, document)
         return document
 
@@ -168,7 +174,10 @@ def test_documents_are_found_by_name_and_id(catalog):
     two = replace(
         make_document(catalog, "two"),
         metadata={"author": "x"},
-        settings={"top_k": 4},
+        settings=IngestSettings(8, 4, granularity="tokens", score_range=0.5),
+        appended_to=20,
+        layers=(1, 2),
+        writes=(Write(0, WRITE), Write(5, bytes(16))),
         state="ingesting",
     )
     catalog.database.write(lambda txn: catalog.put_document(txn, two))
@@ -226,7 +235,10 @@ def test_a_document_is_cut_back_to_whole_blocks(catalog, blocks):
         with catalog.database.read() as txn:
             runs = list(catalog.landmarks(txn, number))
         return {
-            layer: torch.cat([run.keys for run in runs if run.layer == layer] or [landmark_keys(0)])
+            layer: torch.cat(
+                [from_raw(run.keys, "bfloat16") for run in runs if run.layer == layer]
+                or [landmark_keys(0)]
+            )
             for layer in (1, 2)
         }
 
@@ -296,7 +308,7 @@ def test_landmark_keys_come_back_in_order_bit_for_bit(catalog):
     assert [run[:3] for run in second] == [run[:3] for run in runs if run.document == numbers[1]]
     for run in runs:  # after the transaction: copies
         expected = landmark_keys(2 if run.first_block == 8 else 4, seed=run.first_block + run.layer)
-        assert run.keys.dtype == torch.bfloat16 and torch.equal(run.keys, expected)
+        assert torch.equal(from_raw(run.keys, "bfloat16"), expected)
 
 
 def test_damaged_rows_are_refused_by_name(catalog):
@@ -319,10 +331,132 @@ def test_damaged_rows_are_refused_by_name(catalog):
             catalog.tokens(txn, 1)
         assert catalog.tokens(txn, 1, 0, 16).tolist() == list(range(16))
     catalog.database.write(
-        lambda txn: txn.put_checked("landmarks", landmarks_key(1, 2, 4), b"short")
+        lambda txn: txn.put_checked("landmarks", landmarks_key1(1, 2, 4), b"short")
     )
+    catalog.database.write(lambda txn: txn.delete("landmarks", landmarks_key(1, 2, 4)))
     with catalog.database.read() as txn, pytest.raises(CorruptMemory, match="impossible length"):
         list(catalog.landmarks(txn))
     catalog.database.write(damage("meta", b"memory"))
     with pytest.raises(CorruptMemory, match="meta entry"):
         Catalog.open(catalog.database.path)
+
+
+# What tables say of themselves
+
+
+def test_a_block_may_have_several_landmark_keys(catalog):
+    keys = raw_view(landmark_keys(12))
+    catalog.database.write(lambda txn: catalog.put_landmarks(txn, 1, 2, 8, keys, per_block=3))
+    with catalog.database.read() as txn:
+        (run,) = catalog.landmarks(txn)
+    assert (run.first_block, run.blocks, run.per_block) == (8, 4, 3)
+    assert np.array_equal(run.keys, keys)
+    catalog.database.write(lambda txn: catalog.truncate_document(txn, 1, blocks=10, tokens=0))
+    with catalog.database.read() as txn:
+        (run,) = catalog.landmarks(txn)
+    assert run.blocks == 2 and np.array_equal(run.keys, keys[:6])
+    catalog.database.write(lambda txn: catalog.delete_landmarks(txn, 1, 2, 8))
+    with catalog.database.read() as txn:
+        assert list(catalog.landmarks(txn)) == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"kind": "words"}, {"dtype": "float16"}, {"shape": [2, 7]}, {"per_block": 0}]
+)
+def test_a_table_that_is_no_landmark_keys_of_this_memory_is_refused_by_name(catalog, change):
+    header = {"kind": "landmark", "dtype": "bfloat16", "shape": [2, 6], "per_block": 1, **change}
+    value = msgpack.packb(header) + bytes(24)
+    catalog.database.write(lambda txn: txn.put_checked("landmarks", landmarks_key(3, 1, 0), value))
+    told = next(iter(change.values()))
+    with (
+        catalog.database.read() as txn,
+        pytest.raises(CorruptMemory, match=rf"document 3, layer 1.*{re.escape(repr(told))}"),
+    ):
+        list(catalog.landmarks(txn))
+
+
+# The prefix
+
+
+def test_a_prefix_is_kept_and_no_listing_shows_it(path, catalog):
+    make_document(catalog, "a")
+    with catalog.database.read() as txn:
+        assert catalog.prefix(txn) is None
+    writes = []
+    for tokens in (10, 7):  # the second takes the place of the first
+        k, v = (
+            raw_view(torch.randn(3, 2, 4, 6).to(torch.bfloat16))[: -(-tokens // 4)] for _ in "kv"
+        )
+        ids = np.arange(tokens) * 7
+        catalog.database.write(
+            lambda txn, ids=ids, k=k, v=v: catalog.put_prefix(txn, ids, {0: (k, v), 2: (v, k)})
+        )
+        with catalog.database.read() as txn:
+            prefix = catalog.prefix(txn)
+            assert [document.name for document in catalog.documents(txn)] == ["a"]
+            with pytest.raises(DocumentNotFound, match="there are 'a'"):
+                catalog.document(txn, 0)
+        assert prefix.ids.tolist() == ids.tolist() and list(prefix.layers) == [0, 2]
+        got_k, got_v = prefix.layers[0]
+        last = tokens % 4
+        assert np.array_equal(got_k[:-1], k[:-1]) and np.array_equal(got_v[:-1], v[:-1])
+        assert np.array_equal(got_k[-1, :, :last], k[-1, :, :last])
+        assert not got_k[-1, :, last:].any()
+        writes.append(prefix.write)
+    assert len(set(writes)) == 2 and {len(write) for write in writes} == {16}
+    assert all(event["event"] != "problem" for event in walk(path, {1}))
+    key = RecordKey(0, 1, 2)
+    record = bytearray(catalog.database.write(lambda txn: txn.get("blocks", record_key(key))))
+    record[-1] ^= 1
+    catalog.database.write(lambda txn: catalog.blocks.put(txn, key, bytes(record)))
+    problems = [event for event in walk(path, {1}) if event["event"] == "problem"]
+    assert [problem["document"] for problem in problems] == [0]
+    assert str(key) in problems[0]["what"]
+    catalog.database.write(lambda txn: catalog.delete_document(txn, 0), beyond_limit=True)
+    with catalog.database.read() as txn:
+        assert catalog.prefix(txn) is None
+
+
+# Writes and commits
+
+
+def test_an_append_is_a_write_of_its_own_and_takes_the_place_of_later_ones():
+    document = Document(1, "a", "ready").begin_write(0)
+    assert [write.first for write in document.writes] == [0]
+    (first,) = document.writes
+    grown = document.begin_write(8).begin_write(12)
+    assert grown.write_of(7) == first.id != grown.write_of(8) != grown.write_of(12)
+    assert grown.write_of(2**32 - 1) == grown.writes[2].id
+    cut = grown.begin_write(8)
+    assert [write.first for write in cut.writes] == [0, 8] and cut.writes[1] not in grown.writes
+    assert Document(1, "a", "ready").begin_write(4).write_of(3) is None
+
+
+def test_every_commit_says_when_it_was_made(catalog):
+    before = catalog.database.last_commit()
+    make_document(catalog, "a")
+    after = catalog.database.last_commit()
+    assert after.transaction == catalog.database.last_transaction == before.transaction + 1
+    assert before.time <= after.time <= time.time()
+
+    def damage(txn: Transaction) -> None:
+        raise KeyError("undone")
+
+    with pytest.raises(KeyError):
+        catalog.database.write(damage)
+    assert catalog.database.last_commit() == after
+    catalog.database.write(lambda txn: catalog.delete_document(txn, 1), beyond_limit=True)
+    last = catalog.database.last_commit()
+    assert last.transaction == catalog.database.last_transaction > after.transaction
+
+
+def test_signatures_without_a_difference_have_one_digest():
+    alike = replace(SIGNATURE, architecture={"block_size": 4.0, "rope_theta": 10000, "cmt": None})
+    assert SIGNATURE.difference(alike) == [] and alike.digest == SIGNATURE.digest
+    others = [
+        replace(SIGNATURE, weights="ff" * 32),
+        replace(SIGNATURE, memory_layers=(1,)),
+        replace(SIGNATURE, architecture={"rope_theta": 5e5, "block_size": 4}),
+    ]
+    digests = {other.digest for other in [SIGNATURE, *others]}
+    assert len(digests) == 4 and {len(digest) for digest in digests} == {16}

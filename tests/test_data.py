@@ -15,9 +15,10 @@ from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model import facts as language
 from memstore.model.facts import Pools, draw_fact, draw_value
 from memstore.model.tokenizer import Tokenizer
-from memstore.training.batches import RecallConfig, RecallData
+from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
-from memstore.training.pages import Source
+from memstore.training.recall_config import RecallConfig
+from memstore.training.source import Source
 
 BLOCK = 16
 
@@ -104,11 +105,9 @@ def test_a_corpus_is_its_documents_one_after_the_other(corpus, files, tokenizer)
     assert corpus.tokens.tolist() == [
         token for text in read_documents(files) for token in tokenizer.encode(text)
     ]
-    offset = corpus.offset(random.Random(1), 50)
-    assert corpus.continuation(offset, 50).tolist() == corpus.tokens[offset : offset + 50].tolist()
-    assert len(corpus.sample(random.Random(2), len(corpus))) == len(corpus)
+    assert corpus.offset(random.Random(1), len(corpus)) == 0
     with pytest.raises(InvalidInput, match="fewer than"):
-        corpus.sample(random.Random(2), len(corpus) + 1)
+        corpus.offset(random.Random(2), len(corpus) + 1)
 
 
 def test_a_corpus_is_tokenised_once_for_the_same_files_and_tokenizer(files, tokenizer, tmp_path):
@@ -183,7 +182,7 @@ def test_sentences_hold_their_fact_and_questions_end_before_the_answer():
             assert "48213" not in asked.prompt
     stated = language.pass_key_statement("9054")
     assert stated.text == "The pass key is 9054. Remember it. 9054 is the pass key."
-    assert language.pass_key_question("9054").prompt == language.PASS_KEY_QUESTION
+    assert language.pass_key_question("9054").prompt == language.PASS_KEY_QUESTIONS["train"][0]
 
 
 def test_encoding_by_pieces_gives_the_ids_of_the_whole_sentence(tokenizer, corpus):
@@ -352,7 +351,7 @@ def test_text_chunks_continue_the_text_of_their_window(tokenizer, corpus):
     assert chunks.continues.all()
     for ids, visible in zip(content(chunks.ids, tokenizer), chunks.visible.tolist()):
         after = memory.text_windows[visible[0]]
-        text = corpus.continuation(after - 8 * BLOCK, 12 * BLOCK).tolist()
+        text = corpus.tokens[after - 8 * BLOCK : after + 4 * BLOCK].tolist()
         assert memory.contents[visible[0]] + ids.tolist() == text
 
 

@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import select
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,12 +16,12 @@ import pytest
 import torch
 from faulty_source import FailingSource, SlowSource
 from test_database import hear, other_process, say
-from test_disk_tier import BLOCKS, DIM, HEADS, LAYERS, ROWS, keys_and_values, make, new_slab
+from test_disk_tier import BLOCKS, DIM, HEADS, LAYERS, ROWS, keys_and_values, make, new_slab, write
 
-from memstore.block import BlockKey
+from memstore.block import BlockKey, RecordKey
 from memstore.disk.catalog import Catalog
-from memstore.disk.database import Database, Transaction
-from memstore.disk.keys import block_key
+from memstore.disk.database import Transaction
+from memstore.disk.keys import record_key
 from memstore.disk.pages import Place
 from memstore.errors import CorruptBlock, MemoryClosed
 from memstore.tiers.disk import DiskTier
@@ -114,14 +115,18 @@ def test_a_slow_disk_gives_the_right_blocks_and_its_waits_overlap(memory, cold, 
         for head in range(HEADS)
     ]
 
+    in_flight, together = threading.Condition(), 0
+
     def late(true, file, buffers, offset):
-        time.sleep(0.1)
+        nonlocal together
+        with in_flight:  # nothing comes before four reads were asked for
+            together += 1
+            in_flight.notify_all()
+            assert in_flight.wait_for(lambda: together >= 4, timeout=60)
         return true(file, buffers, offset)
 
     reading(monkeypatch, late)
-    began = time.perf_counter()
     check_right(disk, units)
-    assert 0.1 < time.perf_counter() - began < 0.1 * 32 / 2
 
 
 def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatch):
@@ -147,7 +152,7 @@ def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(
 ):
     catalog, disk = memory
     with catalog.database.read() as txn:
-        place = txn.places_of("blocks", [block_key(1, 4, 1)])[0]
+        place = txn.places_of("blocks", [record_key(RecordKey(1, 4, 1))])[0]
         assert place is not None
         end = place.offset + place.size - 1
     file = os.open(catalog.database.path / "data.mdb", os.O_RDWR)
@@ -155,14 +160,7 @@ def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(
     os.close(file)
     monkeypatch.setattr("memstore.tiers.disk._WATCH", watch)
     monkeypatch.setattr("memstore.disk.cold_read.disk_reads", itertools.count(0, reads).__next__)
-    disk = DiskTier(
-        catalog.database,
-        num_kv_heads=HEADS,
-        block_size=ROWS,
-        head_dim=DIM,
-        kv_dtype="float16",
-        codec="raw",
-    )
+    disk = DiskTier(catalog)
     with pytest.raises(
         CorruptBlock, match=f"document 1, block 4, layer 1 is damaged .*head {HEADS - 1}"
     ):
@@ -182,8 +180,8 @@ def test_a_stuck_reader_elsewhere_makes_the_file_grow_and_nothing_fail(memory):
         for _ in range(times):
             for block in range(20):
                 database.write(
-                    lambda txn, block=block: disk.write(
-                        txn, 2, 100 + block, 0, want_k, want_v, ROWS
+                    lambda txn, block=block: write(
+                        catalog, txn, RecordKey(2, 100 + block, 0), want_k, want_v
                     )
                 )
         return database.file_bytes
@@ -205,7 +203,7 @@ def test_a_stuck_reader_elsewhere_makes_the_file_grow_and_nothing_fail(memory):
         say(process)
         assert hear(process) == str(before)  # its snapshot
         process.wait()
-    database.write(lambda txn: txn.put("meta", b"turn", b""))
+    database.write(lambda txn: None)
     freed = rewrite(1)  # what the reader kept can be used again
     assert rewrite(3) == freed
 
@@ -216,35 +214,26 @@ def test_the_map_that_another_process_grows_is_taken_over_while_this_one_reads(t
         say("open"); hear()
         for first in range(100, 500, 20):
             def work(txn):
-                record = txn.get("blocks", block_key(1, 0, 0))
-                for n in range(first, first + 20): txn.put("blocks", block_key(1, n, 0), record)
+                record = txn.get("blocks", record_key(RecordKey(1, 0, 0)))
+                for n in range(first, first + 20):
+                    txn.put("blocks", record_key(RecordKey(1, n, 0)), record)
             database.write(work)
         say(database._environment._inner.info()["map_size"])
     """
-    with Database.create(tmp_path / "memory", lambda txn: None, map_size=1 << 18) as database:
-        disk = DiskTier(
-            database,
-            num_kv_heads=HEADS,
-            block_size=ROWS,
-            head_dim=DIM,
-            kv_dtype="float16",
-            codec="raw",
-        )
-        units = [BlockKey(1, 0, block, head) for block in range(10) for head in range(HEADS)]
-        database.write(
-            lambda txn: [
-                disk.write(txn, 1, b, 0, *keys_and_values(1, 0, b), ROWS) for b in range(10)
-            ]
-        )
-        size = database._environment._inner.info()["map_size"]
-        with other_process(code, database.path) as process:
-            assert hear(process) == "open"
-            say(process)
-            while not select.select([process.stdout], [], [], 0)[0]:
-                check_right(disk, units)
-            grown = int(hear(process))
-        check_right(disk, units)
-        assert database._environment._inner.info()["map_size"] == grown > size
+    catalog, disk = make(tmp_path / "memory", "raw", documents=1, quota=1 << 19)
+    catalog.set_quota(None)  # the map is as small as it was
+    database = catalog.database
+    units = [unit for unit in UNITS if unit.document == 1]
+    size = database._environment._inner.info()["map_size"]
+    with other_process(code, database.path) as process:
+        assert hear(process) == "open"
+        say(process)
+        while not select.select([process.stdout], [], [], 0)[0]:
+            check_right(disk, units)
+        grown = int(hear(process))
+    check_right(disk, units)
+    assert database._environment._inner.info()["map_size"] == grown > size
+    catalog.close()
 
 
 def in_child(disk: DiskTier, results: multiprocessing.Queue) -> None:

@@ -8,23 +8,29 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from records import decode, encode
 
-from memstore.block import BlockKey
-from memstore.disk.catalog import Catalog, Document, Signature
-from memstore.disk.codec import CODECS
+from memstore.block import KV_DTYPES, BlockKey, RecordKey
+from memstore.disk.blocks import BlockTable
+from memstore.disk.catalog import Catalog
+from memstore.disk.codec import CODECS, NEW_CODECS
 from memstore.disk.database import Transaction
-from memstore.disk.keys import block_key
-from memstore.disk.record import DTYPES, check_record, decode_record, encode_record, raw_view
-from memstore.errors import CorruptBlock, DocumentNotFound, InvalidConfig
+from memstore.disk.document import Document, Write
+from memstore.disk.keys import record_key
+from memstore.disk.signature import Signature
+from memstore.errors import CorruptBlock, DocumentNotFound
 from memstore.tiers.base import Lease, UnitSource
 from memstore.tiers.disk import DiskTier
+from memstore.tiers.raw_bits import from_raw, raw_view, torch_dtype
 from memstore.tiers.stats import TierCounter, TierStats
 
 HEADS, ROWS, DIM, LAYERS, BLOCKS = 3, 8, 64, 2, 12
+WRITE = b"first write, 16b"
 
 
 @pytest.fixture(params=["mapped", "asked", "both"])
@@ -42,24 +48,21 @@ def keys_and_values(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What block `block` holds, computed anew: [HEADS, ROWS, DIM] each."""
     generator = torch.Generator().manual_seed(document * 10007 + layer * 101 + block)
-    k, v = torch.randn(2, HEADS, ROWS, DIM, generator=generator).to(DTYPES[dtype])
+    k, v = torch.randn(2, HEADS, ROWS, DIM, generator=generator).to(torch_dtype(dtype))
     return k, v
 
 
 def make(
-    path: Path, codec: str = "zstd", dtype: str = "float16", documents: int = 2
+    path: Path,
+    codec: str = "zstd",
+    dtype: str = "float16",
+    documents: int = 2,
+    quota: int | None = None,
 ) -> tuple[Catalog, DiskTier]:
     """A memory of `documents` ready documents; the last block of each is closed at one token."""
     signature = Signature("aa", "bb", {}, dtype, LAYERS, (1,), HEADS, DIM, ROWS)
-    catalog = Catalog.create(path, signature, codec=codec)
-    disk = DiskTier(
-        catalog.database,
-        num_kv_heads=HEADS,
-        block_size=ROWS,
-        head_dim=DIM,
-        kv_dtype=dtype,
-        codec=catalog.codec,
-    )
+    catalog = Catalog.create(path, signature, codec=codec, quota=quota)
+    disk = DiskTier(catalog)
 
     def work(txn: Transaction) -> None:
         for document in range(1, documents + 1):
@@ -68,17 +71,29 @@ def make(
                 length = 1 if block == BLOCKS - 1 else ROWS
                 for layer in range(LAYERS):
                     k, v = keys_and_values(document, layer, block, dtype)
-                    size += disk.write(txn, document, block, layer, k, v, length)
-            catalog.put_document(
-                txn, Document(document, str(document), "ready", blocks=BLOCKS, bytes=size)
-            )
+                    size += write(catalog, txn, RecordKey(document, block, layer), k, v, length)
+            row = Document(document, str(document), "ready", blocks=BLOCKS, bytes=size)
+            catalog.put_document(txn, replace(row, writes=(Write(0, WRITE),)))
 
     catalog.database.write(work)
     return catalog, disk
 
 
+def write(
+    catalog: Catalog,
+    txn: Transaction,
+    key: RecordKey,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    length: int = ROWS,
+) -> int:
+    """Write one record of a document; return its bytes."""
+    (record,) = catalog.blocks.encode(key, raw_view(k)[None], raw_view(v)[None], length, WRITE)
+    return catalog.blocks.put(txn, key, record)
+
+
 def new_slab(slots: int, dtype: str = "float16") -> torch.Tensor:
-    return torch.full((slots, 2, ROWS, DIM), 9.0, dtype=DTYPES[dtype])
+    return torch.full((slots, 2, ROWS, DIM), 9.0, dtype=torch_dtype(dtype))
 
 
 @pytest.fixture
@@ -88,8 +103,8 @@ def memory(tmp_path: Path) -> Iterator[tuple[Catalog, DiskTier]]:
     catalog.close()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("codec", NEW_CODECS)
 def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, codec, dtype, way):
     catalog, disk = make(tmp_path / "memory", codec, dtype)
     source: UnitSource = disk
@@ -111,8 +126,8 @@ def test_units_in_any_order_land_in_their_slots_as_they_are_stored(tmp_path, cod
             want_k, want_v = keys_and_values(unit.document, unit.layer, unit.block, dtype)
             assert length == (1 if unit.block == BLOCKS - 1 else ROWS)
             if not CODECS[codec].lossless:
-                record = encode_record(0, 0, 0, want_k, want_v, length, codec, dtype)
-                want_k, want_v, _ = decode_record(record, 0, 0, 0, shape=disk.shape, dtype=dtype)
+                record = encode(want_k, want_v, length, codec, dtype)
+                want_k, want_v, _ = decode(record, (HEADS, ROWS, DIM), dtype)
             assert torch.equal(k[slot, :length], want_k[unit.head, :length])
             assert torch.equal(v[slot, :length], want_v[unit.head, :length])
             assert not raw_view(k[slot, length:]).any() and not raw_view(v[slot, length:]).any()
@@ -130,8 +145,7 @@ def test_whole_records_land_right_however_their_slots_lie(tmp_path, codec, layou
     # the last but one is short
     blocks = [7, 2, 2 if layout == "a record twice" else 300, BLOCKS - 1, 0]
     want = keys_and_values(1, 0, 300)
-    # with a longer header
-    catalog.database.write(lambda txn: disk.write(txn, 1, 300, 0, *want, ROWS))
+    catalog.database.write(lambda txn: write(catalog, txn, RecordKey(1, 300, 0), *want))
     units = [BlockKey(1, 0, block, head) for block in blocks for head in range(HEADS)]
     slots = list(range(len(units)))
     if layout == "a gap between records":
@@ -167,14 +181,7 @@ def test_what_the_page_cache_dropped_comes_from_the_disk_bit_for_bit(tmp_path):
     for count in (1, 20, 150):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         catalog = Catalog.open(tmp_path / "memory")
-        disk = DiskTier(
-            catalog.database,
-            num_kv_heads=HEADS,
-            block_size=ROWS,
-            head_dim=DIM,
-            kv_dtype="float16",
-            codec="raw",
-        )
+        disk = DiskTier(catalog)
         units = [
             BlockKey(
                 rng.randint(1, 8),
@@ -204,7 +211,7 @@ def test_uncommitted_records_are_read_inside_their_transaction(memory, way):
     k, v = slab.unbind(1)
 
     def work(txn: Transaction) -> None:
-        disk.write(txn, 2, 300, 0, want_k, want_v, ROWS)
+        write(catalog, txn, RecordKey(2, 300, 0), want_k, want_v)
         disk.read([BlockKey(2, 0, 300, 1), BlockKey(1, 0, 2, 1)], slab, [0, 1])
 
     catalog.database.write(work)
@@ -251,7 +258,7 @@ def test_what_was_read_outlives_the_transaction_and_later_writes(memory):
     noise = torch.zeros(HEADS, ROWS, DIM, dtype=torch.float16)
     for block in range(50):
         catalog.database.write(
-            lambda txn, block=block: disk.write(txn, 2, 100 + block, 0, noise, noise, ROWS)
+            lambda txn, block=block: write(catalog, txn, RecordKey(2, 100 + block, 0), noise, noise)
         )
     assert torch.equal(k[0], keys_and_values(1, 1, 3)[0][2]) and torch.equal(
         v[0], keys_and_values(1, 1, 3)[1][2]
@@ -259,11 +266,13 @@ def test_what_was_read_outlives_the_transaction_and_later_writes(memory):
 
 
 def test_a_block_is_read_whole(memory):
-    catalog, disk = memory
+    catalog, _ = memory
     with catalog.database.read() as txn:
-        k, v, length = disk.read_block(txn, 2, 5, 1)
+        k, v, length = catalog.blocks.get(txn, RecordKey(2, 5, 1), WRITE)
     want_k, want_v = keys_and_values(2, 1, 5)
-    assert length == ROWS and torch.equal(k, want_k) and torch.equal(v, want_v)
+    assert length == ROWS
+    assert torch.equal(from_raw(k, "float16"), want_k)
+    assert torch.equal(from_raw(v, "float16"), want_v)
 
 
 def test_a_forgotten_or_unknown_document_is_not_found(memory, way):
@@ -277,27 +286,26 @@ def test_a_forgotten_or_unknown_document_is_not_found(memory, way):
 
 def test_a_missing_record_of_a_document_is_damage(memory, way):
     catalog, disk = memory
-    catalog.database.write(lambda txn: txn.delete("blocks", block_key(1, 4, 1)))
+    catalog.database.write(lambda txn: txn.delete("blocks", record_key(RecordKey(1, 4, 1))))
     slab = new_slab(1)
     with pytest.raises(CorruptBlock, match="document 1, block 4, layer 1"):
         disk.read([BlockKey(1, 1, 4, 0)], slab, [0])
     with catalog.database.read() as txn, pytest.raises(CorruptBlock):
-        disk.read_block(txn, 1, 99, 0)
+        catalog.blocks.get(txn, RecordKey(1, 99, 0), WRITE)
 
 
 def test_a_record_moved_to_another_key_is_refused(memory, way):
     catalog, disk = memory
 
     def swap(txn: Transaction) -> None:
-        record = txn.get("blocks", block_key(1, 4, 1))
+        record = txn.get("blocks", record_key(RecordKey(1, 4, 1)))
         assert record is not None
-        disk.write_record(txn, 1, 5, 1, record)
+        catalog.blocks.put(txn, RecordKey(1, 5, 1), record)
 
     catalog.database.write(swap)
     slab = new_slab(1)
     with pytest.raises(
-        CorruptBlock,
-        match=r"block 5, layer 1 is damaged .*the record of document 1, block 4, layer 1",
+        CorruptBlock, match=r"block 5, layer 1 is damaged .*the record of block 4, layer 1 of"
     ):
         disk.read([BlockKey(1, 1, 5, 0)], slab, [0])
 
@@ -306,10 +314,10 @@ def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
     """Bytes of the records, that is: a damaged tree may end the process, and is tried where that is
     expected.
     """
-    catalog, disk = make(tmp_path / "memory", codec="raw")
+    catalog, _ = make(tmp_path / "memory", codec="raw")
     path = tmp_path / "memory" / "data.mdb"
     with catalog.database.read() as txn:
-        records = [bytes(record.data) for record in disk.records(txn, 1)]
+        records = [bytes(record.data) for record in catalog.blocks.walk(txn, 1)]
     catalog.close()
     whole = path.read_bytes()
     rng = random.Random(5)
@@ -321,14 +329,7 @@ def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
         damaged[place] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
         catalog = Catalog.open(tmp_path / "memory")
-        again = DiskTier(
-            catalog.database,
-            num_kv_heads=HEADS,
-            block_size=ROWS,
-            head_dim=DIM,
-            kv_dtype="float16",
-            codec="raw",
-        )
+        again = DiskTier(catalog)
         failed = 0
         for block in range(BLOCKS):
             for layer in range(LAYERS):
@@ -351,14 +352,12 @@ def test_flipped_bytes_of_the_file_never_yield_a_wrong_block(tmp_path):
 
 
 def test_records_are_walked_and_checked_in_order(memory):
-    catalog, disk = memory
+    catalog, _ = memory
     with catalog.database.read() as txn:
-        walked = [(record.block, record.layer) for record in disk.records(txn, 2, first=10)]
-        for record in disk.records(txn, 2):
-            check_record(
-                record.data, 2, record.block, record.layer, shape=disk.shape, dtype="float16"
-            )
-        sizes = sum(len(record.data) for record in disk.records(txn, 2))
+        walked = [record.key[1:] for record in catalog.blocks.walk(txn, 2, first=10)]
+        for record in catalog.blocks.walk(txn, 2):
+            catalog.blocks.check(record.data, record.key, WRITE)
+        sizes = sum(len(record.data) for record in catalog.blocks.walk(txn, 2))
         assert sizes == catalog.document(txn, 2).bytes
     assert walked == [(10, 0), (10, 1), (11, 0), (11, 1)]
 
@@ -369,19 +368,17 @@ def test_blocks_and_layers_are_deleted_and_their_bytes_counted(memory):
 
     def there() -> tuple[set[tuple[int, int]], int]:
         with database.read() as txn:
-            records = list(disk.records(txn, 1))
-            return {(record.block, record.layer) for record in records}, sum(
-                len(record.data) for record in records
-            )
+            records = list(catalog.blocks.walk(txn, 1))
+            return {key[1:] for key, _ in records}, sum(len(data) for _, data in records)
 
     all_keys, before = there()
-    freed = database.write(lambda txn: disk.delete_layers(txn, 1, {0}, 0, 8))
+    freed = database.write(lambda txn: catalog.blocks.delete_layers(txn, 1, {0}, 0, 8))
     keys, left = there()
     assert keys == all_keys - {(block, 0) for block in range(8)} and left == before - freed
-    assert database.write(lambda txn: disk.delete_layers(txn, 1, [0], 0, 8)) == 0
-    freed = database.write(lambda txn: disk.delete_blocks(txn, 1, 10))
+    assert database.write(lambda txn: catalog.blocks.delete_layers(txn, 1, [0], 0, 8)) == 0
+    freed = database.write(lambda txn: catalog.blocks.delete(txn, 1, 10))
     assert there() == ({key for key in keys if key[0] < 10}, left - freed)
-    database.write(lambda txn: disk.delete_document(txn, 1))
+    database.write(lambda txn: catalog.blocks.delete(txn, 1))
     assert there() == (set(), 0)
     slab = new_slab(1)
     disk.read([BlockKey(2, 1, 11, 0)], slab, [0])
@@ -389,29 +386,39 @@ def test_blocks_and_layers_are_deleted_and_their_bytes_counted(memory):
 
 def test_a_memory_may_hold_records_of_several_codecs(memory, way):
     catalog, disk = memory
-    other = DiskTier(
-        catalog.database,
-        num_kv_heads=HEADS,
-        block_size=ROWS,
-        head_dim=DIM,
-        kv_dtype="float16",
-        codec="raw",
-    )
+    other = BlockTable(catalog.signature, "raw")
     want_k, want_v = keys_and_values(9, 9, 9)
-    catalog.database.write(lambda txn: other.write(txn, 2, 50, 0, want_k, want_v, ROWS))
+    key = RecordKey(2, 50, 0)
+    (record,) = other.encode(key, raw_view(want_k)[None], raw_view(want_v)[None], ROWS, WRITE)
+    catalog.database.write(lambda txn: catalog.blocks.put(txn, key, record))
     slab = new_slab(2)
     k, v = slab.unbind(1)
     disk.read([BlockKey(2, 0, 50, 1), BlockKey(2, 0, 1, 1)], slab, [0, 1])
     assert torch.equal(k[0], want_k[1]) and torch.equal(v[1], keys_and_values(2, 0, 1)[1][1])
-    with pytest.raises(InvalidConfig, match="lz9"):
-        DiskTier(
-            catalog.database,
-            num_kv_heads=1,
-            block_size=1,
-            head_dim=1,
-            kv_dtype="float16",
-            codec="lz9",
-        )
+
+
+def test_a_record_is_read_only_where_the_document_tells_of_its_write(memory, way):
+    catalog, disk = memory
+    slab = new_slab(2)
+    units = [BlockKey(1, 0, 3, 0), BlockKey(1, 0, 4, 0)]
+    disk.read(units, slab, [0, 1])
+
+    def made_by(*writes: Write) -> None:
+        def work(txn: Transaction) -> None:
+            row = catalog.document(txn, 1)
+            catalog.put_document(txn, replace(row, writes=writes))
+
+        catalog.database.write(work)
+
+    made_by(Write(0, WRITE), Write(4, b"another, 16 byte"))  # an append begins at block 4
+    with pytest.raises(CorruptBlock, match=r"document 1, block 4, layer 0 is damaged .* the write"):
+        disk.read(units, slab, [0, 1])
+    disk.read(units[:1], slab, [0])
+    made_by()  # records of format 1
+    with pytest.raises(CorruptBlock, match="document 1, block 3, layer 0"):
+        disk.read(units[:1], slab, [0])
+    made_by(Write(0, bytes(16)), Write(3, WRITE))
+    disk.read(units, slab, [0, 1])
 
 
 def test_threads_read_while_a_document_is_written(memory, way):
@@ -443,7 +450,9 @@ def test_threads_read_while_a_document_is_written(memory, way):
     for block in range(20):
         k, v = keys_and_values(2, 0, block)
         catalog.database.write(
-            lambda txn, block=block, k=k, v=v: disk.write(txn, 2, 200 + block, 0, k, v, ROWS)
+            lambda txn, block=block, k=k, v=v: write(
+                catalog, txn, RecordKey(2, 200 + block, 0), k, v
+            )
         )
     for thread in threads:
         thread.join()

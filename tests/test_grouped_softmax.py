@@ -2,8 +2,6 @@
 Triton's interpreter.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -131,12 +129,12 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=9, deadline=None, derandomize=True)
 @given(
     size=st.integers(1, 9),
-    length=st.integers(1, 32),
+    length=st.integers(1, 34),  # the longest have rows of two tiles
     dim=st.sampled_from([8, 16, 40]),
-    group=st.integers(1, 2),
+    heads=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
     cmt=st.booleans(),
     controlled=st.booleans(),
     cut=st.none() | st.floats(0, 1),
@@ -146,7 +144,7 @@ def test_output_and_gradients_are_as_exact_as_torchs(
     size: int,
     length: int,
     dim: int,
-    group: int,
+    heads: tuple[int, int],
     cmt: bool,
     controlled: bool,
     cut: float | None,
@@ -158,9 +156,8 @@ def test_output_and_gradients_are_as_exact_as_torchs(
         size,
         length,
         dim,
-        2 * group,
-        2,
-        1 if documents else 2,
+        *heads,
+        1 if documents or heads[0] == 2 else 2,
         cmt=cmt,
         controlled=controlled,
         documents=documents,
@@ -171,14 +168,14 @@ def test_output_and_gradients_are_as_exact_as_torchs(
 
 @pytest.mark.parametrize("size, length", [(63, 130), (50, 110), (32, 70)])
 def test_blocks_of_real_sizes(size: int, length: int, poisoned: None) -> None:
-    check(Window.draw(size, length, 16, batch=1))
+    check(Window.draw(size, length, 16, heads=1, batch=1))
 
 
 @pytest.mark.parametrize("controlled", [False, True])
 def test_what_nothing_was_written_into_is_never_returned(controlled: bool, poisoned: None) -> None:
     for documents in ((), (7, 0, 6, 13)):  # of packed rows the last three belong to no document
         window = Window.draw(
-            4, 29, 40, 2, 1, 1 if documents else 2, controlled=controlled, documents=documents
+            4, 29, 40, 1, 1, 1 if documents else 2, controlled=controlled, documents=documents
         )
         result = window.attend(torch.float32, triton=True)
         assert all(x.isfinite().all() for x in result.values())
@@ -187,7 +184,7 @@ def test_what_nothing_was_written_into_is_never_returned(controlled: bool, poiso
 
 
 def test_packed_documents_are_separate_documents() -> None:
-    lengths = (7, 20, 1, 12)
+    lengths = (7, 15, 1)
     packed = Window.draw(5, sum(lengths), 16, 2, 1, 1, cmt=False, documents=lengths)
     packed = replace(packed, controlled=None)
     together = packed.attend(torch.float32, triton=True)
@@ -217,7 +214,7 @@ def test_autocast_chooses_the_dtype() -> None:
 
 
 def test_every_run_gives_the_same_bits() -> None:
-    window = Window.draw(5, 33, 16, 4, 2)
+    window = Window.draw(5, 33, 16, 2, 1, 1)
     first, second = (window.attend(torch.float32, triton=True) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -272,7 +269,7 @@ def test_inputs_may_be_views_and_the_gradient_of_the_output_too() -> None:
 
 
 def test_the_operators_keep_what_torch_compile_asks_of_them() -> None:
-    window = Window.draw(3, 10, 8, 2, 1, 1)
+    window = Window.draw(3, 6, 8, 1, 1, 1)
     x = {name: leaf.float().requires_grad_() for name, leaf in window.leaves.items()}
     arguments = x["q"], x["k"], x["v"], 3, x["k_cmt"], window.controlled, None
     torch.library.opcheck(triton_grouped_softmax.forward_op, arguments)
@@ -321,19 +318,6 @@ def test_without_being_asked_the_cpu_takes_torch_and_so_do_blocks_too_large_for_
     assert not calls
     api.grouped_softmax_attention(*[q.to(DEVICE)] * 3, 6, triton=True)
     assert calls == [6]
-
-
-def test_importing_memstore_and_attending_on_a_cpu_needs_no_triton() -> None:
-    program = (
-        "import sys; sys.modules['triton'] = None\n"
-        "import memstore, torch\n"
-        "from memstore.kernels.api import grouped_softmax_attention\n"
-        "q = torch.randn(1, 1, 9, 8); assert grouped_softmax_attention(q, q, q, "
-        "4).isfinite().all()\n"
-        "assert sys.modules['triton'] is None and not any(name.startswith('triton.') for name in "
-        "sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_a_model_learns_from_windows_the_same_through_the_kernel() -> None:

@@ -19,17 +19,18 @@ from memstore.index import (
     Hits,
     PackedIndex,
     Scope,
+    faiss_candidates,
+    faiss_format,
     faiss_index,
     make_index,
-    saved,
 )
-from memstore.index.engines import Engines
+from memstore.index.faiss_files import FaissFiles
 from memstore.kernels.api import NEG
 
 KV_HEADS, DIM, TOP_K, EACH = 2, 16, 4, 250
 DOCUMENTS = 6
 FAISS_KINDS = [kind for kind in INDEX_KINDS if kind.startswith("faiss")]
-KINDS = ["auto", "packed-bfloat16", *FAISS_KINDS]
+KINDS = ["auto", *FAISS_KINDS]
 
 
 def directions(seed: int) -> Tensor:
@@ -91,8 +92,8 @@ def memory(request: pytest.FixtureRequest) -> tuple[PackedIndex, Scope]:
 @pytest.fixture
 def any_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines are asked however small the scope and however cheap the exact search."""
-    monkeypatch.setattr(faiss_index, "_COVERED", 0)
-    monkeypatch.setattr(FaissIndex, "_pays", lambda *_: True)
+    monkeypatch.setattr(faiss_candidates, "_COVERED", 0)
+    monkeypatch.setattr(faiss_index, "pays", lambda *_: True)
 
 
 @pytest.fixture
@@ -369,15 +370,15 @@ def test_engines_from_a_file_find_the_same(kind: str, tmp_path: Path) -> None:
     index, scope = filled(kind)
     build(index)
     assert isinstance(index, FaissIndex)
-    saved.write(tmp_path, index, 0, 17)
+    faiss_format.write(tmp_path, index, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["layer-0.idx"]
     q = queries(30)
     before = index.search(0, q, scope, TOP_K)
     for reader in (kind, "auto"):
         opened, _ = filled(reader)
         assert isinstance(opened, FaissIndex)
-        opened.install(0, saved.read(tmp_path, opened, 0))
-        opened.thrifty = False  # so that the engine is asked
+        opened.install(0, faiss_format.read(tmp_path, opened, 0))
+        opened.auto = False  # so that the engine is asked
         after = opened.search(0, q, scope, TOP_K)
         assert opened.asked == 1
         assert torch.equal(after.candidates, before.candidates) and torch.equal(
@@ -393,58 +394,58 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     build(index)
     assert isinstance(index, FaissIndex)
     directory = tmp_path_factory.mktemp("index")
-    saved.write(directory, index, 0, 1)
-    return saved.file_of(directory, 0).read_bytes()
+    faiss_format.write(directory, index, 0)
+    return faiss_format.file_of(directory, 0).read_bytes()
 
 
 def test_no_damage_to_a_file_is_taken_for_an_engine(file: bytes, tmp_path: Path) -> None:
     index, _ = filled("faiss-ivf-sq8")
     assert isinstance(index, FaissIndex)
-    path = saved.file_of(tmp_path, 0)
+    path = faiss_format.file_of(tmp_path, 0)
     places = [*range(60), *range(60, len(file), len(file) // 60), len(file) - 1]
     for place in places:
         path.write_bytes(file[:place] + bytes([file[place] ^ 0x10]) + file[place + 1 :])
-        with pytest.raises(saved.Unusable, match=r"layer-0.idx is damaged"):
-            saved.read(tmp_path, index, 0)
+        with pytest.raises(faiss_format.Unusable, match=r"layer-0.idx is damaged"):
+            faiss_format.read(tmp_path, index, 0)
     for length in (0, 5, 17, 32, 33, 200, len(file) // 2, len(file) - 1):
         path.write_bytes(file[:length])
-        with pytest.raises(saved.Unusable):
-            saved.read(tmp_path, index, 0)
+        with pytest.raises(faiss_format.Unusable):
+            faiss_format.read(tmp_path, index, 0)
     path.write_bytes(file + b"x")
-    with pytest.raises(saved.Unusable):
-        saved.read(tmp_path, index, 0)
+    with pytest.raises(faiss_format.Unusable):
+        faiss_format.read(tmp_path, index, 0)
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        saved.read(tmp_path, index, 0)
+        faiss_format.read(tmp_path, index, 0)
 
 
 def test_a_file_of_another_kind_or_recall_or_of_forgotten_documents_is_not_used(
     file: bytes, tmp_path: Path
 ) -> None:
-    saved.file_of(tmp_path, 0).write_bytes(file)
+    faiss_format.file_of(tmp_path, 0).write_bytes(file)
     other, _ = filled("faiss-ivf")
     assert isinstance(other, FaissIndex)
-    with pytest.raises(saved.Unusable, match="of another kind, faiss-ivf-sq8"):
-        saved.read(tmp_path, other, 0)
+    with pytest.raises(faiss_format.Unusable, match="of another kind, faiss-ivf-sq8"):
+        faiss_format.read(tmp_path, other, 0)
     asked_more = make_index("faiss-ivf-sq8", KV_HEADS, DIM, recall=0.99)
     assert isinstance(asked_more, FaissIndex)
-    with pytest.raises(saved.Unusable, match=r"recall of 0\.95"):
-        saved.read(tmp_path, asked_more, 0)
+    with pytest.raises(faiss_format.Unusable, match=r"recall of 0\.95"):
+        faiss_format.read(tmp_path, asked_more, 0)
     index, _ = filled("faiss-ivf-sq8", 2)
     assert isinstance(index, FaissIndex)
-    with pytest.raises(saved.Unusable, match="stale"):
-        saved.read(tmp_path, index, 0)
+    with pytest.raises(faiss_format.Unusable, match="stale"):
+        faiss_format.read(tmp_path, index, 0)
 
 
 def test_a_document_whose_keys_changed_is_not_served_from_a_file(
     file: bytes, tmp_path: Path
 ) -> None:
-    saved.file_of(tmp_path, 0).write_bytes(file)
+    faiss_format.file_of(tmp_path, 0).write_bytes(file)
     index, scope = filled("faiss-ivf-sq8")
     assert isinstance(index, FaissIndex)
     index.remove(2)
     index.add(2, 0, 0, keys(EACH, 222))
-    built = saved.read(tmp_path, index, 0)
+    built = faiss_format.read(tmp_path, index, 0)
     assert set(built.rows.runs) == {1, 3, 4, 5, 6}
     index.install(0, built)
     q = queries(50)
@@ -462,13 +463,13 @@ def test_a_document_whose_keys_changed_is_not_served_from_a_file(
 def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
     read_only: bool, file: bytes, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
-    path = saved.file_of(tmp_path, 0)
+    path = faiss_format.file_of(tmp_path, 0)
     path.write_bytes(file[:-100])
     index, scope = filled("faiss-ivf-sq8")
     assert isinstance(index, FaissIndex)
-    saved.write_samples(tmp_path, samples())
-    engines = Engines(index, [0], tmp_path, read_only=read_only)
-    engines.open(0, 1)
+    faiss_format.write_samples(tmp_path, samples())
+    engines = FaissFiles(index, [0], tmp_path, read_only=read_only)
+    engines.open(0)
     assert "damaged; building it again" in warnings.text
     q = queries(50)
     assert recall(index.search(0, q, scope, TOP_K), exact(index, q, scope)) >= 0.93
@@ -476,15 +477,15 @@ def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
     if read_only:
         assert path.read_bytes() == file[:-100]
     else:
-        assert saved.read(tmp_path, index, 0).rows.end == DOCUMENTS * EACH
+        assert faiss_format.read(tmp_path, index, 0).rows.end == DOCUMENTS * EACH
     warnings.clear()
-    engines.open(0, 1)
+    engines.open(0)
     assert not warnings.text
 
 
 def test_samples_survive_their_file(tmp_path: Path) -> None:
-    saved.write_samples(tmp_path, samples())
-    read = saved.read_samples(tmp_path)
+    faiss_format.write_samples(tmp_path, samples())
+    read = faiss_format.read_samples(tmp_path)
     assert set(read) == set(samples())
     for key, some in samples().items():
         assert np.array_equal(read[key], some)
@@ -501,22 +502,22 @@ def test_without_faiss_only_what_needs_it_is_refused(
         with pytest.raises(InvalidInput, match=r"pip install 'memstore\[cpu\]'"):
             make_index(kind, KV_HEADS, DIM)
     q = queries(5)
-    for kind in ("packed", "packed-bfloat16", "auto"):
+    for kind in ("packed", "auto"):
         index, scope = filled(kind)
         assert recall(index.search(0, q, scope, TOP_K), exact(index, q, scope)) == 1
     assert isinstance(index, FaissIndex)
     with pytest.raises(InvalidInput, match=r"memstore\[cpu\]"):
         index.build(0)
-    saved.file_of(tmp_path, 0).write_bytes(file)  # somebody else's
-    Engines(index, [0], tmp_path, read_only=False).open(0, 1)
+    faiss_format.file_of(tmp_path, 0).write_bytes(file)  # somebody else's
+    FaissFiles(index, [0], tmp_path, read_only=False).open(0)
     assert "searching exactly" in warnings.text
     assert torch.equal(
         index.search(0, q, scope, TOP_K).candidates, exact(index, q, scope).candidates
     )
-    assert saved.file_of(tmp_path, 0).read_bytes() == file
+    assert faiss_format.file_of(tmp_path, 0).read_bytes() == file
 
 
-@pytest.mark.parametrize("kind", ["faiss-ivf", "faiss-ivf-sq8", "faiss-hnsw"])
+@pytest.mark.parametrize("kind", FAISS_KINDS)
 def test_a_head_without_sampled_queries_looks_at_everything(kind: str) -> None:
     index, scope = filled(kind)
     assert isinstance(index, FaissIndex)

@@ -219,9 +219,10 @@ def test_memory_attention_equals_the_reference(
     step.check(gated=gated)
 
 
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("size", [32, 50, 63])
+@pytest.mark.parametrize(
+    ("size", "shared", "gated"),
+    [(32, True, False), (50, False, True), (63, True, True), (63, False, False)],
+)
 def test_memory_attention_in_half_precision_over_many_units(
     size: int, shared: bool, gated: bool
 ) -> None:
@@ -264,9 +265,8 @@ def test_splitting_the_units_among_programs_changes_nothing_but_the_order_of_a_s
             triton_memory_attention, "multiprocessors", lambda device, n=processors: n
         )
         found.append(step.check(gated=False)[0])
-        assert torch.equal(
-            found[-1], step.attend(triton_memory_attention, gated=False)[0]
-        )  # the same bits again
+    again = step.attend(triton_memory_attention, gated=False)[0]
+    assert torch.equal(found[-1], again)  # the same bits
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found[0], found[2], rtol=1e-5, atol=1e-6)
 
@@ -333,14 +333,14 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_landmark_topk, "_SHARE", 32)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=9, deadline=None, derandomize=True)
 @given(
-    n=st.integers(1, 200),
+    n=st.integers(1, 120),
     k=st.sampled_from([1, 3, 4, 9]),
     group=st.integers(1, 2),
     rows=st.sampled_from([1, 2, 3, 6]),
     dim=st.sampled_from([8, 16, 40]),
-    cuts=st.lists(st.integers(0, 200), max_size=4),
+    cuts=st.lists(st.integers(0, 120), max_size=4),
     coarse=st.booleans(),
     biased=st.booleans(),
     seed=st.integers(0, 999),
@@ -459,20 +459,22 @@ if os.environ.get("MEMSTORE_KERNELS") == "triton":
 import torch
 from pathlib import Path
 from tiny_model import save_tiny_model, text
+from memstore.kernels.api import grouped_softmax_attention
 from memstore.model.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
 torch.set_num_threads(1)
-every = "per_token_per_head"
-for granularity, dtype in ((every, "float32"), ("shared", "float32"), ("shared", "bfloat16")):
+for granularity, dtype in (("per_token_per_head", "float32"), ("shared", "bfloat16")):
     directory = save_tiny_model(
         Path(sys.argv[1]), cmt_cutoff=0.0, granularity=granularity, num_heads=2,
         num_kv_heads=1, head_dim=8, block_size=4, chunk_blocks=1, top_k=2)
     model = load_model(directory, dtype=getattr(torch, dtype))
     memory = MemoryStore.in_memory(model.signature, host_budget=1 << 22)
     with memory as store, model.session(store, []) as session:
-        states = session.feed(model.tokenizer.encode(text(6)))
+        states = session.feed(model.tokenizer.encode(text(4)))
         print("searches", store.stats()["index"]["searches"])
     print(dtype, *(f"{{x:.9g}}" for x in states.flatten().tolist()))
+rows = torch.randn(1, 1, 9, 8)
+assert grouped_softmax_attention(rows, rows, rows, 4).isfinite().all()
 print("imported", "triton" in sys.modules)
 """
 
@@ -487,7 +489,6 @@ def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_t
             [sys.executable, "-W", "ignore", "-c", STEP, str(tmp_path / "model")],
             capture_output=True,
             text=True,
-            timeout=120,
             check=True,
             env={"MEMSTORE_KERNELS": kernels, "PYTHONPATH": str(HERE.parent)},
         )
@@ -499,7 +500,7 @@ def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_t
         said = [line for line in lines if line[:2] == ["memstore", "kernels:"]]
         assert said == [["memstore", "kernels:", "Triton" if kernels else "torch", "on", "cpu"]]
         assert ["imported", str(bool(kernels))] in lines
-    assert len(found["", "float32"]) == 2 * len(found["", "bfloat16"]) > 0
+    assert len(found["", "float32"]) == len(found["", "bfloat16"]) > 0
     torch.testing.assert_close(
         found["triton", "float32"], found["", "float32"], rtol=1e-4, atol=1e-5
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstore.disk.catalog import Signature
+from memstore.disk.signature import Signature
 from memstore.kernels.reference_landmark_topk import landmark_topk
 from memstore.model.attention import Memory, MemoryAttention
 from memstore.model.config import ModelConfig

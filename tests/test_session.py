@@ -4,13 +4,13 @@ what is counted.
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from fork_server import RIGHT, ForkServer
+from synthetic_documents import stored
 from tiny_model import save_tiny_model, text, tiny_model
 
 from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
@@ -23,16 +23,8 @@ from memstore.training.objectives import encode_windows
 HERE = Path(__file__).parent
 
 
-def stored(path: Path, model: LandmarkModel) -> dict[str, dict[bytes, bytes]]:
-    """Every value of tokens, landmarks and blocks, byte for byte."""
-    with MemoryStore.open(path, model.signature) as store, store._catalog.database.read() as txn:
-        return {
-            table: {bytes(k): bytes(v) for k, v in txn.scan(table)}
-            for table in ("tokens", "landmarks", "blocks")
-        }
-
-
 def ingest_in_a_process(
+    children: ForkServer,
     model: Path,
     memory: Path,
     source: Path,
@@ -43,11 +35,7 @@ def ingest_in_a_process(
 ) -> None:
     """Ingest in a new process that dies in the middle of chunk `stop_after`."""
     code = f"""
-import os, sys
 from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from memstore import MemoryStore, load_model
 model = load_model({str(model)!r})
 path = Path({str(memory)!r})
 if path.exists():
@@ -67,25 +55,24 @@ try:
 except KeyboardInterrupt:
     pass
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert children.run("python_job", memory.with_suffix(".out"), code) == RIGHT
 
 
 @pytest.mark.parametrize("codec", ["zstd", "int8", "int4+zstd"])
 @pytest.mark.parametrize("retrieve", [False, True])
 def test_an_interrupted_ingest_resumed_in_new_processes_stores_the_same_bytes_and_answers_the_same(
-    tmp_path: Path, retrieve: bool, codec: str
+    children: ForkServer, tmp_path: Path, retrieve: bool, codec: str
 ) -> None:
     directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     source = tmp_path / "text.txt"
     source.write_text(text(900))
-    ingest_in_a_process(directory, tmp_path / "whole", source, retrieve=retrieve, codec=codec)
+    settings = {"retrieve": retrieve, "codec": codec}
+    ingest_in_a_process(children, directory, tmp_path / "whole", source, **settings)
     for stop in (2, 5, None):
-        ingest_in_a_process(
-            directory, tmp_path / "parts", source, stop, retrieve=retrieve, codec=codec
-        )
+        ingest_in_a_process(children, directory, tmp_path / "parts", source, stop, **settings)
     torch.set_num_threads(1)
     model = load_model(directory)
-    whole, parts = stored(tmp_path / "whole", model), stored(tmp_path / "parts", model)
+    whole, parts = stored(tmp_path / "whole"), stored(tmp_path / "parts")
     assert whole["blocks"] and whole == parts
     logits = []
     for name in ("whole", "parts"):
@@ -130,7 +117,9 @@ def test_chunked_reading_equals_full_landmark_attention_when_every_block_is_retr
     torch.testing.assert_close(chunked, hidden[0, rows], rtol=2e-4, atol=2e-4)
 
 
-def test_asking_is_the_same_in_another_process_and_counts_every_lookup(tmp_path: Path) -> None:
+def test_asking_is_the_same_in_another_process_and_counts_every_lookup(
+    children: ForkServer, tmp_path: Path
+) -> None:
     directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
     model = load_model(directory)
     body = text(400)
@@ -143,15 +132,12 @@ def test_asking_is_the_same_in_another_process_and_counts_every_lookup(tmp_path:
     rows = asked + 5 + (asked + 5) // 8
     assert answer.lookups == {"done": rows * 4, "skipped": 0}
     code = f"""
-from memstore import MemoryStore, load_model
 model = load_model({str(directory)!r})
 with MemoryStore.open({str(tmp_path / "m")!r}, model.signature, read_only=True) as store:
     print(model.ask("the captain?", store, max_new_tokens=6, until_sentence=False).tokens)
 """
-    run = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
-    )
-    assert run.stdout.strip() == str(answer.tokens)
+    assert children.run("python_job", tmp_path / "said", code) == RIGHT
+    assert (tmp_path / "said").read_text().strip() == str(answer.tokens)
 
 
 def test_a_closed_gate_skips_lookups_and_reads_nothing(tmp_path: Path) -> None:
@@ -231,7 +217,7 @@ def test_append_reads_on_as_if_the_text_had_been_longer(tmp_path: Path, codec: s
         model.ingest(first, store, name="doc")
         appended = model.ingest(second, store, name="doc", mode="append")
     assert (appended.tokens, appended.blocks) == (whole.tokens, whole.blocks)
-    one, two = stored(tmp_path / "one", model), stored(tmp_path / "two", model)
+    one, two = stored(tmp_path / "one"), stored(tmp_path / "two")
     assert (
         one["landmarks"] == two["landmarks"]
         and one["blocks"] == two["blocks"]

@@ -557,7 +557,7 @@ def test_an_interrupt_leaves_no_lock_taken(below: CountingSource) -> None:
     free = ThreadPoolExecutor(1)
 
     def taken() -> bool:
-        got = tier._lock.acquire(timeout=5)
+        got = tier._lock.acquire(timeout=SECONDS)
         if got:
             tier._lock.release()
         return not got

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from counting_source import SECONDS
 from synthetic_documents import (
     BLOCK,
     CHUNK,
@@ -20,19 +21,18 @@ from synthetic_documents import (
     token_ids,
 )
 
+from memstore.disk.blocks import BlockTable
 from memstore.disk.database import Database
-from memstore.store import writer as writing
 from memstore.store.memory_store import MemoryStore
 
 CHUNK_BYTES = len(SIGNATURE.memory_layers) * CHUNK_BLOCKS * HEADS * 2 * BLOCK * DIM * 2
-SECONDS = 60  # until a test that waits has failed
 
 
 def test_the_next_chunk_is_encoded_while_one_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committing, go, encoded = threading.Event(), threading.Event(), threading.Semaphore(0)
-    write, encode = Database.write, writing.encode_records
+    write, encode = Database.write, BlockTable.encode
 
     def stand_still(*arguments, **options):
         committing.set()
@@ -41,7 +41,7 @@ def test_the_next_chunk_is_encoded_while_one_is_committed(
 
     def count(*arguments):
         records = encode(*arguments)
-        if arguments[1] >= CHUNK_BLOCKS:
+        if arguments[1].block >= CHUNK_BLOCKS:
             encoded.release()
         return records
 
@@ -50,7 +50,7 @@ def test_the_next_chunk_is_encoded_while_one_is_committed(
             "book", source_hash="1", settings=SETTINGS, commit_bytes=CHUNK_BYTES
         )
         monkeypatch.setattr(Database, "write", stand_still)
-        monkeypatch.setattr(writing, "encode_records", count)
+        monkeypatch.setattr(BlockTable, "encode", count)
         with writer:
             for number in range(2):
                 first = number * CHUNK
@@ -72,16 +72,16 @@ def test_the_next_chunk_is_encoded_while_one_is_committed(
 def test_an_error_of_the_encoder_ends_the_writing_after_what_came_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = writing.encode_records
+    encode = BlockTable.encode
 
     def fail(*arguments):
-        if arguments[1] == 3 * CHUNK_BLOCKS:
+        if arguments[1].block == 3 * CHUNK_BLOCKS:
             raise MemoryError("no room for records")
         return encode(*arguments)
 
     with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
         with monkeypatch.context() as patched:
-            patched.setattr(writing, "encode_records", fail)
+            patched.setattr(BlockTable, "encode", fail)
             with pytest.raises(MemoryError, match="no room for records"):
                 ingest(store, "book", 9 * CHUNK, commit_bytes=CHUNK_BYTES)
         document = store.document("book")

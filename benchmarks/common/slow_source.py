@@ -38,5 +38,5 @@ class SlowSource:
 
 def slowed(memory: MemoryStore, seconds: float, parallel: int) -> None:
     """Have an open memory read its misses through a SlowSource."""
-    host = memory._tiers.host  # no caller but a benchmark wants this
+    host = memory.tiers.host  # no caller but a benchmark wants this
     host.source = SlowSource(host.source, seconds, parallel)

@@ -119,7 +119,7 @@ def lookups(
 
     with MemoryStore.in_memory(model.signature) as store, model.session(store, []) as session:
         session.feed(books.place(rng, memory).tolist())
-        search = store.search
+        search = store.search_landmarks
 
         def noted(layer: int, q: Tensor, *arguments: Any, **options: Any) -> Any:
             opened = gates[layer] >= model.config.cmt_cutoff
@@ -129,7 +129,7 @@ def lookups(
                 found.append((layer, head // group, q[head, rows].clone()))
             return search(layer, q, *arguments, **options)
 
-        store.search = noted  # type: ignore[method-assign]
+        store.search_landmarks = noted  # type: ignore[method-assign]
         session.attention.observer = Watch()
         for _ in range(turns):
             session.feed(books.place(rng, 256).tolist())

@@ -41,7 +41,7 @@ from benchmarks.index.data import (
     quality,
     searched,
 )
-from memstore.index import INDEX_KINDS, PackedIndex, Scope, saved
+from memstore.index import INDEX_KINDS, PackedIndex, Scope, faiss_format
 from memstore.index.faiss_index import RECALL, FaissIndex
 
 ROWS = (1, 64)  # query rows a head
@@ -64,9 +64,7 @@ def engines_at(
     rows: dict[str, dict[str, Any]] = {}
     indexes: dict[str, PackedIndex] = {}
     for kind in options.kinds:
-        # a graph's cost grows a little faster than its keys
-        growth = 1.3 if kind == "faiss-hnsw" else 1.0
-        expected = growth * size * seconds_a_key.get(kind, 0.0)
+        expected = size * seconds_a_key.get(kind, 0.0)
         if expected > options.build_limit:
             print(
                 f"{kind} at {tokens_text(size)} left out: building it would take {expected:.0f} s",
@@ -128,10 +126,10 @@ def built(
         row["effort"] = [head.calibration.effort for head in index.built[layer].heads]
         with tempfile.TemporaryDirectory(dir=options.work) as place:
             directory = Path(place)
-            row["save_seconds"], _ = timed(lambda: saved.write(directory, index, layer, 0))
-            row["file_bytes"] = saved.file_of(directory, layer).stat().st_size
+            row["save_seconds"], _ = timed(lambda: faiss_format.write(directory, index, layer))
+            row["file_bytes"] = faiss_format.file_of(directory, layer).stat().st_size
             row["open_seconds"], _ = timed(
-                lambda: index.install(layer, saved.read(directory, index, layer))
+                lambda: index.install(layer, faiss_format.read(directory, index, layer))
             )
     row["bytes"] = index.bytes
     return row, scope

@@ -23,9 +23,8 @@ from torch import Tensor
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_text
 from benchmarks.index.data import TOP_K, Data, begin, evenly_spread, index_parser
-from memstore.index.faiss_head import HeadIndex, _inverted_lists, faiss
+from memstore.index.faiss_head import RESCORED, HeadIndex, _inverted_lists, faiss
 from memstore.index.metric import QueryMetric
-from memstore.index.packed import RESCORED
 
 PROBES = (1, 2, 4, 8, 16, 32, 64, 128)
 METRICS = {

@@ -23,7 +23,7 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
 from benchmarks.index.data import TOP_K, Data, begin, documents, index_parser, make
-from memstore.index import saved
+from memstore.index import faiss_format
 from memstore.index.faiss_index import FaissIndex
 
 
@@ -58,16 +58,18 @@ def measure(data: Data, options: argparse.Namespace) -> dict[str, Any]:
 
         def read(index: FaissIndex) -> None:
             for layer in layers:
-                index.install(layer, saved.read(directory, index, layer))
+                index.install(layer, faiss_format.read(directory, index, layer))
 
         def search(index: FaissIndex, queries: dict[int, Tensor]) -> None:
             for layer in layers:
                 index.search(layer, queries[layer], scope, TOP_K)
 
         building, first = timed(build)
-        saving = sum(timed(partial(saved.write, directory, first, layer, 0))[0] for layer in layers)
+        saving = sum(
+            timed(partial(faiss_format.write, directory, first, layer))[0] for layer in layers
+        )
         del first
-        files = sum(saved.file_of(directory, layer).stat().st_size for layer in layers)
+        files = sum(faiss_format.file_of(directory, layer).stat().st_size for layer in layers)
         for repeat in range(3):
             seconds, index = timed(filled)
             times["adding"].append(seconds)

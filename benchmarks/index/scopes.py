@@ -41,7 +41,7 @@ from benchmarks.index.data import (
     quality,
     searched,
 )
-from memstore.index import Hits, PackedIndex, Scope, faiss_index
+from memstore.index import Hits, PackedIndex, Scope, faiss_candidates
 from memstore.index.faiss_index import FaissIndex
 
 
@@ -91,7 +91,7 @@ def scope_at(
     of_alone = fill(alone, layer, held, [length for _, _, length in scope])
     burst = 16 if len(held) < 1 << 14 else 1
     # the engine is asked however small the scope
-    at_any_size = mock.patch.object(faiss_index, "_COVERED", 0)
+    at_any_size = mock.patch.object(faiss_candidates, "_COVERED", 0)
 
     def timer(index: PackedIndex, where: Scope) -> Callable[[int], float]:
         return clock(data, layer, index, where, 1, burst, options.seed)

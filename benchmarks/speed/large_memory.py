@@ -9,8 +9,8 @@ from torch import Tensor
 
 from benchmarks.speed.large_model import GIB, PROMPT, available
 from memstore.block import BlockKey
-from memstore.disk.catalog import Signature
 from memstore.disk.codec import get_codec
+from memstore.disk.signature import Signature
 from memstore.kernels.launch import next_power
 from memstore.model.config import ModelConfig
 from memstore.store.memory_store import MemoryStore

@@ -35,7 +35,7 @@ from benchmarks.storage.records import (
     reading_parser,
 )
 from memstore import MemoryStore
-from memstore.disk.catalog import IngestSettings
+from memstore.disk.document import IngestSettings
 from memstore.store.writer import COMMIT_BYTES
 
 

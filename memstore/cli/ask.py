@@ -10,19 +10,16 @@ import typer
 from memstore.cli import console
 from memstore.cli.options import (
     ASK_BUDGET,
-    Cutoff,
     Documents,
-    Granularity,
     Json,
+    Lookup,
     MaxNewTokens,
     MetricsPort,
     Model,
-    ScoreRange,
     Seed,
     Store,
     Temperature,
     Tiers,
-    TopK,
     command,
     metrics_served,
 )
@@ -45,14 +42,11 @@ def ask(
     store: Store,
     document: Documents = None,
     max_new_tokens: MaxNewTokens = 24,
-    top_k: TopK = None,
-    score_range: ScoreRange = None,
-    cmt_cutoff: Cutoff = None,
-    granularity: Granularity = None,
     temperature: Temperature = 0.0,
     seed: Seed = None,
     model: Model = None,
     *,
+    lookup: Lookup,
     tiers: Tiers,
     as_json: Json = False,
 ) -> None:
@@ -78,10 +72,7 @@ def ask(
                     temperature=temperature,
                     seed=seed,
                     on_token=on_token,
-                    top_k=top_k,
-                    score_range=score_range,
-                    cmt_cutoff=cmt_cutoff,
-                    granularity=granularity,
+                    **asdict(lookup),
                 )
             answers.append({"question": text, **answer.to_dict()})
             if not as_json:
@@ -97,14 +88,11 @@ def chat(
     store: Store,
     document: Documents = None,
     max_new_tokens: MaxNewTokens = 24,
-    top_k: TopK = None,
-    score_range: ScoreRange = None,
-    cmt_cutoff: Cutoff = None,
-    granularity: Granularity = None,
     temperature: Temperature = 0.0,
     seed: Seed = None,
     model: Model = None,
     *,
+    lookup: Lookup,
     tiers: Tiers,
     metrics_port: MetricsPort = None,
     as_json: Json = False,
@@ -117,14 +105,7 @@ def chat(
     with (
         metrics_served(metrics_port) as metrics,
         _opened(store, model, tiers) as (reader, memory),
-        reader.chat(
-            memory,
-            document,
-            top_k=top_k,
-            score_range=score_range,
-            cmt_cutoff=cmt_cutoff,
-            granularity=granularity,
-        ) as conversation,
+        reader.chat(memory, document, **asdict(lookup)) as conversation,
     ):
         metrics.store = memory
         for text in console.read_lines(prompt="> "):

@@ -21,7 +21,7 @@ from memstore.model.ingest import IngestProgress
 from memstore.model.landmark_model import LandmarkModel
 from memstore.serve.metrics import Metrics
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.cascade import DEFAULT_POLICY, PREDICTORS, TierOptions, check_options
+from memstore.tiers.options import DEFAULT_POLICY, PREDICTORS, TierOptions, check_options
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.recorded import Recorded
 from memstore.tiers.replay import belady, replay

@@ -63,8 +63,8 @@ def note(text: str) -> None:
 
 
 def emit(value: Mapping[str, Any]) -> None:
-    """The result as one JSON object on stdout."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    """The result as one JSON object on stdout; bytes (ids of writes) in hexadecimal digits."""
+    print(json.dumps(value, ensure_ascii=False, default=bytes.hex), flush=True)
 
 
 def columns(rows: Sequence[Sequence[object]]) -> str:
@@ -109,7 +109,9 @@ def cost(answer: Mapping[str, Any]) -> str:
 
 def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
     """An answer (unless it was streamed), its sources and its cost."""
-    if not streamed:
+    if not answer["text"]:
+        print("(nothing was found)")
+    elif not streamed:
         print(answer["text"])
     print_sources(answer["sources"])
     print(f"  {cost(answer)}", flush=True)

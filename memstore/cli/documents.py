@@ -33,7 +33,7 @@ def docs(store: Store, as_json: Json = False) -> None:
 
 @command("stats", "memstore stats --store mem")
 def stats(store: Store, as_json: Json = False) -> None:
-    """Say how much a memory holds, and how its tiers stand."""
+    """Say how much a memory holds."""
     from memstore.store.memory_store import MemoryStore
 
     with MemoryStore.open(store, read_only=True) as memory:
@@ -54,15 +54,7 @@ def stats(store: Store, as_json: Json = False) -> None:
     index = figures["index"]
     most = max(index["landmarks"].values(), default=0)
     built = f"; engines on disk {console.size(index['file_bytes'])}" if index["file_bytes"] else ""
-    held = console.size(figures["landmarks"])
-    print(f"index: {most:,} landmarks a head, in main memory {held} ({index['kind']}{built})")
-    for name, counts in figures["tiers"].items():
-        held = (
-            f"; holds {console.size(counts['held'])} of {console.size(counts['budget'])}"
-            if "budget" in counts
-            else ""
-        )
-        print(f"{name}: {console.tier(counts)}{held}")
+    print(f"index: {most:,} landmarks a head ({index['kind']}{built})")
 
 
 @command("forget", "memstore forget diary --store mem")

@@ -25,7 +25,8 @@ from memstore.errors import InvalidInput, MemoryNotFound
 if TYPE_CHECKING:
     from memstore.model.ingest import IngestProgress, Mode, Text
     from memstore.model.landmark_model import LandmarkModel
-    from memstore.store.memory_store import MemoryStore, OpenOptions
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.options import OpenOptions
 
 # an ingest reads back only its latest blocks; with --retrieve it gets what asking gets
 INGEST_BUDGET = 128 << 20
@@ -76,10 +77,7 @@ def ingest(
         typer.Option(
             "--codec",
             metavar="NAME",
-            help=(
-                "Of a new memory: zstd (default) or raw, lossless; int8, int4, int8+zstd or "
-                "int4+zstd, smaller."
-            ),
+            help="Of a new memory: zstd (default) or raw, lossless; int8 or int4, smaller.",
         ),
     ] = None,
     *,
@@ -98,12 +96,12 @@ def ingest(
         )
     if name is not None and len(paths) > 1:
         raise typer.BadParameter("--name is for one PATH; several are named after their files")
-    from memstore.disk.codec import get_codec
+    from memstore.disk.codec import codec_for_new
     from memstore.model.ingest import Text
     from memstore.model.landmark_model import load_model_for_command
 
     if codec is not None:
-        get_codec(codec)  # an unknown one is refused, whether or not the memory exists
+        codec_for_new(codec)  # an unknown one is refused, whether or not the memory exists
     texts = [Text.of(_file(path), name or _printable(path.stem)) for path in paths]
     for text in texts:
         text.check()  # a file that cannot be read is refused before anything is written
@@ -128,7 +126,7 @@ def ingest(
 @command(
     "index",
     "memstore index --store mem",
-    "memstore index --store mem --index faiss-hnsw --recall 0.99",
+    "memstore index --store mem --index faiss-ivf --recall 0.99",
 )
 def index(
     store: Store,

@@ -20,8 +20,8 @@ from memstore.errors import InvalidInput, MemstoreError, StorageFull
 
 if TYPE_CHECKING:
     from memstore.serve.metrics import Metrics
-    from memstore.store.memory_store import OpenOptions
-    from memstore.tiers.cascade import Predictor
+    from memstore.store.options import OpenOptions
+    from memstore.tiers.options import Predictor
 
 ASK_BUDGET = 1 << 30  # bytes of main memory for blocks
 
@@ -174,18 +174,6 @@ ScoreRange = Annotated[
         "Of these, read only blocks that score within B of the best; default: the model's.",
     ),
 ]
-Cutoff = Annotated[
-    float | None,
-    _option(
-        "--cmt-cutoff", "C", "Skip lookups whose gate is below C (0 = none); default: the model's."
-    ),
-]
-Granularity = Annotated[
-    str | None,
-    _option(
-        "--granularity", "G", "Choose blocks per_token_per_head, per_token, per_head or shared."
-    ),
-]
 Temperature = Annotated[
     float, _option("--temperature", "T", "0 takes the likeliest token; above samples.")
 ]
@@ -195,9 +183,31 @@ IndexKind = Annotated[
     _option(
         "--index",
         "KIND",
-        "How landmarks are searched: auto (default), packed, faiss-ivf, .. (docs/index.md).",
+        "How landmarks are searched: auto (default), packed, faiss-ivf, faiss-ivf-sq8.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """How a command that asks looks up: an option a field; None leaves it to the model."""
+
+    top_k: TopK = None
+    score_range: ScoreRange = None
+    cmt_cutoff: Annotated[
+        float | None,
+        _option(
+            "--cmt-cutoff",
+            "C",
+            "Skip lookups whose gate is below C (0 = none); default: the model's.",
+        ),
+    ] = None
+    granularity: Annotated[
+        str | None,
+        _option(
+            "--granularity", "G", "Choose blocks per_token_per_head, per_token, per_head or shared."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -231,9 +241,7 @@ class Tiers:
     index: IndexKind = None
 
     def options(self, host_budget: int) -> "OpenOptions":
-        """Settings of MemoryStore.open and create; host_budget: bytes, where none are given. Raises
-        OSError.
-        """
+        """Settings of MemoryStore.open and create; host_budget: bytes, where none are given."""
         options: OpenOptions = {
             "host_budget": host_budget if self.host_budget is None else self.host_budget
         }
@@ -242,8 +250,6 @@ class Tiers:
         if self.prefetch is not None:
             options["prefetch"] = cast("Predictor", self.prefetch)
         if self.trace is not None:
-            # what cannot be written is refused before a memory is made
-            self.trace.open("wb").close()
             options["trace"] = self.trace
         if self.index is not None:
             options["index"] = self.index

@@ -14,9 +14,9 @@ from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.blocks import BlockTable
+from memstore.disk.document import Write, write_of
 from memstore.disk.keys import record_key
 from memstore.disk.record import WriteId, decode_head
-from memstore.disk.writes import Write, write_of
 
 # A record's key as bytes in the table and by its parts, the write that made it, and which units of
 # a batch are read from it.

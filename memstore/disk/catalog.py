@@ -18,90 +18,35 @@ Every method takes the transaction it works in, so that what belongs together is
         documents = catalog.documents(txn)
 """
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
-from memstore.block import Geometry, RecordKey
-from memstore.disk import format1
+from memstore.block import RecordKey
 from memstore.disk.blocks import BlockTable
 from memstore.disk.codec import codec_for_new
 from memstore.disk.database import Database, Transaction
+from memstore.disk.document import Document, Write, document_from_row
 from memstore.disk.keys import (
     document_key,
     document_range,
     landmarks_key,
     landmarks_key1,
     read_document_key,
-    read_landmarks_key,
     read_tokens_key,
     tokens_key,
 )
+from memstore.disk.landmarks import LandmarkRun, decode_run, encode_run
 from memstore.disk.record import WriteId
 from memstore.disk.signature import Signature
-from memstore.disk.writes import Write, write_of
 from memstore.errors import CorruptMemory, DocumentNotFound, NewerFormat
 
 FORMAT = 2
-# "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
-# take the place of the ready document of its name
-State = Literal["ingesting", "ready", "importing", "replacing"]
-
-
-@dataclass(frozen=True)
-class IngestSettings:
-    """How a document is read; a resumed ingest, and an append, must use the same."""
-
-    chunk_blocks: int
-    top_k: int
-    cmt_cutoff: float = 0.0
-    retrieve: bool = False  # attend to retrieved blocks, and not to the latest ones alone
-    granularity: str | None = None  # of retrieving, as the next two
-    score_range: float | None = None
-    recency: float = 0.0
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document's row. `tokens`, `blocks` and `bytes` count what is committed.
-
-    A document that is "importing" or "replacing" has the name that it will be found by once it is
-    ready.
-    """
-
-    id: int  # 1, 2, ...; never reused
-    name: str
-    state: State
-    tokens: int = 0  # content tokens
-    blocks: int = 0
-    bytes: int = 0  # record bytes
-    source_hash: str = ""
-    metadata: dict[str, Any] = field(default_factory=dict)
-    created: float = 0.0  # seconds since 1970
-    settings: IngestSettings = IngestSettings(chunk_blocks=1, top_k=0)
-    appended_to: int = 0  # tokens that it had before it was last appended to
-    layers: tuple[int, ...] | None = None  # that are stored; None for all of the signature
-    # in order of blocks; empty for a document of format 1, which has those since then
-    writes: tuple[Write, ...] = ()
-
-    def write_of(self, block: int) -> WriteId | None:
-        """The id of the write that made a block's records; None for records of format 1."""
-        return write_of(self.writes, block)
-
-    def begin_write(self, first: int) -> "Document":
-        """The document with a new write, that makes the blocks from `first` on."""
-        kept = [write for write in self.writes if write.first < first]
-        return replace(self, writes=(*kept, Write(first, os.urandom(16))))
-
-    def layers_of(self, signature: Signature) -> list[int]:
-        """The layers that are stored."""
-        return list(range(signature.num_layers)) if self.layers is None else sorted(self.layers)
 
 
 class TokenPart(NamedTuple):
@@ -110,21 +55,6 @@ class TokenPart(NamedTuple):
     first: int  # number of the part's first token in the document
     char_start: int  # characters of the document before that token
     ids: np.ndarray  # int64 [n]
-
-
-class LandmarkRun(NamedTuple):
-    """Landmark keys of consecutive blocks of one document and layer."""
-
-    document: int
-    layer: int
-    first_block: int
-    keys: np.ndarray  # raw bits [n * per_block, num_kv_heads, head_dim]
-    per_block: int = 1
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks the keys are of."""
-        return len(self.keys) // self.per_block
 
 
 class Prefix(NamedTuple):
@@ -400,11 +330,9 @@ class Catalog:
 
         keys: raw bits [n * per_block, num_kv_heads, head_dim], those of a block together.
         """
-        header = msgpack.packb(_landmarks_header(self.signature.geometry, per_block))
+        value = encode_run(keys, per_block, self.signature.geometry)
         txn.delete("landmarks", landmarks_key1(document, layer, first_block))
-        txn.put_checked(
-            "landmarks", landmarks_key(document, layer, first_block), header + keys.tobytes()
-        )
+        txn.put_checked("landmarks", landmarks_key(document, layer, first_block), value)
 
     def delete_landmarks(
         self, txn: Transaction, document: int, layer: int, first_block: int
@@ -423,30 +351,8 @@ class Catalog:
         ahead = txn.ahead("landmarks", *document_range(document))
         next(ahead, None)
         for key, value in txn.scan_checked("landmarks", *document_range(document)):
-            yield self._landmark_run(key, value)
+            yield decode_run(key, value, self.signature.geometry)
             next(ahead, None)
-
-    def _landmark_run(self, key: bytes, value: bytes) -> LandmarkRun:
-        geometry = self.signature.geometry
-        heads, dim, itemsize = geometry.num_kv_heads, geometry.head_dim, geometry.itemsize
-        document, layer, first_block, old = read_landmarks_key(key)
-        start, per_block = 0, 1
-        what = f"document {document}, layer {layer}, block {first_block} in {self.database.path}"
-        if not old:
-            unpacker = msgpack.Unpacker(max_buffer_size=len(value))
-            unpacker.feed(value)
-            header, start = unpacker.unpack(), unpacker.tell()
-            per_block = header.get("per_block", 0)
-            if header != _landmarks_header(geometry, per_block) or per_block < 1:
-                raise CorruptMemory(
-                    f"{what}: expected landmark keys {geometry.dtype} {[heads, dim]}, found "
-                    f"{header}; update memstore, or run verify"
-                )
-        size = len(value) - start
-        if not size or size % (per_block * heads * dim * itemsize):
-            raise CorruptMemory(f"landmark keys of {what} have an impossible length; run verify")
-        keys = np.frombuffer(value, f"<i{itemsize}", offset=start).reshape(-1, heads, dim)
-        return LandmarkRun(document, layer, first_block, keys, per_block)
 
     # The prefix: kept as document 0, which no listing shows
 
@@ -498,20 +404,3 @@ class Catalog:
 
     def _document(self, number: int, value: bytes) -> Document:
         return document_from_row({**msgpack.unpackb(value), "id": number})
-
-
-def document_from_row(row: dict[str, Any]) -> Document:
-    """The document whose fields a row has, as `asdict` or format 1 wrote them. Raises TypeError,
-    KeyError.
-    """
-    row = format1.upgrade_row(row)
-    row["settings"] = IngestSettings(**row["settings"])
-    row["writes"] = tuple(Write(*write) for write in row["writes"])
-    if row["layers"] is not None:
-        row["layers"] = tuple(row["layers"])
-    return Document(**row)
-
-
-def _landmarks_header(geometry: Geometry, per_block: int) -> dict[str, Any]:
-    shape = [geometry.num_kv_heads, geometry.head_dim]
-    return {"kind": "landmark", "dtype": geometry.dtype, "shape": shape, "per_block": per_block}

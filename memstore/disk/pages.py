@@ -1,12 +1,10 @@
 """A memory's data file as LMDB (0.9) lays it out, read without LMDB: is it whole, where does a
-value lie; and the file system that it lies on.
+value lie.
 """
 
 import ctypes
-import fcntl
 import mmap
 import os
-import re
 import struct
 import sys
 from bisect import bisect_left, bisect_right
@@ -17,16 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memstore.errors import CorruptMemory, MemoryLocked, MemoryNotFound
-
-# Memory maps and locks of one machine are not seen by another, so a shared memory there would be
-# damaged.
-NETWORK = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "lustre", "beegfs",
-    "gpfs", "ocfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse",
-    "fuse.ceph", "fuse.mfs",
-}  # fmt: skip
-
+from memstore.errors import CorruptMemory, MemoryNotFound
 
 CAN_ASK = hasattr(os, "posix_fadvise")
 _ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
@@ -140,27 +129,6 @@ def _free_pages(file: int, meta: _Meta, pages: int) -> set[int] | None:
     return free
 
 
-def share(data: Path, *, create: bool) -> int:
-    """Open the data file, to read places of it, and mark it as in use; return the descriptor.
-    Raises MemoryLocked.
-    """
-    while True:
-        file = os.open(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o644)
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file), os.stat(data)):
-                if hasattr(os, "posix_fadvise"):
-                    # read what is asked for, nothing around it
-                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-                return file
-            os.close(file)  # compacted in between: another file has taken its place
-        except BlockingIOError:
-            os.close(file)
-            raise MemoryLocked(
-                f"{data.parent} is being compacted; try again when that is done"
-            ) from None
-
-
 class Place(NamedTuple):
     """Where a value lies in the data file, in bytes."""
 
@@ -250,28 +218,6 @@ def _look_up(
                 if more & _OVERFLOW:
                     (number,) = struct.unpack_from("<Q", page, nodes[at] + _NODE.size + size)
                     found[key] = Place(number * page_size + _PAGE_HEADER, low | high << 16)
-
-
-def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
-    """The type of the file system that holds `path`, or None where the system does not say."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
-    real = os.path.realpath(path)
-    best, kind = -1, None
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        # a space is \040
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left.split()[4])
-        inside = point == "/" or real == point or real.startswith(point + "/")
-        if inside and len(point) >= best:
-            best, kind = len(point), right.split()[0]
-    return kind
-
-
-def whole_pages(size: int) -> int:
-    return size // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def ask(file: int, pieces: Sequence[Place]) -> None:

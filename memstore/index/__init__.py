@@ -1,5 +1,5 @@
 """The landmark index: packed exact search, and FAISS engines over the same keys. docs/index.md says
-which to choose.
+which to choose. FAISS is imported where an engine is used.
 """
 
 import torch
@@ -20,7 +20,7 @@ __all__ = [
     "make_index",
 ]
 
-INDEX_KINDS = ("auto", "packed", "packed-bfloat16", *(f"faiss-{family}" for family in FAMILIES))
+INDEX_KINDS = ("auto", "packed", *(f"faiss-{family}" for family in FAMILIES))
 AUTO_FAMILY: Family = "ivf-sq8"
 
 
@@ -35,11 +35,10 @@ def make_index(
 ) -> PackedIndex:
     """An empty index for keys [.., num_kv_heads, head_dim], held in `dtype` on `device`.
 
-    kind: "packed" (exact), "packed-bfloat16" (searched in bfloat16, 4 top_k candidates scored
-    exactly), "faiss-flat", "faiss-sq8", "faiss-ivf", "faiss-ivf-sq8", "faiss-hnsw" (need FAISS), or
-    "auto": exact until an engine is built, and after that whichever of the two costs less for a
-    search. recall: the share of the true top blocks that an engine is calibrated to find (None:
-    0.95, and whatever one that is there already was built for).
+    kind: "packed" (exact), "faiss-ivf", "faiss-ivf-sq8" (need FAISS), or "auto": exact until an
+    engine is built, and after that whichever of the two costs less for a search.
+    recall: the share of the true top blocks that an engine is calibrated to find (None: 0.95, and
+    whatever one that is there already was built for).
 
     Raises InvalidInput for an unknown kind, a recall outside 0..1, or where FAISS is missing.
     """
@@ -47,11 +46,10 @@ def make_index(
         raise InvalidInput(f"unknown index {kind!r}: choose one of {', '.join(INDEX_KINDS)}")
     if recall is not None and not 0 < recall <= 1:
         raise InvalidInput(f"the recall of an index must lie above 0 and up to 1, is {recall}")
-    if kind.startswith("packed"):
-        scan = torch.bfloat16 if kind == "packed-bfloat16" else None
-        return PackedIndex(num_kv_heads, head_dim, dtype, scan_dtype=scan, device=device)
+    if kind == "packed":
+        return PackedIndex(num_kv_heads, head_dim, dtype, device=device)
     # of "auto"
     family = next((family for family in FAMILIES if kind == f"faiss-{family}"), AUTO_FAMILY)
     return FaissIndex(
-        family, num_kv_heads, head_dim, dtype, recall=recall, thrifty=kind == "auto", device=device
+        family, num_kv_heads, head_dim, dtype, recall=recall, auto=kind == "auto", device=device
     )

@@ -17,7 +17,6 @@ from memstore.errors import InvalidInput
 from memstore.index.faiss_head import HeadIndex, faiss
 
 TEMPORARY = 256 << 20  # bytes of the device that a thread's searches may use in passing
-ON_GPU = ("flat", "ivf", "ivf-sq8")  # families that FAISS has there
 _MOST = 2048  # lists probed, and candidates returned, of a search on a GPU
 
 _here = threading.local()
@@ -46,21 +45,12 @@ class GpuHead:
     """A HeadIndex on a device. What is added to the head is copied there before the next search."""
 
     def __init__(self, head: HeadIndex, device: int) -> None:
-        """Raises InvalidInput for a family that FAISS does not have on GPUs, or without a GPU."""
-        if head.family not in ON_GPU:
-            raise InvalidInput(
-                f"FAISS has no {head.family} on a GPU: choose one of {', '.join(ON_GPU)}"
-            )
+        """Raises InvalidInput without a GPU."""
         resources(device)
         self.head, self.device = head, device
         # thread -> (keys when it was copied, the copy)
         self._copies: dict[int, tuple[int, Any]] = {}
-        torch_device = torch.device("cuda", device)
-        self._turn = (
-            None
-            if head.metric is None
-            else torch.from_numpy(head.metric.of_queries).to(torch_device)
-        )
+        self._turn = torch.from_numpy(head.metric.of_queries).to(torch.device("cuda", device))
 
     def search(self, queries: Tensor, count: int, effort: int) -> Tensor:
         """As HeadIndex.search over all keys: queries [n, D] on the device -> int64 [n, count]
@@ -68,17 +58,13 @@ class GpuHead:
         """
         library, held = faiss(), resources(self.device)
         index = self._copy(library, held)
-        moved = (
-            queries.float() if self._turn is None else queries.float() @ self._turn
-        ).contiguous()
+        moved = (queries.float() @ self._turn).contiguous()
         count = min(count, _MOST)
         scores = torch.empty(len(moved), count, device=moved.device)
         ids = torch.empty(len(moved), count, dtype=torch.int64, device=moved.device)
-        parameters = None
-        if self.head.family != "flat":
-            parameters = library.SearchParametersIVF(
-                nprobe=min(effort, int(self.head.index.nlist), _MOST)
-            )
+        parameters = library.SearchParametersIVF(
+            nprobe=min(effort, int(self.head.index.nlist), _MOST)
+        )
         stream = torch.cuda.current_stream(moved.device).cuda_stream
         held.setDefaultStream(self.device, library.cast_integer_to_cudastream_t(stream))
         index.search_c(

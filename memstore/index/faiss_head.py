@@ -5,7 +5,7 @@ The only file that imports FAISS, and only where it is used.
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,16 +15,18 @@ import torch
 from memstore.errors import InvalidInput
 from memstore.index.metric import QueryMetric
 
-Family = Literal["flat", "sq8", "ivf", "ivf-sq8", "hnsw"]
-FAMILIES: tuple[Family, ...] = ("flat", "sq8", "ivf", "ivf-sq8", "hnsw")
+Family = Literal["ivf", "ivf-sq8"]
+"""Inverted lists of keys as they are, or rounded to 8 bits."""
+FAMILIES: tuple[Family, ...] = ("ivf", "ivf-sq8")
+
+# candidates a wanted block that an engine proposes, before their exact scores choose
+RESCORED = 4
 
 _LISTS = 2.0  # inverted lists for the square root of the keys
 _A_LIST = 39  # keys that a list should have at least to be trained (FAISS warns below)
 _SAMPLE = 64  # keys a list that k-means sees
 _ROUNDS = 8  # of k-means
-_LINKS = 32  # neighbours of a key in an HNSW graph
-_CANDIDATES = 80  # considered when a key is linked
-_PER_EFFORT = 60  # keys that HNSW looks at for each of efSearch
+_CALIBRATED = 256  # queries that the effort is chosen by
 # numbers of keys that could be scored in the time that asking FAISS takes, beside what it looks at
 _CALL = 1 << 18
 
@@ -53,7 +55,7 @@ class Calibration:
     queries.
     """
 
-    effort: int = 1  # nprobe or efSearch; 1 where there is nothing to choose
+    effort: int = 1  # lists probed
     top_k: int = 0  # 0: not calibrated
     recall: float = 1.0
     queries: int = 0
@@ -67,56 +69,50 @@ class HeadIndex:
     def __init__(
         self,
         family: Family,
-        metric: QueryMetric | None,
+        metric: QueryMetric,
         index: Any,
         calibration: Calibration | None = None,
     ) -> None:
         """Use `build` or `load`."""
         self.family, self.metric, self.index = family, metric, index
         self.calibration = calibration or Calibration()
-        self._centroids: np.ndarray | None = None
-        if family.startswith("ivf"):
-            lists = int(index.nlist)
-            self._centroids = faiss().downcast_index(index.quantizer).reconstruct_n(0, lists)
+        quantizer = faiss().downcast_index(index.quantizer)
+        self._centroids: np.ndarray = quantizer.reconstruct_n(0, int(index.nlist))
 
     @classmethod
     def build(cls, family: Family, keys: np.ndarray, queries: np.ndarray) -> "HeadIndex":
         """Train on keys [n, D] and a sample of queries [m, D] (none: as if they came from
         everywhere), and add the keys.
         """
-        library, dim = faiss(), keys.shape[1]
-        if family == "flat":
-            head = cls(family, None, library.IndexFlatIP(dim))
-            head.add(keys)
-            return head
         metric = QueryMetric.of(keys, queries)
-        if family == "hnsw":
-            metric = metric.lengthened(keys)
-        moved = metric.keys(keys)
-        product = library.METRIC_INNER_PRODUCT
-        bits = library.ScalarQuantizer.QT_8bit
-        if family == "sq8":
-            index = library.IndexScalarQuantizer(dim, bits, product)
-            # all of them: a key outside the range seen is cut to it, and the best lie outside
-            index.train(moved)
-        elif family == "hnsw":
-            # links neighbours by distance
-            index = library.IndexHNSWFlat(moved.shape[1], _LINKS, library.METRIC_L2)
-            index.hnsw.efConstruction = _CANDIDATES
-        else:
-            index = _inverted_lists(library, moved, family == "ivf-sq8")
+        index = _inverted_lists(faiss(), metric.keys(keys), family == "ivf-sq8")
         head = cls(family, metric, index)
         head.add(keys)
         return head
 
+    @classmethod
+    def calibrated(
+        cls, family: Family, keys: np.ndarray, queries: np.ndarray, top_k: int, recall: float
+    ) -> "HeadIndex":
+        """Built with half of the queries and calibrated with the others; a few serve for both.
+
+        Without any (a gate that never opened while queries were sampled) nothing tells how little
+        would do: then it looks at everything.
+        """
+        train, held_out = (
+            (queries[::2], queries[1::2]) if len(queries) >= 64 else (queries, queries)
+        )
+        head = cls.build(family, keys, train)
+        if len(held_out):
+            head.calibrate(keys, held_out, top_k, recall)
+        else:
+            head.calibration = Calibration(head.efforts[-1], top_k)
+        return head
+
     def add(self, keys: np.ndarray) -> None:
         """Add keys [n, D]; nothing is trained again."""
-        moved = keys if self.metric is None else self.metric.keys(keys)
-        if self._centroids is None:
-            self.index.add(np.ascontiguousarray(moved, dtype=np.float32))
-            return
         # Lists hold what is near; they are searched by their centroid's product with the query.
-        library = faiss()
+        library, moved = faiss(), self.metric.keys(keys)
         ids = np.arange(self.size, self.size + len(moved))
         lists = _nearest(library, moved, self._centroids)
         pointer = library.swig_ptr
@@ -133,65 +129,48 @@ class HeadIndex:
         """The numbers int64 [n, count] of candidates for queries [n, D], -1 where fewer were
         found.
         """
-        library = faiss()
-        moved = queries if self.metric is None else self.metric.queries(queries)
+        parameters = faiss().SearchParametersIVF(
+            sel=selector, nprobe=min(effort, len(self._centroids))
+        )
         found: np.ndarray = self.index.search(
-            moved, count, params=self._parameters(library, effort, count, selector)
+            self.metric.queries(queries), count, params=parameters
         )[1]
         return found
-
-    def _parameters(self, library: Any, effort: int, count: int, selector: Any) -> Any:
-        if self._centroids is not None:
-            return library.SearchParametersIVF(
-                sel=selector, nprobe=min(effort, len(self._centroids))
-            )
-        if self.family == "hnsw":
-            return library.SearchParametersHNSW(sel=selector, efSearch=max(effort, count))
-        return None if selector is None else library.SearchParameters(sel=selector)
 
     # How much to look at
 
     @property
     def efforts(self) -> list[int]:
         """What the effort can be, ascending."""
-        if self._centroids is None and self.family != "hnsw":
-            return [1]
-        most = len(self._centroids) if self._centroids is not None else min(self.size, 4096)
+        most = len(self._centroids)
         steps = [base << shift for shift in range(16) for base in (4, 6)]
         return sorted({1, 2, 3, *(step for step in steps if step < most), most})
 
-    def calibrate(
-        self,
-        queries: np.ndarray,
-        best: np.ndarray,
-        exact: Callable[[np.ndarray], np.ndarray],
-        target: float,
-        candidates: int,
-    ) -> None:
-        """Choose the least effort that finds `target` of the best.
+    def calibrate(self, keys: np.ndarray, queries: np.ndarray, top_k: int, target: float) -> None:
+        """Choose the least effort that finds `target` of the true top_k.
 
-        queries: [m, D]; best: [m, top_k] numbers of their best keys; exact: found [m, candidates]
-        -> the top_k of them by exact score. An effort that never suffices ends at the most.
+        keys: [n, D], those that were added; queries: [m, D], of which at most 256 are tried. An
+        effort that never suffices ends at the most.
         """
-        top_k = best.shape[1]
+        tried = np.linspace(0, len(queries) - 1, min(len(queries), _CALIBRATED)).astype(np.int64)
+        some = queries[tried]
+        scores = torch.from_numpy(some) @ torch.from_numpy(keys).T  # (m, n)
+        best = scores.topk(min(top_k, len(keys)), -1).indices.numpy()
+        wanted = best.shape[1]
         for effort in self.efforts:
-            found = exact(self.search(queries, candidates, effort))
-            recall = float((found[:, :, None] == best[:, None, :]).any(1).mean())
-            self.calibration = Calibration(effort, top_k, recall, len(queries))
+            ids = torch.from_numpy(self.search(some, RESCORED * wanted, effort))
+            of_ids = scores.gather(-1, ids.clamp_min(0)).masked_fill(ids < 0, -torch.inf)
+            chosen = ids.gather(-1, of_ids.topk(wanted, -1).indices).numpy()
+            recall = float((chosen[:, :, None] == best[:, None, :]).any(1).mean())
+            self.calibration = Calibration(effort, wanted, recall, len(some))
             if recall >= target:
                 return
 
     def cost(self, rows: float, top_k: int, coverage: float) -> float:
         """Keys that could be scored one row at a time in the time of this search."""
-        effort = self.effort(top_k, coverage)
-        if self._centroids is not None:
-            lists = len(self._centroids)
-            looked_at = lists + 1.3 * min(effort, lists) * self.size / lists
-        elif self.family == "hnsw":
-            looked_at = _PER_EFFORT * effort
-        else:
-            looked_at = self.size
-        return _CALL / int(self.index.d) + rows * looked_at
+        lists = len(self._centroids)
+        probed = min(self.effort(top_k, coverage), lists)
+        return _CALL / int(self.index.d) + rows * (lists + 1.3 * probed * self.size / lists)
 
     def effort(self, top_k: int, coverage: float) -> int:
         """The calibrated effort, more of it for more blocks and where only a share `coverage` of
@@ -204,14 +183,8 @@ class HeadIndex:
     def bytes(self) -> int:
         """About what the index takes in memory."""
         dim, n = int(self.index.d), self.size
-        a_key = {
-            "flat": 4 * dim,
-            "sq8": dim,
-            "ivf": 4 * dim + 8,
-            "ivf-sq8": dim + 8,
-            "hnsw": 4 * dim + 8 * _LINKS + 4,
-        }
-        return n * a_key[self.family] + (0 if self._centroids is None else self._centroids.nbytes)
+        a_key = dim + 8 if self.family == "ivf-sq8" else 4 * dim + 8
+        return int(n * a_key + self._centroids.nbytes)
 
     # Files
 
@@ -222,11 +195,7 @@ class HeadIndex:
 
     @classmethod
     def load(
-        cls,
-        family: Family,
-        metric: QueryMetric | None,
-        calibration: Calibration,
-        stored: np.ndarray,
+        cls, family: Family, metric: QueryMetric, calibration: Calibration, stored: np.ndarray
     ) -> "HeadIndex":
         """The inverse of `dump`; the bytes must be known to be whole."""
         return cls(family, metric, faiss().deserialize_index(stored), calibration)

@@ -8,7 +8,7 @@ ranking; an error e of a key then costs E[(q.e)^2] = |C^1/2 e|^2, its plain squa
 docs/index.md has what that is worth.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,15 +20,12 @@ class QueryMetric:
     """A change of coordinates of keys and queries that keeps the order of every query's inner
     products.
 
-    mean: [D]; of_keys, of_queries: [D, D], inverse to each other; all float32. square: keys get one
-    more number that brings all of them to this squared length and queries a zero, so that the
-    nearest key is that of the greatest product.
+    mean: [D]; of_keys, of_queries: [D, D], inverse to each other; all float32.
     """
 
     mean: np.ndarray
     of_keys: np.ndarray
     of_queries: np.ndarray
-    square: float | None = None
 
     @classmethod
     def of(cls, keys: np.ndarray, queries: np.ndarray) -> "QueryMetric":
@@ -50,25 +47,12 @@ class QueryMetric:
             ((vectors / roots) @ vectors.T).astype(np.float32),
         )
 
-    def lengthened(self, keys: np.ndarray) -> "QueryMetric":
-        """The same with keys of one length, that of the longest of [n, D]; a longer one that comes
-        later stays longer.
-        """
-        return replace(self, square=float((self.keys(keys) ** 2).sum(1).max()))
-
     def keys(self, keys: np.ndarray) -> np.ndarray:
-        """Keys [n, D] in these coordinates, [n, D] or [n, D + 1]."""
-        moved = (keys - self.mean) @ self.of_keys
-        if self.square is not None:
-            rest = np.sqrt(np.maximum(self.square - (moved**2).sum(1, keepdims=True), 0))
-            moved = np.concatenate([moved, rest], 1)
-        return np.ascontiguousarray(moved, dtype=np.float32)
+        """Keys [n, D] in these coordinates."""
+        return np.ascontiguousarray((keys - self.mean) @ self.of_keys, dtype=np.float32)
 
     def queries(self, queries: np.ndarray) -> np.ndarray:
         """Queries [n, D] in these coordinates; each loses a constant of its own, its product with
         the mean.
         """
-        moved = queries @ self.of_queries
-        if self.square is not None:
-            moved = np.pad(moved, ((0, 0), (0, 1)))
-        return np.ascontiguousarray(moved, dtype=np.float32)
+        return np.ascontiguousarray(queries @ self.of_queries, dtype=np.float32)

@@ -2,7 +2,9 @@
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,8 @@ from torch import Tensor
 from memstore.errors import InvalidInput
 from memstore.index.base import Hits, Scope
 from memstore.index.rows import Ranges, Remembered, Rows, to_candidates, to_rows
-from memstore.kernels.api import NEG, landmark_topk
+from memstore.kernels.api import landmark_topk
 from memstore.kernels.products import accumulate
-
-# candidates a wanted block that a coarse search proposes, before their exact scores choose
-RESCORED = 4
 
 
 @dataclass
@@ -24,7 +23,6 @@ class Layer:
     """One layer's keys in rows, and what was looked up in them since they last changed."""
 
     keys: Tensor  # (Hkv, capacity, D)
-    scan: Tensor | None  # the same in the dtype that is searched first
     rows: Rows = field(default_factory=Rows)
     scopes: Remembered = field(default_factory=Remembered)
 
@@ -38,8 +36,6 @@ class Layer:
             self._move(start, (self.rows.live if holes else self.rows.end) * 3 // 2 + 64, holes)
             start = self.rows.end - n
         self.keys[:, start : start + n] = keys.transpose(0, 1)
-        if self.scan is not None:
-            self.scan[:, start : start + n] = self.keys[:, start : start + n]
 
     def reserve(self, n: int) -> None:
         """Make room for n more keys at once."""
@@ -67,16 +63,27 @@ class Layer:
             # The newest rows are the last of the last run: they stay last.
             assert moved.end >= n
             self.rows = moved
-        if self.scan is not None:
-            self.scan = self.keys.to(self.scan.dtype)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A search whose settings were checked, and the rows it is about."""
+
+    layer: int
+    q: Tensor  # (H, T, D) in float32 at least
+    scope: Scope
+    top_k: int
+    return_lse: bool
+    open_rows: Tensor | None
+    bias: Tensor | None
+    rows: int  # query rows that are searched
+    kv_heads: list[int] | None  # that have such rows; None = all
+    packed: Layer  # the keys as they are now
+    ranges: Ranges  # of the scope in them
 
 
 class PackedIndex:
-    """Exact search by one matrix product over packed landmark keys.
-
-    scan_dtype: search in this dtype first (bfloat16: half the bytes, and what a GPU's matrix units
-    want), for 4 top_k candidates whose exact scores then choose.
-    """
+    """Exact search by one matrix product over packed landmark keys."""
 
     kind = "packed"
 
@@ -86,11 +93,10 @@ class PackedIndex:
         head_dim: int,
         dtype: torch.dtype = torch.float32,
         *,
-        scan_dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         """An empty index of keys [.., num_kv_heads, head_dim], held in `dtype` on `device`."""
-        self._shape, self._dtype, self._scan_dtype = (num_kv_heads, head_dim), dtype, scan_dtype
+        self._shape, self._dtype = (num_kv_heads, head_dim), dtype
         self.device = torch.device(device)
         self._layers: dict[int, Layer] = {}
         self._lock = threading.RLock()
@@ -140,10 +146,7 @@ class PackedIndex:
     @property
     def bytes(self) -> int:
         with self._lock:
-            return sum(
-                packed.keys.nbytes + (0 if packed.scan is None else packed.scan.nbytes)
-                for packed in self._layers.values()
-            )
+            return sum(packed.keys.nbytes for packed in self._layers.values())
 
     def describe(self) -> dict[str, Any]:
         with self._lock:
@@ -164,9 +167,18 @@ class PackedIndex:
         bias: Tensor | None = None,
     ) -> Hits:
         q = self._checked(q, top_k)
-        _, kv_heads = self._count(q, open_rows)
-        packed, ranges = self._resolve(layer, scope)
-        return self._exact(q, packed, ranges, top_k, return_lse, kv_heads, bias)
+        with self._lock:
+            rows, kv_heads = self._count(q, open_rows)
+            found = self._resolve(layer, scope)
+            lookup = Lookup(
+                layer, q, scope, top_k, return_lse, open_rows, bias, rows, kv_heads, *found
+            )
+            finish = self._begin(lookup)
+        return finish()
+
+    def _begin(self, lookup: Lookup) -> Callable[[], Hits]:
+        """Do what of a search must not meet a change of the index; return what is left to do."""
+        return partial(self._exact, lookup)
 
     def _count(self, q: Tensor, open_rows: Tensor | None) -> tuple[int, list[int] | None]:
         """How many rows are searched, and the KV heads that have any (None = all)."""
@@ -182,42 +194,22 @@ class PackedIndex:
             head for head in range(self._shape[0]) if any(counts[head * group : (head + 1) * group])
         ]
 
-    def _exact(
-        self,
-        q: Tensor,
-        packed: Layer,
-        ranges: Ranges,
-        top_k: int,
-        return_lse: bool,
-        kv_heads: list[int] | None,
-        bias: Tensor | None,
-    ) -> Hits:
-        here = q.to(self.device)
-        bias = None if bias is None else bias.to(self.device)
-        if packed.scan is None or return_lse:
-            found = landmark_topk(
-                here,
-                packed.keys,
-                ranges,
-                top_k,
-                return_lse=return_lse,
-                kv_heads=kv_heads,
-                bias=bias,
-            )
-            scores, candidates, lse = found.scores, to_candidates(found.rows, ranges), found.lse
-        else:
-            coarse = here.to(packed.scan.dtype)
-            found = landmark_topk(
-                coarse, packed.scan, ranges, RESCORED * top_k, kv_heads=kv_heads, bias=bias
-            )
-            scores, candidates = rescore(
-                here, packed.keys, ranges, to_candidates(found.rows, ranges), top_k, bias
-            )
-            lse = None
-        if self.device != q.device:
-            scores, candidates = scores.to(q.device), candidates.to(q.device)
-            lse = None if lse is None else lse.to(q.device)
-        return Hits(scores, candidates, lse)
+    def _exact(self, lookup: Lookup) -> Hits:
+        q, bias = lookup.q, lookup.bias
+        found = landmark_topk(
+            q.to(self.device),
+            lookup.packed.keys,
+            lookup.ranges,
+            lookup.top_k,
+            return_lse=lookup.return_lse,
+            kv_heads=lookup.kv_heads,
+            bias=None if bias is None else bias.to(self.device),
+        )
+        candidates = to_candidates(found.rows, lookup.ranges)
+        if self.device == q.device:
+            return Hits(found.scores, candidates, found.lse)
+        lse = None if found.lse is None else found.lse.to(q.device)
+        return Hits(found.scores.to(q.device), candidates.to(q.device), lse)
 
     def keys(self, layer: int, scope: Scope) -> Tensor:
         packed, ranges = self._resolve(layer, scope)
@@ -247,7 +239,7 @@ class PackedIndex:
     def _empty(self) -> Layer:
         heads, dim = self._shape
         keys = torch.empty(heads, 0, dim, dtype=self._dtype, device=self.device)
-        return Layer(keys, None if self._scan_dtype is None else keys.to(self._scan_dtype))
+        return Layer(keys)
 
     def _resolve(self, layer: int, scope: Scope) -> tuple[Layer, Ranges]:
         """The layer's keys as they are now and the scope's rows in them; rows only ever move into
@@ -256,7 +248,7 @@ class PackedIndex:
         with self._lock:
             packed = self._layers.get(layer) or self._empty()
             ranges = packed.scopes.get(scope, lambda: packed.rows.ranges(layer, scope))
-            return Layer(packed.keys, packed.scan, packed.rows), ranges
+            return Layer(packed.keys, packed.rows), ranges
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -278,33 +270,3 @@ def gather(keys: Tensor, ranges: Ranges, candidates: Tensor) -> Tensor:
         len(candidates) // len(keys)
     )
     return keys[kv_heads.view(-1, *[1] * (rows.dim() - 1)), rows]
-
-
-def rescore(
-    q: Tensor,
-    keys: Tensor,
-    ranges: Ranges,
-    candidates: Tensor,
-    top_k: int,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The top_k of candidates [H, T, C] (-1 = none, in any order) by their exact scores; of equals
-    the newer first.
-
-    bias: added to the scores of the scope's candidates. Returns scores [H, T, top_k] float32 and
-    candidates, padded with NEG and -1.
-    """
-    exact = torch.promote_types(keys.dtype, torch.float32)
-    chosen = gather(keys, ranges, candidates).to(exact)  # (H, T, C, D)
-    scores = (chosen @ q.to(exact)[..., None])[..., 0]
-    if bias is not None:
-        scores = scores + bias[candidates.clamp_min(0)]
-    scores = scores.masked_fill(candidates < 0, NEG)
-    newest = candidates.argsort(-1, descending=True)
-    best = scores.gather(-1, newest).sort(dim=-1, descending=True, stable=True)
-    candidates, scores = candidates.gather(-1, newest).gather(-1, best.indices), best.values
-    missing = top_k - candidates.shape[-1]
-    if missing > 0:
-        candidates = torch.nn.functional.pad(candidates, (0, missing), value=-1)
-        scores = torch.nn.functional.pad(scores, (0, missing), value=NEG)
-    return scores[..., :top_k], candidates[..., :top_k]

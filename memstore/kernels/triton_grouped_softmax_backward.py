@@ -31,56 +31,17 @@ from memstore.kernels.triton_grouped_softmax_tile import (
     load_controlled,
     load_landmarks,
     load_rows,
+    logit_gradients,
     place,
     side_mass,
     store_rows,
     strides,
     tile_count,
     tile_table,
+    widened,
     width,
     with_rows,
 )
-
-
-@triton.jit
-def _logit_gradients(
-    a, share, do, values, under, delta, group_delta, own, first,
-    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr,
-    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Gradients ds of a tile's logits [M, NB * L], those dw of its landmarks, and P_B u_B (both [M,
-    NB]).
-
-    a: [M, NB, L] softmax inside blocks; share: [M, NB] their mass P. group_delta: U of the rows,
-    None while it is not known: then delta stands in for it.
-    """
-    M: tl.constexpr = do.shape[0]
-    dp = tl.reshape(tl.dot(do, tl.trans(values), input_precision=PRECISION), [M, NB, L])
-    u = tl.sum(a * dp, 2)
-    of_all = delta[:, None]
-    if group_delta is not None and under is not None:
-        of_all = tl.where(under[None, :], group_delta[:, None], of_all)
-    dw = share * (u - of_all)
-    base = u
-    mean = share * u
-    if DIAGONAL:
-        earlier = (first + tl.arange(0, NB))[None, :] < own[:, None]
-        dw = tl.where(earlier, dw, 0.0)
-        base = tl.where(earlier, u, delta[:, None])
-        mean = tl.where(earlier, mean, 0.0)
-    ds = a * (share[:, :, None] * (dp - base[:, :, None]))
-    if IN_TILE:
-        ds = tl.where(tl.arange(0, L)[None, None, :] == BLOCK, dw[:, :, None], ds)
-    return tl.reshape(ds, [M, NB * L]), dw, mean
-
-
-@triton.jit
-def _widened(dw, WIDE: tl.constexpr):
-    """dw [M, NB] in a narrow tile's columns [M, NB * WIDE], the first of each block's."""
-    M: tl.constexpr = dw.shape[0]
-    NB: tl.constexpr = dw.shape[1]
-    wide = tl.where(tl.arange(0, WIDE)[None, None, :] == 0, dw[:, :, None], 0.0)
-    return tl.reshape(wide, [M, NB * WIDE])
 
 
 @triton.jit
@@ -97,14 +58,14 @@ def _backward_q_tile(
         q, keys, k_landmark, under, shift, own, offset, first,
         BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
     )  # fmt: skip
-    ds, dw, mean = _logit_gradients(
+    ds, dw, mean = logit_gradients(
         e / inner[:, :, None], tl.exp2(mass - lse[:, None]), do, values, under, delta, None, own,
         first,
         BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
     )  # fmt: skip
     dq = tl.dot(ds.to(keys.dtype), keys, dq, input_precision=PRECISION)
     if not IN_TILE:
-        wide = _widened(dw, k_landmark.shape[0] // NB)
+        wide = widened(dw, k_landmark.shape[0] // NB)
         dq = tl.dot(wide.to(keys.dtype), k_landmark, dq, input_precision=PRECISION)
     if under is not None:
         gathered += tl.sum(tl.where(under[None, :], mean, 0.0), 1)
@@ -215,13 +176,13 @@ def _backward_kv_tile(
     a, share = e / inner[:, :, None], tl.exp2(mass - row_lse[:, None])
     p = tl.reshape(a * share[:, :, None], [M, NB * L])
     dv = tl.dot(tl.trans(p.to(d_out.dtype)), d_out, dv, input_precision=PRECISION)
-    ds, dw, _ = _logit_gradients(
+    ds, dw, _ = logit_gradients(
         a, share, d_out, values, under, delta, group_delta, own, first,
         BLOCK, L, NB, IN_TILE, DIAGONAL, PRECISION,
     )  # fmt: skip
     dk = tl.dot(tl.trans(ds.to(queries.dtype)), queries, dk, input_precision=PRECISION)
     if not IN_TILE:
-        wide = _widened(dw, k_landmark.shape[0] // NB)
+        wide = widened(dw, k_landmark.shape[0] // NB)
         dk_landmark = tl.dot(
             tl.trans(queries), wide.to(queries.dtype), dk_landmark, input_precision=PRECISION
         )

@@ -148,6 +148,47 @@ def block_masses(
 
 
 @triton.jit
+def logit_gradients(
+    a, share, do, values, under, delta, group_delta, own, first,
+    BLOCK: tl.constexpr, L: tl.constexpr, NB: tl.constexpr, IN_TILE: tl.constexpr,
+    DIAGONAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients ds of a tile's logits [M, NB * L], those dw of its landmarks, and P_B u_B (both [M,
+    NB]).
+
+    a: [M, NB, L] softmax inside blocks; share: [M, NB] their mass P. group_delta: U of the rows,
+    None while it is not known: then delta stands in for it.
+    """
+    M: tl.constexpr = do.shape[0]
+    dp = tl.reshape(tl.dot(do, tl.trans(values), input_precision=PRECISION), [M, NB, L])
+    u = tl.sum(a * dp, 2)
+    of_all = delta[:, None]
+    if group_delta is not None and under is not None:
+        of_all = tl.where(under[None, :], group_delta[:, None], of_all)
+    dw = share * (u - of_all)
+    base = u
+    mean = share * u
+    if DIAGONAL:
+        earlier = (first + tl.arange(0, NB))[None, :] < own[:, None]
+        dw = tl.where(earlier, dw, 0.0)
+        base = tl.where(earlier, u, delta[:, None])
+        mean = tl.where(earlier, mean, 0.0)
+    ds = a * (share[:, :, None] * (dp - base[:, :, None]))
+    if IN_TILE:
+        ds = tl.where(tl.arange(0, L)[None, None, :] == BLOCK, dw[:, :, None], ds)
+    return tl.reshape(ds, [M, NB * L]), dw, mean
+
+
+@triton.jit
+def widened(dw, WIDE: tl.constexpr):
+    """dw [M, NB] in a narrow tile's columns [M, NB * WIDE], the first of each block's."""
+    M: tl.constexpr = dw.shape[0]
+    NB: tl.constexpr = dw.shape[1]
+    wide = tl.where(tl.arange(0, WIDE)[None, None, :] == 0, dw[:, :, None], 0.0)
+    return tl.reshape(wide, [M, NB * WIDE])
+
+
+@triton.jit
 def side_mass(q, k, under, shift, keep, PRECISION: tl.constexpr):
     """Log-masses [M, SIDE] of landmarks alone."""
     mass = tl.dot(q, tl.trans(k), input_precision=PRECISION) * LOG2E

@@ -418,7 +418,7 @@ class MemoryAttention:
         shared = config.granularity != "per_token_per_head"
         # every old block is scored in one place
         query = rotated[prefix.size if self._fixed else 0, 0]
-        hits = self.store.search(
+        hits = self.store.search_landmarks(
             layer_idx,
             query,
             self._old_scope,

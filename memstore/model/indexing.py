@@ -6,7 +6,6 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from memstore.errors import InvalidInput
 from memstore.model import facts
 from memstore.store.memory_store import MemoryStore
 
@@ -33,11 +32,7 @@ def build_index(
     Raises InvalidInput for a memory without a finished document or an index that builds nothing,
     ReadOnlyMemory, StorageFull.
     """
-    ready = [
-        document for document in store.documents() if document.state == "ready" and document.blocks
-    ]
-    if not ready:
-        raise InvalidInput("the memory holds no finished document to index; run ingest first")
+    ready = [document for document in store.ready(to="index") if document.blocks]
     rng = Random(0)
     attached: list[str] = []
     blocks = 0

@@ -7,20 +7,21 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from memstore.disk.catalog import Document, IngestSettings
+from memstore.disk.document import Document, IngestSettings
 from memstore.errors import InvalidInput
 from memstore.model.attention import Blocks, Memory
 from memstore.model.config import ModelConfig
 from memstore.model.session import Session
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
-from memstore.store.memory_store import DocumentWriter, MemoryStore
+from memstore.store.admission import Mode
+from memstore.store.memory_store import MemoryStore
+from memstore.store.writer import DocumentWriter
 
-Mode = Literal["new", "append", "replace"]
 _PIECE = 1 << 20
 
 

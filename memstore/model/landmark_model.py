@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from memstore.devices import usable_device
-from memstore.disk.catalog import Document
+from memstore.disk.document import Document
 from memstore.disk.signature import Signature
 from memstore.errors import InvalidInput, InvalidWeights
 from memstore.model.attention import Read
@@ -155,7 +155,7 @@ class LandmarkModel:
         top_k, score_range, recency, cmt_cutoff, granularity, chunk_blocks, where they shall differ
         from the model's.
         """
-        attached = [(document.id, document.blocks) for document in _ready(store, documents)]
+        attached = [(document.id, document.blocks) for document in store.ready(documents)]
         session = ScratchSession(
             self.transformer,
             self.lookup_config(**lookup),
@@ -189,10 +189,7 @@ class LandmarkModel:
         Raises InvalidInput for an empty question or no ready document, DocumentNotFound for an
         unknown one.
         """
-        if documents is None and not any(
-            document.state == "ready" for document in store.documents()
-        ):
-            raise InvalidInput("the memory holds no finished document to ask; run ingest first")
+        store.ready(documents, to="ask")
         collector = _Collector()
         with self.session(store, documents, on_read=collector, **lookup) as session:
             return self.reply(
@@ -328,9 +325,7 @@ class LandmarkModel:
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):
             if value < 1:
                 raise InvalidInput(f"{name} must be at least 1, is {value}")
-        searched = {document.id: document for document in _ready(store, documents)}
-        if documents is None and not searched:
-            raise InvalidInput("the memory holds no finished document to search; run ingest first")
+        searched = {document.id: document for document in store.ready(documents, to="search")}
         ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
         scope = [(document.id, document.blocks) for document in searched.values()]
         return searched, search_blocks(
@@ -428,21 +423,6 @@ class LandmarkModel:
                 for (layer, head, tier), mass in sorted(reads.items(), key=lambda item: -item[1])
             ],
         )
-
-
-def _ready(store: MemoryStore, documents: Sequence[str] | None) -> list[Document]:
-    """The named documents, or every ready one. Raises InvalidInput for one not read to its end,
-    DocumentNotFound.
-    """
-    if documents is None:
-        return [document for document in store.documents() if document.state == "ready"]
-    named = [store.document(name) for name in documents]
-    for document in named:
-        if document.state != "ready":
-            raise InvalidInput(
-                f"document {document.name!r} is not read to its end; run ingest again to finish it"
-            )
-    return named
 
 
 class _Collector:

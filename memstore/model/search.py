@@ -180,7 +180,9 @@ def _sharpest(
     sharpness: dict[tuple[int, int], float] = {}
     for layer, look in looks.items():
         gain = _gain(
-            store.search(layer, look.q, scope, min(_HITS_OF_EVERY_HEAD, blocks), return_lse=True),
+            store.search_landmarks(
+                layer, look.q, scope, min(_HITS_OF_EVERY_HEAD, blocks), return_lse=True
+            ),
             blocks,
         )
         of_head = (look.gate[..., None] * (gain.exp() / blocks) * gain.clamp(min=0)).sum((1, 2))
@@ -203,7 +205,7 @@ def _point(
         look, of_layer = looks[layer], [head for at, head in heads if at == layer]
         wanted = torch.zeros(look.q.shape[:2], dtype=torch.bool, device=look.q.device)
         wanted[of_layer] = True
-        hits = store.search(
+        hits = store.search_landmarks(
             layer, look.q, scope, min(_HITS, blocks), return_lse=True, open_rows=wanted
         )
         value = look.gate[..., None] * _gain(hits, blocks).exp().log1p()

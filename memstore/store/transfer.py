@@ -18,8 +18,10 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from memstore.block import RecordKey
-from memstore.disk.catalog import Catalog, Document, document_from_row
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.document import Document, document_from_row
+from memstore.disk.files import NO_SPACE, storage_full
 from memstore.disk.signature import Signature
 from memstore.errors import (
     CorruptBlock,
@@ -27,7 +29,6 @@ from memstore.errors import (
     InvalidConfig,
     InvalidInput,
     NewerFormat,
-    StorageFull,
     WrongModel,
 )
 
@@ -48,11 +49,6 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
 
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
-    if document.state != "ready":
-        raise InvalidInput(
-            f"document {document.name!r} is only partly read; finish ingesting it before exporting "
-            "it"
-        )
     part = file.with_name(file.name + ".part")
     try:
         with open(part, "wb") as out:
@@ -68,10 +64,8 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
             os.fsync(out.fileno())
         os.replace(part, file)
     except OSError as error:
-        if error.errno in (28, 122):  # no space, over the user's quota
-            raise StorageFull(
-                f"{file} could not be written ({error.strerror}); make room and try again"
-            ) from error
+        if error.errno in NO_SPACE:
+            raise storage_full(file, error.strerror) from error
         raise InvalidInput(
             f"{file} could not be written ({error.strerror}); name another file"
         ) from error

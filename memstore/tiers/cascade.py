@@ -10,48 +10,21 @@ session ends.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.errors import InvalidConfig
 from memstore.tiers.base import Lease, UnitSource
 from memstore.tiers.device import DeviceTier
 from memstore.tiers.disk import DiskTier
 from memstore.tiers.host import HostTier, NoSource
-from memstore.tiers.policy import make_policy
+from memstore.tiers.options import DEFAULT_POLICY, HOST_BUDGET, Predictor, check_options
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.stats import TierStats
 from memstore.tiers.trace import TraceWriter
-
-HOST_BUDGET = 1 << 30
-DEFAULT_POLICY = "arc"
-Predictor = Literal["off", "speculative"]
-PREDICTORS = get_args(Predictor)
-
-
-class TierOptions(TypedDict, total=False):
-    """What can be chosen about a memory's tiers when it is opened."""
-
-    host_budget: int  # bytes of main memory for blocks (default 1 GiB)
-    policy: str  # of eviction: see memstore.tiers.policy
-    prefetch: Predictor  # which units are read ahead: see memstore.model.predict
-    device: str | None  # a torch device with a tier of its own, or None
-    device_budget: int  # bytes of the device's memory for blocks (default 1 GiB)
-    trace: Path | str | None  # a file: every lookup is written there (memstore.tiers.trace)
-
-
-def check_options(options: TierOptions) -> None:
-    """Raises InvalidConfig for the name of a policy or predictor that there is none of."""
-    policy, prefetch = options.get("policy", DEFAULT_POLICY), options.get("prefetch", "off")
-    make_policy(policy, 1)
-    if prefetch not in PREDICTORS:
-        raise InvalidConfig(
-            f"prefetch {prefetch!r} is unknown; choose one of {', '.join(PREDICTORS)}"
-        )
 
 
 class Cascade:

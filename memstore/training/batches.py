@@ -15,16 +15,9 @@ from memstore.model import facts as language
 from memstore.model.facts import Pools, Split
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import TokenCorpus
-from memstore.training.pages import Page, RecallConfig, Source, StatedFact, forms
-
-__all__ = [
-    "MemoryBatch",
-    "QuestionBatch",
-    "RecallConfig",
-    "RecallData",
-    "StatedFact",
-    "WindowBatch",
-]
+from memstore.training.pages import Page, StatedFact, forms
+from memstore.training.recall_config import RecallConfig
+from memstore.training.source import Source
 
 Batch = TypeVar("Batch", "WindowBatch", "MemoryBatch", "QuestionBatch")
 
@@ -37,8 +30,6 @@ class WindowBatch:
 
     ids: torch.Tensor  # int64 [B, T]
     weights: torch.Tensor  # float32 [B, T]: loss weight of each id as a target; 0 for landmarks
-    # bool [B]: states a pass key (two such windows must not be each other's negatives)
-    pass_key: torch.Tensor
 
     def to(self, device: torch.device) -> WindowBatch:
         """The same, its tensors there."""
@@ -121,8 +112,7 @@ class RecallData:
         """
         config, rng = self.config, self._rng
         pages = []
-        pass_key = torch.zeros(batch, dtype=torch.bool)
-        for index in range(batch):
+        for _ in range(batch):
             page = self._page(blocks)
             pools = self._pools(config.hard)
             u = rng.random()
@@ -131,11 +121,10 @@ class RecallData:
             elif u < config.plain_share + config.copy_share:
                 page.copies(gap)
             else:
-                pass_key[index] = u < config.plain_share + config.copy_share + config.pass_key_share
-                page.asked_facts(gap, pools, bool(pass_key[index]), set())
+                pass_key = u < config.plain_share + config.copy_share + config.pass_key_share
+                page.asked_facts(gap, pools, pass_key, set())
             pages.append(page)
-        ids, weights = self._with_landmarks(pages, blocks)
-        return WindowBatch(ids, weights, pass_key)
+        return WindowBatch(*self._with_landmarks(pages, blocks))
 
     def memory(self, num_windows: int, blocks: int, *, gap: float | None = None) -> MemoryBatch:
         """`num_windows` windows of `blocks` blocks to remember, later ones newer.

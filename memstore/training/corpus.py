@@ -49,6 +49,16 @@ def read_documents(paths: Iterable[str | Path]) -> Iterator[str]:
             raise InvalidInput(f"{path} is neither .txt nor .jsonl.zst")
 
 
+def passages(documents: Iterable[str], rng: Random, length: int = 24_000) -> Iterator[str]:
+    """Two passages of every document: enough for a tokenizer's merges, and the text need not fit in
+    memory.
+    """
+    for text in documents:
+        for _ in range(2):
+            start = rng.randrange(max(1, len(text) - length))
+            yield text[start : start + length]
+
+
 def _read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -145,14 +155,6 @@ class TokenCorpus:
                 f"the corpus holds {len(self.tokens)} tokens, fewer than the {length} asked for"
             )
         return rng.randrange(len(self.tokens) - length + 1)
-
-    def sample(self, rng: Random, length: int) -> np.ndarray:
-        """`length` consecutive token ids from a random place, int64 [length]."""
-        return self.continuation(self.offset(rng, length), length)
-
-    def continuation(self, offset: int, length: int) -> np.ndarray:
-        """The `length` token ids from `offset` on, int64 [length]."""
-        return self.tokens[offset : offset + length].astype(np.int64)
 
 
 def _cache_key(paths: Sequence[Path], tokenizer: Tokenizer) -> str:

@@ -27,7 +27,9 @@ class Muon(torch.optim.Optimizer):
     Nesterov, decoupled decay.
 
     On a CUDA device the iteration runs in bfloat16, as it was published: float32 does not use the
-    tensor cores.
+    tensor cores. `torch.optim.Muon` runs it in bfloat16 everywhere, which takes 25 times as long on
+    a CPU without instructions for it (1.06 s a step instead of 0.04 at a million parameters) and
+    gains a tenth on one with them; losses are alike.
     """
 
     def __init__(

@@ -3,12 +3,11 @@ beside the weights.
 """
 
 import ctypes
-import json
 import pickle
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,18 +23,12 @@ from memstore.model.config import ModelConfig
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
 from memstore.training.batches import RecallData
-from memstore.training.corpus import TokenCorpus, read_documents
+from memstore.training.corpus import TokenCorpus, passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.grow import grow
-from memstore.training.objectives import (
-    Loss,
-    Negatives,
-    encode_windows,
-    negatives_of,
-    next_token_loss,
-    read_memory,
-)
+from memstore.training.metrics import Metrics, Report
 from memstore.training.optimizer import make_optimizers
+from memstore.training.steps import Steps
 
 _CLIP = 1.0
 
@@ -77,9 +70,6 @@ class Progress:
     stage_seconds: float = 0.0
 
 
-Report = Callable[[dict[str, Any]], None]
-
-
 def train(
     config: TrainConfig,
     texts: Sequence[Path],
@@ -119,7 +109,7 @@ def train(
         run.restore(state)
     else:
         (config.out / "metrics.jsonl").unlink(missing_ok=True)
-    run.write({"precision": precision, "because": reason})
+    run.metrics.write({"precision": precision, "because": reason})
     try:
         run.go()
     except KeyboardInterrupt:
@@ -150,7 +140,7 @@ def _tokenizer(config: TrainConfig, texts: Sequence[Path]) -> Tokenizer:
         tokenizer.save(path)
     else:
         tokenizer = Tokenizer.train(
-            _cuts(read_documents(texts), random.Random(config.seed)), config.model.vocab_size
+            passages(read_documents(texts), random.Random(config.seed)), config.model.vocab_size
         )
         tokenizer.save(path)
     if tokenizer.vocab_size != config.model.vocab_size:
@@ -187,16 +177,6 @@ def _precision(
     return name, f"this CPU multiplies bfloat16 at {gain:.2g} times float32's speed"
 
 
-def _cuts(documents: Iterable[str], rng: random.Random, length: int = 24_000) -> Iterator[str]:
-    """Two passages of every document: enough for a tokenizer's merges, and the text need not fit in
-    memory.
-    """
-    for text in documents:
-        for _ in range(2):
-            start = rng.randrange(max(1, len(text) - length))
-            yield text[start : start + length]
-
-
 def update(model: Transformer, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
     """One step down the loss: gradients, clipped, and the optimisers."""
     for optimizer in optimizers:
@@ -208,9 +188,7 @@ def update(model: Transformer, optimizers: Sequence[torch.optim.Optimizer], loss
 
 
 class _Run:
-    """The mutable state of a run. Draws are made on the CPU, so that they are the same on every
-    device.
-    """
+    """The mutable state of a run."""
 
     def __init__(
         self,
@@ -222,7 +200,7 @@ class _Run:
         report: Report,
     ) -> None:
         self.config, self.tokenizer, self.device = config, tokenizer, device
-        self.precision, self.report = precision, report
+        self.precision, self.metrics = precision, Metrics(config.out / "metrics.jsonl", report)
         self.model = Transformer(config.model)
         self.model.initialise(torch.Generator().manual_seed(config.seed))
         if config.init is not None:
@@ -231,10 +209,8 @@ class _Run:
                 first = grow(first, config.model, torch.Generator().manual_seed(config.seed))
             self.model.load_state_dict(first.state_dict())
         self.model.to(device)
-        self.rng = random.Random(config.seed)
-        self.generator = torch.Generator().manual_seed(config.seed + 1)
         self.data = RecallData(tokenizer, corpus, config.stages[0].data, config.seed + 2)
-        self.queue: list[list[Negatives]] = []  # newest first; of each step, one entry a layer
+        self.steps = Steps(self.model, self.data, device, config.seed)
         self.progress = Progress()
         self.optimizers: list[torch.optim.Optimizer] = []
         self._start_stage()
@@ -252,7 +228,6 @@ class _Run:
         return self.config.stages[min(self.progress.stage, len(self.config.stages) - 1)]
 
     def go(self) -> None:
-        lines: list[dict[str, float]] = []
         while self.progress.stage < len(self.config.stages):
             started = time.monotonic()
             share = self._share_done()
@@ -264,14 +239,13 @@ class _Run:
                 if self.progress.stage < len(self.config.stages):
                     self._start_stage()
                 continue
-            lines.append(self._step(share))
+            self._step(share)
             spent = time.monotonic() - started
             p = self.progress
             p.step, p.total_steps = p.step + 1, p.total_steps + 1
             p.seconds, p.stage_seconds = p.seconds + spent, p.stage_seconds + spent
             if p.step % self.config.log_every == 0:
-                self._log(lines, share)
-                lines = []
+                self._log(share)
             if p.step % self.config.save_every == 0:
                 self.save()
         self.save()
@@ -284,134 +258,31 @@ class _Run:
             share = max(share, self.progress.stage_seconds / 60 / minutes)
         return share
 
-    def _step(self, share: float) -> dict[str, float]:
+    def _step(self, share: float) -> None:
         stage = self.stage
         factor = max(min(1.0, (self.progress.step + 1) / stage.warmup) * (1 - share), stage.min_lr)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * factor
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            document, question = (
-                self._windows(share) if stage.kind == "windows" else self._memory(share)
-            )
+            document, question = self.steps.losses(stage, share)
         total, weight = document.total, document.weight
         if question is not None:
             total, weight = total + question.total, weight + question.weight
         loss = total / weight
         update(self.model, self.optimizers, loss)
-        line = {"loss": float(loss.detach())}
-        for kind, part in (("window", document), ("chunk", question)):
-            if part is not None:
-                line |= {f"{kind}_correct": float(part.correct), f"{kind}_answers": part.answers}
-                line |= {
-                    f"{kind}_lookups_correct": float(part.lookups_correct),
-                    f"{kind}_lookups": part.lookups,
-                }
-        return line
+        self.metrics.add(float(loss.detach()), document, question)
 
-    def _controlled(self, windows: int, blocks: int) -> Tensor | None:
-        if not self.stage.cmt:
-            return None
-        return (torch.rand(windows, blocks, generator=self.generator) < 0.5).to(self.device)
-
-    def _windows(self, share: float) -> tuple[Loss, None]:
-        stage, first_last = self.stage, self.stage.gap
-        gap = first_last[0] + (first_last[1] - first_last[0]) * min(1.0, share * 1.5)
-        batch = self.data.windows(stage.batch, stage.blocks, gap=gap).to(self.device)
-        jumps = None
-        if stage.max_jump > 1:
-            jumps = torch.randint(
-                stage.max_jump, (stage.batch, stage.blocks), generator=self.generator
-            )
-            jumps[:, 0] = 0
-            jumps = jumps.to(self.device)
-        controlled = self._controlled(stage.batch, stage.blocks)
-        hidden, _ = encode_windows(self.model, batch.ids, controlled, jumps, cmt=stage.cmt)
-        return next_token_loss(self.model, hidden, batch.ids, batch.weights), None
-
-    def _memory(self, share: float) -> tuple[Loss, Loss]:
-        stage, size = self.stage, self.config.model.block_size
-        memory = self.data.memory(stage.memory_windows, stage.memory_blocks).to(self.device)
-        chunks, blocks = stage.batch, stage.chunk_blocks
-        if self.rng.random() < stage.long_chunks:
-            chunks, blocks = chunks // 2, blocks * 2
-        questions = self.data.questions(memory, chunks, blocks, recents=self.config.model.top_k).to(
-            self.device
-        )
-        controlled = self._controlled(stage.memory_windows, stage.memory_blocks)
-        hidden, encoded = encode_windows(self.model, memory.ids, controlled, cmt=stage.cmt)
-        fresh = negatives_of(encoded, self.rng.randrange(size))
-        against, bias = None, 0.0
-        if self.rng.random() < stage.negatives:
-            against = [
-                Negatives(
-                    torch.cat([n.keys, *(q[i].keys for q in self.queue)], 1).to(n.keys.dtype),
-                    torch.cat([n.values, *(q[i].values for q in self.queue)], 1).to(n.values.dtype),
-                )
-                for i, n in enumerate(fresh)
-            ]
-            if stage.negative_ramp:
-                bias = stage.negative_start * max(0.0, 1 - share / stage.negative_ramp)
-        answered = read_memory(
-            self.model,
-            questions.ids,
-            encoded,
-            questions.visible,
-            questions.continues,
-            against,
-            bias,
-            cmt=stage.cmt,
-            top_k=self.config.model.top_k if memory.runs else None,
-        )
-        self._enqueue(fresh, memory.pass_key_window)
-        return (
-            next_token_loss(self.model, hidden, memory.ids, memory.weights),
-            next_token_loss(self.model, answered, questions.ids, questions.weights),
-        )
-
-    def _enqueue(self, fresh: list[Negatives], pass_key_window: int | None) -> None:
-        """Keep this step's landmarks for later steps, but never a pass key's: it would answer the
-        next memory's question.
-        """
-        stage = self.stage
-        window = torch.arange(stage.memory_windows).repeat_interleave(stage.memory_blocks)
-        keep = window != (-1 if pass_key_window is None else pass_key_window)
-        entry = [
-            Negatives(n.keys.detach()[:, keep].clone(), n.values.detach()[:, keep].clone())
-            for n in fresh
-        ]
-        held = max(1, stage.queue // (stage.memory_windows * stage.memory_blocks))
-        self.queue = [entry, *self.queue][:held]
-
-    def _log(self, lines: list[dict[str, float]], share: float) -> None:
-        def total(name: str) -> float:
-            return sum(line.get(name, 0.0) for line in lines)
-
+    def _log(self, share: float) -> None:
         p = self.progress
-        line: dict[str, Any] = {
-            "stage": self.stage.name,
-            "step": p.step,
-            "total_steps": p.total_steps,
-            "share": round(share, 4),
-            "loss": round(total("loss") / len(lines), 4),
-            "seconds": round(p.seconds, 1),
-            "seconds_per_step": round(p.stage_seconds / p.step, 3),
-        }
-        for kind in ("window", "chunk"):
-            for counted, name in (
-                (f"{kind}_answers", "accuracy"),
-                (f"{kind}_lookups", "lookup_accuracy"),
-            ):
-                if total(counted):
-                    right = f"{kind}_correct" if name == "accuracy" else f"{kind}_lookups_correct"
-                    line[f"{kind}_{name}"] = round(total(right) / total(counted), 4)
-        self.write(line)
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Add a line to the metrics and report it."""
-        with (self.config.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.report(line)
+        self.metrics.log(
+            stage=self.stage.name,
+            step=p.step,
+            total_steps=p.total_steps,
+            share=round(share, 4),
+            seconds=round(p.seconds, 1),
+            seconds_per_step=round(p.stage_seconds / p.step, 3),
+        )
 
     def save(self) -> None:
         """Write the checkpoint and everything a resumed run needs, on the CPU whatever the
@@ -421,10 +292,7 @@ class _Run:
             "progress": vars(self.progress),
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "data": self.data.state(),
-            "rng": list(self.rng.getstate()[1]),
-            "generator": self.generator.get_state(),
-            "queue": [[(n.keys, n.values) for n in entry] for entry in self.queue],
+            **self.steps.state(),
             "stages": [stage.name for stage in self.config.stages],
             "precision": self.precision,
         }
@@ -444,10 +312,4 @@ class _Run:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.data.restore(state["data"])
-        self.rng.setstate((3, tuple(state["rng"]), None))
-        self.generator.set_state(state["generator"])
-        self.queue = [
-            [Negatives(keys.to(self.device), values.to(self.device)) for keys, values in entry]
-            for entry in state["queue"]
-        ]
+        self.steps.restore(state)

@@ -1,4 +1,4 @@
-"""A memory's index engines and their files: opened when a layer is first searched, built anew where
+"""The files of a memory's FAISS engines: opened when a layer is first searched, built anew where
 that is needed.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
-from memstore.index import saved
+from memstore.index import faiss_format
 from memstore.index.faiss_head import has_faiss
 from memstore.index.faiss_index import FaissIndex
 
@@ -20,28 +20,23 @@ PAYING = 65_536  # landmarks of a layer from where on `update` finds an engine w
 log = logging.getLogger("memstore")
 
 
-class Engines:
+class FaissFiles:
     """The files of a FaissIndex in one directory."""
 
     def __init__(
         self, index: FaissIndex, layers: Sequence[int], directory: Path | None, *, read_only: bool
     ) -> None:
         """directory: None for a memory without one. read_only: what is built is not written."""
-        self.index, self.layers, self.directory, self.read_only = (
-            index,
-            layers,
-            directory,
-            read_only,
-        )
+        self.index, self.layers = index, layers
+        self.directory, self.read_only = directory, read_only
         self._opened: set[int] = set()
         self._opening = threading.RLock()
 
-    def open(self, layer: int, catalogue: int) -> None:
+    def open(self, layer: int) -> None:
         """Take a layer's engines from their file, the first time it is asked for.
 
         They are built anew where the file is damaged, stale or unreadable, or, for an index but
-        "auto", missing; what cannot be written then is only missing again the next time. catalogue:
-        see `saved.write`.
+        "auto", missing; what cannot be written then is only missing again the next time.
         """
         if layer in self._opened:
             return
@@ -52,20 +47,20 @@ class Engines:
             if self.directory is None:
                 return
             try:
-                self.index.install(layer, saved.read(self.directory, self.index, layer))
+                self.index.install(layer, faiss_format.read(self.directory, self.index, layer))
                 return
             except FileNotFoundError:
-                if self.index.thrifty:
+                if self.index.auto:
                     return
             except InvalidInput as error:  # no FAISS here
                 log.warning("%s; searching exactly", error)
                 return
-            except (saved.Unusable, OSError) as problem:
+            except (faiss_format.Unusable, OSError) as problem:
                 log.warning(
                     "%s: %s; building it again from the landmark keys", self.directory, problem
                 )
             self._take_samples()
-            if self.index.thrifty and not self.index.samples:
+            if self.index.auto and not self.index.samples:
                 log.warning(
                     "%s: no sample of queries; searching exactly until `memstore index` is run",
                     self.directory,
@@ -74,7 +69,7 @@ class Engines:
             self.index.build(layer)
             if not self.read_only:
                 try:
-                    self._write(layer, catalogue)
+                    self._write(layer)
                 except (StorageFull, ReadOnlyMemory) as error:
                     log.warning("%s", error)
 
@@ -86,9 +81,7 @@ class Engines:
         with self.index.sampled():
             yield
 
-    def build(
-        self, top_k: int, catalogue: int, progress: Callable[[int, int], None] | None
-    ) -> dict[str, Any]:
+    def build(self, top_k: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """Build every layer's engines anew and write them; return what was built. See
         MemoryStore.build_index.
         """
@@ -99,15 +92,15 @@ class Engines:
             if progress is not None:
                 progress(done, len(self.layers))
             self.index.build(layer, top_k)
-            self._write(layer, catalogue)
+            self._write(layer)
         if self.directory is not None and self.index.samples:
             with self._writing():
-                saved.write_samples(self.directory, self.index.samples)
+                faiss_format.write_samples(self.directory, self.index.samples)
         if progress is not None:
             progress(len(self.layers), len(self.layers))
         return self.index.describe()
 
-    def update(self, catalogue: int) -> bool:
+    def update(self) -> bool:
         """Bring the files up to the documents that came since; is it time to build anew (or for the
         first time)?
 
@@ -118,13 +111,13 @@ class Engines:
             return False
         due = False
         for layer in self.layers:
-            self.open(layer, catalogue)
+            self.open(layer)
             if layer not in self.index.built:
-                due |= self.index.thrifty and self.index.landmarks(layer) >= PAYING and has_faiss()
+                due |= self.index.auto and self.index.landmarks(layer) >= PAYING and has_faiss()
             elif self.index.built[layer].stale:
                 due = True
             elif self.index.join(layer):
-                self._write(layer, catalogue)
+                self._write(layer)
         return due
 
     @property
@@ -138,17 +131,17 @@ class Engines:
         if self.directory is None or self.index.samples:
             return
         try:
-            self.index.samples = saved.read_samples(self.directory)
+            self.index.samples = faiss_format.read_samples(self.directory)
         except FileNotFoundError:
             pass
-        except (saved.Unusable, OSError) as problem:
+        except (faiss_format.Unusable, OSError) as problem:
             log.warning("%s: %s", self.directory, problem)
 
-    def _write(self, layer: int, catalogue: int) -> None:
+    def _write(self, layer: int) -> None:
         if self.directory is None or layer not in self.index.built:
             return
         with self._writing():
-            saved.write(self.directory, self.index, layer, catalogue)
+            faiss_format.write(self.directory, self.index, layer)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -15,8 +15,9 @@ import msgpack
 import numpy as np
 import xxhash
 
-from memstore.index.faiss_head import Calibration, HeadIndex
-from memstore.index.faiss_index import Built, FaissIndex
+from memstore.index.faiss_candidates import Built
+from memstore.index.faiss_head import FAMILIES, Calibration, HeadIndex
+from memstore.index.faiss_index import FaissIndex
 from memstore.index.metric import QueryMetric
 from memstore.index.rows import Rows, Run
 
@@ -33,12 +34,8 @@ def file_of(directory: Path, layer: int) -> Path:
     return directory / f"layer-{layer}.idx"
 
 
-def write(directory: Path, index: FaissIndex, layer: int, catalogue: int) -> None:
-    """Write a layer's engines; the file is replaced whole.
-
-    catalogue: the number of the transaction up to which the memory's documents were seen. Raises
-    OSError.
-    """
+def write(directory: Path, index: FaissIndex, layer: int) -> None:
+    """Write a layer's engines; the file is replaced whole. Raises OSError."""
     built = index.built[layer]
     runs = [
         [
@@ -54,12 +51,11 @@ def write(directory: Path, index: FaissIndex, layer: int, catalogue: int) -> Non
     header = {
         "family": built.family,
         "recall": index.recall,
-        "catalogue": catalogue,
         "trained": built.trained,
         "end": built.rows.end,
         "runs": runs,
         "calibrations": [asdict(head.calibration) for head in built.heads],
-        "metrics": [None if head.metric is None else _packed(head.metric) for head in built.heads],
+        "metrics": [_packed(head.metric) for head in built.heads],
     }
     _write(file_of(directory, layer), header, [head.dump() for head in built.heads])
 
@@ -72,7 +68,7 @@ def read(directory: Path, index: FaissIndex, layer: int) -> Built:
     """
     path = file_of(directory, layer)
     header, parts = _read(path)
-    if header["family"] != index.family and not index.thrifty:
+    if header["family"] not in FAMILIES or (header["family"] != index.family and not index.auto):
         raise Unusable(f"{path.name} is of another kind, faiss-{header['family']}")
     if index.wanted_recall not in (None, header["recall"]):
         raise Unusable(f"{path.name} is calibrated for a recall of {header['recall']}")
@@ -85,12 +81,7 @@ def read(directory: Path, index: FaissIndex, layer: int) -> Built:
             rows.runs.setdefault(document, []).append(Run(first_block, start, size))
             rows.live += size
     heads = [
-        HeadIndex.load(
-            header["family"],
-            None if metric is None else _unpacked(metric),
-            Calibration(**calibration),
-            part,
-        )
+        HeadIndex.load(header["family"], _unpacked(metric), Calibration(**calibration), part)
         for calibration, metric, part in zip(
             header["calibrations"], header["metrics"], parts, strict=True
         )
@@ -165,15 +156,10 @@ def _read(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
 
 
 def _packed(metric: QueryMetric) -> list[Any]:
-    return [
-        metric.mean.tobytes(),
-        metric.of_keys.tobytes(),
-        metric.of_queries.tobytes(),
-        metric.square,
-    ]
+    return [metric.mean.tobytes(), metric.of_keys.tobytes(), metric.of_queries.tobytes()]
 
 
 def _unpacked(stored: list[Any]) -> QueryMetric:
     mean, of_keys, of_queries = (np.frombuffer(part, dtype=np.float32) for part in stored[:3])
     dim = len(mean)
-    return QueryMetric(mean, of_keys.reshape(dim, dim), of_queries.reshape(dim, dim), stored[3])
+    return QueryMetric(mean, of_keys.reshape(dim, dim), of_queries.reshape(dim, dim))

@@ -1,0 +1,418 @@
+"""The LMDB environment of a memory's directory in this process: opening and its checks, running
+transactions, map growth.
+
+No other file knows LMDB. One environment is shared by all Database objects of a process that name
+the same directory, and it is unusable in a forked child, which cannot open that directory either (a
+spawned process can, and one forked before the directory was opened). Every commit reaches the disk
+before it returns.
+"""
+
+import errno
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import lmdb
+
+from memstore.disk.files import (
+    COMPACTED,
+    DATA,
+    LOCK,
+    NETWORK,
+    NO_PERMISSION,
+    NO_SPACE,
+    file_system_of,
+    named_os_errors,
+    share,
+    storage_full,
+    sync_directory,
+    try_alone,
+    whole_pages,
+)
+from memstore.disk.locks import Gate, WriterLock
+from memstore.disk.pages import check_length
+from memstore.disk.transaction import Transaction
+from memstore.errors import (
+    CorruptMemory,
+    InvalidInput,
+    MemoryExists,
+    MemoryLocked,
+    MemoryNotFound,
+    MemstoreError,
+    ReadOnlyMemory,
+    StorageFull,
+)
+
+T = TypeVar("T")
+
+TABLES = ("meta", "documents", "tokens", "landmarks", "blocks")
+_MAX_READERS = 512
+COMMIT = struct.Struct("<Qd")
+
+
+class Commit(NamedTuple):
+    """A commit that was made."""
+
+    transaction: int  # its number
+    time: float  # seconds since 1970
+
+
+class Environment:
+    """The LMDB environment of one directory in one process, with the tables' handles.
+
+    LMDB's environment is opened for reading only until this process first writes: asking then
+    cannot wait for, or hinder, a process that writes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self.users = 0
+        self.limit: int | None = None
+        self.lock = WriterLock(path)
+        self.lock.on_release = self._sync
+        self._gate = Gate()
+        self._write_mutex = threading.Lock()
+        self._thread = threading.local()
+        self.data_file: int | None = None
+        self.page_size = mmap.PAGESIZE
+        self._inner: Any = None
+        self.tables: dict[str, Any] = {}
+        self.writable = False  # whether the directory allows it
+        self._read_write = False  # whether LMDB's environment is open for it
+        kind = file_system_of(path)
+        if kind in NETWORK:
+            raise InvalidInput(
+                f"{path} is on a network file system ({kind}); keep the memory on a local disk"
+            )
+
+    # Opening and closing
+
+    def open(self) -> None:
+        """Open for reading. Raises what Database.open raises."""
+        try:
+            self._open(read_write=False)
+            if not self.tables:
+                raise MemoryNotFound(
+                    f"{self.path} holds no whole memory (making it was interrupted); create it "
+                    "again"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def create(
+        self, first: Callable[[Transaction], None], map_size: int, limit: int | None
+    ) -> None:
+        """Make the tables with their first content. Raises what Database.create raises."""
+        self.lock.acquire(wait=False)
+        try:
+            self._open(read_write=True, new_map_size=map_size)
+            if self.tables:
+                raise MemoryExists(
+                    f"{self.path} already holds a memory; open it, or name another directory"
+                )
+            if self._inner.stat()["entries"]:
+                raise InvalidInput(
+                    f"{self.path} holds another program's database; name another directory"
+                )
+            self.limit = limit
+
+            def work(transaction: Transaction) -> dict[str, Any]:
+                transaction.tables = {
+                    name: self._inner.open_db(name.encode(), txn=transaction.inner, create=True)
+                    for name in TABLES
+                }
+                first(transaction)
+                return transaction.tables
+
+            self.tables = self.write(work, beyond_limit=False)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self.lock.release()
+
+    def _open(self, *, read_write: bool, new_map_size: int | None = None) -> None:
+        data, lock = self.path / DATA, self.path / LOCK
+        new = new_map_size is not None and (not data.exists() or not data.stat().st_size)
+        self.writable = all(
+            os.access(name, os.W_OK) for name in (self.path, data, lock) if name.exists()
+        )
+        with named_os_errors(self.path):
+            self.data_file = share(data, create=new)
+            map_size = (
+                new_map_size
+                if new_map_size is not None and new
+                else check_length(data, self.data_file)
+            )
+        with self._named_errors():
+            self._inner = lmdb.open(
+                str(self.path),
+                map_size=map_size,
+                max_dbs=len(TABLES),
+                max_readers=_MAX_READERS,
+                create=new,
+                readonly=not read_write,
+                # Without permission to write the lock file (LMDB's readers register in it) a reader
+                # goes without: the pages it reads may be reused under it by a writer, which the
+                # checksums then refuse.
+                lock=self.writable or os.access(lock, os.W_OK),
+                readahead=False,
+                sync=True,
+                metasync=False,
+                meminit=False,
+            )
+            self._read_write = read_write
+            self.page_size = self._inner.stat()["psize"]
+            self._inner.reader_check()
+            try:
+                # In an environment open for writing this begins a writing transaction, so the
+                # writer lock is held by then, and nobody waits.
+                self.tables = {
+                    name: self._inner.open_db(name.encode(), create=False) for name in TABLES
+                }
+            except lmdb.NotFoundError:
+                self.tables = {}
+
+    def in_transaction(self) -> bool:
+        return getattr(self._thread, "transaction", None) is not None
+
+    def acquire_writer(self, *, wait: bool) -> None:
+        """Take the writer lock and be open for writing."""
+        if self.in_transaction():
+            raise RuntimeError(
+                "writing inside a transaction of the same thread: end that one first"
+            )
+        self.lock.acquire(wait=wait)
+        try:
+            if not self._read_write:
+                with self._gate.alone():
+                    if not self._read_write:
+                        self.close()
+                        self._open(read_write=True)
+                self.set_limit(self.limit)
+        except BaseException:
+            self.lock.release()
+            raise
+
+    def close(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+            self._inner = None
+            self._read_write = False
+        if self.data_file is not None:
+            os.close(self.data_file)
+            self.data_file = None
+
+    def _reopen(self) -> None:
+        """After a failure that leaves LMDB's environment unusable, though not the file. Called
+        alone.
+        """
+        self.close()
+        self._open(read_write=self.lock.file is not None)
+
+    def _sync(self) -> None:
+        # Commits leave the last meta page to the next one's sync; the last writer of all does not.
+        if self._inner is not None and self._read_write:
+            with self._named_errors():
+                self._inner.sync(True)
+
+    # Transactions
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        current: Transaction | None = getattr(self._thread, "transaction", None)
+        if current is not None:
+            yield current
+            return
+        with self._named_errors():
+            inner = self._begin(write=False)
+            try:
+                self._thread.transaction = self._transaction(inner, writable=False)
+                yield self._thread.transaction
+            finally:
+                self._thread.transaction = None
+                self._end(inner)
+
+    def write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:
+        with self._write_mutex, self._named_errors():
+            result = self._write(work, beyond_limit=beyond_limit)
+            if beyond_limit:
+                # What a batch frees can be used from the second batch after it on: make this one
+                # the first.
+                self._write(lambda transaction: None, beyond_limit=True)
+        if beyond_limit:
+            self.set_limit(self.limit)
+        return result
+
+    def _write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:
+        while True:
+            transaction = self._transaction(self._begin(write=True), writable=True)
+            self._thread.transaction = transaction
+            try:
+                result = work(transaction)
+                commit = COMMIT.pack(transaction.inner.id(), time.time())
+                transaction.put_checked("meta", b"commit", commit)
+                transaction.inner.commit()
+                return result
+            except lmdb.MapFullError:
+                pass  # grown below: that has to wait until this thread has passed the gate
+            finally:
+                self._thread.transaction = None
+                self._end(transaction.inner)
+            self._grow(transaction.bytes_put, beyond_limit=beyond_limit)
+
+    def _transaction(self, inner: Any, *, writable: bool) -> Transaction:
+        assert self.data_file is not None
+        return Transaction(
+            inner, self.tables, self.path, self.data_file, self.page_size, writable=writable
+        )
+
+    def last_transaction(self) -> int:
+        """Number of the last commit by any process."""
+        self._gate.enter()
+        try:
+            number: int = self._inner.info()["last_txnid"]
+            return number
+        finally:
+            self._gate.leave()
+
+    def _end(self, inner: Any) -> None:
+        # a forked child that leaves the block would end its parent's transaction
+        if self.pid == os.getpid():
+            inner.abort()  # of a committed one: nothing
+            self._gate.leave()
+
+    def _begin(self, *, write: bool) -> Any:
+        """Pass the gate and begin; on any error the gate is left."""
+        reopened = False
+        while True:
+            self._gate.enter()
+            try:
+                return self._inner.begin(write=write, buffers=True)
+            except lmdb.MapResizedError:
+                self._gate.leave()
+                with self._gate.alone():
+                    self._inner.set_mapsize(0)  # another process grew the map: take its size
+            # unusable after a failed write, or reopening it had failed
+            except (lmdb.PanicError, AttributeError):
+                self._gate.leave()
+                if reopened:
+                    raise
+                reopened = True
+                with self._gate.alone():
+                    self._reopen()
+            except lmdb.ReadersFullError:
+                self._gate.leave()
+                if not self._inner.reader_check():  # none of them was dead
+                    raise
+            except BaseException:
+                self._gate.leave()
+                raise
+
+    # The map
+
+    def _grow(self, needed: int, *, beyond_limit: bool) -> None:
+        with self._gate.alone():
+            size = self._inner.info()["map_size"]
+            wanted = max(2 * size, size + 2 * needed)
+            if self.limit is not None:
+                if beyond_limit:
+                    wanted = size + max(1 << 20, size // 8)
+                else:
+                    wanted = min(wanted, whole_pages(self.limit))
+                if wanted <= size:
+                    raise StorageFull(
+                        f"{self.path} has used up its quota of {self.limit / 1e6:,.1f} MB; "
+                        "raise the quota, or forget documents"
+                    )
+            self._set_map(whole_pages(wanted))
+
+    def _set_map(self, size: int) -> None:
+        try:
+            self._inner.set_mapsize(size)
+        except (lmdb.Error, OverflowError) as error:
+            self._reopen()
+            raise StorageFull(
+                f"{self.path} could not be mapped to {size / 1e6:,.1f} MB ({error}); raise the "
+                "limit (ulimit -v)"
+            ) from error
+
+    def set_limit(self, limit: int | None) -> None:
+        self.limit = limit
+        if limit is not None and self._read_write:
+            with self._gate.alone():
+                info = self._inner.info()
+                used = (info["last_pgno"] + 1) * self._inner.stat()["psize"]
+                allowed = max(whole_pages(limit), used)
+                if info["map_size"] > allowed:
+                    self._set_map(allowed)
+
+    def compact(self) -> None:
+        copy = self.path / COMPACTED
+        assert self.data_file is not None
+        with (
+            self._write_mutex,
+            self._gate.alone(),
+            self._named_errors(),
+            named_os_errors(self.path),
+        ):
+            if not try_alone(self.data_file):
+                raise MemoryLocked(
+                    f"{self.path} is open in another process; compacting needs it alone"
+                )
+            try:
+                file = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+                try:
+                    self._inner.copyfd(file, compact=True)
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+                self._inner.close()
+                self._inner = None
+                os.replace(copy, self.path / DATA)
+                sync_directory(self.path)
+            finally:
+                with suppress(FileNotFoundError):
+                    copy.unlink()
+                self._reopen()
+
+    # Errors
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except lmdb.Error as error:
+            raise self._named(error) from error
+
+    def _named(self, error: lmdb.Error) -> MemstoreError:
+        text = str(error)
+        if isinstance(error, lmdb.DiskError) or any(
+            os.strerror(code) in text for code in (*NO_SPACE, errno.EIO)
+        ):
+            # LMDB reports a short write, which is how a disk fills up, as an input/output error.
+            return storage_full(self.path, text)
+        if isinstance(error, lmdb.MemoryError):
+            return StorageFull(
+                f"{self.path} could not be used ({text}): this process may not have more memory; "
+                "raise the limit (ulimit -v)"
+            )
+        if isinstance(error, lmdb.ReadonlyError) or any(
+            os.strerror(code) in text for code in NO_PERMISSION
+        ):
+            return ReadOnlyMemory(f"{self.path} cannot be used ({text}); check its permissions")
+        if isinstance(error, lmdb.ReadersFullError):
+            return MemoryLocked(
+                f"{self.path} has {_MAX_READERS} readers already; try again when some are done"
+            )
+        return CorruptMemory(
+            f"{self.path} cannot be read ({text}); run verify, or restore it from a copy"
+        )

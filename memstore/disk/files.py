@@ -1,0 +1,115 @@
+"""The files of a memory: their names, opening and locking them, what file system they lie on, and
+what the system's errors mean.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, StorageFull
+
+DATA, LOCK, WRITER = "data.mdb", "lock.mdb", "writer.lock"
+COMPACTED = "data.mdb.compact"
+OWN_NAMES = {DATA, LOCK, WRITER, COMPACTED, "index"}
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+# Memory maps and locks of one machine are not seen by another, so a shared memory there would be
+# damaged.
+NETWORK = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "ceph", "glusterfs", "lustre", "beegfs",
+    "gpfs", "ocfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse",
+    "fuse.ceph", "fuse.mfs",
+}  # fmt: skip
+
+
+def share(data: Path, *, create: bool) -> int:
+    """Open the data file, to read places of it, and mark it as in use; return the descriptor.
+    Raises MemoryLocked.
+    """
+    while True:
+        file = os.open(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(file), os.stat(data)):
+                if hasattr(os, "posix_fadvise"):
+                    # read what is asked for, nothing around it
+                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+                return file
+            os.close(file)  # compacted in between: another file has taken its place
+        except BlockingIOError:
+            os.close(file)
+            raise MemoryLocked(
+                f"{data.parent} is being compacted; try again when that is done"
+            ) from None
+
+
+def try_alone(file: int) -> bool:
+    """Lock a data file that is shared against every other process, if no other has it open."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return False
+    return True
+
+
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory reach the disk."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def storage_full(path: Path, what: object) -> StorageFull:
+    """The error for a disk that has no room."""
+    return StorageFull(
+        f"{path} could not be written ({what}): the disk is full, or a size limit is reached; "
+        "make room and try again, what was committed is intact"
+    )
+
+
+@contextmanager
+def named_os_errors(path: Path) -> Iterator[None]:
+    """What the system says of a memory's directory, as errors that say what to do."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InvalidInput(f"{path} is not a directory; name a directory for the memory") from error
+    except OSError as error:
+        if error.errno in NO_PERMISSION:
+            raise ReadOnlyMemory(
+                f"{path} cannot be used ({error.strerror}); check its permissions"
+            ) from error
+        if error.errno in NO_SPACE:
+            raise storage_full(path, error.strerror) from error
+        raise
+
+
+def file_system_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
+    """The type of the file system that holds `path`, or None where the system does not say."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    real = os.path.realpath(path)
+    best, kind = -1, None
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        # a space is \040
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), left.split()[4])
+        inside = point == "/" or real == point or real.startswith(point + "/")
+        if inside and len(point) >= best:
+            best, kind = len(point), right.split()[0]
+    return kind
+
+
+def whole_pages(size: int) -> int:
+    return size // mmap.PAGESIZE * mmap.PAGESIZE

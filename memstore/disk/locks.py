@@ -1,0 +1,94 @@
+"""Who may do what at once: the gate inside a process, the writer lock between processes."""
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from memstore.disk.files import WRITER, named_os_errors
+from memstore.errors import MemoryLocked
+
+
+class Gate:
+    """Transactions pass together; a change of the map passes alone."""
+
+    def __init__(self) -> None:
+        # of C: an interrupt between taking it and what it guards cannot keep it
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._inside = 0
+        self._shut = False
+
+    def enter(self) -> None:
+        with self._lock:
+            self._changed.wait_for(lambda: not self._shut)
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._lock:
+            self._changed.wait_for(lambda: not self._shut)
+            self._shut = True
+            try:
+                self._changed.wait_for(lambda: not self._inside)
+                yield
+            finally:
+                self._shut = False
+                self._changed.notify_all()
+
+
+class WriterLock:
+    """The lock that one process at a time holds to write; counted, so that it nests."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path / WRITER
+        self._mutex = threading.Lock()
+        self._count = 0
+        self.file: int | None = None
+        self.on_release: Callable[[], None] = lambda: None
+
+    def acquire(self, *, wait: bool) -> None:
+        with self._mutex:
+            if not self._count:
+                with named_os_errors(self._path.parent):
+                    file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                    # For the message that others get; the lock itself ends with its holder,
+                    # whatever stands here.
+                    os.ftruncate(file, 0)
+                    with suppress(OSError):
+                        os.pwrite(file, b"%d\n" % os.getpid(), 0)
+                except BlockingIOError:
+                    holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                    os.close(file)
+                    raise MemoryLocked(
+                        f"{self._path.parent} is being written by process {holder}; try again when "
+                        "it is done, or wait"
+                    ) from None
+                except BaseException:
+                    os.close(file)
+                    raise
+                self.file = file
+            self._count += 1
+
+    def release(self) -> None:
+        with self._mutex:
+            self._count -= 1
+            if not self._count and self.file is not None:
+                try:
+                    self.on_release()
+                finally:
+                    os.ftruncate(self.file, 0)
+                    # Unlock before closing: a forked child may still share the file.
+                    fcntl.flock(self.file, fcntl.LOCK_UN)
+                    os.close(self.file)
+                    self.file = None

@@ -1,0 +1,154 @@
+"""The transactions that a document is written by: whole chunks each, in order, on a thread of its
+own. Transactions of several documents interleave; each of them is all there or not at all.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from memstore.block import RecordKey
+from memstore.disk.catalog import Catalog
+from memstore.disk.database import Transaction
+from memstore.disk.document import Document, State
+from memstore.store.chunk import Chunk, StoredLayers
+from memstore.store.encode import Encoder
+from memstore.store.landmark_runs import LANDMARK_RUN, LandmarkRuns, run_of
+from memstore.tiers.raw_bits import raw_view
+
+
+class Commits:
+    """What of one document is stored, and what is on its way."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        document: Document,
+        *,
+        blocks: int,
+        replaces: Document | None,
+        on_commit: Callable[[Sequence[Chunk], bool], None],
+    ) -> None:
+        """document: its row as it is committed, with the write that makes its next blocks; blocks:
+        how many of its blocks stay; replaces: the document that goes when this one is ready.
+
+        on_commit: told, on the committing thread, the chunks that are stored now, and whether they
+        took the place of old blocks. Raises CorruptMemory.
+        """
+        self.row = document
+        # the blocks from `base` on are old ones, that the first commit replaces
+        self.cut, self.base = blocks < document.blocks, blocks
+        self.error: BaseException | None = None  # nothing is committed after it
+        self._catalog, self._replaces, self._on_commit = catalog, replaces, on_commit
+        self._other_layers = StoredLayers.of(document, catalog.signature).other
+        # first block that is stored of layers without memory
+        self._keep = self.keep_from(blocks)
+        # as an append that is committed in part is read anew to its end
+        self._unfinished: State = "ingesting" if document.state == "ready" else document.state
+        self.landmarks = LandmarkRuns(catalog, document, blocks, self._keep)
+        self.encoder = Encoder(catalog, document)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
+        # those that may not be done, and their bytes
+        self._submitted: deque[tuple[Future[None], int]] = deque()
+        self._counting = threading.Lock()
+        self.waiting_bytes = 0
+
+    def keep_from(self, boundary: int) -> int:
+        """First block that must be at hand to continue from a boundary of chunks."""
+        return max(0, boundary - self.row.settings.top_k)
+
+    def submit(self, chunks: Sequence[Chunk], size: int, *, final: bool = False) -> None:
+        """Commit chunks of `size` bytes when they are encoded and what was submitted before is
+        committed; final: and the document is ready.
+        """
+        with self._counting:
+            self.waiting_bytes += size
+            self._submitted.append((self._thread.submit(self._run, chunks, final), size))
+
+    def wait_for_one(self) -> None:
+        """Wait for the oldest; its error is in `error`. Of one thread only."""
+        future, size = self._submitted[0]
+        future.exception()
+        with self._counting:
+            self._submitted.popleft()
+            self.waiting_bytes -= size
+
+    def wait(self) -> None:
+        """Wait for all that was submitted until now, from any thread."""
+        with self._counting:
+            submitted = list(self._submitted)
+        for future, _ in submitted:
+            future.exception()
+
+    def check(self) -> None:
+        """Raises what committing or encoding raised."""
+        while self._submitted and self._submitted[0][0].done():
+            self.wait_for_one()
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Wait for what was submitted, and end the threads."""
+        self.encoder.close()
+        self._thread.shutdown(wait=True)
+
+    def _run(self, chunks: Sequence[Chunk], final: bool) -> None:
+        if self.error is not None:
+            return  # nothing may follow what was not stored
+        try:
+            self._commit(chunks, final)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _commit(self, chunks: Sequence[Chunk], final: bool) -> None:
+        keep = max(self._keep, self.keep_from(chunks[-1].boundary)) if chunks else self._keep
+        records = [record for chunk in chunks for record in self._records(chunk, keep)]
+        records.sort(key=lambda record: record[:2])
+        runs = list(self.landmarks.to_write(chunks, keep)) if chunks else []
+        cut = self.cut and bool(chunks)
+        replaces = self._replaces if final else None
+
+        def work(txn: Transaction) -> Document:
+            row, catalog = self.row, self._catalog
+            number, size = row.id, row.bytes
+            if cut:
+                tokens = self.base * catalog.signature.block_size
+                size -= catalog.truncate_document(txn, number, blocks=self.base, tokens=tokens)
+            size -= catalog.blocks.delete_layers(txn, number, self._other_layers, self._keep, keep)
+            for block, layer, record in records:
+                size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
+            for layer in self._other_layers:
+                for first in range(run_of(self._keep), run_of(keep), LANDMARK_RUN):
+                    catalog.delete_landmarks(txn, number, layer, first)
+            for layer, first, keys in runs:
+                catalog.put_landmarks(txn, number, layer, first, raw_view(keys))
+            for chunk in chunks:
+                catalog.put_tokens(txn, number, chunk.first_token, chunk.char_start, chunk.ids)
+            if chunks:
+                row = replace(row, blocks=chunks[-1].end_block, tokens=chunks[-1].end_token)
+            if replaces is not None:
+                catalog.delete_document(txn, replaces.id)
+            row = replace(row, bytes=size, state="ready" if final else self._unfinished)
+            catalog.put_document(txn, row)
+            return row
+
+        self.row = self._catalog.database.write(work, beyond_limit=replaces is not None)
+        self._keep = keep
+        if chunks:
+            self._on_commit(chunks, cut)
+        self.cut = False
+
+    def _records(self, chunk: Chunk, keep: int) -> list[tuple[int, int, bytes]]:
+        """(block, layer, record) of what is stored of a chunk."""
+        if chunk.encoding is not None:
+            # or its error, which is this commit's: what comes before it is stored
+            chunk.encoding.result()
+        self.encoder.memory_layers(chunk)
+        self.encoder.add_records(chunk, self._other_layers, keep)
+        return [
+            (block, layer, record)
+            for (block, layer), record in chunk.records.items()
+            if block >= keep or layer not in self._other_layers
+        ]

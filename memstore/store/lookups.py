@@ -1,0 +1,177 @@
+"""What is looked up in a memory: landmarks that a query points to, and the blocks behind them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from memstore.block import BlockKey
+from memstore.errors import InvalidInput
+from memstore.store.open_memory import OpenMemory
+from memstore.tiers.options import Predictor
+
+if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is first used
+    from torch import Tensor
+
+    from memstore.index import Hits, Scope
+    from memstore.store.scratch import ScratchDocument
+    from memstore.tiers.base import Lease
+    from memstore.tiers.cascade import Cascade
+    from memstore.tiers.stats import TierStats
+
+
+class Lookups(OpenMemory):
+    """The verbs of MemoryStore that a session uses, layer by layer."""
+
+    def search_landmarks(
+        self,
+        layer: int,
+        q: "Tensor",
+        scope: "Scope",
+        top_k: int,
+        *,
+        return_lse: bool = False,
+        open_rows: "Tensor | None" = None,
+        bias: "Tensor | None" = None,
+    ) -> "Hits":
+        """The top_k blocks of a scope for each row of q [H, T, D] (rotated, scaled): see
+        LandmarkIndex.search.
+
+        Raises DocumentNotFound for a document that was forgotten, here or by another process.
+        """
+        retrieval = self._retrieve()
+        retrieval.open_engines(layer)
+        return retrieval.index.search(
+            layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias
+        )
+
+    def landmark_keys(
+        self, layer: int, scope: "Scope", candidates: "Tensor | None" = None
+    ) -> "Tensor":
+        """Landmark keys of candidates of a scope, in float32.
+
+        candidates: [H, ...] int64 as a search returns them (-1 gives some key) -> [H, ..., D], each
+        query head from its KV head; None -> [Hkv, N, D], the keys of the whole scope (do not write
+        to it). Raises DocumentNotFound.
+        """
+        index = self._retrieve().index
+        if candidates is None:
+            return index.keys(layer, scope)
+        return index.gather(layer, scope, candidates)
+
+    def lease(self, units: Sequence[BlockKey]) -> "Lease":
+        """Slots of the top tier that hold these units (repeats allowed) until the lease is
+        released.
+
+        Raises BudgetExceeded (its `fits` says how many distinct units would fit), DocumentNotFound,
+        CorruptBlock.
+        """
+        return self._retrieve().tiers.lease(units)
+
+    def expect(self, units: Sequence[BlockKey]) -> int:
+        """Units that will probably be leased soon: what is missing is read ahead.
+
+        Returns at once, how many are missing; raises nothing.
+        """
+        return self.tiers.expect([unit for unit in units if unit.document >= 0])
+
+    def scratch(self) -> "ScratchDocument":
+        """A document for a session's own blocks, that lives in memory only and under a negative
+        id.
+        """
+        from memstore.store.scratch import ScratchDocument
+
+        retrieval = self._retrieve()
+        return ScratchDocument(retrieval.next_scratch(), retrieval.tiers, retrieval.index)
+
+    def add_landmarks(self, document: int, layer: int, keys: "Tensor") -> None:
+        """Make the next blocks of a document of `in_memory`'s source known in a layer; best all of
+        them at once.
+
+        keys: [n, Hkv, D]. Raises InvalidInput for a memory with a directory, whose documents are
+        written, or a number below 1.
+        """
+        if self._committed is not None or document < 1:
+            raise InvalidInput(
+                "landmark keys are added to documents above 0 of a memory without a directory"
+            )
+        self._retrieve().add_landmarks(document, layer, keys)
+
+    @property
+    def tiers(self) -> "Cascade":
+        """The tiers that leases come from."""
+        return self._built.tiers
+
+    @property
+    def predictor(self) -> Predictor:
+        """How sessions shall predict what to `expect`."""
+        return self._options.get("prefetch", "off")
+
+    @property
+    def capacity(self) -> int:
+        """How many units one lease can hold at most: what the top tier's budget admits."""
+        return self.tiers.capacity
+
+    @property
+    def top_tier(self) -> str:
+        """The name of the tier that leases come from: "device", or "host" where there is none."""
+        return self.tiers.top.name
+
+    @property
+    def own_capacity(self) -> int:
+        """How many units of sessions' own blocks there can be at most: what the host tier's budget
+        admits.
+        """
+        return self.tiers.host.capacity
+
+    @property
+    def slot_lengths(self) -> "Tensor":
+        """int64 [S]: valid content tokens of the unit in each slot of the leases' slabs."""
+        return self.tiers.lengths
+
+    # The index's engines
+
+    def sampled_queries(self) -> AbstractContextManager[None]:
+        """Keep the queries of the searches made meanwhile, all of them exact: what `build_index`
+        trains with.
+
+        Raises InvalidInput for a packed index.
+        """
+        return self._retrieve().engines().sampled()
+
+    def build_index(
+        self, top_k: int = 4, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Build the index's engines anew over every document, and save them; return what was built.
+
+        Queries that were kept by `sampled_queries`, or saved before, tell what to optimise for; a
+        head without any looks at everything it has, which is right and slow. top_k: blocks wanted
+        of a search. progress: called with (layers done, layers).
+
+        Raises InvalidInput for an index that builds nothing ("packed") or without FAISS,
+        ReadOnlyMemory, StorageFull.
+        """
+        engines = self._retrieve().engines()
+        if self._committed is not None:
+            self._writable()
+        return engines.build(top_k, progress)
+
+    def update_index(self) -> bool:
+        """Bring the index's files up to the documents that came since they were built; is it time
+        to build them anew?
+
+        Commands that write documents end with this. Raises StorageFull, ReadOnlyMemory.
+        """
+        return self._retrieve().update_engines()
+
+    # Counts
+
+    def tier_stats(self) -> dict[str, dict[str, int | float]]:
+        """Lookups by tier since the memory was opened, top first: the fields of TierStats by name.
+
+        Caches also have "held" and "budget", in bytes. Empty where nothing was looked up yet.
+        """
+        return {} if self._retrieval is None else self._retrieval.tiers.stats()
+
+    def layer_stats(self) -> "dict[str, dict[int, TierStats]]":
+        """Lookups by tier and layer since the memory was opened."""
+        return {} if self._retrieval is None else self._retrieval.tiers.layers()

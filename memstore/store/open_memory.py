@@ -1,0 +1,224 @@
+"""A memory as it is open in this process: its tables at once, its index and its tiers when they are
+first used, and nothing of torch before.
+"""
+
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+from memstore.disk.catalog import Catalog
+from memstore.disk.signature import Signature
+from memstore.errors import DocumentNotFound, MemoryClosed, ReadOnlyMemory, WrongModel
+from memstore.store.options import OpenOptions, check_open_options
+from memstore.store.refresh import Committed
+
+if TYPE_CHECKING:
+    from memstore.store.retrieval import Retrieval
+    from memstore.tiers.base import UnitSource
+
+
+class OpenMemory:
+    """What MemoryStore's verbs work on: see there."""
+
+    def __init__(
+        self,
+        catalog: Catalog | None,
+        signature: Signature,
+        *,
+        read_only: bool = False,
+        wait_for_writer: bool = False,
+        source: "UnitSource | None" = None,
+        **options: Unpack[OpenOptions],
+    ) -> None:
+        """Use MemoryStore.create, open or in_memory."""
+        self.signature = signature
+        self._committed = None if catalog is None else Committed(catalog)
+        self._read_only, self._wait_for_writer = read_only, wait_for_writer
+        self._source, self._options = source, options
+        self._retrieval: Retrieval | None = None
+        self._building = threading.RLock()
+        self._closed = False
+
+    # Opening
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        signature: Signature,
+        *,
+        codec: str = "zstd",
+        quota: int | None = None,
+        **options: Unpack[OpenOptions],
+    ) -> Self:
+        """Make a new memory in a directory that is absent or empty, for the model with this
+        signature.
+
+        codec: "zstd" or "raw" (lossless), "int8" or "int4" (see memstore.disk.codec). quota: bytes
+        that the memory's file may reach. options: see OpenOptions.
+
+        Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
+        BudgetExceeded.
+        """
+        check_open_options(options, signature)  # a bad option leaves nothing behind
+        return cls(Catalog.create(path, signature, codec=codec, quota=quota), signature, **options)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        signature: Signature | None = None,
+        *,
+        read_only: bool = False,
+        wait_for_writer: bool = False,
+        **options: Unpack[OpenOptions],
+    ) -> Self:
+        """Open a memory; with a signature, only if it is of that model.
+
+        wait_for_writer: writing waits while another process writes, instead of raising
+        MemoryLocked. options: see OpenOptions.
+
+        Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, CorruptMemory,
+        MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput.
+        """
+        catalog = Catalog.open(path, read_only=read_only)
+        try:
+            differences = [] if signature is None else signature.difference(catalog.signature)
+            if differences:
+                raise WrongModel(
+                    f"{path} was written by another model: this one has {'; '.join(differences)}; "
+                    "open it with its own model, or make a new memory"
+                )
+            check_open_options(options, catalog.signature)
+        except BaseException:
+            catalog.close()
+            raise
+        return cls(
+            catalog,
+            catalog.signature,
+            read_only=read_only,
+            wait_for_writer=wait_for_writer,
+            **options,
+        )
+
+    @classmethod
+    def in_memory(
+        cls,
+        signature: Signature,
+        source: "UnitSource | None" = None,
+        **options: Unpack[OpenOptions],
+    ) -> Self:
+        """A memory without a directory, that holds only its sessions' own blocks. Raises
+        BudgetExceeded.
+
+        source: read from below the host tier, as the disk would be: documents of it have positive
+        numbers, and are found once `add_landmarks` has told their landmark keys.
+        """
+        check_open_options(options, signature)
+        return cls(None, signature, read_only=True, source=source, **options)
+
+    def close(self) -> None:
+        """Close; writers still open commit their whole chunks first. More than once is the same as
+        once.
+        """
+        if self._closed:
+            return
+        try:
+            for writer in [] if self._committed is None else list(self._committed.writers.values()):
+                writer.close()
+        finally:
+            self._closed = True
+            try:
+                if self._retrieval is not None:
+                    self._retrieval.close()
+            finally:
+                if self._committed is not None:
+                    self._committed.catalog.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def path(self) -> Path | None:
+        """The memory's directory; None for one without."""
+        return None if self._committed is None else self._committed.catalog.database.path
+
+    @property
+    def read_only(self) -> bool:
+        """Whether writing is refused: asked for at opening, or the directory cannot be written."""
+        return self._committed is None or self._committed.catalog.database.read_only
+
+    @property
+    def quota(self) -> int | None:
+        """Bytes that the memory's file may reach; None for no bound."""
+        return None if self._committed is None else self._committed.catalog.quota
+
+    @property
+    def codec(self) -> str | None:
+        """How blocks are stored from now on; None for a memory without a directory."""
+        return None if self._committed is None else self._committed.catalog.codec
+
+    def set_quota(self, quota: int | None) -> None:
+        """Change the quota, for good. Raises ReadOnlyMemory, MemoryLocked."""
+        self._on_disk().catalog.set_quota(quota)
+
+    # What the rest begins with
+
+    def _refresh(self) -> None:
+        """Notice what was committed. Raises MemoryClosed, CorruptMemory."""
+        if self._closed:
+            raise MemoryClosed(f"{self.path or 'this memory'} is closed; open it again")
+        if self._committed is not None:
+            self._committed.refresh()
+
+    def _retrieve(self) -> "Retrieval":
+        """The index and the tiers, up to date."""
+        self._refresh()
+        return self._built
+
+    @property
+    def _built(self) -> "Retrieval":
+        return self._retrieval or self._build()
+
+    def _build(self) -> "Retrieval":
+        from memstore.store.retrieval import Retrieval
+
+        with self._building:
+            if self._closed:
+                raise MemoryClosed(f"{self.path or 'this memory'} is closed; open it again")
+            if self._retrieval is None:
+                catalog = None if self._committed is None else self._committed.catalog
+                built = Retrieval(self.signature, catalog, self._source, self._options)
+                try:
+                    if self._committed is not None:
+                        self._committed.attach(built)
+                except BaseException:
+                    built.close()
+                    raise
+                self._retrieval = built
+            return self._retrieval
+
+    def _on_disk(self) -> Committed:
+        if self._closed:
+            raise MemoryClosed(f"{self.path or 'this memory'} is closed; open it again")
+        if self._committed is None:
+            raise DocumentNotFound(
+                "this memory has no directory and holds only its sessions' own blocks"
+            )
+        return self._committed
+
+    def _writable(self) -> Committed:
+        if self.read_only and not self._closed:
+            raise ReadOnlyMemory(
+                f"{self.path or 'this memory'} is open for reading only; open it for writing"
+            )
+        return self._on_disk()

@@ -1,0 +1,199 @@
+"""The landmark index and the tiers of an open memory: what looking up and writing need, and listing
+documents does not.
+"""
+
+import itertools
+from collections.abc import Collection, Mapping
+from operator import attrgetter
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstore.disk.catalog import Catalog
+from memstore.disk.database import Transaction
+from memstore.disk.document import Document
+from memstore.disk.signature import Signature
+from memstore.errors import CorruptMemory, InvalidInput, NewerFormat
+from memstore.index import FaissIndex, LandmarkIndex, make_index
+from memstore.index.faiss_files import FaissFiles
+from memstore.store.chunk import StoredLayers
+from memstore.store.options import OpenOptions
+from memstore.tiers.base import UnitSource
+from memstore.tiers.cascade import Cascade
+from memstore.tiers.device import usable_device
+from memstore.tiers.disk import DiskTier
+from memstore.tiers.options import TierOptions
+from memstore.tiers.raw_bits import from_raw, torch_dtype
+
+
+class Retrieval:
+    """An index and tiers over a memory's ready documents, as far as `follow` has told of them."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        catalog: Catalog | None,
+        source: UnitSource | None,
+        options: OpenOptions,
+    ) -> None:
+        """source: read from below the host tier, in the place of a catalog. Raises BudgetExceeded,
+        InvalidConfig, InvalidInput, OSError.
+        """
+        options = options.copy()
+        kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
+        dtype = torch_dtype(signature.kv_dtype)
+        self._signature, self._catalog = signature, catalog
+        self.index: LandmarkIndex = make_index(
+            kind,
+            signature.num_kv_heads,
+            signature.head_dim,
+            # Searched in float32, or in float64 where keys are stored so (to check the
+            # mathematics).
+            torch.promote_types(dtype, torch.float32),
+            recall=recall,
+            device=usable_device(options.get("device") or "cpu"),
+        )
+        self._engines: FaissFiles | None = None
+        if isinstance(self.index, FaissIndex):
+            self._engines = FaissFiles(
+                self.index,
+                signature.memory_layers,
+                None if catalog is None else catalog.database.path / "index",
+                read_only=catalog is None or catalog.database.read_only,
+            )
+        self.tiers = Cascade(
+            None if catalog is None else DiskTier(catalog),
+            block_size=signature.block_size,
+            head_dim=signature.head_dim,
+            dtype=dtype,
+            **cast(TierOptions, options),
+        )
+        if source is not None:
+            self.tiers.host.source = source
+        # ready documents whose landmark keys are in the index
+        self._loaded: dict[int, Document] = {}
+        self._scratch_numbers = itertools.count(-1, -1)
+
+    def close(self) -> None:
+        """End the tiers' threads and the trace; more than once is the same as once."""
+        self.tiers.close()
+
+    def reopened(self, catalog: Catalog) -> None:
+        """The memory was opened anew: read from there."""
+        self._catalog = catalog
+        self.tiers.replace_disk(DiskTier(catalog))
+
+    # Documents
+
+    def follow(self, txn: Transaction, rows: Mapping[int, Document], but: Collection[int]) -> None:
+        """Hold what is committed: the landmark keys of the ready documents among `rows`, and
+        nothing of others. Documents in `but` are being written here and left alone.
+
+        Raises CorruptMemory.
+        """
+        for number, loaded in list(self._loaded.items()):
+            if number not in but and rows.get(number) != loaded:
+                self.drop(number)
+        new = [
+            row for number, row in rows.items()
+            if row.state == "ready" and number not in self._loaded and number not in but
+        ]  # fmt: skip
+        if len(new) > 1:
+            for layer in self._signature.memory_layers:
+                self.index.reserve(layer, sum(row.blocks for row in new))
+        for row in new:
+            self.load(txn, row)
+            self._loaded[row.id] = row
+
+    def load(self, txn: Transaction, document: Document) -> None:
+        """Put a document's landmark keys into the index. Raises CorruptMemory."""
+        assert self._catalog is not None
+        self.index.remove(document.id)
+        ends = dict.fromkeys(StoredLayers.of(document, self._signature).memory, 0)
+        runs_of = itertools.groupby(
+            self._catalog.landmarks(txn, document.id), key=attrgetter("layer")
+        )
+        for layer, runs in runs_of:
+            if layer in ends:
+                keys = []
+                for run in runs:
+                    if run.per_block != 1:
+                        raise NewerFormat(
+                            f"document {document.name!r} has {run.per_block} landmark keys a block,"
+                            " this version searches one; update memstore"
+                        )
+                    if run.first_block == ends[layer]:
+                        keys.append(run.keys)
+                        ends[layer] += run.blocks
+                if keys:
+                    # one piece: the index grows once
+                    whole = from_raw(np.concatenate(keys), self._signature.kv_dtype)
+                    self.index.add(document.id, layer, 0, whole)
+        for layer, end in ends.items():
+            if end != document.blocks:
+                self.index.remove(document.id)
+                raise CorruptMemory(
+                    f"{self._catalog.database.path}: landmark keys of document {document.name!r}, "
+                    f"layer {layer} are missing; run verify"
+                )
+
+    def drop(self, number: int) -> None:
+        """Hold nothing of a document any longer."""
+        self._loaded.pop(number, None)
+        self.index.remove(number)
+        self.tiers.drop_document(number)
+
+    def written(self, row: Document) -> None:
+        """A writer has ended: hold what it committed, and nothing that it only staged."""
+        if row.state == "ready":
+            self.index.truncate(row.id, row.blocks)
+            self.tiers.drop_document(row.id, row.blocks)
+            self._loaded[row.id] = row
+        else:
+            self.drop(row.id)
+
+    def next_scratch(self) -> int:
+        """A number for a session's own blocks, not given out before."""
+        return next(self._scratch_numbers)
+
+    def add_landmarks(self, document: int, layer: int, keys: Tensor) -> None:
+        """Make the next blocks of a document of `source` known in a layer: see MemoryStore."""
+        self.index.reserve(layer, len(keys))
+        self.index.add(document, layer, self.index.span(document, layer)[1], keys)
+
+    # The index's engines
+
+    def open_engines(self, layer: int) -> None:
+        """Take a layer's engines from their file before it is first searched."""
+        if self._engines is not None:
+            self._engines.open(layer)
+
+    def update_engines(self) -> bool:
+        """Bring the index's files up to the documents that came since; is it time to build anew?"""
+        return self._engines is not None and self._engines.update()
+
+    def engines(self) -> FaissFiles:
+        """What builds the index. Raises InvalidInput for an index that builds nothing."""
+        if self._engines is None:
+            raise InvalidInput(
+                "a packed index builds nothing; open the memory with index auto or one of FAISS"
+            )
+        return self._engines
+
+    def describe(self) -> dict[str, Any]:
+        """What was looked up, and what searches: its part of MemoryStore.stats."""
+        return {
+            "landmarks": self.index.bytes,
+            "tiers": self.tiers.stats(),
+            "prefetch": {
+                "predictor": self.tiers.predictor,
+                **self.tiers.prefetcher.stats.to_dict(),
+            },
+            "index": {
+                "searches": self.index.searches,
+                "rows": self.index.rows,
+                **self.index.describe(),
+            },
+        }

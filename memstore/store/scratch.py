@@ -1,0 +1,75 @@
+"""A session's own blocks: in main memory only, and gone with the session."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.index import LandmarkIndex
+from memstore.tiers.cascade import Cascade
+
+
+class ScratchDocument:
+    """A session's own blocks: pinned in the host tier and searchable, gone when closed. A context
+    manager.
+
+    document: the negative number under which they are leased and searched.
+    """
+
+    def __init__(self, number: int, tiers: Cascade, index: LandmarkIndex) -> None:
+        """Use MemoryStore.scratch."""
+        self.document = number
+        self._tiers, self._index = tiers, index
+        # layer -> units of each block held, oldest first
+        self._units: dict[int, list[list[BlockKey]]] = {}
+        self._ends: dict[int, int] = {}
+
+    def add(self, layer: int, k: Tensor, v: Tensor, landmarks: Tensor) -> int:
+        """Add the next n blocks of a layer; return the number of the first.
+
+        k, v: [n, Hkv, block_size, D] in the KV dtype, K rotated by the offset in the block only;
+        landmarks: [n, Hkv, D]. Raises BudgetExceeded, with nothing added.
+        """
+        n, heads = k.shape[:2]
+        first = self._ends.get(layer, 0)
+        units = self._tiers.pin(self.document, layer, first, k, v)
+        self._index.add(self.document, layer, first, landmarks)
+        self._units.setdefault(layer, []).extend(
+            units[at : at + heads] for at in range(0, n * heads, heads)
+        )
+        self._ends[layer] = first + n
+        return first
+
+    def blocks(self, layer: int) -> tuple[int, int]:
+        """The blocks [first, end) that are held in a layer."""
+        end = self._ends.get(layer, 0)
+        return end - len(self._units.get(layer, [])), end
+
+    def trim(self, first_block: int, layers: Sequence[int] | None = None) -> None:
+        """Drop blocks before first_block, in every layer or in some."""
+        for layer in list(self._units) if layers is None else layers:
+            held = self._units.get(layer, [])
+            gone = max(0, min(first_block - self.blocks(layer)[0], len(held)))
+            if gone:
+                self._tiers.drop([unit for units in held[:gone] for unit in units])
+                self._units[layer] = held[gone:]
+                self._index.trim(self.document, first_block, layer)
+
+    def close(self) -> None:
+        """Drop everything; more than once is the same as once."""
+        units, self._units, self._ends = self._units, {}, {}
+        self._tiers.drop([unit for blocks in units.values() for block in blocks for unit in block])
+        self._index.remove(self.document)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

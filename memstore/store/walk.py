@@ -1,0 +1,269 @@
+"""What the children of a verification do: walk over a memory, drop documents, or copy what is
+whole; and the server that forks them.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from memstore.disk.catalog import Catalog
+from memstore.disk.database import Transaction
+from memstore.disk.document import Document
+from memstore.disk.files import DATA, sync_directory, try_alone
+from memstore.disk.keys import (
+    document_key,
+    document_range,
+    read_document_key,
+    record_key,
+    tokens_key,
+)
+from memstore.errors import CorruptMemory, DocumentNotFound, MemoryLocked, MemstoreError
+
+_BATCH_BYTES = 16 << 20
+_DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
+
+
+def serve() -> None:
+    """Fork a child for every line [what, path, documents] of standard input; its events go to
+    standard output.
+    """
+    for line in sys.stdin:
+        what, path, documents = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            try:
+                _do(what, Path(path), set(documents))
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        os.waitpid(pid, 0)
+        print()  # ends what the child may have left unfinished
+        _say({"event": "gone"})
+
+
+def _say(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def _do(what: str, path: Path, documents: set[int]) -> None:
+    try:
+        if what == "walk":
+            for event in walk(path, documents):
+                _say(event)
+        elif what == "drop":
+            _drop(path, documents)
+        else:
+            _salvage(path, documents)
+    except MemstoreError as error:
+        if what == "walk":
+            _say({"event": "problem", "document": None, "name": "", "what": str(error)})
+        else:
+            _say({"event": "error", "kind": type(error).__name__, "what": str(error)})
+    _say({"event": "end"})
+
+
+def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
+    """Events of a walk over every document but those in `skip`, in this process. Raises what
+    opening raises.
+    """
+    catalog = Catalog.open(path, read_only=True)
+    try:
+        catalog.database.last_commit()
+        with catalog.database.read() as txn:
+            rows = [read_document_key(key) for key, _ in txn.scan("documents")]
+            owners = sorted(
+                set(rows).union(*(_owners(txn, table) for table in _DOCUMENT_TABLES[1:]))
+            )
+        for number in owners:
+            if number in skip:
+                continue
+            name = f"document {number}"
+            found, records, size = [], 0, 0
+            yield {"event": "reading", "document": number, "name": name}
+            try:
+                document = _row(catalog, number, known=number in rows)
+                if document is None:
+                    continue  # forgotten or begun by another process meanwhile
+                name = document.name
+                yield {"event": "reading", "document": number, "name": name}
+                # what an interrupted import left is removed by the next one
+                if document.state != "importing":
+                    with catalog.database.read() as txn:
+                        records, size = _check_document(txn, catalog, document)
+            except DocumentNotFound:
+                continue
+            except CorruptMemory as error:
+                found = [str(error)]
+            for what in found:
+                yield {"event": "problem", "document": number, "name": name, "what": what}
+            if found:
+                yield {"event": "done", "document": number}
+            else:
+                yield {"event": "whole", "document": number, "records": records, "bytes": size}
+    finally:
+        catalog.close()
+
+
+def _row(catalog: Catalog, number: int, *, known: bool) -> Document | None:
+    """A document's row; None if there is nothing of it any more. Raises CorruptMemory."""
+    with catalog.database.read() as txn:
+        if txn.view("documents", document_key(number)) is not None:
+            return catalog.row(txn, number) if known else None
+        if all(
+            next(txn.scan(table, *document_range(number)), None) is None
+            for table in _DOCUMENT_TABLES
+        ):
+            return None
+    raise CorruptMemory(f"document {number}: blocks, landmark keys or tokens without a row")
+
+
+def _owners(txn: Transaction, table: str) -> set[int]:
+    """Every document that a table has an entry of."""
+    owners = set()
+    start = b""
+    while (entry := next(txn.scan(table, start), None)) is not None:
+        number = read_document_key(entry[0][:8])
+        owners.add(number)
+        start = document_key(number + 1)
+    return owners
+
+
+def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> tuple[int, int]:
+    """Read all of a document; return its records and their bytes. Raises CorruptMemory with the
+    first thing that is wrong.
+    """
+    signature = catalog.signature
+    number, blocks, block_size = document.id, document.blocks, signature.block_size
+
+    def expect(right: bool, what: str) -> None:
+        if not right:
+            raise CorruptMemory(f"document {document.name!r}: {what}")
+
+    expect(
+        blocks == -(-document.tokens // block_size), f"{document.tokens} tokens in {blocks} blocks"
+    )
+    tokens = 0
+    for part in catalog.token_parts(txn, number):
+        expect(part.first == tokens, f"tokens {tokens}..{part.first} are missing")
+        # Readers look up by key, which takes another way through the file than walking from one
+        # entry to the next.
+        expect(
+            txn.view("tokens", tokens_key(number, tokens)) is not None,
+            f"tokens from {tokens} on are not found",
+        )
+        tokens += len(part.ids)
+    expect(tokens == document.tokens, f"{tokens} tokens instead of {document.tokens}")
+
+    chunk = document.settings.chunk_blocks
+    boundary = document.tokens // (chunk * block_size) * chunk
+    kept = max(0, boundary - document.settings.top_k)  # of layers without memory
+    first = {
+        layer: 0 if layer in signature.memory_layers else kept
+        for layer in document.layers_of(signature)
+    }
+    if number == 0:
+        first = dict.fromkeys(first, 0)
+    ends = {} if number == 0 else dict.fromkeys(first, 0)  # the prefix is not searched
+    for run in catalog.landmarks(txn, number):
+        expect(run.layer in ends, f"landmark keys of a layer {run.layer}")
+        start = ends[run.layer]
+        expect(
+            run.first_block == start or (start == 0 and run.first_block <= first[run.layer]),
+            f"landmark keys of layer {run.layer}, blocks {start}..{run.first_block} are missing",
+        )
+        ends[run.layer] = run.first_block + run.blocks
+    for layer, end in ends.items():
+        expect(end == blocks, f"landmark keys of {end} blocks in layer {layer} instead of {blocks}")
+
+    expected = (
+        (block, layer) for block in range(blocks) for layer in first if block >= first[layer]
+    )
+    records = size = 0
+    for key, data in catalog.blocks.walk(txn, number):
+        expect(
+            (key.block, key.layer) == next(expected, None),
+            f"a record before block {key.block} is missing or extra",
+        )
+        found = txn.view("blocks", record_key(key))
+        expect(found is not None, f"block {key.block}, layer {key.layer} is not found")
+        length = catalog.blocks.check(found or b"", key, document.write_of(key.block))
+        right = min(block_size, document.tokens - key.block * block_size)
+        expect(length == right, f"block {key.block} has {length} tokens instead of {right}")
+        records, size = records + 1, size + len(data)
+    expect(next(expected, None) is None, f"records after the first {records} are missing")
+    expect(size == document.bytes, f"{size} bytes of records instead of {document.bytes}")
+    return records, size
+
+
+def _drop(path: Path, documents: set[int]) -> None:
+    catalog = Catalog.open(path)
+    try:
+        for number in sorted(documents):
+            catalog.database.write(
+                partial(catalog.delete_document, document=number), beyond_limit=True
+            )
+    finally:
+        catalog.close()
+
+
+def _salvage(path: Path, damaged: set[int]) -> None:
+    """Copy every whole document, as it lies, into a new file, and put it in the place of the
+    damaged one.
+    """
+    new = path.with_name(path.name + ".repair")
+    shutil.rmtree(new, ignore_errors=True)
+    old = Catalog.open(path)
+    try:
+        with old.database.writer():
+            copy = Catalog.create(new, old.signature)  # its own row is copied, too
+            try:
+                with old.database.read() as txn:
+                    numbers = [read_document_key(key) for key, _ in txn.scan("documents")]
+                    _copy(copy, [("meta", key, bytes(value)) for key, value in txn.scan("meta")])
+                    for number in numbers:
+                        if number not in damaged:
+                            _copy_document(txn, copy, number)
+            finally:
+                copy.close()
+    finally:
+        old.close()
+    file = os.open(path / DATA, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if not try_alone(file):
+            raise MemoryLocked(f"{path} is open in another process; this repair needs it alone")
+        os.replace(new / DATA, path / DATA)
+        sync_directory(path)
+    finally:
+        os.close(file)
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _copy_document(txn: Transaction, copy: Catalog, number: int) -> None:
+    # The row last: a document without one would not be seen.
+    for table in reversed(_DOCUMENT_TABLES):
+        batch: list[tuple[str, bytes, bytes]] = []
+        size = 0
+        for key, value in txn.scan(table, *document_range(number)):
+            batch.append((table, key, bytes(value)))
+            size += len(value)
+            if size >= _BATCH_BYTES:
+                _copy(copy, batch)
+                batch, size = [], 0
+        _copy(copy, batch)
+
+
+def _copy(copy: Catalog, entries: list[tuple[str, bytes, bytes]]) -> None:
+    def work(txn: Transaction) -> None:
+        for table, key, value in entries:
+            txn.put(table, key, value)
+
+    copy.database.write(work)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,135 @@
+"""What one step of a stage computes: batches are drawn, read as windows or as memory and chunks,
+and the landmarks of earlier steps compete.
+"""
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memstore.model.transformer import Transformer
+from memstore.training.batches import RecallData
+from memstore.training.curriculum import Stage
+from memstore.training.objectives import (
+    Loss,
+    Negatives,
+    encode_windows,
+    negatives_of,
+    next_token_loss,
+    read_memory,
+)
+
+
+class Steps:
+    """The losses of steps, and what they draw from. Draws are made on the CPU, so that they are the
+    same on every device.
+    """
+
+    def __init__(self, model: Transformer, data: RecallData, device: torch.device, seed: int):
+        self._model, self._data, self._device = model, data, device
+        self._rng = random.Random(seed)
+        self._generator = torch.Generator().manual_seed(seed + 1)
+        # newest first; of each step, one entry a layer
+        self._queue: list[list[Negatives]] = []
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs to go on with the next step."""
+        return {
+            "data": self._data.state(),
+            "rng": list(self._rng.getstate()[1]),
+            "generator": self._generator.get_state(),
+            "queue": [[(n.keys, n.values) for n in entry] for entry in self._queue],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on as the steps whose `state()` this is."""
+        self._data.restore(state["data"])
+        self._rng.setstate((3, tuple(state["rng"]), None))
+        self._generator.set_state(state["generator"])
+        self._queue = [
+            [Negatives(keys.to(self._device), values.to(self._device)) for keys, values in entry]
+            for entry in state["queue"]
+        ]
+
+    def losses(self, stage: Stage, share: float) -> tuple[Loss, Loss | None]:
+        """Of the next step's windows, and of the chunks that read them (None where whole windows
+        are all). share: of the stage that is done, 0 to 1.
+        """
+        return (self._windows if stage.kind == "windows" else self._memory)(stage, share)
+
+    def _controlled(self, stage: Stage, windows: int, blocks: int) -> Tensor | None:
+        """[windows, blocks] bool: landmarks under the gate, half of them; None without a gate."""
+        if not stage.cmt:
+            return None
+        return (torch.rand(windows, blocks, generator=self._generator) < 0.5).to(self._device)
+
+    def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:
+        first, last = stage.gap
+        gap = first + (last - first) * min(1.0, share * 1.5)
+        batch = self._data.windows(stage.batch, stage.blocks, gap=gap).to(self._device)
+        jumps = None
+        if stage.max_jump > 1:
+            shape = (stage.batch, stage.blocks)
+            jumps = torch.randint(stage.max_jump, shape, generator=self._generator)
+            jumps[:, 0] = 0
+            jumps = jumps.to(self._device)
+        controlled = self._controlled(stage, stage.batch, stage.blocks)
+        hidden, _ = encode_windows(self._model, batch.ids, controlled, jumps, cmt=stage.cmt)
+        return next_token_loss(self._model, hidden, batch.ids, batch.weights), None
+
+    def _memory(self, stage: Stage, share: float) -> tuple[Loss, Loss]:
+        model, device, config = self._model, self._device, self._model.config
+        memory = self._data.memory(stage.memory_windows, stage.memory_blocks).to(device)
+        chunks, blocks = stage.batch, stage.chunk_blocks
+        if self._rng.random() < stage.long_chunks:
+            chunks, blocks = chunks // 2, blocks * 2
+        questions = self._data.questions(memory, chunks, blocks, recents=config.top_k).to(device)
+        controlled = self._controlled(stage, stage.memory_windows, stage.memory_blocks)
+        hidden, encoded = encode_windows(model, memory.ids, controlled, cmt=stage.cmt)
+        fresh = negatives_of(encoded, self._rng.randrange(config.block_size))
+        against, bias = None, 0.0
+        if self._rng.random() < stage.negatives:
+            against = self._with_earlier(fresh)
+            if stage.negative_ramp:
+                bias = stage.negative_start * max(0.0, 1 - share / stage.negative_ramp)
+        answered = read_memory(
+            model,
+            questions.ids,
+            encoded,
+            questions.visible,
+            questions.continues,
+            against,
+            bias,
+            cmt=stage.cmt,
+            top_k=config.top_k if memory.runs else None,
+        )
+        self._enqueue(stage, fresh, memory.pass_key_window)
+        return (
+            next_token_loss(model, hidden, memory.ids, memory.weights),
+            next_token_loss(model, answered, questions.ids, questions.weights),
+        )
+
+    def _with_earlier(self, fresh: list[Negatives]) -> list[Negatives]:
+        """This step's landmarks and those in the queue, of each layer."""
+        layers = [[n, *(entry[i] for entry in self._queue)] for i, n in enumerate(fresh)]
+        return [
+            Negatives(
+                torch.cat([n.keys for n in layer], 1).to(layer[0].keys.dtype),
+                torch.cat([n.values for n in layer], 1).to(layer[0].values.dtype),
+            )
+            for layer in layers
+        ]
+
+    def _enqueue(self, stage: Stage, fresh: list[Negatives], pass_key_window: int | None) -> None:
+        """Keep this step's landmarks for later steps, but never a pass key's: it would answer the
+        next memory's question.
+        """
+        window = torch.arange(stage.memory_windows).repeat_interleave(stage.memory_blocks)
+        keep = window != (-1 if pass_key_window is None else pass_key_window)
+        entry = [
+            Negatives(n.keys.detach()[:, keep].clone(), n.values.detach()[:, keep].clone())
+            for n in fresh
+        ]
+        held = max(1, stage.queue // (stage.memory_windows * stage.memory_blocks))
+        self._queue = [entry, *self._queue][:held]
