@@ -18,8 +18,9 @@ from torch import Tensor
 from benchmarks.common.memories import data_file, workplace
 from benchmarks.common.options import plain_parser, prepare
 from memstore.block import RecordKey
-from memstore.disk.catalog import Catalog, Document
+from memstore.disk.catalog import Catalog
 from memstore.disk.database import Database
+from memstore.disk.document import Document
 from memstore.disk.signature import Signature
 from memstore.store.writer import COMMIT_BYTES
 from memstore.tiers.disk import DiskTier
