@@ -131,9 +131,9 @@ def decode_part(
             for name in ("searches", "rows"):
                 counts[cutoff][name] += after["index"][name] - before["index"][name]
             for name in ("hits", "misses"):
-                counts[cutoff]["leased"] += (
-                    after["tiers"]["host"][name] - before["tiers"]["host"][name]
-                )
+                counts[cutoff]["leased"] += after["tiers"]["host"][name] - before["tiers"].get(
+                    "host", {}
+                ).get(name, 0)
             for name, value in lookups.items():
                 counts[cutoff][name] += value
             return rate
