@@ -7,7 +7,7 @@ keys, stay on disk, and any later process attends to them directly.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from memstore.errors import MemstoreError as MemstoreError

@@ -1,7 +1,7 @@
 """Units from main memory to a device: slots of a page-locked slab to slots of a device's slab, on a
 stream of their own.
 
-Two ways, of which benchmarks/kernels_memory.py says which is faster on a device: `copies`, one for
+Two ways, of which benchmarks/kernels/ says which is faster on a device: `copies`, one for
 each run of slots that are consecutive on both sides; `kernel`, one Triton kernel that reads
 the page-locked memory itself.
 """

@@ -243,7 +243,7 @@ def launch_options(
 ) -> dict[str, int]:
     """Rows, warps and pipeline stages of a program.
 
-    Chosen by what ptxas says of registers and shared memory on sm_90 (`benchmarks/kernels.py
+    Chosen by what ptxas says of registers and shared memory on sm_90 (`benchmarks.kernels.training
     --compile-only`): 128 rows keep the reading of keys below what the L2 cache gives, and with 8
     warps little is spilled up to D = 128.
     """

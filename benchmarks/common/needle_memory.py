@@ -1,0 +1,220 @@
+"""Ingesting needles into a memory on disk, and asking for them."""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.common.needle_writer import PAPER_KEYS, Writer, needles
+from benchmarks.common.needles import STORED, Plan, Question, filler_sizes
+from benchmarks.common.options import prepare
+from benchmarks.common.text import Books
+from memstore import LandmarkModel, MemoryStore, load_model
+from memstore.model import facts as language
+from memstore.model.attention import Read
+from memstore.model.session import ScratchSession
+
+_ENDS = ".,;:!?\n"  # what may follow a value
+
+
+def build(directory: Path, settings: dict[str, Any]) -> float:
+    """Ingest everything that `settings` ask for into directory/memory and write the plan; seconds
+    it took.
+
+    settings: model, text, seed, trials, tasks, longest (tokens), in_place, in_place_length, split,
+    passage (tokens), threads; codec, if not the default.
+    """
+    began = time.perf_counter()
+    prepare(settings["threads"])
+    model = load_model(settings["model"])
+    settings = settings | {"weights": model.signature.weights}
+    known = Plan.load(directory)
+    if known is not None and known.settings == settings:
+        print(f"using the memory in {directory}", flush=True)
+        return 0.0
+    rng = Random(f"needles {settings['seed']}")
+    books = Books.read(settings["text"], model.tokenizer, directory / "tokens")
+    writer = Writer(model.tokenizer, books, rng, settings["split"], settings["passage"])
+    sizes = filler_sizes(settings["longest"]) if set(STORED) & set(settings["tasks"]) else []
+    plan = Plan(settings, [(f"filler {n}", size) for n, size in enumerate(sizes)], {})
+    with MemoryStore.create(
+        directory / "memory", model.signature, codec=settings.get("codec", "zstd")
+    ) as store:
+
+        def ingest(name: str, text: str) -> int:
+            tokens = model.ingest(text, store, name=name).tokens
+            done[0] += tokens
+            if time.perf_counter() - said[0] > 15:
+                said[0] = time.perf_counter()
+                rate = done[0] / (time.perf_counter() - began)
+                print(f"  ingested {done[0]:,} tokens, {rate:,.0f} a second", flush=True)
+            return tokens
+
+        done, said = [0], [began]
+        for name, size in plan.fillers:
+            ingest(name, model.tokenizer.decode(books.run(rng, size).tolist()))
+        for texts, questions in needles(writer, settings, model.config.block_size):
+            names = [f"{questions[0].task} {len(plan.tokens) + n}" for n in range(len(texts))]
+            plan.tokens.update({name: ingest(name, text) for name, text in zip(names, texts)})
+            plan.questions.extend(
+                Question(**asdict(question) | {"passages": names}) for question in questions
+            )
+        seconds = time.perf_counter() - began
+        held = store.stats()
+        print(
+            f"memory: {held['tokens']:,} tokens in {held['documents']} documents, "
+            f"{held['file_bytes'] / 1e6:,.0f} MB, "
+            f"built in {seconds:.0f} s",
+            flush=True,
+        )
+    plan.save(directory)
+    return seconds
+
+
+@dataclass
+class Reply:
+    """What came out: the value right, and also nothing after it but the end of the value."""
+
+    value: bool
+    right: bool
+    text: str
+    old: bool = False  # the value that was replaced came instead
+
+
+def reply(
+    model: LandmarkModel, session: ScratchSession, question: Question, *, generate: bool
+) -> Reply:
+    """Ask in a fresh session.
+
+    generate: decode token by token. Otherwise the value is fed with the question and every row's
+    best token is compared: the same as greedy decoding where each row chooses its own blocks
+    (per_token_per_head), in one step.
+    """
+    tokenizer = model.tokenizer
+    if question.before:
+        session.feed(tokenizer.encode(question.before))
+        prompt = tokenizer.encode(" " + question.prompt)
+        value = tokenizer.encode(" " + question.prompt + question.value)[len(prompt) :]
+    else:
+        prompt = tokenizer.encode(question.prompt)
+        value = tokenizer.encode(question.prompt + question.value)[len(prompt) :]
+    if generate:
+        if len(prompt) > 1:
+            session.feed(prompt[:-1])
+        got = list(session.generate(session.feed(prompt[-1:])[-1], len(value) + 1))
+    else:
+        states = session.feed([*prompt, *value])[len(prompt) - 1 :]
+        got = session.logits(states).argmax(-1).tolist()
+    text = tokenizer.decode(got)
+    right = got[:-1] == value
+    old = bool(question.old) and text.startswith(question.old)
+    return Reply(right, right and tokenizer.decode(got[-1:])[:1] in _ENDS, text, old)
+
+
+def ask(
+    model: LandmarkModel,
+    store: MemoryStore,
+    plan: Plan,
+    task: str,
+    length: int,
+    *,
+    trials: int,
+    seed: int,
+    top_k: int | None = None,
+    score_range: float | None = None,
+    granularity: str | None = None,
+    cmt_cutoff: float | None = None,
+) -> dict[str, Any] | None:
+    """Ask every question of a task against `length` tokens of memory; None if that length cannot be
+    asked.
+
+    blocks_read: by all lookups that were done; a block is read by a row that gives it any
+    attention.
+    """
+    granularity = granularity or model.config.granularity
+    replies: list[tuple[Question, Reply]] = []
+    lookups = {"done": 0, "skipped": 0}
+    blocks_read = 0
+
+    def count(reads: list[Read]) -> None:
+        nonlocal blocks_read
+        blocks_read += len(reads)
+
+    began = time.perf_counter()
+    for n, question in enumerate(plan.of(task)[:trials]):
+        documents = plan.documents(question, length, Random(f"{seed} {task} {length} {n}"))
+        if documents is None:
+            return None
+        with model.session(
+            store,
+            documents,
+            on_read=count,
+            read_all_rows=True,
+            top_k=top_k,
+            score_range=score_range,
+            granularity=granularity,
+            cmt_cutoff=cmt_cutoff,
+        ) as session:
+            replies.append(
+                (
+                    question,
+                    reply(model, session, question, generate=granularity != "per_token_per_head"),
+                )
+            )
+            lookups["done"] += session.attention.lookups.done
+            lookups["skipped"] += session.attention.lookups.skipped
+    if not replies:
+        return None
+    asked = {"task": task, "length": length, "granularity": granularity}
+    asked |= {
+        "top_k": top_k or model.config.top_k,
+        "score_range": model.config.score_range if score_range is None else score_range,
+        "cmt_cutoff": model.config.cmt_cutoff if cmt_cutoff is None else cmt_cutoff,
+    }
+    return asked | {"lookups": lookups, "blocks_read": blocks_read} | judged(replies, began)
+
+
+def judged(replies: list[tuple[Question, Reply]], began: float) -> dict[str, Any]:
+    """How many were right, the seconds since `began`, and the first wrong ones."""
+    wrong = [(question, reply) for question, reply in replies if not reply.right]
+    return {
+        "trials": len(replies),
+        "right": len(replies) - len(wrong),
+        "value_right": sum(reply.value for _, reply in replies),
+        "old_value": sum(reply.old for _, reply in replies),
+        "seconds": round(time.perf_counter() - began, 2),
+        "wrong": [{"prompt": q.prompt, "value": q.value, "got": r.text} for q, r in wrong[:40]],
+    }
+
+
+def streamed(
+    model: LandmarkModel, books: Books, task: str, length: int, *, trials: int, seed: int
+) -> dict[str, Any]:
+    """The paper's protocol: the whole prompt through one session that retrieves from its own
+    blocks, the question at its end.
+    """
+    rng = Random(f"streamed {seed} {task} {length}")
+    replies: list[tuple[Question, Reply]] = []
+    began = time.perf_counter()
+    grass = model.tokenizer.encode(" " + language.GRASS)
+    for _ in range(trials):
+        key = str(rng.randint(1, PAPER_KEYS))
+        asked = language.pass_key_question(key)
+        if task == "streamed":
+            filler = books.run(rng, length).tolist()
+        else:
+            filler = grass * (length // len(grass) + 1)
+        head = model.tokenizer.encode(language.PASS_KEY_HEAD + " ")
+        needle = model.tokenizer.encode(" " + language.pass_key_statement(key).text)
+        room = length - len(head) - len(needle)
+        place = rng.randint(0, room)
+        prompt = [*head, *filler[:place], *needle, *filler[place:room]]
+        with MemoryStore.in_memory(model.signature) as store, model.session(store, []) as session:
+            session.feed(prompt)
+            question = Question(task, " " + asked.prompt, asked.answer, [])
+            replies.append((question, reply(model, session, question, generate=False)))
+    config = model.config
+    usual = {name: getattr(config, name) for name in ("top_k", "score_range", "granularity")}
+    own = {"task": task, "length": length, **usual, "cmt_cutoff": config.cmt_cutoff}
+    return own | judged(replies, began)

@@ -1,0 +1,221 @@
+"""Writing needles into passages of book text, and the questions for them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.needles import Question
+from benchmarks.common.text import Books
+from memstore.model import facts as language
+from memstore.model.facts import Fact, Pools, Sentence, Split
+from memstore.model.tokenizer import Tokenizer
+
+PAPER_KEYS = 50_000  # the paper draws its pass keys from 1 .. 50,000
+UNRELATED = 200  # tokens of text between memory and question
+
+
+class Writer:
+    """Writes needles into passages of book text.
+
+    split: whether names, attributes and formats of values are training's or held out. Sentences and
+    questions have forms that training knows, except where a task asks for `forms="held_out"`. size:
+    tokens of a passage; twice that where it holds several sentences.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, books: Books, rng: Random, split: Split, size: int = 512
+    ) -> None:
+        self.tokenizer, self.books, self.rng, self.split, self.size = (
+            tokenizer,
+            books,
+            rng,
+            split,
+            size,
+        )
+        self.pools = Pools.of(split, books.words if split == "held_out" else ())
+        texts = [tokenizer.decode([token]) for token in range(tokenizer.landmark_id)]
+        self.ends = np.array([text[-1:] in (".", "!", "?", "\n") for text in texts])
+
+    def text(self, tokens: int) -> str:
+        """About `tokens` tokens of a book, from the beginning of a sentence."""
+        ids = self.books.place(self.rng, tokens + 64)
+        ends = np.flatnonzero(self.ends[ids[:64]])
+        first = int(ends[0]) + 1 if len(ends) else 0
+        return self.tokenizer.decode(ids[first : first + tokens].tolist())
+
+    def passage(
+        self, sentences: Sequence[str], tokens: int, filler: np.ndarray | None = None
+    ) -> str:
+        """`sentences`, in their order, each after a random sentence of book text; about `tokens`
+        tokens in all.
+        """
+        encoded = [self.tokenizer.encode(" " + sentence) for sentence in sentences]
+        if filler is None:
+            filler = self.books.place(self.rng, max(tokens - sum(map(len, encoded)), tokens // 4))
+        ends = np.flatnonzero(self.ends[filler]) + 1
+        places = sorted(
+            self.rng.choices(
+                ends.tolist() if len(ends) > 8 else range(1, len(filler)), k=len(sentences)
+            )
+        )
+        pieces, last = [], 0
+        for place, ids in zip(places, encoded):
+            pieces += [*filler[last:place].tolist(), *ids]
+            last = place
+        return self.tokenizer.decode(pieces + filler[last:].tolist())
+
+    def fact(self, **choice: Any) -> Fact:
+        """A fact of the split whose value is a number of random digits, unless `choice` says
+        otherwise.
+        """
+        return language.draw_fact(
+            self.rng, self.split, pools=self.pools, **{"kind": "digits"} | choice
+        )
+
+    def state(self, fact: Fact, forms: Split | None = None) -> str:
+        """The sentence that states it: the plain form, or any of a split's."""
+        return language.statement(
+            fact, self.rng.choice(language.STATEMENTS[forms]) if forms else 0
+        ).text
+
+    def ask(self, fact: Fact, forms: Split | None = None) -> Sentence:
+        """The question for it, likewise."""
+        return language.question(fact, self.rng.choice(language.QUESTIONS[forms]) if forms else 0)
+
+    # One task each: (passages, questions)
+
+    def passkey(self, tokens: int = 0) -> tuple[list[str], list[Question]]:
+        key = str(self.rng.randint(1, PAPER_KEYS))
+        asked = language.pass_key_question(key)
+        text = self.passage([language.pass_key_statement(key).text], tokens or self.size)
+        return [text], [Question("passkey", asked.prompt, asked.answer, [])]
+
+    def one_fact(self, tokens: int = 0) -> tuple[list[str], list[Question]]:
+        fact = self.fact()
+        asked = self.ask(fact)
+        return [self.passage([self.state(fact)], tokens or self.size)], [
+            Question("fact", asked.prompt, asked.answer, []),
+            Question("fact_unrelated", asked.prompt, asked.answer, [], before=self.text(UNRELATED)),
+        ]
+
+    def fact_forms(self) -> tuple[list[str], list[Question]]:
+        fact = self.fact()
+        asked = self.ask(fact, "train")
+        return [self.passage([self.state(fact, "train")], self.size)], [
+            Question("fact_forms", asked.prompt, asked.answer, [])
+        ]
+
+    def fact_any(self) -> tuple[list[str], list[Question]]:
+        fact = self.fact(kind=None)
+        asked = self.ask(fact)
+        return [self.passage([self.state(fact)], self.size)], [
+            Question("fact_any", asked.prompt, asked.answer, [])
+        ]
+
+    def rephrased(self) -> tuple[list[str], list[Question]]:
+        fact = self.fact()
+        asked = self.ask(fact, "held_out")
+        return [self.passage([self.state(fact, "held_out")], self.size)], [
+            Question("rephrased", asked.prompt, asked.answer, [])
+        ]
+
+    def many(
+        self, task: str, count: int, passages: int, asked: int
+    ) -> tuple[list[str], list[Question]]:
+        """`count` numbers that share attribute and kind of name, spread over some passages."""
+        rng = self.rng
+        kind = rng.choice(("words", "name") if count > 40 else ("colour_noun", "words", "name"))
+        attribute = rng.choice(self.pools.attributes)
+        facts: dict[str, Fact] = {}
+        values: set[str] = set()
+        while len(facts) < count:
+            fact = self.fact(entity_kind=kind)
+            if fact.entity not in facts and (fact.value not in values or len(fact.value) < 2):
+                facts[fact.entity] = Fact(fact.entity, attribute, fact.value)
+                values.add(fact.value)
+        every = list(facts.values())
+        texts = [
+            self.passage([self.state(f) for f in every[at::passages]], 2 * self.size)
+            for at in range(passages)
+        ]
+        questions = [self.ask(fact) for fact in rng.sample(every, asked)]
+        return texts, [
+            Question(task, question.prompt, question.answer, []) for question in questions
+        ]
+
+    def updated(self) -> tuple[list[str], list[Question]]:
+        """A fact that gets a new value once or twice, anywhere later in the passage."""
+        rng, fact = self.rng, self.fact()
+        sentences, values = [self.state(fact)], [fact.value]
+        for _ in range(rng.choice((1, 1, 2))):
+            while (value := language.draw_value(rng, self.pools, "digits")) in values:
+                pass
+            values.append(value)
+            fact = Fact(fact.entity, fact.attribute, value)
+            sentences.append(language.update(fact, 0).text)
+        asked = self.ask(fact)
+        return [self.passage(sentences, 2 * self.size)], [
+            Question("updated", asked.prompt, asked.answer, [], old=" " + values[-2])
+        ]
+
+    def split_value(self, block_size: int) -> tuple[list[str], list[Question]]:
+        """A fact whose value stands in two blocks."""
+        encode = self.tokenizer.encode
+        while True:
+            fact = self.fact()
+            sentence = self.state(fact)
+            before = encode(" " + sentence[: sentence.index(fact.value)].rstrip(" "))
+            value = encode(" " + fact.value)
+            if len(value) < 2:
+                continue
+            filler = self.books.place(self.rng, self.size + block_size)
+            ends = np.flatnonzero(self.ends[filler[: self.size - 64]]) + 1
+            place = int(self.rng.choice(ends[ends > block_size].tolist() or [block_size]))
+            first = place + len(before)
+            dropped = (first + self.rng.randrange(1, len(value))) % block_size
+            ids = [
+                *filler[dropped:place].tolist(),
+                *encode(" " + sentence),
+                *filler[place : self.size].tolist(),
+            ]
+            text = self.tokenizer.decode(ids)
+            first -= dropped
+            if (
+                encode(text)[: first + len(value)] == ids[: first + len(value)]
+                and ids[first:][: len(value)] == value
+            ):
+                assert first // block_size != (first + len(value) - 1) // block_size
+                asked = self.ask(fact)
+                return [text], [Question("split", asked.prompt, asked.answer, [])]
+
+
+def needles(
+    writer: Writer, settings: dict[str, Any], block_size: int
+) -> Iterator[tuple[list[str], list[Question]]]:
+    """(passages, questions) of everything that a memory's settings ask for."""
+    tasks, trials = settings["tasks"], settings["trials"]
+    one_by_one: dict[str, Callable[[], tuple[list[str], list[Question]]]] = {
+        "passkey": writer.passkey,
+        "fact": writer.one_fact,
+        "fact_forms": writer.fact_forms,
+        "fact_any": writer.fact_any,
+        "rephrased": writer.rephrased,
+        "of_20": lambda: writer.many("of_20", 20, 1, 1),
+        "updated": writer.updated,
+        "split": lambda: writer.split_value(block_size),
+    }
+    for task, write in one_by_one.items():
+        if task in tasks or (task == "fact" and "fact_unrelated" in tasks):
+            for _ in range(trials):
+                yield write()
+    if "of_100" in tasks:
+        for _ in range(-(-trials // 4)):  # four questions for every hundred facts
+            yield writer.many("of_100", 100, 4, 4)
+    if "in_place" in tasks:
+        length = settings["in_place_length"]
+        for n in range(settings["in_place"]):
+            texts, questions = writer.passkey(length) if n % 2 else writer.one_fact(length)
+            yield texts, [Question(**asdict(questions[0]) | {"task": "in_place", "length": length})]

@@ -1,0 +1,57 @@
+"""The options that benchmarks share, and the model under test."""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from benchmarks.common.tables import tokens_number
+from memstore import LandmarkModel, load_model
+
+
+def plain_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has; the module's docstring is its help."""
+    options = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--out", type=Path, help="write the results here as JSON, and a plot beside it as PNG"
+    )
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--threads", type=int, default=1, help="threads of torch")
+    return options
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The same, for benchmarks that have a model read text."""
+    options = plain_parser(doc)
+    options.add_argument(
+        "--text",
+        nargs="+",
+        required=True,
+        help="files to read from: .jsonl.zst (one book a line) or .txt",
+    )
+    options.add_argument("--model", help="directory of a model (default: the one that ships)")
+    options.add_argument(
+        "--work", type=Path, help="keep memories in this directory (default: a temporary one)"
+    )
+    return options
+
+
+def prepare(threads: int) -> None:
+    """Settings of a measuring process."""
+    torch.set_num_threads(threads)
+
+
+def load(options: argparse.Namespace) -> LandmarkModel:
+    """The model under test."""
+    prepare(options.threads)
+    return load_model(options.model)
+
+
+def add_memory_tokens(options: argparse.ArgumentParser, repeats: int) -> None:
+    """--memory-tokens and --repeats, of the benchmarks that time one long memory."""
+    options.add_argument(
+        "--memory-tokens", type=tokens_number, default="128K", help="e.g. 32K or 1M"
+    )
+    options.add_argument("--repeats", type=int, default=repeats)

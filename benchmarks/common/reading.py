@@ -1,0 +1,108 @@
+"""Scoring the same targets of a book with more and less of the text before them in memory."""
+
+from dataclasses import dataclass, replace
+from random import Random
+from types import TracebackType
+
+import numpy as np
+
+from benchmarks.common.text import Books
+from memstore import LandmarkModel, MemoryStore
+from memstore.model.session import ScratchSession
+
+TARGETS = 256  # tokens
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Targets [256] and the text before them."""
+
+    book: int
+    start: int
+    targets: np.ndarray
+    before: np.ndarray
+
+
+def segments(books: Books, count: int, longest: int, seed: int) -> list[Segment]:
+    """`count` segments that do not overlap, from places with `longest` tokens before them, books
+    weighed by their length.
+    """
+    places = [
+        (book, start)
+        for book, ids in enumerate(books.books)
+        for start in range(longest, len(ids) - TARGETS + 1, TARGETS)
+    ]
+    if len(places) < count:
+        raise SystemExit(
+            f"the texts have only {len(places)} segments with {longest:,} tokens before them"
+        )
+    chosen = sorted(Random(f"segments {seed}").sample(places, count))
+    return [
+        Segment(
+            book, at, books.books[book][at : at + TARGETS], books.books[book][at - longest : at]
+        )
+        for book, at in chosen
+    ]
+
+
+class Reading:
+    """A text in a session's memory, from which the same targets can be scored again and again. A
+    context manager.
+    """
+
+    def __init__(self, model: LandmarkModel, text: np.ndarray, *, retrieving: bool = False) -> None:
+        chunk = model.config.chunk_blocks * model.config.block_size
+        if len(text) % chunk:
+            raise SystemExit(
+                f"memory sizes must be multiples of a chunk, {chunk} tokens; {len(text)} is not"
+            )
+        self.model = model
+        self.store = MemoryStore.in_memory(model.signature)
+        self.session = model.session(self.store, [], retrieve=retrieving)
+        self.session.feed(text.tolist())
+        self.session.end_chunk()
+
+    def score(
+        self, targets: np.ndarray, mode: str, cmt_cutoff: float | None = None
+    ) -> tuple[np.ndarray, ScratchSession]:
+        """Log probabilities [n - 1] of targets[1:], and the session that read them (its lookups are
+        those of this reading).
+        """
+        if mode == "attached":
+            memory = self.session.memory
+            assert memory.own_document is not None
+            documents = [(memory.own_document, memory.own_end)] if memory.own_end else []
+            session = ScratchSession(
+                self.model.transformer,
+                self.session.config,
+                self.store,
+                documents,
+                cmt_keys=self.model.cmt_keys,
+            )
+        else:
+            session = self.session
+            session.attention.retrieve = mode != "recent"
+            recency = 0.0 if mode == "ageless" else self.model.config.recency
+            session.attention.config = replace(session.attention.config, recency=recency)
+            session.attention.length = session.content = 0  # the open chunk is begun again
+            session.attention.start_chunk()
+        if cmt_cutoff is not None:
+            session.attention.config = replace(session.attention.config, cmt_cutoff=cmt_cutoff)
+        session.attention.lookups = type(session.attention.lookups)()
+        try:
+            return self.model.score(session, targets.tolist()), session
+        finally:
+            if session is not self.session:
+                session.close()
+
+    def __enter__(self) -> "Reading":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.session.close()
+        self.store.close()

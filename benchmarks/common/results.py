@@ -1,0 +1,112 @@
+"""Writing down what was found: --out as JSON, a plot beside it as PNG."""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memstore import LandmarkModel
+
+
+def machine() -> dict[str, Any]:
+    """Where the numbers come from."""
+    try:
+        names = [
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ]
+    except OSError:
+        names = []
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cpus": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "load": [round(x, 2) for x in os.getloadavg()],
+        "commit": commit,
+        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    """Write --out, if asked for: the content behind options and machine."""
+    if options.out is not None:
+        _save(options.out, {"options": given(options), "machine": machine(), **content})
+
+
+def write_results(
+    options: argparse.Namespace, model: LandmarkModel, results: dict[str, Any]
+) -> None:
+    """`write`, with the hash of the model's weights."""
+    write(options, {"weights": model.signature.weights, **results})
+
+
+def write_part(options: argparse.Namespace, part: str, found: Any) -> None:
+    """Write one part of --out, if asked for; what other scripts wrote there stays."""
+    if options.out is not None:
+        content = json.loads(options.out.read_text()) if options.out.exists() else {}
+        content[part] = {"options": given(options), "machine": machine(), "found": found}
+        _save(options.out, content)
+
+
+def given(options: argparse.Namespace) -> dict[str, Any]:
+    """The options as JSON has them; of paths only the names."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        if isinstance(value, Path):
+            return value.name
+        return str(value) if isinstance(value, torch.device | torch.dtype) else value
+
+    values = {name: plain(value) for name, value in vars(options).items()}
+    if "text" in values:
+        values["text"] = [Path(text).name for text in values["text"]]
+    return values
+
+
+def _save(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1))
+    print(f"\nwritten: {path}")
+
+
+def plot(
+    options: argparse.Namespace, draw: Callable[[Any], None], size: tuple[float, float] = (7, 4)
+) -> None:
+    """Draw a figure beside --out as PNG, where matplotlib is installed."""
+    if options.out is None:
+        return
+    try:
+        import matplotlib
+    except ImportError:
+        print("matplotlib is not installed: no plot")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=size, layout="constrained")
+    draw(figure)
+    path = options.out.with_suffix(".png")
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+    print(f"written: {path}")

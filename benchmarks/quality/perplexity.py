@@ -1,0 +1,159 @@
+"""Does text before the training window help, and does retrieval help beyond the most recent blocks?
+
+The same target tokens (256 of each segment, segments at random places of the books) are scored with
+more and more of the text before them in memory. For every memory size a session of its own reads
+exactly that much text, chunk by chunk, and its blocks become its memory; nothing of earlier text is
+in them. The targets are then read from that same memory:
+  retrieved   retrieved blocks and the latest ones, as a session that goes on reading sees them
+  ageless     the same without what blocks lose by their age (recency 0)
+  recent      the latest top_k blocks alone
+  attached    a fresh session that has the text attached as an old document, and nothing just before
+Reading the text itself attends to the latest blocks (the way documents are ingested), or with
+--read-retrieving to retrieved ones. Intervals are 95%, by Student's t, of the difference of mean
+log likelihood in the same segment, as a ratio of perplexities.
+
+    python -m benchmarks.quality.perplexity --text books-test.jsonl.zst
+"""
+
+import argparse
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.intervals import mean_interval
+from benchmarks.common.options import load, parser
+from benchmarks.common.reading import TARGETS, Reading, segments
+from benchmarks.common.results import plot, write_results
+from benchmarks.common.tables import table, tokens_number, tokens_text
+from benchmarks.common.text import Books
+from memstore import LandmarkModel
+
+MODES = ("retrieved", "ageless", "recent", "attached")
+
+
+def measure(model: LandmarkModel, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row a segment: mean negative log likelihood of its targets by mode and memory size."""
+    with tempfile.TemporaryDirectory() as cache:
+        books = Books.read(options.text, model.tokenizer, Path(cache))
+    for segment in segments(books, options.segments, max(options.sizes), options.seed):
+        losses: dict[str, float] = {}
+        for size in options.sizes:
+            with Reading(
+                model,
+                segment.before[len(segment.before) - size :],
+                retrieving=options.read_retrieving,
+            ) as reading:
+                for mode in MODES if size else ("recent",):
+                    scores, _ = reading.score(segment.targets, mode)
+                    losses[f"{mode} {size}"] = -float(scores.mean())
+        yield {"book": segment.book, "start": segment.start, "losses": losses}
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument(
+        "--sizes", nargs="+", default=["0", "512", "2K", "4K", "16K"], help="tokens of memory"
+    )
+    options.add_argument("--segments", type=int, default=240)
+    options.add_argument(
+        "--read-retrieving",
+        action="store_true",
+        help="read the text with retrieval too (much slower)",
+    )
+    given = options.parse_args()
+    given.sizes = sorted({0, *map(tokens_number, given.sizes)})
+    if len(given.sizes) < 2:
+        options.error("--sizes needs a memory beside 0")
+    model = load(given)
+    rows, began = [], time.perf_counter()
+    for row in measure(model, given):
+        rows.append(row)
+        if len(rows) % 20 == 0:
+            print(
+                f"  {len(rows)} of {given.segments} segments, {time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
+    losses = {name: np.array([row["losses"][name] for row in rows]) for name in rows[0]["losses"]}
+    losses |= {f"{mode} 0": losses["recent 0"] for mode in MODES}
+    points = summary(losses, given.sizes)
+    print(
+        f"\n{len(rows)} segments of {TARGETS} tokens; perplexity, and its ratio to that without "
+        "memory or retrieval\n"
+    )
+    print(
+        table(
+            [
+                "memory",
+                *MODES,
+                "retrieved / none",
+                f"retrieved / {tokens_text(given.sizes[1])}",
+                "retrieved / recent",
+                "retrieved / ageless",
+                "attached / none",
+            ],
+            [
+                [
+                    tokens_text(p["size"]),
+                    *(f"{p[mode]:.2f}" for mode in MODES),
+                    interval(p["retrieved_to_none"]),
+                    interval(p["retrieved_to_least"]),
+                    interval(p["retrieved_to_recent"]),
+                    interval(p["retrieved_to_ageless"]),
+                    interval(p["attached_to_none"]),
+                ]
+                for p in points
+            ],
+        )
+    )
+    write_results(given, model, {"points": points, "segments": rows})
+    plot(given, lambda figure: draw(figure, points), (5, 4))
+
+
+def summary(losses: dict[str, np.ndarray], sizes: list[int]) -> list[dict[str, Any]]:
+    """Perplexities of every size, and ratios with their intervals."""
+    return [
+        {
+            "size": size,
+            **{mode: math.exp(losses[f"{mode} {size}"].mean()) for mode in MODES},
+            "retrieved_to_none": ratio(losses[f"retrieved {size}"], losses["recent 0"]),
+            "retrieved_to_least": ratio(
+                losses[f"retrieved {size}"], losses[f"retrieved {sizes[1]}"]
+            ),
+            "retrieved_to_recent": ratio(losses[f"retrieved {size}"], losses[f"recent {size}"]),
+            "retrieved_to_ageless": ratio(losses[f"retrieved {size}"], losses[f"ageless {size}"]),
+            "attached_to_none": ratio(losses[f"attached {size}"], losses["recent 0"]),
+        }
+        for size in sizes
+    ]
+
+
+def ratio(losses: np.ndarray, against: np.ndarray) -> list[float]:
+    """The ratio of two perplexities and its interval, from paired mean losses."""
+    return [math.exp(x) for x in mean_interval(losses - against)]
+
+
+def interval(values: list[float]) -> str:
+    """ "0.970 (0.965-0.975)"."""
+    return f"{values[0]:.4f} ({values[1]:.4f}-{values[2]:.4f})"
+
+
+def draw(figure: Any, points: list[dict[str, Any]]) -> None:
+    """Perplexity by memory size."""
+    axes = figure.subplots()
+    at = range(len(points))
+    for mode in MODES:
+        axes.plot(at, [point[mode] for point in points], "o-", markersize=4, label=mode)
+    axes.set_xticks(list(at), [tokens_text(point["size"]) for point in points])
+    axes.set_xlabel("tokens of earlier text in memory")
+    axes.set_ylabel("perplexity of the same targets")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+if __name__ == "__main__":
+    main()

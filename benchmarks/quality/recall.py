@@ -1,0 +1,227 @@
+"""How often does the model answer right, from memory on disk, about what it has read?
+
+By length of the memory, top_k, score_range and granularity.
+
+One process ingests book text with needles (common/needles.py) into a memory; another, fresh one
+opens it and asks. An answer is right if greedy decoding gives exactly the tokens of the value and
+then the end of the value. The same in one step: the value is fed behind the question and every
+row's best token compared (rows choose their blocks for themselves, so no row sees what follows it);
+for granularities that share a choice among tokens, every answer is really decoded token by token.
+Values are numbers (fact_any: words, names and two formats too). Names and those formats are ones
+that training never used (--split train: the training's), text is what --text names; the pass key is
+the paper's, in its words.
+
+Tasks: passkey; fact, a number in the plain forms ("The A of the E is V.", asked by "What is the A
+of the E? The A of the E is"; the other tasks too use these unless they say otherwise);
+fact_unrelated (200 tokens of other text between memory and question); fact_forms (any of training's
+forms); fact_any (any value); rephrased (a fact stated and asked for in forms that training never
+used); of_20 and of_100 (facts that share attribute and kind of name; four questions for each set of
+a hundred); updated (one or two new values later in the passage); split (the value stands in two
+blocks); in_place (the needle inside one long document instead of a passage among fillers: a check);
+streamed (the paper's protocol: its whole prompt through one session that retrieves from its own
+blocks; streamed_grass: with the paper's filler too).
+
+Intervals are Wilson's, 95%.
+
+    python -m benchmarks.quality.recall --text books-test.jsonl.zst
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.needle_memory import ask, build, streamed
+from benchmarks.common.needles import STORED, STREAMED, TASKS, Plan
+from benchmarks.common.options import load, parser
+from benchmarks.common.results import plot, write_results
+from benchmarks.common.tables import rate, tokens_number, tokens_text
+from benchmarks.common.text import Books
+from benchmarks.common.timing import in_fresh_process
+from benchmarks.quality.recall_tables import by_index, by_length, draw, range_text, variations
+from memstore import LandmarkModel, MemoryStore
+from memstore.index import INDEX_KINDS
+from memstore.model.config import GRANULARITIES, ModelConfig
+
+
+def main() -> None:
+    options = read_options()
+    model = load(options)
+    with tempfile.TemporaryDirectory(prefix="memstore-recall-") as temporary:
+        directory = options.work or Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        if set(options.tasks) - set(STREAMED):
+            in_fresh_process(build, directory, build_settings(options))
+        rows = in_fresh_process(ask_all, directory, options)
+    first = [row for row in rows if row["index"] == options.index[0]]
+    print("\n" + by_length(first, model.config))
+    if len(options.index) > 1:
+        print("\n" + by_index(rows, options.index))
+    varied = variations(first)
+    if varied:
+        print("\n" + varied)
+    write_results(options, model, {"rows": rows})
+    plot(options, lambda figure: draw(figure, first, model.config), (11, 4.6))
+
+
+def read_options() -> argparse.Namespace:
+    options = parser(__doc__)
+    options.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
+    options.add_argument(
+        "--lengths",
+        nargs="+",
+        default=["2K", "8K", "32K", "128K"],
+        help="tokens of memory, e.g. 32K or 1M",
+    )
+    options.add_argument("--trials", type=int, default=200, help="of every point")
+    options.add_argument(
+        "--top-k", nargs="+", type=int, default=[1, 2, 4, 8], help="values tried at --vary-length"
+    )
+    options.add_argument(
+        "--score-range",
+        nargs="*",
+        type=float,
+        default=[],
+        metavar="B",
+        help="tried there, with the largest --top-k",
+    )
+    options.add_argument(
+        "--granularity", nargs="*", choices=GRANULARITIES, default=list(GRANULARITIES)
+    )
+    options.add_argument(
+        "--vary-length", default="32K", help="length at which these three are varied"
+    )
+    options.add_argument(
+        "--vary-tasks",
+        nargs="*",
+        choices=STORED,
+        default=["passkey", "fact", "fact_unrelated", "of_20"],
+    )
+    options.add_argument(
+        "--vary-trials", type=int, help="trials of those points (default: --trials)"
+    )
+    options.add_argument(
+        "--index",
+        nargs="+",
+        choices=INDEX_KINDS,
+        default=["packed"],
+        help="kinds of index, asked in turn",
+    )
+    options.add_argument(
+        "--in-place", type=int, default=20, help="long documents with a needle inside"
+    )
+    options.add_argument("--in-place-length", default="32K")
+    options.add_argument("--streamed-trials", type=int, default=40)
+    options.add_argument("--streamed-lengths", nargs="+", default=["2K", "8K"])
+    options.add_argument(
+        "--split",
+        choices=["held_out", "train"],
+        default="held_out",
+        help="names, forms and value formats",
+    )
+    options.add_argument(
+        "--passage", type=int, default=512, help="tokens of the passage around a needle"
+    )
+    given = options.parse_args()
+    for name in ("lengths", "streamed_lengths"):
+        setattr(given, name, sorted(tokens_number(text) for text in getattr(given, name)))
+    given.vary_length, given.in_place_length = (
+        tokens_number(given.vary_length),
+        tokens_number(given.in_place_length),
+    )
+    given.vary_trials = given.vary_trials or given.trials
+    return given
+
+
+def build_settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "model": options.model,
+        "text": options.text,
+        "seed": options.seed,
+        "trials": options.trials,
+        "tasks": sorted(set(options.tasks) - set(STREAMED)),
+        "longest": max(*options.lengths, options.vary_length if options.vary_tasks else 0),
+        "in_place": options.in_place,
+        "in_place_length": options.in_place_length,
+        "split": options.split,
+        "passage": options.passage,
+        "threads": options.threads,
+    }
+
+
+def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Runs in a process of its own, which has read none of the text that is asked about."""
+    model = load(options)
+    rows: list[dict[str, Any]] = []
+
+    def note(kind: str, row: dict[str, Any] | None) -> None:
+        if row is not None:
+            rows.append(row | {"index": kind})
+            print(
+                f"  {row['task']:15} {tokens_text(row['length']):>5}  k={row['top_k']} "
+                f"{range_text(row['score_range']):10} {row['granularity']:19} "
+                f"{rate(row['right'], row['trials'])}  "
+                f"{row['seconds'] / row['trials'] * 1000:.0f} ms",
+                flush=True,
+            )
+
+    stored = [task for task in options.tasks if task not in STREAMED]
+    # the first kind last: it opens the memory read-only
+    for kind in [*options.index[1:], options.index[0]] if stored else []:
+        for row in ask_stored(model, directory, kind, stored, options):
+            note(kind, row)
+    if set(options.tasks) & set(STREAMED):
+        with tempfile.TemporaryDirectory() as cache:
+            books = Books.read(options.text, model.tokenizer, Path(cache))
+        for task in options.tasks:
+            for length in options.streamed_lengths if task in STREAMED else []:
+                trials = options.streamed_trials
+                row = streamed(model, books, task, length, trials=trials, seed=options.seed)
+                note(options.index[0], row)
+    return rows
+
+
+def ask_stored(
+    model: LandmarkModel, directory: Path, kind: str, tasks: list[str], options: argparse.Namespace
+) -> Iterator[dict[str, Any] | None]:
+    """A row a task and length from the memory on disk; with the first kind of index also of every
+    setting that is varied.
+    """
+    plan = Plan.load(directory)
+    assert plan is not None
+    first = kind == options.index[0]
+    with MemoryStore.open(
+        directory / "memory", model.signature, read_only=first, index=kind
+    ) as store:
+
+        def asked(task: str, length: int, trials: int, **setting: Any) -> dict[str, Any] | None:
+            return ask(
+                model, store, plan, task, length, trials=trials, seed=options.seed, **setting
+            )
+
+        if not first:
+            print(f"index {kind}: {model.build_index(store)}", flush=True)
+        warm_up = "What is the pass key? The pass key is"
+        model.ask(warm_up, store, documents=[next(iter(plan.tokens))])
+        for task in tasks:
+            for length in options.lengths if task != "in_place" else [options.in_place_length]:
+                yield asked(task, length, options.trials)
+        for task in (task for task in options.vary_tasks if first and task in tasks):
+            for setting in settings(model.config, options):
+                yield asked(task, options.vary_length, options.vary_trials, **setting)
+
+
+def settings(config: ModelConfig, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What is varied at one length, one thing at a time."""
+    varied: list[dict[str, Any]] = [{}] if options.vary_length not in options.lengths else []
+    varied += [{"top_k": k} for k in options.top_k if k != config.top_k]
+    varied += [{"top_k": max(options.top_k), "score_range": b} for b in sorted(options.score_range)]
+    return varied + [{"granularity": g} for g in options.granularity if g != config.granularity]
+
+
+if __name__ == "__main__":
+    began = time.perf_counter()
+    main()
+    print(f"{time.perf_counter() - began:.0f} s")

@@ -1,0 +1,293 @@
+"""How fast does a model train on whole windows, with the kernel and with the reference path?
+
+A step is that of `memstore train` in a stage of whole windows: forward in bfloat16 autocast
+(float32 on a CPU that is not faster at it), loss, backward, clipping, Muon and AdamW. Both paths
+train the same model on the same windows of random token ids (what they say does not change what
+they cost), in one process, taken in turns (A B B A ...), the device waited for around every step;
+medians after three turns that do not count. Tokens are positions, landmarks included. A window is
+--lengths rounded down to whole blocks. The losses are those of both paths before the first step.
+Memory is what a step takes at its peak beyond weights and optimisers' states. A path that runs out
+of the device's memory is reported so and measured no further.
+
+Model FLOPs of a token: 6 x parameters in matrix products (those of the layers, and the tied
+embedding as the output) + 6 x layers x heads x head_dim x window length (scores and weighted sums
+over the causal half, forward and backward). What is computed beyond that, such as scores made again
+in the backward pass, the context miss gate or Muon's products, is not counted. Utilisation: their
+rate over the device's dense bfloat16 peak, known by name for H200, H100 and A100, or given.
+
+    python -m benchmarks.speed.train --lengths 512 2048 2048 8192 --batch 64 4 16 4 --out
+    results/train-speed.json python -m benchmarks.speed.train --device cpu      (--preset test and
+    the reference path: no kernel runs there)
+"""
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from benchmarks.common.options import plain_parser, prepare
+from benchmarks.common.results import write
+from benchmarks.common.tables import spread, table
+from benchmarks.common.timing import paired_ratio
+from memstore.devices import fast_dtype, usable_device
+from memstore.errors import InvalidConfig
+from memstore.model.config import PRESETS, ModelConfig
+from memstore.model.transformer import Transformer
+from memstore.training.curriculum import default_curriculum
+from memstore.training.objectives import encode_windows, next_token_loss
+from memstore.training.optimizer import make_optimizers
+from memstore.training.train import keep_freed_memory, update
+
+T = TypeVar("T")
+WARM_UP = 3
+# Dense bfloat16 TFLOP/s of the makers' data sheets; the first name that a device's holds.
+# Dense bfloat16 TFLOP/s of the makers' data sheets; the first name that a device's holds.
+PEAKS = {"H200 NVL": 836, "H200": 989, "H100 NVL": 836, "H100 PCIe": 756, "H100": 989, "A100": 312}
+
+
+class Training:
+    """A model with its optimisers, and the windows that a step trains it on."""
+
+    def __init__(self, config: ModelConfig, device: torch.device, seed: int) -> None:
+        stage = default_curriculum()[0]
+        self.config, self.device = config, device
+        self.generator = torch.Generator().manual_seed(seed)
+        self.model = Transformer(config)
+        self.model.initialise(self.generator)
+        self.model.to(device)
+        self.optimizers = make_optimizers(self.model, stage.lr, stage.muon_lr)
+        self.ids = self.weights = torch.empty(0)
+
+    def draw(self, windows: int, blocks: int) -> None:
+        """Take random windows [windows, blocks * (block_size + 1)] from here on."""
+        ids = torch.randint(
+            self.config.vocab_size - 2,
+            (windows, blocks, self.config.stride),
+            generator=self.generator,
+        )
+        ids[:, :, -1] = self.config.landmark_id
+        self.ids = ids.flatten(1).to(self.device)
+        self.weights = (self.ids != self.config.landmark_id).float()
+
+    def loss(self, triton: bool) -> Tensor:
+        half = fast_dtype(self.device) == torch.bfloat16
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            hidden, _ = encode_windows(self.model, self.ids, cmt=False, triton=triton)
+            loss = next_token_loss(self.model, hidden, self.ids, self.weights)
+        return loss.total / loss.weight
+
+    @torch.no_grad()
+    def loss_now(self, triton: bool) -> float:
+        """Of the weights as they are."""
+        return float(self.loss(triton))
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """That work takes, until the device has done it."""
+        self.wait()
+        began = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - began
+
+    def step(self, triton: bool) -> tuple[float, int]:
+        """Seconds of a step, and the bytes that it took at its peak (0 on a CPU, which does not
+        count them).
+        """
+        on_cuda, held = self.device.type == "cuda", 0
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        if on_cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            held = torch.cuda.memory_allocated(self.device)
+        seconds = self.seconds(lambda: update(self.model, self.optimizers, self.loss(triton)))
+        return seconds, torch.cuda.max_memory_allocated(self.device) - held if on_cuda else 0
+
+    def optimise(self) -> None:
+        """The optimisers' part of a step alone."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def flops_of_a_token(model: Transformer, length: int) -> dict[str, float]:
+    """See the module."""
+    config = model.config
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    return {
+        "matrices": 6.0 * matrices,
+        "attention": 6.0 * config.num_layers * config.num_heads * config.head_dim * length,
+    }
+
+
+def peak_tflops(device: torch.device) -> float | None:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((float(peak) for known, peak in PEAKS.items() if known in name), None)
+
+
+def if_it_fits(work: Callable[[], T]) -> T | None:
+    """What the work returns; None where the device's memory does not suffice."""
+    try:
+        return work()
+    except torch.OutOfMemoryError:
+        pass
+    gc.collect()  # only now, with the error gone, does nothing hold the step's tensors
+    torch.cuda.empty_cache()
+    return None
+
+
+def measure(
+    training: Training, paths: dict[str, bool], repeats: int, peak: float | None
+) -> dict[str, Any]:
+    """Every path on the windows that the training has."""
+    windows, length = training.ids.shape
+    losses = {
+        name: if_it_fits(lambda triton=triton: training.loss_now(triton))
+        for name, triton in paths.items()
+    }
+    fitting = [name for name in paths if losses[name] is not None]
+    steps: dict[str, list[tuple[float, int]]] = {name: [] for name in paths}
+    optimiser = []
+    for turn in range(WARM_UP + repeats):
+        for name in fitting if turn % 2 == 0 else fitting[::-1]:
+            taken = if_it_fits(lambda triton=paths[name]: training.step(triton))
+            if taken is None:
+                fitting = [other for other in fitting if other != name]
+            elif turn >= WARM_UP:
+                steps[name].append(taken)
+        if fitting and turn >= WARM_UP:
+            optimiser.append(training.seconds(training.optimise))
+    flops = flops_of_a_token(training.model, length)
+    result: dict[str, Any] = {
+        "windows": windows,
+        "length": length,
+        "tokens": windows * length,
+        "flops_of_a_token": flops,
+        "optimiser_seconds": statistics.median(optimiser) if optimiser else None,
+        "paths": {},
+    }
+    for name in paths:
+        if name not in fitting:
+            result["paths"][name] = {"out_of_memory": True}
+            continue
+        seconds = statistics.median(taken for taken, _ in steps[name])
+        rate = windows * length / seconds
+        tflops = rate * sum(flops.values()) / 1e12
+        result["paths"][name] = {
+            "seconds": seconds,
+            "seconds_all": [taken for taken, _ in steps[name]],
+            "tokens_a_second": rate,
+            "tflops": tflops,
+            "utilisation": None if peak is None else tflops / peak,
+            "step_bytes": max(taken for _, taken in steps[name]),
+            "loss_before": losses[name],
+        }
+    if len(fitting) == 2:
+        times = {name: [taken for taken, _ in steps[name]] for name in fitting}
+        result["reference/kernel"] = paired_ratio(times["reference"], times["kernel"])
+    return result
+
+
+def rows(result: dict[str, Any]) -> list[list[str]]:
+    found = []
+    for name, path in result["paths"].items():
+        row = [name, f"{result['windows']} x {result['length']}"]
+        if "out_of_memory" in path:
+            found.append([*row, "out of memory", *["-"] * 5])
+            continue
+        used = "-" if path["utilisation"] is None else f"{path['utilisation']:.1%}"
+        memory = f"{path['step_bytes'] / 1e9:.2f}" if path["step_bytes"] else "-"
+        found.append(
+            [
+                *row,
+                f"{1e3 * path['seconds']:.1f}",
+                f"{path['tokens_a_second']:,.0f}",
+                f"{path['tflops']:.3g}",
+                used,
+                memory,
+                f"{path['loss_before']:.4f}",
+            ]
+        )
+    return found
+
+
+def parsed() -> argparse.Namespace:
+    cuda = torch.cuda.is_available()
+    options = plain_parser(__doc__)
+    options.add_argument(
+        "--device", default="cuda" if cuda else "cpu", help="default: cuda where there is one"
+    )
+    options.add_argument("--preset", choices=list(PRESETS), help="default: paper, on a CPU test")
+    options.add_argument(
+        "--lengths", type=int, nargs="+", default=[512], help="positions of a window"
+    )
+    options.add_argument(
+        "--batch", type=int, nargs="+", help="windows of a step, one number or one a length"
+    )
+    options.add_argument("--repeats", type=int, default=20)
+    options.add_argument(
+        "--peak-tflops", type=float, help="dense bfloat16 peak of the device (default: by its name)"
+    )
+    chosen = options.parse_args()
+    on_cpu = torch.device(chosen.device).type == "cpu"
+    chosen.preset = chosen.preset or ("test" if on_cpu else "paper")
+    chosen.batch = chosen.batch or [4 if on_cpu else 32]
+    chosen.batch = chosen.batch * len(chosen.lengths) if len(chosen.batch) == 1 else chosen.batch
+    if len(chosen.batch) != len(chosen.lengths):
+        options.error("--batch takes one number, or one for every length")
+    return chosen
+
+
+def main() -> None:
+    options = parsed()
+    try:
+        device = usable_device(options.device)
+    except InvalidConfig as error:
+        sys.exit(f"error: {error}")
+    prepare(options.threads)
+    keep_freed_memory()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    peak = options.peak_tflops or peak_tflops(device)
+    paths = {"kernel": True, "reference": False}
+    if device.type != "cuda" or find_spec("triton") is None:
+        print(
+            f"no kernel runs on {name}"
+            + (" without Triton" if device.type == "cuda" else "")
+            + ": reference alone"
+        )
+        del paths["kernel"]
+    training = Training(PRESETS[options.preset], device, options.seed)
+    parameters = sum(p.numel() for p in training.model.parameters())
+    print(f"{name}, preset {options.preset}, {parameters / 1e6:.1f}M parameters, random token ids")
+    print(f"peak: {f'{peak:g} TFLOP/s' if peak else 'not known (--peak-tflops gives it)'}\n")
+    results = []
+    for length, windows in zip(options.lengths, options.batch):
+        training.draw(windows, max(1, length // training.config.stride))
+        results.append(measure(training, paths, options.repeats, peak))
+        # after every length: a longer one may take what time there is
+        write(options, {"device": name, "peak_tflops": peak, "results": results})
+    head = "path | windows | ms a step | tokens/s | TFLOP/s | utilisation | GB a step | loss before"
+    print(table(head, [row for result in results for row in rows(result)]))
+    for result in results:
+        of = f"{result['windows']} x {result['length']}"
+        if result["optimiser_seconds"]:
+            print(
+                f"{of}: the optimisers alone take {1e3 * result['optimiser_seconds']:.1f} ms of a "
+                "step"
+            )
+        if "reference/kernel" in result:
+            times = spread(result["reference/kernel"])
+            print(f"{of}: the reference takes {times} times as long as the kernel")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Records of several sizes on disk, and a tier over them: what the benchmarks of reading share."""
+
+import argparse
+import ctypes
+import mmap
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.common.memories import data_file, workplace
+from benchmarks.common.options import plain_parser, prepare
+from memstore.block import RecordKey
+from memstore.disk.catalog import Catalog
+from memstore.disk.database import Database
+from memstore.disk.document import Document
+from memstore.disk.signature import Signature
+from memstore.store.writer import COMMIT_BYTES
+from memstore.tiers.disk import DiskTier
+from memstore.tiers.raw_bits import raw_view
+
+BATCH = 32
+CHUNK_BLOCKS = 8
+
+
+class Shape(NamedTuple):
+    """A record's geometry; values are float16."""
+
+    name: str
+    heads: int
+    rows: int
+    dim: int
+
+    @property
+    def unit(self) -> int:
+        """Bytes of one head's K and V."""
+        return 4 * self.rows * self.dim
+
+    @property
+    def record(self) -> int:
+        """Bytes of all heads."""
+        return self.heads * self.unit
+
+    @property
+    def signature(self) -> Signature:
+        """Of a model of one layer that has such records."""
+        return Signature("aa", "bb", {}, "float16", 1, (0,), self.heads, self.dim, self.rows)
+
+
+SHAPES = (Shape("16 KB", 4, 32, 32), Shape("204 KB", 8, 50, 128), Shape("816 KB", 32, 50, 128))
+
+
+def random_tensor(*shape: int) -> Tensor:
+    """Fresh random bits as float16."""
+    bits = np.frombuffer(bytearray(random.randbytes(2 * int(np.prod(shape)))), dtype=np.int16)
+    return torch.from_numpy(bits).view(torch.float16).reshape(shape)
+
+
+class Memory:
+    """A memory of one document's records of one layer, and a disk tier over it."""
+
+    def __init__(self, path: Path, shape: Shape) -> None:
+        self.path, self.shape, self.records = path, shape, 0
+        self.pause = 0.0
+        self.catalog = Catalog.create(path, shape.signature, codec="raw")
+        self.document = Document(1, "noise", "ready").begin_write(0)
+        self.database.write(lambda txn: self.catalog.put_document(txn, self.document))
+        self.tier = DiskTier(self.catalog)
+
+    @property
+    def database(self) -> Database:
+        """Of the file as it is open now."""
+        return self.catalog.database
+
+    @property
+    def file(self) -> Path:
+        """The data file."""
+        return data_file(self.path)
+
+    def write(self, size: int, blocks: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+        """Add records of `size` bytes, in transactions of COMMIT_BYTES."""
+        each = max(1, COMMIT_BYTES // self.shape.record)
+        with self.database.writer():
+            for first in range(self.records, self.records + size // self.shape.record, each):
+                end = min(first + each, self.records + size // self.shape.record)
+                fresh = blocks or [
+                    tuple(random_tensor(2, *self.shape[1:])) for _ in range(first, end)
+                ]
+
+                def work(
+                    txn: Any, first: int = first, end: int = end, fresh: Sequence[Any] = fresh
+                ) -> None:
+                    for block in range(first, end):
+                        key = RecordKey(self.document.id, block, 0)
+                        k, v = (raw_view(x)[None] for x in fresh[(block - first) % len(fresh)])
+                        rows, write = self.shape.rows, self.document.write_of(block)
+                        assert write is not None
+                        (record,) = self.catalog.blocks.encode(key, k, v, rows, write)
+                        self.catalog.blocks.put(txn, key, record)
+
+                self.database.write(work)
+        self.records += size // self.shape.record
+
+    def reopen(self) -> None:
+        """Open anew: nothing of the file is mapped."""
+        self.close()
+        self.catalog = Catalog.open(self.path)
+        self.tier = DiskTier(self.catalog)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.catalog.close()
+
+    def sample(self, batches: int) -> list[list[int]]:
+        """Batches of random records, none of them twice."""
+        drawn = random.sample(range(self.records), batches * BATCH)
+        return [drawn[start : start + BATCH] for start in range(0, len(drawn), BATCH)]
+
+    def drop_cache(self) -> float:
+        """Have the system forget the file's pages, and open it anew; return the share of them that
+        it kept.
+        """
+        self.close()
+        with open(self.file, "rb") as file:
+            os.fsync(file.fileno())
+            time.sleep(self.pause)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            kept = resident(file.fileno())
+        self.reopen()
+        return kept
+
+
+def resident(file: int) -> float:
+    """The share of a file's pages that the page cache holds (mincore)."""
+    size = os.fstat(file).st_size
+    with mmap.mmap(file, size, prot=mmap.PROT_READ) as mapped:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        array = np.frombuffer(mapped, dtype=np.uint8)
+        failed = ctypes.CDLL(None).mincore(
+            ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(size), pages
+        )
+        del array
+    assert not failed
+    return sum(page & 1 for page in pages) / len(pages)
+
+
+def gigabytes(size: int, run: Callable[[], object]) -> float:
+    """GB/s."""
+    began = time.perf_counter()
+    run()
+    return size / (time.perf_counter() - began) / 1e9
+
+
+def number(value: float) -> str:
+    """Two decimals, three where there is little."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
+
+
+def reading_parser(doc: str | None) -> argparse.ArgumentParser:
+    """The options of the benchmarks that time reading and writing records."""
+    options = plain_parser(doc)
+    options.add_argument("--megabytes", type=int, default=256, help="size of each memory")
+    options.add_argument("--repeats", type=int, default=7)
+    options.add_argument("--work", type=Path, help="where memories are made (default: temporary)")
+    return options
+
+
+def begin(options: argparse.Namespace) -> None:
+    """Settings of a process that measures reading."""
+    prepare(options.threads)
+    random.seed(options.seed)
+
+
+def memories(options: argparse.Namespace) -> Iterator[tuple[Memory, Sequence[int]]]:
+    """A memory of every shape, each with the heads to read of a record: all of them, then one."""
+    with workplace(options) as directory:
+        for shape in SHAPES:
+            memory = Memory(directory / f"records {shape.name}", shape)
+            memory.write(options.megabytes << 20)
+            for heads in (range(shape.heads), [shape.heads // 2]):
+                yield memory, heads
+            memory.close()
+            shutil.rmtree(memory.path)
+            print(f"{shape.name} measured", flush=True)
+
+
+def wanted(row: dict[str, Any]) -> list[str]:
+    """The first cells of a row: the record, and what of it was read."""
+    return [row["record"], "one head" if row["heads"] == 1 else "whole"]
