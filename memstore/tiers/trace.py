@@ -113,6 +113,8 @@ def read_trace(path: Path | str) -> Iterator[TraceEntry]:
     Raises InvalidInput for a file that is no trace, or of a newer format.
     """
     with Path(path).open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:  # asked for at opening, and nothing was looked up
+            raise InvalidInput(f"{path} is no trace of lookups, or holds no lookup: it is empty")
         stream = zstandard.ZstdDecompressor().stream_reader(file)
         unpacker: Any = msgpack.Unpacker(stream, use_list=True)
         try:
