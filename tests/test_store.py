@@ -987,6 +987,32 @@ def test_what_an_interrupted_import_left_is_never_seen_and_goes_with_the_next_wr
             assert [d.name for d in catalog.documents(txn)] == ["book", "next"]
 
 
+@pytest.mark.parametrize("written", [True, False])
+def test_a_memory_whose_directory_was_removed_says_so(
+    path: Path, tmp_path: Path, written: bool
+) -> None:
+    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+        ingest(store, "book", 100)
+        store.export_document("book", tmp_path / "export")
+    with reopened(path) as store:
+        document = ingest(store, "next", 50, text=2) if written else store.document("book")
+        path.rename(tmp_path / "moved")
+        for verb in (
+            lambda: ingest(store, "more", 100),
+            lambda: ingest(store, "book", 200, mode="append"),
+            lambda: store.import_document(tmp_path / "export", "again"),
+            lambda: store.forget("book"),
+            lambda: store.set_quota(1 << 30),
+            store.compact,
+            store.stats,
+            store.verify,
+        ):
+            with pytest.raises(MemoryNotFound):
+                verb()
+        check_content(store, document, text=2 if written else 1)  # as it was
+    assert not path.exists() and is_whole(tmp_path / "moved")
+
+
 # Verify
 
 

@@ -4,7 +4,7 @@ does it.
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -106,8 +106,10 @@ class Database:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the data file; it never shrinks but by compact."""
-        return os.stat(self.path / DATA).st_size
+        """Bytes of the data file; it never shrinks but by compact. Raises MemoryNotFound."""
+        with suppress(FileNotFoundError):
+            return os.stat(self.path / DATA).st_size
+        raise self._gone()
 
     @property
     def last_transaction(self) -> int:
@@ -171,13 +173,15 @@ class Database:
         threads.
 
         Raises MemoryLocked with the holder's process id, or waits for it; ReadOnlyMemory;
-        MemoryClosed.
+        MemoryNotFound (the directory is gone); MemoryClosed.
         """
         self._check()
         if self.read_only:
             raise ReadOnlyMemory(
                 f"{self.path} is open for reading only, or cannot be written; nothing was changed"
             )
+        if not (self.path / DATA).exists():
+            raise self._gone()
         self._environment.acquire_writer(wait=wait)
         try:
             yield
@@ -216,6 +220,11 @@ class Database:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _gone(self) -> MemoryNotFound:
+        return MemoryNotFound(
+            f"{self.path} holds the memory no longer: it was removed or moved while it was open"
+        )
 
     def _check(self) -> None:
         if self._environment.pid != os.getpid():
