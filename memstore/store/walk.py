@@ -30,8 +30,9 @@ _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
 
 def serve() -> None:
     """Fork a child for every line [what, path, documents] of standard input; its events go to
-    standard output.
+    standard output, after a first one that says that it listens.
     """
+    _say({"event": "listening"})
     for line in sys.stdin:
         what, path, documents = json.loads(line)
         pid = os.fork()
