@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from synthetic_documents import SIGNATURE, ingest
+from synthetic_documents import CHUNK, SIGNATURE, ingest
 
 from memstore.child import python_command
-from memstore.errors import MemstoreError
+from memstore.errors import InvalidInput, MemoryNotFound, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 
@@ -25,6 +25,18 @@ def memory(tmp_path: Path) -> Path:
     with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
         ingest(store, "a", text=1, tokens=100)
     return path
+
+
+def damage_tree(memory: Path) -> None:
+    """Spoil a page of keys of a new document's records, which only a new file repairs."""
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "damaged", 400 * CHUNK, text=1, commit_bytes=1 << 20)
+    data = bytearray((memory / "data.mdb").read_bytes())
+    for page in range(len(data) // 8192 * 4096, len(data), 4096):
+        if data[page + 10] == 2 and data[page : page + 4096].count(b"mR") > 3:
+            data[page + 16 : page + 64] = b"\xff" * 48
+            break
+    (memory / "data.mdb").write_bytes(data)
 
 
 def test_no_child_runs_code_from_the_working_directory_or_the_environments_path(
@@ -58,3 +70,67 @@ def test_a_child_that_cannot_start_is_not_called_damage(
     monkeypatch.setattr(sys, "executable", str(broken))
     with pytest.raises(MemstoreError, match="did not start"):
         verify_memory(memory)
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb", "writer.lock"])
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "directory"])
+def test_files_of_a_memory_that_are_links_or_no_files_are_refused(
+    memory: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    outside = tmp_path / "outside"
+    if (memory / name).exists() and name == "data.mdb":
+        (memory / name).rename(outside)
+    else:
+        (memory / name).unlink()
+        outside.write_bytes(b"mine")
+    if kind == "dangling":
+        outside.unlink()
+    if kind in ("link", "dangling"):
+        (memory / name).symlink_to(outside)
+    elif kind == "pipe":
+        os.mkfifo(memory / name)
+    else:
+        (memory / name).mkdir()
+    before = outside.read_bytes() if outside.exists() else None
+    refused = pytest.raises((InvalidInput, MemoryNotFound), match=r"regular|holds no memory")
+    with refused, MemoryStore.open(memory, host_budget=BUDGET) as store:
+        store.forget("a")
+    assert (outside.read_bytes() if outside.exists() else None) == before
+
+
+def test_compacting_exporting_and_repairing_write_nothing_of_a_name_that_was_laid_out(
+    memory: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    (memory / "data.mdb.compact").symlink_to(outside)
+    (tmp_path / "a.memory.part").symlink_to(outside)
+    (tmp_path / "a.memory").symlink_to(outside)
+    mine = tmp_path / "memory.repair" / "mine"
+    mine.parent.mkdir()
+    mine.touch()
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+        store.compact()
+        store.export_document("a", tmp_path / "a.memory")
+    assert not (tmp_path / "a.memory").is_symlink()
+    damage_tree(memory)
+    assert verify_memory(memory, repair=True).problems
+    assert outside.read_bytes() == b"mine" and mine.exists()
+    assert {entry.name for entry in memory.iterdir()} == {
+        "data.mdb", "data.mdb.compact", "lock.mdb", "writer.lock"
+    }  # fmt: skip
+
+
+def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (memory / "index").symlink_to(outside)
+    with (
+        MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store,
+        pytest.raises(MemstoreError, match="link"),
+    ):
+        ingest(store, "b", text=2, tokens=300 * CHUNK)
+        store.build_index()
+    assert not list(outside.iterdir())

@@ -14,21 +14,22 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 
 from memstore.disk.files import (
-    COMPACTED,
     DATA,
     LOCK,
     NETWORK,
     NO_PERMISSION,
     NO_SPACE,
+    check_regular,
     file_system_of,
     named_os_errors,
+    replacement,
     share,
     storage_full,
     sync_directory,
@@ -141,11 +142,12 @@ class Environment:
 
     def _open(self, *, read_write: bool, new_map_size: int | None = None) -> None:
         data, lock = self.path / DATA, self.path / LOCK
-        new = new_map_size is not None and (not data.exists() or not data.stat().st_size)
+        new = new_map_size is not None and (not data.exists() or not data.lstat().st_size)
         self.writable = all(
             os.access(name, os.W_OK) for name in (self.path, data, lock) if name.exists()
         )
         with named_os_errors(self.path):
+            check_regular(lock)
             self.data_file = share(data, create=new)
             map_size = (
                 new_map_size
@@ -356,7 +358,6 @@ class Environment:
                     self._set_map(allowed)
 
     def compact(self) -> None:
-        copy = self.path / COMPACTED
         assert self.data_file is not None
         with (
             self._write_mutex,
@@ -369,19 +370,12 @@ class Environment:
                     f"{self.path} is open in another process; compacting needs it alone"
                 )
             try:
-                file = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-                try:
-                    self._inner.copyfd(file, compact=True)
-                    os.fsync(file)
-                finally:
-                    os.close(file)
-                self._inner.close()
-                self._inner = None
-                os.replace(copy, self.path / DATA)
+                with replacement(self.path / DATA) as copy:
+                    self._inner.copyfd(copy.fileno(), compact=True)
+                    self._inner.close()
+                    self._inner = None
                 sync_directory(self.path)
             finally:
-                with suppress(FileNotFoundError):
-                    copy.unlink()
                 self._reopen()
 
     # Errors
