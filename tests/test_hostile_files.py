@@ -5,12 +5,16 @@ run, and nothing outside the memory is written, removed or shown.
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
+import zstandard
 from synthetic_documents import CHUNK, SIGNATURE, ingest
 
 from memstore.child import python_command
+from memstore.disk.codec import get_codec
 from memstore.errors import InvalidInput, MemoryNotFound, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
@@ -134,3 +138,19 @@ def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path)
         ingest(store, "b", text=2, tokens=300 * CHUNK)
         store.build_index()
     assert not list(outside.iterdir())
+
+
+@pytest.mark.parametrize("codec", ["zstd", "int8+zstd", "int4+zstd"])
+def test_a_frame_that_declares_more_than_a_head_is_refused_before_there_is_room_made_for_it(
+    codec: str,
+) -> None:
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 26))
+    assert len(bomb) < 1 << 13
+    k, v = np.zeros((2, 16, 8), np.int32)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"{1 << 26} bytes are declared, of {2 * k.nbytes}"):
+            get_codec(codec).decode(bomb, k, v, "float32", 16)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
