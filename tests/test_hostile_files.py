@@ -3,11 +3,16 @@ run, and nothing outside the memory is written, removed or shown.
 """
 
 import os
+import shutil
+import struct
 import subprocess
 import sys
 import tracemalloc
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 import zstandard
@@ -15,7 +20,8 @@ from synthetic_documents import CHUNK, SIGNATURE, ingest
 
 from memstore.child import python_command
 from memstore.disk.codec import get_codec
-from memstore.errors import InvalidInput, MemoryNotFound, MemstoreError
+from memstore.disk.database import Database
+from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 
@@ -154,3 +160,72 @@ def test_a_frame_that_declares_more_than_a_head_is_refused_before_there_is_room_
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_every_flipped_bit_of_the_meta_pages_is_named_or_changes_nothing(
+    memory: Path, tmp_path: Path
+) -> None:
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+        store.forget("a")
+        before = [asdict(document) for document in store.documents()]
+    whole = (memory / "data.mdb").read_bytes()
+    copy = tmp_path / "copy"
+    outcomes: Counter[str] = Counter()
+    # of what LMDB writes there: header, constants, two tables, last page and transaction
+    for at in [*range(152), *range(4096, 4096 + 152)]:
+        for bit in range(8):
+            shutil.rmtree(copy, ignore_errors=True)
+            copy.mkdir()
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << bit
+            (copy / "data.mdb").write_bytes(flipped)
+            try:
+                with Database.open(copy, read_only=True) as database, database.read() as txn:
+                    rows = [value for _, value in txn.scan_checked("documents")]
+            except MemstoreError:
+                outcomes["named"] += 1
+            else:
+                assert [msgpack.unpackb(row)["name"] for row in rows] == ["b"], (at, bit)
+                outcomes["right"] += 1
+    assert before and outcomes["named"] > 500, outcomes
+
+
+@pytest.mark.parametrize("change", ["back by two", "back by one", "swapped", "older twice"])
+def test_a_transaction_that_was_undone_in_the_meta_pages_is_named(
+    memory: Path, change: str
+) -> None:
+    data = bytearray((memory / "data.mdb").read_bytes())
+    places = [144, 4096 + 144]
+    numbers = [struct.unpack_from("<Q", data, place)[0] for place in places]
+    newest = numbers.index(max(numbers))
+    if change.startswith("back"):
+        by = 2 if change.endswith("two") else 1
+        struct.pack_into("<Q", data, places[newest], numbers[newest] - by)
+    elif change == "swapped":
+        data[:152], data[4096 : 4096 + 152] = data[4096 : 4096 + 152], data[:152]
+    else:  # a whole page of before, as a disk that lost a write has it
+        older = data[places[1 - newest] - 128 : places[1 - newest] + 8]
+        data[places[newest] - 128 : places[newest] + 8] = older
+        struct.pack_into("<Q", data, places[newest], numbers[newest] - 2)
+    (memory / "data.mdb").write_bytes(data)
+    with pytest.raises(CorruptMemory, match="transaction"):
+        MemoryStore.open(memory, host_budget=BUDGET).close()
+    assert not verify_memory(memory).clean
+
+
+def test_commits_are_recorded_under_their_numbers_after_compacting_and_repair(memory: Path) -> None:
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        store.compact()
+    assert verify_memory(memory).clean
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+        store.compact()
+        store.compact()
+    damage_tree(memory)
+    verify_memory(memory, repair=True)
+    with Database.open(memory) as database:
+        last = database.last_commit()
+        assert last is not None and last.transaction == database.last_transaction
+        database.write(lambda txn: None)
+    assert verify_memory(memory).clean

@@ -68,17 +68,16 @@ def replacement(path: Path) -> Iterator[BinaryIO]:
     has ended; nothing of it is left where the block fails. Raises OSError.
     """
     part = path.with_name(f"memstore-{secrets.token_hex(8)}.partial")
-    file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(file, "wb") as out:
+    with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
+        try:
             yield out
             out.flush()
-            os.fsync(file)
-        os.replace(part, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            part.unlink()
-        raise
+            os.fsync(out.fileno())
+            os.replace(part, path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                part.unlink()
+            raise
 
 
 def share(data: Path, *, create: bool) -> int:
