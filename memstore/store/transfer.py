@@ -8,7 +8,6 @@ anything.
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from memstore.block import RecordKey
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, document_from_row
-from memstore.disk.files import NO_SPACE, storage_full
+from memstore.disk.files import NO_SPACE, replacement, storage_full
 from memstore.disk.signature import Signature
 from memstore.errors import (
     CorruptBlock,
@@ -49,9 +48,8 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
 
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
-    part = file.with_name(file.name + ".part")
     try:
-        with open(part, "wb") as out:
+        with replacement(file) as out:
             number = 0
             tally = _Tally(catalog.signature, document)
             for number, frame in enumerate(_document_frames(catalog, document)):
@@ -60,18 +58,12 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
             if not tally.is_all_of(document):
                 raise CorruptMemory(f"a part of document {document.name!r} is missing; run verify")
             out.write(_pack(number + 1, _Frame("end", number + 2)))
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, file)
     except OSError as error:
         if error.errno in NO_SPACE:
             raise storage_full(file, error.strerror) from error
         raise InvalidInput(
             f"{file} could not be written ({error.strerror}); name another file"
         ) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
     return file.stat().st_size
 
 
