@@ -31,7 +31,7 @@ from memstore.block import RecordKey
 from memstore.disk.blocks import BlockTable
 from memstore.disk.codec import codec_for_new
 from memstore.disk.database import Database, Transaction
-from memstore.disk.document import Document, Write, document_from_row
+from memstore.disk.document import Document, Write
 from memstore.disk.keys import (
     document_key,
     document_range,
@@ -403,4 +403,10 @@ class Catalog:
         return msgpack.unpackb(value)
 
     def _document(self, number: int, value: bytes) -> Document:
-        return document_from_row({**msgpack.unpackb(value), "id": number})
+        try:
+            return Document.unpack(number, value)
+        except ValueError as error:
+            raise CorruptMemory(
+                f"{self.database.path}: the row of document {number} is damaged ({error}); run "
+                "verify --repair"
+            ) from error
