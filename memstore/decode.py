@@ -12,7 +12,7 @@ from msgspec import Meta
 
 T = TypeVar("T")
 Packed = bytes | memoryview
-Count = Annotated[int, Meta(ge=0, lt=1 << 48)]  # of tokens, characters, bytes
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]  # of tokens, characters, bytes
 Block = Annotated[int, Meta(ge=0, lt=1 << 32)]  # as keys hold them
 Layer = Annotated[int, Meta(ge=0, lt=1 << 16)]
 Positive = Annotated[int, Meta(ge=1, lt=1 << 31)]
