@@ -315,30 +315,6 @@ def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
         check_slots(store.tiers.device), check_slots(store.tiers.host)
 
 
-def test_kept_documents_stay_in_the_host_tier_under_pressure(tmp_path: Path) -> None:
-    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
-        kept, other = ingest(store, "kept", CHUNK), ingest(store, "other", 20 * CHUNK, text=2)
-    with open_with_device(tmp_path / "m", host=20, device=4) as store:
-        units = [
-            BlockKey(kept.id, layer, block, head)
-            for layer in (1, 2)
-            for block in range(4)
-            for head in (0, 1)
-        ]
-        store.tiers.keep(units)
-        check_content(store, other, text=2)
-        misses = store.stats()["tiers"]["host"]["misses"]
-        for unit in units:
-            store.lease([unit]).release()
-        assert store.stats()["tiers"]["host"]["misses"] == misses
-        store.tiers.unpin(units)
-        check_content(store, other, text=2)
-        assert not any(store.tiers.host.holds(unit) for unit in units[:4])
-        for tier in store.tiers._caches:
-            assert tier.bytes <= tier.budget_bytes
-            check_slots(tier)
-
-
 def test_a_repair_does_not_close_the_file_under_a_prefetch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

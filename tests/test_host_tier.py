@@ -8,8 +8,6 @@ import threading
 import pytest
 import torch
 from counting_source import BLOCK, DIM, UNIT_BYTES, CountingSource, check_lease, content, unit
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
@@ -155,43 +153,6 @@ def test_no_source_says_what_is_missing() -> None:
     )
     with pytest.raises(DocumentNotFound, match="document 1"):
         tier.lease([unit(0)])
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.tuples(st.sampled_from("lrpud"), st.integers(0, 23)), max_size=60),
-    st.integers(1, 9),
-)
-def test_any_order_of_calls_keeps_budget_and_content(
-    steps: list[tuple[str, int]], capacity: int
-) -> None:
-    tier = make_tier(CountingSource(), units=capacity)
-    leases = []
-    pinned: list[BlockKey] = []
-    for what, number in steps:
-        try:
-            if what == "l":
-                wanted = [unit((number + i * 5) % 24) for i in range(1 + number % 4)]
-                lease = tier.lease(wanted)
-                leases.append((lease, wanted))
-            elif what == "r" and leases:
-                leases.pop(number % len(leases))[0].release()
-            elif what == "p" and not tier.holds(key := BlockKey(-1, 0, number, 0)):
-                k, v = content(key)
-                pinned += tier.pin(
-                    -1, 0, number, k.view(1, 1, BLOCK, DIM), v.view(1, 1, BLOCK, DIM)
-                )
-            elif what == "u" and pinned:
-                tier.unpin([pinned.pop(number % len(pinned))])
-            elif what == "d":
-                tier.drop([unit(number)])
-        except BudgetExceeded as refused:
-            assert refused.fits < max(len(set(wanted)), 1) if what == "l" else what == "p"
-        assert tier.bytes <= capacity * UNIT_BYTES
-        for lease, wanted in leases:
-            for slot, key in zip(lease.slots, wanted):
-                assert torch.equal(lease.k[slot], content(key)[0])
-    assert all(tier.holds(key) for key in pinned)
 
 
 def test_threads_share_the_tier_and_join_each_others_reads(below: CountingSource) -> None:

@@ -1,4 +1,4 @@
-"""What host and device tier share: replay equals life, prefetches, kept units, and drops at awkward
+"""What host and device tier share: replay equals life, prefetches, and drops at awkward
 moments.
 """
 
@@ -275,38 +275,6 @@ def test_waiting_for_room_ends(below: CountingSource, monkeypatch: pytest.Monkey
     check_slots(tier)
 
 
-# Units that are kept
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_kept_units_outlive_any_pressure_until_unpinned(below: CountingSource, policy: str) -> None:
-    tier = make_tier(below, units=4, policy=policy)
-    check_lease(tier, [unit(0)])
-    tier.prefetch([unit(1)])
-    tier.keep([unit(0), unit(1), unit(2), unit(0)])
-    tier.keep([unit(0)])
-    for number in range(10, 30):
-        check_lease(tier, [unit(number), unit(0)])
-    assert all(tier.holds(unit(n)) for n in range(3))
-    with pytest.raises(BudgetExceeded) as refused:
-        tier.lease([unit(5), unit(6)])
-    assert refused.value.fits == 1
-    with pytest.raises(BudgetExceeded):
-        tier.keep([unit(5), unit(6)])
-    assert not tier.holds(unit(5))
-    tier.unpin([unit(0), unit(1), unit(9)])
-    for number in range(10, 30):
-        check_lease(tier, [unit(number), unit(number + 1), unit(number + 2)])
-    assert [tier.holds(unit(n)) for n in range(3)] == [False, False, True]
-    tier.drop([unit(2)])
-    check_lease(tier, [unit(n) for n in range(4)])
-    below.refuse = True
-    with pytest.raises(CorruptBlock):
-        tier.keep([unit(0), unit(20)])
-    tier.unpin([unit(0)])
-    check_slots(tier)
-
-
 # Drops at awkward moments
 
 
@@ -369,7 +337,7 @@ def test_a_unit_dropped_on_its_way_to_a_failure_leaves_nothing(
 
 @settings(deadline=None, max_examples=80)
 @given(
-    st.lists(st.tuples(st.sampled_from("llrrpudfkK"), st.integers(0, 23)), max_size=60),
+    st.lists(st.tuples(st.sampled_from("llrrpudfK"), st.integers(0, 23)), max_size=60),
     st.integers(1, 9),
     st.sampled_from(sorted(POLICIES)),
 )
@@ -396,18 +364,13 @@ def test_any_order_of_calls_keeps_budget_and_content(
                 tier.unpin([pinned.pop(number % len(pinned))])
             elif what == "d":
                 tier.drop([unit(number)])
-                pinned = [key for key in pinned if key != unit(number)]
             elif what == "f":
                 wanted = [key for key in some if not tier.holds(key)]
                 assert tier.prefetch(some) == sum(map(tier.holds, wanted))
-            elif what == "k":
-                tier.keep(some)
-                pinned += [key for key in some if key not in pinned]
             elif what == "K":
                 tier.drop_document(1, number)
-                pinned = [key for key in pinned if key.document != 1 or key.block < number]
         except BudgetExceeded as refused:
-            assert what in "lpk"
+            assert what in "lp"
             assert refused.fits < max(len(set(some)), 1)
         assert tier.bytes <= capacity * UNIT_BYTES
         for lease, wanted in leases:

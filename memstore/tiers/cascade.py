@@ -121,7 +121,7 @@ class Cascade:
         """Would looking this unit up be a hit? Counts nothing."""
         return self.top.holds(unit)
 
-    # Units that are kept
+    # Units of sessions
 
     def pin(
         self,
@@ -136,12 +136,8 @@ class Cascade:
         return self.host.pin(document, layer, first_block, k, v, last_length)
 
     def unpin(self, units: Iterable[BlockKey]) -> None:
-        """Units that were pinned or kept are cached like any other from now on."""
+        """Units that were pinned are cached like any other from now on."""
         self.host.unpin(units)
-
-    def keep(self, units: Sequence[BlockKey]) -> None:
-        """Read units into the host tier and hold them there until `unpin`: see SlabTier.keep."""
-        self.host.keep(units)
 
     def drop(self, units: Sequence[BlockKey]) -> None:
         """Hold these units nowhere any longer."""
