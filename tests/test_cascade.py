@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from counting_source import (
-    BLOCK,
-    DIM,
     SECONDS,
+    SHAPE,
     UNIT_BYTES,
     Aside,
     CountingSource,
@@ -58,7 +57,7 @@ def check_tiers(store: MemoryStore) -> None:
     for.
     """
     tiers = store.tiers
-    for tier in tiers._caches:
+    for tier in tiers.caches:
         assert tier.bytes <= tier.budget_bytes
     if tiers.device is not None:
         for layer, stats in tiers.device.layers().items():
@@ -260,7 +259,7 @@ def test_written_appended_and_forgotten_documents_read_right_through_the_device(
             pass
         assert store.tiers.device.holds(unit)
         store.forget("book")
-        for tier in store.tiers._caches:
+        for tier in store.tiers.caches:
             assert {key.document for key in tier._slots} <= {other.id}
         with pytest.raises(DocumentNotFound):
             store.lease([unit])
@@ -275,13 +274,7 @@ def test_a_lookup_during_a_drop_brings_nothing_back_to_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiers = Cascade(
-        None,
-        block_size=BLOCK,
-        head_dim=DIM,
-        dtype=torch.float32,
-        host_budget=8 * UNIT_BYTES,
-        device="cpu",
-        device_budget=8 * UNIT_BYTES,
+        None, **SHAPE, host_budget=8 * UNIT_BYTES, device="cpu", device_budget=8 * UNIT_BYTES
     )
     tiers.host.source = CountingSource()
     for drop in ("drop", "drop_document"):
@@ -310,7 +303,7 @@ def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
             own = {unit for unit in store.tiers.device._slots if unit.document < 0}
             assert own and all(store.tiers.host.holds(unit) for unit in own)
             assert store.tiers.host._pinned
-        for tier in store.tiers._caches:
+        for tier in store.tiers.caches:
             assert not [unit for unit in tier._slots if unit.document < 0] and not tier._pinned
         check_slots(store.tiers.device), check_slots(store.tiers.host)
 

@@ -7,30 +7,25 @@ import threading
 
 import pytest
 import torch
-from counting_source import BLOCK, DIM, UNIT_BYTES, CountingSource, check_lease, content, unit
+from counting_source import (
+    BLOCK,
+    DIM,
+    SHAPE,
+    UNIT_BYTES,
+    CountingSource,
+    check_lease,
+    content,
+    host_tier,
+    unit,
+)
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
 from memstore.tiers.host import HostTier, NoSource
 
 
-@pytest.fixture
-def below() -> CountingSource:
-    return CountingSource()
-
-
-def make_tier(below: CountingSource, units: int = 8) -> HostTier:
-    return HostTier(
-        below,
-        units * UNIT_BYTES + UNIT_BYTES // 2,
-        block_size=BLOCK,
-        head_dim=DIM,
-        dtype=torch.float32,
-    )
-
-
 def test_hits_are_not_read_again_and_are_counted(below: CountingSource) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below)
     check_lease(tier, [unit(0), unit(1), unit(5)])
     check_lease(tier, [unit(5), unit(0)])
     check_lease(tier, [unit(5), unit(2), unit(5)])
@@ -44,14 +39,14 @@ def test_hits_are_not_read_again_and_are_counted(below: CountingSource) -> None:
 
 
 def test_empty_lease_is_no_read(below: CountingSource) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below)
     with tier.lease([]) as lease:
         assert lease.slots.shape == (0,) and lease.lengths.shape == (0,)
     assert below.reads == [] and tier.stats().misses == 0
 
 
 def test_least_recently_used_goes_first(below: CountingSource) -> None:
-    tier = make_tier(below, units=3)
+    tier = host_tier(below, units=3)
     for number in (0, 1, 2, 0, 3):
         check_lease(tier, [unit(number)])
     assert [tier.holds(unit(n)) for n in range(4)] == [True, False, True, True]
@@ -59,7 +54,7 @@ def test_least_recently_used_goes_first(below: CountingSource) -> None:
 
 
 def test_leased_units_stay_until_release(below: CountingSource) -> None:
-    tier = make_tier(below, units=3)
+    tier = host_tier(below, units=3)
     first = tier.lease([unit(0), unit(1)])
     for number in range(2, 8):
         check_lease(tier, [unit(number)])
@@ -74,7 +69,7 @@ def test_leased_units_stay_until_release(below: CountingSource) -> None:
 
 
 def test_too_many_units_say_how_many_would_fit_and_change_nothing(below: CountingSource) -> None:
-    tier = make_tier(below, units=4)
+    tier = host_tier(below, units=4)
     check_lease(tier, [unit(n) for n in range(4)])
     tier.pin(-1, 0, 0, torch.zeros(1, 1, BLOCK, DIM), torch.zeros(1, 1, BLOCK, DIM))
     with pytest.raises(BudgetExceeded, match="raise the host budget") as refused:
@@ -89,11 +84,11 @@ def test_too_many_units_say_how_many_would_fit_and_change_nothing(below: Countin
 
 def test_budget_below_one_unit_is_refused(below: CountingSource) -> None:
     with pytest.raises(BudgetExceeded, match="raise the budget"):
-        HostTier(below, UNIT_BYTES - 1, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
+        HostTier(below, UNIT_BYTES - 1, **SHAPE)
 
 
 def test_failed_read_leaves_nothing_behind(below: CountingSource) -> None:
-    tier = make_tier(below, units=4)
+    tier = host_tier(below, units=4)
     check_lease(tier, [unit(0)])
     below.refuse = True
     for _ in range(5):
@@ -110,7 +105,7 @@ def test_failed_read_leaves_nothing_behind(below: CountingSource) -> None:
 def test_pinned_units_outlive_any_pressure_and_are_cached_after_unpin(
     below: CountingSource,
 ) -> None:
-    tier = make_tier(below, units=6)
+    tier = host_tier(below, units=6)
     own = torch.randn(2, 2, 2, BLOCK, DIM)
     pinned = tier.pin(1, 0, 10, own[0], own[1], last_length=3)
     assert pinned == [BlockKey(1, 0, block, head) for block in (10, 11) for head in (0, 1)]
@@ -131,7 +126,7 @@ def test_pinned_units_outlive_any_pressure_and_are_cached_after_unpin(
 
 
 def test_dropped_unit_keeps_its_slot_while_leased(below: CountingSource) -> None:
-    tier = make_tier(below, units=3)
+    tier = host_tier(below, units=3)
     lease = tier.lease([unit(0), unit(1)])
     tier.drop_document(1)
     assert not tier.holds(unit(0)) and tier.bytes == 2 * UNIT_BYTES
@@ -148,15 +143,13 @@ def test_dropped_unit_keeps_its_slot_while_leased(below: CountingSource) -> None
 
 
 def test_no_source_says_what_is_missing() -> None:
-    tier = HostTier(
-        NoSource(), 10 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32
-    )
+    tier = HostTier(NoSource(), 10 * UNIT_BYTES, **SHAPE)
     with pytest.raises(DocumentNotFound, match="document 1"):
         tier.lease([unit(0)])
 
 
 def test_threads_share_the_tier_and_join_each_others_reads(below: CountingSource) -> None:
-    tier = make_tier(below, units=40)
+    tier = host_tier(below, units=40)
     failures: list[str] = []
 
     def work(seed: int) -> None:

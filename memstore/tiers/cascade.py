@@ -154,14 +154,15 @@ class Cascade:
     # Counting
 
     @property
-    def _caches(self) -> list[SlabTier]:
+    def caches(self) -> list[SlabTier]:
+        """The tiers above the disk, top first."""
         return [self.host] if self.device is None else [self.device, self.host]
 
     def stats(self) -> dict[str, dict[str, int | float]]:
         """The counts of each tier, top first, and what the caches hold."""
         tiers: dict[str, dict[str, int | float]] = {
             tier.name: {**tier.stats().to_dict(), "held": tier.bytes, "budget": tier.budget_bytes}
-            for tier in self._caches
+            for tier in self.caches
         }
         if self.disk is not None:
             tiers["disk"] = dict(self.disk.stats.snapshot().to_dict())
@@ -169,7 +170,7 @@ class Cascade:
 
     def layers(self) -> dict[str, dict[int, TierStats]]:
         """The counts of each tier by layer, top first."""
-        layers = {tier.name: tier.layers() for tier in self._caches}
+        layers = {tier.name: tier.layers() for tier in self.caches}
         if self.disk is not None:
             layers["disk"] = self.disk.stats.layers()
         return layers
