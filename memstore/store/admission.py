@@ -43,8 +43,12 @@ class Admission:
 
 def check_name(name: str) -> None:
     """Raises InvalidInput for what cannot be a document's name."""
-    if not name or "\0" in name:
-        raise InvalidInput("a document needs a name, without zero characters")
+    if not name or "\0" in name or len(name) > 4096:
+        raise InvalidInput("a document needs a name, without zero characters and not a long one")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{name!a} is not UTF-8; choose another name") from error
 
 
 def check_request(name: str, settings: IngestSettings, mode: str) -> None:
