@@ -117,7 +117,7 @@ class Document:
         ValueError for what no document is like.
         """
         row = format1.upgrade_row(row)
-        unknown = row.keys() - {f.name for f in fields(cls)}
+        unknown = row.keys() - _FIELDS
         if unknown:
             raise ValueError(f"a document has no {min(unknown)!r}")
         document = typed(row, cls)
@@ -131,3 +131,6 @@ class Document:
             if values != sorted(set(values)):
                 raise ValueError(f"{what} are not in order: {values[:10]}")
         return document
+
+
+_FIELDS = frozenset(field.name for field in fields(Document))  # asked for with every row
