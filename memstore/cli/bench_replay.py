@@ -1,4 +1,4 @@
-"""Measuring the tiers without a model: recorded lookups, replayed with one setting after another."""
+"""Measuring the tiers without a model: recorded lookups are replayed with setting after setting."""
 
 import time
 from collections.abc import Sequence
