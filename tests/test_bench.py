@@ -16,14 +16,8 @@ import tiny_model
 
 from memstore import MemoryStore
 from memstore.block import BlockKey
-from memstore.cli.bench_tiers import (
-    Settings,
-    books_memory,
-    draw_questions,
-    print_bench,
-    run_live,
-    run_replay,
-)
+from memstore.cli.bench_replay import Settings, print_replay, run_replay
+from memstore.cli.bench_tiers import books_memory, draw_questions, print_live, run_live
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.landmark_model import LandmarkModel
 from memstore.tiers.options import DEFAULT_POLICY
@@ -120,7 +114,7 @@ def test_replays_of_the_trace_are_compared_with_the_bound(
             if run["share"] == bound["share"] and run["prefetch"] == "off"
         ]
         assert len(runs) == 2 and all(run["hits"] <= bound["hits"] for run in runs)
-    print_bench(result)
+    print_replay(result)
     lines = capsys.readouterr().out.splitlines()
     assert (
         len([line for line in lines if line.split()[1:2] == ["belady"]]) == 2
@@ -209,7 +203,7 @@ def test_live_runs_give_the_same_answers_and_a_trace(
     assert any(run["prefetched"] for run in result["runs"] if run["prefetch"] == "speculative")
     recorded = Recorded.load(trace)
     assert recorded.requests and any(recorded.predicted)
-    print_bench(result)
+    print_live(result)
     assert "the same in every run" in capsys.readouterr().out
 
 

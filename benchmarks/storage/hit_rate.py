@@ -26,7 +26,8 @@ from benchmarks.common.slow_source import slowed
 from benchmarks.common.tables import table
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
-from memstore.cli.bench_tiers import ALL_POLICIES, REPLAY_PREFETCH, Settings, run_live, run_replay
+from memstore.cli.bench_replay import ALL_POLICIES, REPLAY_PREFETCH, Settings, run_replay
+from memstore.cli.bench_tiers import run_live
 from memstore.tiers.options import DEFAULT_POLICY, PREDICTORS
 from memstore.tiers.recorded import Recorded
 from memstore.tiers.replay import replay_tiers

@@ -10,7 +10,7 @@ from memstore.cli import console
 from memstore.cli.options import Json, MetricsPort, Model, Seed, command, metrics_served
 
 if TYPE_CHECKING:
-    from memstore.cli.bench_tiers import Settings
+    from memstore.cli.bench_replay import Settings
 
 
 @command(
@@ -80,13 +80,17 @@ def tiers(
     if replay is not None and (trace is not None or metrics_port is not None):
         raise typer.BadParameter("--replay asks nothing that --trace or --metrics-port could show")
     shares = _shares(budgets)
-    from memstore.cli.bench_tiers import PREDICTORS, books_memory, print_bench, run_live, run_replay
-    from memstore.model.landmark_model import load_model_for_command
-
     settings = _settings(shares, policies, prefetch, replaying=replay is not None)
     if replay is not None:
+        from memstore.cli.bench_replay import print_replay as show
+        from memstore.cli.bench_replay import run_replay
+
         result = run_replay(replay, settings)
     else:
+        from memstore.cli.bench_tiers import PREDICTORS, books_memory, run_live
+        from memstore.cli.bench_tiers import print_live as show
+        from memstore.model.landmark_model import load_model_for_command
+
         settings.check(PREDICTORS)  # before anything is read
         reader = load_model_for_command(model)
         with ExitStack() as stack:
@@ -104,7 +108,7 @@ def tiers(
     if as_json:
         console.emit(result)
     else:
-        print_bench(result)
+        show(result)
 
 
 def _shares(text: str | None) -> list[float]:
@@ -124,12 +128,14 @@ def _shares(text: str | None) -> list[float]:
 def _settings(
     shares: list[float], policies: str | None, prefetch: str | None, *, replaying: bool
 ) -> "Settings":
-    from memstore.cli import bench_tiers as bench
+    from memstore.cli import bench_replay as bench
 
+    live = bench.LIVE_BUDGETS, bench.LIVE_PREFETCH
+    usual = (bench.REPLAY_BUDGETS, bench.REPLAY_PREFETCH) if replaying else live
     return bench.Settings(
-        budgets=shares or (bench.REPLAY_BUDGETS if replaying else bench.LIVE_BUDGETS),
+        budgets=shares or usual[0],
         policies=_names(policies) or bench.ALL_POLICIES,
-        prefetch=_names(prefetch) or (bench.REPLAY_PREFETCH if replaying else bench.LIVE_PREFETCH),
+        prefetch=_names(prefetch) or usual[1],
     )
 
 

@@ -1,6 +1,4 @@
-"""Measuring the tiers: a model asks about books with one setting after another, or recorded lookups
-are replayed.
-"""
+"""Measuring the tiers live: a model asks about books with one setting after another."""
 
 import re
 import tempfile
@@ -14,54 +12,21 @@ from random import Random
 from typing import Any
 
 from memstore.cli import console
+from memstore.cli.bench_replay import Settings, run_columns
 from memstore.cli.demo_facts import cut, python_text
-from memstore.disk.signature import Signature
-from memstore.errors import InvalidConfig, InvalidInput
+from memstore.errors import InvalidInput
 from memstore.model.ingest import IngestProgress
 from memstore.model.landmark_model import LandmarkModel
 from memstore.serve.metrics import Metrics
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.options import DEFAULT_POLICY, PREDICTORS, TierOptions, check_options
-from memstore.tiers.policy import POLICIES
-from memstore.tiers.recorded import Recorded
-from memstore.tiers.replay import belady, replay
+from memstore.tiers.options import DEFAULT_POLICY, PREDICTORS, TierOptions
 from memstore.tiers.stats import COUNTS
 from memstore.training.corpus import read_documents
 
-LIVE_BUDGETS, LIVE_PREFETCH = (0.01, 0.03, 0.1), ("off", "speculative")
-REPLAY_BUDGETS, REPLAY_PREFETCH = (0.02, 0.05, 0.1, 0.25, 0.5), ("off", "recorded")
-ALL_POLICIES = tuple(POLICIES)
 _PASSAGE = 160  # tokens of a passage that is to be continued
 _CONTINUED, _ANSWERED = 24, 12  # tokens generated for a passage and for a question
 _TEMPERATURE = 0.8  # a greedy small model soon repeats itself, and so would its lookups
 _NAME = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{2,}")  # a capital that no sentence begins with
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is varied: every policy with every budget and every prefetcher."""
-
-    budgets: Sequence[float]  # shares of the units there are
-    policies: Sequence[str]
-    prefetch: Sequence[str]
-
-    def check(self, prefetchers: Sequence[str]) -> None:
-        """Raises InvalidConfig for a name that there is none of, or a share that is not in (0,
-        1].
-        """
-        for policy in self.policies:
-            check_options({"policy": policy})
-        for name in self.prefetch:
-            if name not in prefetchers:
-                raise InvalidConfig(
-                    f"prefetch {name!r} is unknown; choose of {', '.join(prefetchers)}"
-                )
-        for share in self.budgets:
-            if not 0 < share <= 1:
-                raise InvalidConfig(f"a budget is a share above 0% and up to 100%, not {share:.2%}")
-
-
-# Live
 
 
 @contextmanager
@@ -186,7 +151,7 @@ class _Live:
         self._reader, self._store, self._asked, self._metrics = reader, store, asked, metrics
         self._prepare = prepare
         self.units = blocks * len(reader.signature.memory_layers) * reader.signature.num_kv_heads
-        self.unit_bytes = _unit_bytes(reader.signature)
+        self.unit_bytes = reader.signature.geometry.unit_bytes
         self._answers: list[list[int]] | None = None
         self.same_answers = True
 
@@ -257,108 +222,12 @@ class _Live:
                 yield answer.tokens
 
 
-def _unit_bytes(signature: Signature) -> int:
-    return signature.geometry.unit_bytes
-
-
-# Replayed
-
-
-def run_replay(trace: Path, settings: Settings) -> dict[str, Any]:
-    """A trace against every capacity, policy and prefetcher, with Belady's optimum as the bound;
-    plain values.
-
-    A budget is a share of the distinct units in the trace. Predictions are taken to be fulfilled at
-    once, so hits with a prefetcher are an upper bound. Belady's optimum is of fetching on demand: a
-    prefetcher may beat it. Raises InvalidInput, InvalidConfig.
-    """
-    settings.check(REPLAY_PREFETCH)
-    recorded = Recorded.load(trace)
-    units = recorded.units
-    began = time.monotonic()
-    bounds, runs = [], []
-    ahead = {prefetch: recorded.ahead(prefetch) for prefetch in settings.prefetch}
-    for share in settings.budgets:
-        capacity = max(1, round(share * units))
-        best = belady(recorded.requests, capacity)
-        bounds.append(
-            {
-                "share": share,
-                "capacity": capacity,
-                "hits": best.hits,
-                "hit_rate": round(best.hit_rate, 4),
-            }
-        )
-        for policy in settings.policies:
-            for prefetch, predicted in ahead.items():
-                result = replay(recorded.requests, capacity, policy, predicted)
-                runs.append(
-                    {"share": share, "capacity": capacity, "policy": policy, "prefetch": prefetch}
-                    | {
-                        name: getattr(result, name)
-                        for name in ("hits", "misses", "evictions", "prefetched", "unused")
-                    }
-                    | {"hit_rate": round(result.hit_rate, 4)}
-                )
-        console.note(
-            f"capacity {share:.0%}: {len(runs)} replays done, {time.monotonic() - began:.0f} s"
-        )
-    return {
-        "mode": "replay",
-        "trace": str(trace),
-        "lookups": len(recorded.requests),
-        "requested": sum(map(len, recorded.requests)),
-        "predicted": sum(map(len, recorded.predicted)),
-        "units": units,
-        "runs": runs,
-        "belady": bounds,
-        "reuse": recorded.reuse(),
-    }
-
-
-# Showing
-
-
-def print_bench(result: dict[str, Any]) -> None:
-    """The table of a live bench or a replay, and what it was made of."""
-    if result["mode"] == "live":
-        _print_live(result)
-    else:
-        _print_replay(result)
-
-
-def _print_live(result: dict[str, Any]) -> None:
-    rows: list[tuple[object, ...]] = [
-        (
-            "budget",
-            "policy",
-            "prefetch",
-            "hit rate",
-            "misses",
-            "evicted",
-            "in time",
-            "late",
-            "unused",
-            "waited",
-            "all",
-        )
-    ]
+def print_live(result: dict[str, Any]) -> None:
+    """The table of a live bench, and what it was made of."""
+    rows = [("budget", *run_columns(), "late", "waited", "all")]
     for run in result["runs"]:
-        rows.append(
-            (
-                f"{run['share']:4.0%}",
-                run["policy"],
-                run["prefetch"],
-                f"{run['hit_rate']:.3f}",
-                run["misses"],
-                run["evictions"],
-                run["prefetched"],
-                run["late"],
-                run["unused"],
-                f"{run['seconds']:.3f} s",
-                f"{run['total_seconds']:.2f} s",
-            )
-        )
+        seconds = f"{run['seconds']:.3f} s", f"{run['total_seconds']:.2f} s"
+        rows.append((f"{run['share']:4.0%}", *run_columns(run), run["late"], *seconds))
     tokens = sum(book["tokens"] for book in result["books"])
     size = console.size(result["units"] * result["unit_bytes"])
     print(console.columns(rows))
@@ -369,47 +238,3 @@ def _print_live(result: dict[str, Any]) -> None:
         f"{result['units']:,} blocks, {size}"
     )
     print(f"{result['questions']} questions, answers {same} in every run")
-
-
-def _print_replay(result: dict[str, Any]) -> None:
-    rows: list[tuple[object, ...]] = [
-        ("capacity", "policy", "prefetch", "hit rate", "misses", "evicted", "in time", "unused")
-    ]
-    for bound in result["belady"]:
-        for run in result["runs"]:
-            if run["share"] == bound["share"]:
-                rows.append(
-                    (
-                        f"{run['share']:4.0%}",
-                        run["policy"],
-                        run["prefetch"],
-                        f"{run['hit_rate']:.3f}",
-                        run["misses"],
-                        run["evictions"],
-                        run["prefetched"],
-                        run["unused"],
-                    )
-                )
-        rows.append(
-            (
-                f"{bound['share']:4.0%}",
-                "belady",
-                "off",
-                f"{bound['hit_rate']:.3f}",
-                result["requested"] - bound["hits"],
-                0,
-                0,
-                0,
-            )
-        )
-    print(console.columns(rows))
-    print()
-    print(
-        f"{result['lookups']:,} lookups of {result['requested']:,} units, {result['units']:,} of "
-        "them distinct; "
-        f"{result['predicted']:,} predictions recorded"
-    )
-    print(
-        "predicted units are taken to arrive at once: an upper bound; belady is the bound of "
-        "fetching on demand"
-    )
