@@ -229,3 +229,53 @@ def test_commits_are_recorded_under_their_numbers_after_compacting_and_repair(me
         assert last is not None and last.transaction == database.last_transaction
         database.write(lambda txn: None)
     assert verify_memory(memory).clean
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_new_memory_and_an_export_are_their_owners_alone(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        path = tmp_path / "memory"
+        with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+            ingest(store, "a", text=1, tokens=100)
+            store.export_document("a", tmp_path / "a.memory")
+    finally:
+        os.umask(before)
+    assert mode(path) == 0o700 and mode(tmp_path / "a.memory") == 0o600
+    assert {entry.name: mode(entry) for entry in path.iterdir()} == dict.fromkeys(
+        ["data.mdb", "lock.mdb", "writer.lock"], 0o600
+    )
+
+
+@pytest.mark.parametrize("wanted", [0o600, 0o640, 0o664])
+def test_compacting_repairing_indexing_and_exporting_keep_who_may_read(
+    memory: Path, tmp_path: Path, wanted: int
+) -> None:
+    pytest.importorskip("faiss")
+    (memory / "data.mdb").chmod(wanted)
+    for name in ("lock.mdb", "writer.lock"):
+        (memory / name).unlink()
+    export = tmp_path / "a.memory"
+    export.touch()
+    export.chmod(wanted)
+    umask = os.umask(0o000)
+    try:
+        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
+            ingest(store, "b", text=2, tokens=300 * CHUNK)
+            store.compact()
+            assert mode(memory / "data.mdb") == wanted
+            store.build_index()
+            store.export_document("a", export)
+        damage_tree(memory)
+        verify_memory(memory, repair=True)
+    finally:
+        os.umask(umask)
+    assert mode(memory / "data.mdb") == mode(memory / "lock.mdb") == mode(export) == wanted
+    assert {mode(file) for file in (memory / "index").iterdir()} == {wanted}
+    assert mode(memory / "index") == {0o600: 0o700, 0o640: 0o750, 0o664: 0o775}[wanted]
+    # who may not write cannot lock either
+    assert mode(memory / "writer.lock") == {0o600: 0o600, 0o640: 0o600, 0o664: 0o660}[wanted]
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777

@@ -28,6 +28,7 @@ from memstore.disk.files import (
     NO_SPACE,
     check_regular,
     file_system_of,
+    mode_of,
     named_os_errors,
     replacement,
     share,
@@ -170,6 +171,7 @@ class Environment:
                 max_readers=_MAX_READERS,
                 create=new,
                 readonly=not read_write,
+                mode=mode_of(data) or 0o600,
                 # Without permission to write the lock file (LMDB's readers register in it) a reader
                 # goes without: the pages it reads may be reused under it by a writer, which the
                 # checksums then refuse.

@@ -46,6 +46,15 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     return file
 
 
+def mode_of(path: Path) -> int | None:
+    """Who may read and write a regular file; None where there is none."""
+    with suppress(FileNotFoundError):
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode):
+            return stat.S_IMODE(status.st_mode) & 0o666
+    return None
+
+
 def check_regular(path: Path) -> None:
     """Refuse what somebody else is going to open if it is there and is a link, or no file. Raises
     InvalidInput.
@@ -63,13 +72,17 @@ def _no_file(path: Path) -> InvalidInput:
 
 
 @contextmanager
-def replacement(path: Path) -> Iterator[BinaryIO]:
+def replacement(path: Path, like: Path | None = None) -> Iterator[BinaryIO]:
     """A new file, of a name that nobody knows before, that takes the place of `path` once the block
     has ended; nothing of it is left where the block fails. Raises OSError.
+
+    It has the mode of the file whose place it takes; where there is none, that of `like`, or is its
+    owner's alone.
     """
     part = path.with_name(f"memstore-{secrets.token_hex(8)}.partial")
     with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
         try:
+            os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or 0o600)
             yield out
             out.flush()
             os.fsync(out.fileno())
