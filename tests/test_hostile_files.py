@@ -279,3 +279,51 @@ def test_compacting_repairing_indexing_and_exporting_keep_who_may_read(
 
 def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
+
+
+COMMANDS = {
+    "docs": 0,
+    "stats": 0,
+    "verify": 0,
+    "export b {there}": 0,
+    "forget a": 0,
+    "forget nobody": 1,
+    "compact": 0,
+    "compact --nonsense": 2,
+}
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_commands_with_closed_streams_end_as_they_would(
+    memory: Path, tmp_path: Path, closed: tuple[int, ...]
+) -> None:
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+    for command, status in COMMANDS.items():
+        words = command.format(there=tmp_path / "b.memory").split()
+        done = subprocess.run(
+            python_command("memstore", *words, "--store", str(memory)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=lambda: [os.close(number) for number in closed],
+        )
+        assert done.returncode == status, (command, done)
+        assert "Traceback" not in done.stdout + done.stderr
+    assert verify_memory(memory).clean
+
+
+def test_no_file_of_a_memory_is_opened_as_a_standard_stream(memory: Path, tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from memstore.store.memory_store import MemoryStore
+for number in range(3): os.close(number)
+with MemoryStore.open(sys.argv[1]) as store:
+    store.forget("a")
+    Path(sys.argv[2]).write_text(" ".join(os.readlink(f"/proc/self/fd/{n}") for n in range(3)))
+"""
+    there = tmp_path / "there"
+    subprocess.run([sys.executable, "-c", code, str(memory), str(there)], check=True)
+    assert there.read_text().split() == ["/dev/null"] * 3

@@ -30,6 +30,7 @@ from memstore.disk.files import (
     file_system_of,
     mode_of,
     named_os_errors,
+    occupy_standard_streams,
     replacement,
     share,
     storage_full,
@@ -150,6 +151,7 @@ class Environment:
             self.lock.release()
 
     def _open(self, *, read_write: bool, new_map_size: int | None = None) -> None:
+        occupy_standard_streams()
         data, lock = self.path / DATA, self.path / LOCK
         new = new_map_size is not None and (not data.exists() or not data.lstat().st_size)
         self.writable = all(

@@ -30,6 +30,18 @@ NETWORK = {
 }  # fmt: skip
 
 
+def occupy_standard_streams() -> None:
+    """Open nothing in the place of a standard stream that is closed: a file that got its descriptor
+    would take what is printed.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+            os.set_inheritable(nothing, True)
+
+
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     """Open a regular file that lies there itself; return the descriptor. A link in a directory from
     elsewhere may lead anywhere, and opening a pipe may wait for ever. Raises InvalidInput, OSError.
