@@ -21,6 +21,7 @@ from synthetic_documents import CHUNK, SIGNATURE, ingest
 from memstore.child import python_command
 from memstore.disk.codec import get_codec
 from memstore.disk.database import Database
+from memstore.disk.files import replacement
 from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
@@ -327,3 +328,36 @@ with MemoryStore.open(sys.argv[1]) as store:
     there = tmp_path / "there"
     subprocess.run([sys.executable, "-c", code, str(memory), str(there)], check=True)
     assert there.read_text().split() == ["/dev/null"] * 3
+
+
+def test_what_a_killed_process_began_is_swept_by_the_next_writer_and_nothing_else(
+    memory: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
+        ingest(store, "b", text=2, tokens=300 * CHUNK)
+        store.build_index()
+    kept = {entry.name for entry in (memory / "index").iterdir()}
+    killed = """
+import os, signal, sys
+from pathlib import Path
+from memstore.disk.files import replacement
+with replacement(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    for path in (memory / "index" / "layer-1.idx", memory / "data.mdb"):
+        subprocess.run([sys.executable, "-c", killed, str(path)], check=False)
+    (memory / "index" / "layer-1.4711.partial").touch()  # of a version before
+    for name in ("mine.partial", "memstore-x.partial"):
+        (memory / "index" / name).touch()
+        kept.add(name)
+    assert len(list(memory.glob("**/*.partial"))) == 5
+    with replacement(memory / "index" / "layer-2.idx") as live:
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            store.forget("a")
+        live.write(b"whole")
+    kept.add("layer-2.idx")
+    assert {entry.name for entry in (memory / "index").iterdir()} == kept
+    assert not list(memory.glob("*.partial"))

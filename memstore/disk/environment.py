@@ -22,6 +22,7 @@ import lmdb
 
 from memstore.disk.files import (
     DATA,
+    INDEX,
     LOCK,
     NETWORK,
     NO_PERMISSION,
@@ -34,6 +35,7 @@ from memstore.disk.files import (
     replacement,
     share,
     storage_full,
+    sweep,
     sync_directory,
     try_alone,
     whole_pages,
@@ -211,6 +213,9 @@ class Environment:
                     if not self._read_write:
                         self.close()
                         self._open(read_write=True)
+                sweep(self.path)
+                if not (self.path / INDEX).is_symlink():
+                    sweep(self.path / INDEX)
                 self.set_limit(self.limit)
         except BaseException:
             self.lock.release()

@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, StorageFull
 
-DATA, LOCK, WRITER = "data.mdb", "lock.mdb", "writer.lock"
-OWN_NAMES = {DATA, LOCK, WRITER, "index"}
+DATA, LOCK, WRITER, INDEX = "data.mdb", "lock.mdb", "writer.lock", "index"
+OWN_NAMES = {DATA, LOCK, WRITER, INDEX}
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -58,6 +58,23 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     return file
 
 
+# what `replacement` begins, and what index files were begun as by versions before
+_PARTIAL = re.compile(r"memstore-[0-9a-f]{16}\.partial|(layer-\d+|queries)\.\d+\.partial")
+
+
+def sweep(directory: Path) -> None:
+    """Remove the files of a memory's directory that were begun by processes that were killed."""
+    with suppress(OSError):
+        for name in filter(_PARTIAL.fullmatch, os.listdir(directory)):
+            with suppress(OSError, InvalidInput):
+                file = open_regular(directory / name, os.O_RDONLY)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not if it is being written
+                    os.unlink(directory / name)
+                finally:
+                    os.close(file)
+
+
 def mode_of(path: Path) -> int | None:
     """Who may read and write a regular file; None where there is none."""
     with suppress(FileNotFoundError):
@@ -83,18 +100,31 @@ def _no_file(path: Path) -> InvalidInput:
     )
 
 
+def _new_file(directory: Path) -> tuple[BinaryIO, Path]:
+    """A new file of a random name, locked."""
+    while True:
+        part = directory / f"memstore-{secrets.token_hex(8)}.partial"
+        out = open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+        with suppress(OSError):  # an export may lie where there are no locks
+            fcntl.flock(out, fcntl.LOCK_EX)
+        if part.exists():  # not swept before it was locked
+            return out, part
+        out.close()
+
+
 @contextmanager
 def replacement(path: Path, like: Path | None = None) -> Iterator[BinaryIO]:
     """A new file, of a name that nobody knows before, that takes the place of `path` once the block
     has ended; nothing of it is left where the block fails. Raises OSError.
 
-    It has the mode of the file whose place it takes; where there is none, that of `like`, or is its
-    owner's alone.
+    It is locked until then, which tells it from what a killed process left. It has the mode of the
+    file whose place it takes; where there is none, that of `like`, or is its owner's alone.
     """
-    part = path.with_name(f"memstore-{secrets.token_hex(8)}.partial")
-    with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
+    out, part = _new_file(path.parent)
+    with out:
         try:
-            os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or 0o600)
+            with suppress(PermissionError):  # where files have no modes
+                os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or 0o600)
             yield out
             out.flush()
             os.fsync(out.fileno())
