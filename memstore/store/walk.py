@@ -169,13 +169,7 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
         tokens += len(part.ids)
     expect(tokens == document.tokens, f"{tokens} tokens instead of {document.tokens}")
 
-    chunk = document.settings.chunk_blocks
-    boundary = document.tokens // (chunk * block_size) * chunk
-    kept = max(0, boundary - document.settings.top_k)  # of layers without memory
-    first = {
-        layer: 0 if layer in signature.memory_layers else kept
-        for layer in document.layers_of(signature)
-    }
+    first = document.first_blocks(signature)
     if number == 0:
         first = dict.fromkeys(first, 0)
     ends = {} if number == 0 else dict.fromkeys(first, 0)  # the prefix is not searched
