@@ -21,6 +21,7 @@ from synthetic_documents import CHUNK, SIGNATURE, ingest
 from memstore.child import python_command
 from memstore.disk.codec import get_codec
 from memstore.disk.database import Database
+from memstore.disk.files import replacement
 from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
@@ -229,3 +230,134 @@ def test_commits_are_recorded_under_their_numbers_after_compacting_and_repair(me
         assert last is not None and last.transaction == database.last_transaction
         database.write(lambda txn: None)
     assert verify_memory(memory).clean
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_new_memory_and_an_export_are_their_owners_alone(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        path = tmp_path / "memory"
+        with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+            ingest(store, "a", text=1, tokens=100)
+            store.export_document("a", tmp_path / "a.memory")
+    finally:
+        os.umask(before)
+    assert mode(path) == 0o700 and mode(tmp_path / "a.memory") == 0o600
+    assert {entry.name: mode(entry) for entry in path.iterdir()} == dict.fromkeys(
+        ["data.mdb", "lock.mdb", "writer.lock"], 0o600
+    )
+
+
+@pytest.mark.parametrize("wanted", [0o600, 0o640, 0o664])
+def test_compacting_repairing_indexing_and_exporting_keep_who_may_read(
+    memory: Path, tmp_path: Path, wanted: int
+) -> None:
+    pytest.importorskip("faiss")
+    (memory / "data.mdb").chmod(wanted)
+    for name in ("lock.mdb", "writer.lock"):
+        (memory / name).unlink()
+    export = tmp_path / "a.memory"
+    export.touch()
+    export.chmod(wanted)
+    umask = os.umask(0o000)
+    try:
+        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
+            ingest(store, "b", text=2, tokens=300 * CHUNK)
+            store.compact()
+            assert mode(memory / "data.mdb") == wanted
+            store.build_index()
+            store.export_document("a", export)
+        damage_tree(memory)
+        verify_memory(memory, repair=True)
+    finally:
+        os.umask(umask)
+    assert mode(memory / "data.mdb") == mode(memory / "lock.mdb") == mode(export) == wanted
+    assert {mode(file) for file in (memory / "index").iterdir()} == {wanted}
+    assert mode(memory / "index") == {0o600: 0o700, 0o640: 0o750, 0o664: 0o775}[wanted]
+    # who may not write cannot lock either
+    assert mode(memory / "writer.lock") == {0o600: 0o600, 0o640: 0o600, 0o664: 0o660}[wanted]
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+COMMANDS = {
+    "docs": 0,
+    "stats": 0,
+    "verify": 0,
+    "export b {there}": 0,
+    "forget a": 0,
+    "forget nobody": 1,
+    "compact": 0,
+    "compact --nonsense": 2,
+}
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_commands_with_closed_streams_end_as_they_would(
+    memory: Path, tmp_path: Path, closed: tuple[int, ...]
+) -> None:
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+    for command, status in COMMANDS.items():
+        words = command.format(there=tmp_path / "b.memory").split()
+        done = subprocess.run(
+            python_command("memstore", *words, "--store", str(memory)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=lambda: [os.close(number) for number in closed],
+        )
+        assert done.returncode == status, (command, done)
+        assert "Traceback" not in done.stdout + done.stderr
+    assert verify_memory(memory).clean
+
+
+def test_no_file_of_a_memory_is_opened_as_a_standard_stream(memory: Path, tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from memstore.store.memory_store import MemoryStore
+for number in range(3): os.close(number)
+with MemoryStore.open(sys.argv[1]) as store:
+    store.forget("a")
+    Path(sys.argv[2]).write_text(" ".join(os.readlink(f"/proc/self/fd/{n}") for n in range(3)))
+"""
+    there = tmp_path / "there"
+    subprocess.run([sys.executable, "-c", code, str(memory), str(there)], check=True)
+    assert there.read_text().split() == ["/dev/null"] * 3
+
+
+def test_what_a_killed_process_began_is_swept_by_the_next_writer_and_nothing_else(
+    memory: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
+        ingest(store, "b", text=2, tokens=300 * CHUNK)
+        store.build_index()
+    kept = {entry.name for entry in (memory / "index").iterdir()}
+    killed = """
+import os, signal, sys
+from pathlib import Path
+from memstore.disk.files import replacement
+with replacement(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    for path in (memory / "index" / "layer-1.idx", memory / "data.mdb"):
+        subprocess.run([sys.executable, "-c", killed, str(path)], check=False)
+    (memory / "index" / "layer-1.4711.partial").touch()  # of a version before
+    for name in ("mine.partial", "memstore-x.partial"):
+        (memory / "index" / name).touch()
+        kept.add(name)
+    assert len(list(memory.glob("**/*.partial"))) == 5
+    with replacement(memory / "index" / "layer-2.idx") as live:
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            store.forget("a")
+        live.write(b"whole")
+    kept.add("layer-2.idx")
+    assert {entry.name for entry in (memory / "index").iterdir()} == kept
+    assert not list(memory.glob("*.partial"))

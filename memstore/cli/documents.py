@@ -63,7 +63,8 @@ def forget(
 ) -> None:
     """Delete a document from a memory.
 
-    The file keeps its size, for later documents, until `compact`.
+    The file keeps its size, and bytes of the text until later documents take their place, until
+    `compact`.
     """
     from memstore.store.memory_store import MemoryStore
 

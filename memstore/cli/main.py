@@ -6,6 +6,7 @@ Exit status: 0, 1 (failed, with one line on stderr), 2 (wrong usage), 130 (inter
 
 import errno
 import io
+import os
 import sys
 from typing import Annotated, cast
 
@@ -14,6 +15,7 @@ import typer
 from memstore import __version__
 from memstore.cli import ask, bench, console, demo, documents, ingest, train
 from memstore.cli.options import abandon_stdout
+from memstore.disk.files import occupy_standard_streams
 
 # click's UsageError, of whichever click this typer is built on
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.mro()[1])
@@ -21,6 +23,12 @@ UsageError = cast(type[typer.BadParameter], typer.BadParameter.mro()[1])
 
 def main() -> None:
     """Entry point of `memstore`."""
+    occupy_standard_streams()
+    # Python has None for a stream that was closed when it began; to print to that is to print to
+    # another one.
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 - for as long as the process lives
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

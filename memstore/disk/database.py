@@ -51,7 +51,7 @@ class Database:
         """
         path = Path(path)
         with named_os_errors(path):
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             others = sorted({entry.name for entry in path.iterdir()} - OWN_NAMES)
         if others:
             raise InvalidInput(

@@ -22,16 +22,20 @@ import lmdb
 
 from memstore.disk.files import (
     DATA,
+    INDEX,
     LOCK,
     NETWORK,
     NO_PERMISSION,
     NO_SPACE,
     check_regular,
     file_system_of,
+    mode_of,
     named_os_errors,
+    occupy_standard_streams,
     replacement,
     share,
     storage_full,
+    sweep,
     sync_directory,
     try_alone,
     whole_pages,
@@ -149,6 +153,7 @@ class Environment:
             self.lock.release()
 
     def _open(self, *, read_write: bool, new_map_size: int | None = None) -> None:
+        occupy_standard_streams()
         data, lock = self.path / DATA, self.path / LOCK
         new = new_map_size is not None and (not data.exists() or not data.lstat().st_size)
         self.writable = all(
@@ -170,6 +175,7 @@ class Environment:
                 max_readers=_MAX_READERS,
                 create=new,
                 readonly=not read_write,
+                mode=mode_of(data) or 0o600,
                 # Without permission to write the lock file (LMDB's readers register in it) a reader
                 # goes without: the pages it reads may be reused under it by a writer, which the
                 # checksums then refuse.
@@ -207,6 +213,9 @@ class Environment:
                     if not self._read_write:
                         self.close()
                         self._open(read_write=True)
+                sweep(self.path)
+                if not (self.path / INDEX).is_symlink():
+                    sweep(self.path / INDEX)
                 self.set_limit(self.limit)
         except BaseException:
             self.lock.release()

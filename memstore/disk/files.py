@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, StorageFull
 
-DATA, LOCK, WRITER = "data.mdb", "lock.mdb", "writer.lock"
-OWN_NAMES = {DATA, LOCK, WRITER, "index"}
+DATA, LOCK, WRITER, INDEX = "data.mdb", "lock.mdb", "writer.lock", "index"
+OWN_NAMES = {DATA, LOCK, WRITER, INDEX}
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -28,6 +28,18 @@ NETWORK = {
     "gpfs", "ocfs2", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse",
     "fuse.ceph", "fuse.mfs",
 }  # fmt: skip
+
+
+def occupy_standard_streams() -> None:
+    """Open nothing in the place of a standard stream that is closed: a file that got its descriptor
+    would take what is printed.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+            os.set_inheritable(nothing, True)
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
@@ -46,6 +58,32 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     return file
 
 
+# what `replacement` begins, and what index files were begun as by versions before
+_PARTIAL = re.compile(r"memstore-[0-9a-f]{16}\.partial|(layer-\d+|queries)\.\d+\.partial")
+
+
+def sweep(directory: Path) -> None:
+    """Remove the files of a memory's directory that were begun by processes that were killed."""
+    with suppress(OSError):
+        for name in filter(_PARTIAL.fullmatch, os.listdir(directory)):
+            with suppress(OSError, InvalidInput):
+                file = open_regular(directory / name, os.O_RDONLY)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not if it is being written
+                    os.unlink(directory / name)
+                finally:
+                    os.close(file)
+
+
+def mode_of(path: Path) -> int | None:
+    """Who may read and write a regular file; None where there is none."""
+    with suppress(FileNotFoundError):
+        status = os.lstat(path)
+        if stat.S_ISREG(status.st_mode):
+            return stat.S_IMODE(status.st_mode) & 0o666
+    return None
+
+
 def check_regular(path: Path) -> None:
     """Refuse what somebody else is going to open if it is there and is a link, or no file. Raises
     InvalidInput.
@@ -62,14 +100,31 @@ def _no_file(path: Path) -> InvalidInput:
     )
 
 
+def _new_file(directory: Path) -> tuple[BinaryIO, Path]:
+    """A new file of a random name, locked."""
+    while True:
+        part = directory / f"memstore-{secrets.token_hex(8)}.partial"
+        out = open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+        with suppress(OSError):  # an export may lie where there are no locks
+            fcntl.flock(out, fcntl.LOCK_EX)
+        if part.exists():  # not swept before it was locked
+            return out, part
+        out.close()
+
+
 @contextmanager
-def replacement(path: Path) -> Iterator[BinaryIO]:
+def replacement(path: Path, like: Path | None = None) -> Iterator[BinaryIO]:
     """A new file, of a name that nobody knows before, that takes the place of `path` once the block
     has ended; nothing of it is left where the block fails. Raises OSError.
+
+    It is locked until then, which tells it from what a killed process left. It has the mode of the
+    file whose place it takes; where there is none, that of `like`, or is its owner's alone.
     """
-    part = path.with_name(f"memstore-{secrets.token_hex(8)}.partial")
-    with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
+    out, part = _new_file(path.parent)
+    with out:
         try:
+            with suppress(PermissionError):  # where files have no modes
+                os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or 0o600)
             yield out
             out.flush()
             os.fsync(out.fileno())

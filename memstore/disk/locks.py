@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from memstore.disk.files import WRITER, named_os_errors, open_regular
+from memstore.disk.files import (
+    DATA,
+    WRITER,
+    mode_of,
+    named_os_errors,
+    occupy_standard_streams,
+    open_regular,
+)
 from memstore.errors import MemoryLocked
 
 
@@ -58,8 +65,12 @@ class WriterLock:
     def acquire(self, *, wait: bool) -> None:
         with self._mutex:
             if not self._count:
+                occupy_standard_streams()
+                # Who may only read the memory could hold the lock for ever, if able to open it.
+                data = mode_of(self._path.with_name(DATA)) or 0o600
+                mode = data & (data & 0o222 | (data & 0o222) << 1)
                 with named_os_errors(self._path.parent):
-                    file = open_regular(self._path, os.O_RDWR | os.O_CREAT)
+                    file = open_regular(self._path, os.O_RDWR | os.O_CREAT, mode)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
                     # For the message that others get; the lock itself ends with its holder,

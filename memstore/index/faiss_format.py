@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 import xxhash
 
-from memstore.disk.files import open_regular, replacement
+from memstore.disk.files import DATA, mode_of, open_regular, replacement
 from memstore.errors import InvalidInput
 from memstore.index.faiss_candidates import Built
 from memstore.index.faiss_head import FAMILIES, Calibration, HeadIndex
@@ -123,10 +123,14 @@ def _write(path: Path, header: dict[str, Any], parts: Sequence[np.ndarray]) -> N
     packed = msgpack.packb(
         header | {"lengths": [part.nbytes for part in parts], "payload": digest.digest()}
     )
-    path.parent.mkdir(exist_ok=True)
+    data = path.parent.with_name(DATA)  # the index is as private as what it is of
+    if not path.parent.exists():
+        mode = mode_of(data) or 0o600
+        path.parent.mkdir(mode=0o700)
+        path.parent.chmod(mode | 0o100 | (mode & 0o044) >> 2)
     if path.parent.is_symlink():
         raise NotADirectoryError(errno.ENOTDIR, "it is a link", str(path.parent))
-    with replacement(path) as file:
+    with replacement(path, like=data) as file:
         file.write(
             _MAGIC + len(packed).to_bytes(8, "little") + xxhash.xxh3_64(packed).digest() + packed
         )

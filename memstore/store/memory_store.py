@@ -89,8 +89,8 @@ class MemoryStore(Lookups):
         """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return
         what it was.
 
-        The file keeps its size until `compact`; its pages are used again. Raises DocumentNotFound,
-        ReadOnlyMemory, MemoryLocked.
+        The file keeps its size, and token ids on pages that are not used again yet, until
+        `compact`. Raises DocumentNotFound, ReadOnlyMemory, MemoryLocked.
         """
         committed = self._writable()
         catalog = committed.catalog

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from memstore.child import python_command
-from memstore.disk.files import DATA
+from memstore.disk.files import DATA, occupy_standard_streams
 from memstore.errors import CorruptMemory, MemoryNotFound, MemstoreError
 
 
@@ -154,6 +154,7 @@ class _Children:
     """Children that do one thing each and say what they do in events; a context manager."""
 
     def __enter__(self) -> Self:
+        occupy_standard_streams()
         self._server = subprocess.Popen(
             python_command("memstore.store.walk"),
             stdin=subprocess.PIPE,

@@ -18,6 +18,7 @@ from memstore.disk.files import (
     DATA,
     LOCK,
     WRITER,
+    mode_of,
     named_os_errors,
     open_regular,
     sync_directory,
@@ -226,6 +227,7 @@ def _salvage(path: Path, damaged: set[int]) -> None:
         try:
             if not try_alone(file):
                 raise MemoryLocked(f"{path} is open in another process; this repair needs it alone")
+            os.chmod(new / DATA, mode_of(path / DATA) or 0o600)
             os.replace(new / DATA, path / DATA)
             sync_directory(path)
         finally:
