@@ -138,13 +138,16 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Read an exported document, making the memory if need be."""
+    from memstore.store.admission import check_name
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.transfer import read_head
+    from memstore.store.transfer import check_export, read_head
 
-    signature, _ = read_head(file)
+    read_head(file)
     try:
         memory = MemoryStore.open(store)
     except MemoryNotFound:
+        signature, document = check_export(file)  # so that a bad file makes no memory
+        check_name(document.name if name is None else name)
         memory = MemoryStore.create(store, signature)
     with memory:
         document = memory.import_document(file, name)

@@ -21,6 +21,20 @@ from memstore.disk.record import (
 )
 from memstore.disk.signature import Signature
 
+# The bits of a number's exponent: all of them are set in what is infinite or no number.
+_EXPONENTS = {
+    "float16": 0x7C00,
+    "bfloat16": 0x7F80,
+    "float32": 0x7F80_0000,
+    "float64": 0x7FF0_0000_0000_0000,
+}
+
+
+def is_finite(bits: np.ndarray, dtype: str) -> bool:
+    """Are all of these raw bits finite numbers?"""
+    exponent = _EXPONENTS[dtype]
+    return not (bits & exponent == exponent).any()
+
 
 class StoredRecord(NamedTuple):
     """One record as it lies in the file. `data` is dead once its transaction ends, or writes."""
@@ -88,6 +102,15 @@ class BlockTable:
         header = self.header(record, key, write)
         check_heads(record, key, header)
         return header.length
+
+    def check_numbers(
+        self, record: bytes | memoryview, key: RecordKey, write: WriteId | None
+    ) -> None:
+        """Does a record decode to finite numbers? Raises CorruptBlock."""
+        with np.errstate(all="ignore"):
+            k, v, _ = self.decode(record, key, write)
+        if not (is_finite(k, self.geometry.dtype) and is_finite(v, self.geometry.dtype)):
+            raise damaged(key, "it holds numbers that are not finite")
 
     def from_format1(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> bytes:
         """A record of format 1 as one that `write` made; the payload is copied as it is. Raises

@@ -25,13 +25,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
+import msgspec
 import numpy as np
 
 from memstore.block import RecordKey
+from memstore.decode import Amount, Count, Positive, T, typed, unpack
 from memstore.disk.blocks import BlockTable
+from memstore.disk.changes import Changes, note_change, read_changes
 from memstore.disk.codec import codec_for_new
 from memstore.disk.database import Database, Transaction
-from memstore.disk.document import Document, Write, document_from_row
+from memstore.disk.document import Document, Write
 from memstore.disk.keys import (
     document_key,
     document_range,
@@ -44,9 +47,20 @@ from memstore.disk.keys import (
 from memstore.disk.landmarks import LandmarkRun, decode_run, encode_run
 from memstore.disk.record import WriteId
 from memstore.disk.signature import Signature
-from memstore.errors import CorruptMemory, DocumentNotFound, NewerFormat
+from memstore.errors import CorruptMemory, DocumentNotFound, InvalidConfig, NewerFormat
 
 FORMAT = 2
+_MOST = 4096  # documents whose writes are remembered
+
+
+class _Description(msgspec.Struct):
+    """What a memory says of itself."""
+
+    format: Positive
+    signature: dict[str, Any]
+    codec: str
+    created: Amount
+    quota: Count | None
 
 
 class TokenPart(NamedTuple):
@@ -73,20 +87,26 @@ class Catalog:
         """Read the memory's own row. Raises NewerFormat, CorruptMemory."""
         self.database = database
         with database.read() as txn:
-            row = self._unpack(txn.get_checked("meta", b"memory"), "its own description")
-        if row.get("format", 0) > FORMAT:
+            row = self._description(txn)
+        if isinstance(row.get("format"), int) and row["format"] > FORMAT:
             raise NewerFormat(
                 f"{database.path} is in format {row['format']}, this version reads up to {FORMAT}; "
                 "update memstore"
             )
-        self.signature = Signature.from_dict(row["signature"])
-        self.blocks = BlockTable(self.signature, row["codec"])
+        try:
+            known = typed(row, _Description)
+            self.signature = Signature.from_dict(known.signature)
+            self.blocks = BlockTable(self.signature, known.codec)
+        except (ValueError, InvalidConfig) as error:
+            raise CorruptMemory(
+                f"{database.path}: its own description is damaged ({error}); restore it from a copy"
+            ) from error
         # of each document: its row as it was read last, and the writes that it tells of
         self._writes: dict[int, tuple[bytes, tuple[Write, ...]]] = {}
-        if row["format"] < FORMAT:
+        if known.format < FORMAT:
             database.before_write = self._raise_format
-        self.created: float = row["created"]
-        database.limit = row["quota"]
+        self.created = known.created
+        database.limit = known.quota
 
     @classmethod
     def create(
@@ -148,7 +168,7 @@ class Catalog:
         """Change the quota, for good. A file already larger stays as it is and does not grow."""
 
         def change(txn: Transaction) -> None:
-            row = self._unpack(txn.get_checked("meta", b"memory"), "its own description")
+            row = self._description(txn)
             txn.put_checked("meta", b"memory", msgpack.packb({**row, "quota": quota}))
 
         self.database.write(change, beyond_limit=True)
@@ -158,7 +178,7 @@ class Catalog:
 
     def _raise_format(self, txn: Transaction) -> None:
         """What is written in this transaction is of a format that older versions cannot read."""
-        row = self._unpack(txn.get_checked("meta", b"memory"), "its own description")
+        row = self._description(txn)
         if row["format"] < FORMAT:
             txn.put_checked("meta", b"memory", msgpack.packb({**row, "format": FORMAT}))
 
@@ -166,9 +186,8 @@ class Catalog:
         """The next document id, never given out before (unless the transaction is not
         committed).
         """
-        number: int = self._unpack(
-            txn.get_checked("meta", b"next_document"), "its count of documents"
-        )
+        value = txn.get_checked("meta", b"next_document")
+        number = self._unpack(value, Count, "its count of documents")
         txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
         return number
 
@@ -178,6 +197,10 @@ class Catalog:
             self._document(read_document_key(key), value)
             for key, value in txn.scan_checked("documents", document_key(1))
         ]
+
+    def changes(self, txn: Transaction) -> Changes:
+        """Whose rows changed last."""
+        return read_changes(txn)
 
     def document(self, txn: Transaction, which: str | int) -> Document:
         """One document by id, or by name if it is ready or being read for the first time. Raises
@@ -219,6 +242,8 @@ class Catalog:
         if row != value:
             known = self.row(txn, document)
             writes = () if known is None else known.writes
+            if len(self._writes) >= _MOST:
+                self._writes.clear()  # documents that are gone, too
             self._writes[document] = value, writes
         return writes
 
@@ -226,6 +251,8 @@ class Catalog:
         """Write a document's row, new or changed."""
         row = asdict(document)
         txn.put_checked("documents", document_key(row.pop("id")), msgpack.packb(row))
+        if document.id:  # the prefix is in no listing
+            note_change(txn, document.id)
 
     def delete_document(self, txn: Transaction, document: int) -> int:
         """Delete a document's blocks, landmark keys, tokens and row; return the record bytes that
@@ -237,6 +264,8 @@ class Catalog:
         freed = self.blocks.delete(txn, document)
         for table in ("landmarks", "tokens", "documents"):
             txn.delete_range(table, *document_range(document))
+        if document:
+            note_change(txn, document)
         return freed
 
     def truncate_document(
@@ -298,6 +327,10 @@ class Catalog:
             start = low
         for key, value in txn.scan_checked("tokens", start, high):
             part_first = read_tokens_key(key)[1]
+            if len(value) < 12 or len(value) % 4:
+                raise CorruptMemory(
+                    f"tokens of document {document} have an impossible length; run verify"
+                )
             ids = np.frombuffer(value, dtype="<u4", offset=8).astype(np.int64)
             if part_first + len(ids) > first:
                 yield TokenPart(part_first, int.from_bytes(value[:8], "little"), ids)
@@ -397,10 +430,25 @@ class Catalog:
             )
         return Prefix(self.tokens(txn, 0), row.writes[0].id, layers)
 
-    def _unpack(self, value: bytes | None, what: str) -> Any:
+    def _description(self, txn: Transaction) -> dict[str, Any]:
+        value = txn.get_checked("meta", b"memory")
+        return self._unpack(value, dict[str, Any], "its own description")
+
+    def _unpack(self, value: bytes | None, form: type[T], what: str) -> T:
         if value is None:
             raise CorruptMemory(f"{self.database.path} lacks {what}; restore it from a copy")
-        return msgpack.unpackb(value)
+        try:
+            return unpack(value, form)
+        except ValueError as error:
+            raise CorruptMemory(
+                f"{self.database.path}: {what} is damaged ({error}); restore it from a copy"
+            ) from error
 
     def _document(self, number: int, value: bytes) -> Document:
-        return document_from_row({**msgpack.unpackb(value), "id": number})
+        try:
+            return Document.unpack(number, value)
+        except ValueError as error:
+            raise CorruptMemory(
+                f"{self.database.path}: the row of document {number} is damaged ({error}); run "
+                "verify --repair"
+            ) from error

@@ -2,9 +2,24 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, NamedTuple
 
+from msgspec import Meta
+
+from memstore.decode import (
+    Amount,
+    Block,
+    Count,
+    Layer,
+    Line,
+    Packed,
+    Positive,
+    Share,
+    check_plain,
+    typed,
+    unpack,
+)
 from memstore.disk import format1
 from memstore.disk.record import WriteId
 from memstore.disk.signature import Signature
@@ -12,13 +27,14 @@ from memstore.disk.signature import Signature
 # "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
 # take the place of the ready document of its name
 State = Literal["ingesting", "ready", "importing", "replacing"]
+_LATEST = 253_402_214_400  # the end of the year 9999, in seconds
 
 
 class Write(NamedTuple):
     """One of the writes that a document was made by: its first, or an append."""
 
-    first: int  # block
-    id: WriteId
+    first: Block
+    id: Annotated[WriteId, Meta(min_length=16, max_length=16)]
 
 
 def write_of(writes: Sequence[Write], block: int) -> WriteId | None:
@@ -33,13 +49,13 @@ def write_of(writes: Sequence[Write], block: int) -> WriteId | None:
 class IngestSettings:
     """How a document is read; a resumed ingest, and an append, must use the same."""
 
-    chunk_blocks: int
-    top_k: int
-    cmt_cutoff: float = 0.0
+    chunk_blocks: Positive
+    top_k: Block
+    cmt_cutoff: Share = 0.0
     retrieve: bool = False  # attend to retrieved blocks, and not to the latest ones alone
-    granularity: str | None = None  # of retrieving, as the next two
-    score_range: float | None = None
-    recency: float = 0.0
+    granularity: Line | None = None  # of retrieving, as the next two
+    score_range: Amount | None = None
+    recency: Amount = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,18 +66,18 @@ class Document:
     ready.
     """
 
-    id: int  # 1, 2, ...; never reused
-    name: str
+    id: Annotated[int, Meta(ge=0, lt=1 << 62)]  # 1, 2, ...; never reused
+    name: Line
     state: State
-    tokens: int = 0  # content tokens
-    blocks: int = 0
-    bytes: int = 0  # record bytes
-    source_hash: str = ""
+    tokens: Count = 0  # content tokens
+    blocks: Block = 0
+    bytes: Count = 0  # record bytes
+    source_hash: Line = ""
     metadata: dict[str, Any] = field(default_factory=dict)
-    created: float = 0.0  # seconds since 1970
+    created: Annotated[float, Meta(ge=0, le=_LATEST)] = 0.0  # seconds since 1970
     settings: IngestSettings = IngestSettings(chunk_blocks=1, top_k=0)
-    appended_to: int = 0  # tokens that it had before it was last appended to
-    layers: tuple[int, ...] | None = None  # that are stored; None for all of the signature
+    appended_to: Count = 0  # tokens that it had before it was last appended to
+    layers: tuple[Layer, ...] | None = None  # that are stored; None for all of the signature
     # in order of blocks; empty for a document of format 1, which has those since then
     writes: tuple[Write, ...] = ()
 
@@ -78,14 +94,40 @@ class Document:
         """The layers that are stored."""
         return list(range(signature.num_layers)) if self.layers is None else sorted(self.layers)
 
+    def first_blocks(self, signature: Signature) -> dict[int, int]:
+        """The first block that is stored of each layer: of layers without memory only those are
+        kept that reading on needs.
+        """
+        chunk = self.settings.chunk_blocks
+        boundary = self.tokens // (chunk * signature.block_size) * chunk
+        kept = max(0, boundary - self.settings.top_k)
+        return {
+            layer: 0 if layer in signature.memory_layers else kept
+            for layer in self.layers_of(signature)
+        }
 
-def document_from_row(row: dict[str, Any]) -> Document:
-    """The document whose fields a row has, as `asdict` or format 1 wrote them. Raises TypeError,
-    KeyError.
-    """
-    row = format1.upgrade_row(row)
-    row["settings"] = IngestSettings(**row["settings"])
-    row["writes"] = tuple(Write(*write) for write in row["writes"])
-    if row["layers"] is not None:
-        row["layers"] = tuple(row["layers"])
-    return Document(**row)
+    @classmethod
+    def unpack(cls, number: int, row: Packed) -> "Document":
+        """The document of this number and packed row, of format 1 or 2. Raises ValueError."""
+        return cls.decode(unpack(row, dict[str, Any]) | {"id": number})
+
+    @classmethod
+    def decode(cls, row: dict[str, Any]) -> "Document":
+        """The document whose fields a row has, as `asdict` or format 1 wrote them. Raises
+        ValueError for what no document is like.
+        """
+        row = format1.upgrade_row(row)
+        unknown = row.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            raise ValueError(f"a document has no {min(unknown)!r}")
+        document = typed(row, cls)
+        check_plain(document.metadata, "metadata")
+        if "\0" in document.name or (document.id and not document.name):
+            raise ValueError("a document has no name, or a zero character in it")
+        for what, values in (
+            ("writes", [write.first for write in document.writes]),
+            ("layers", list(document.layers or ())),
+        ):
+            if values != sorted(set(values)):
+                raise ValueError(f"{what} are not in order: {values[:10]}")
+        return document

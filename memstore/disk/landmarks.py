@@ -7,11 +7,18 @@ raw bits; in format 1, whose keys are a byte shorter, the raw bits alone.
 from typing import Any, NamedTuple
 
 import msgpack
+import msgspec
 import numpy as np
 
 from memstore.block import Geometry
+from memstore.decode import Positive, typed
 from memstore.disk.keys import read_landmarks_key
 from memstore.errors import CorruptMemory
+
+# blocks whose landmark keys share one value: few values to open, little to write again at a commit
+LANDMARK_RUN = 256
+
+_MOST_HEADER = 1024  # bytes
 
 
 class LandmarkRun(NamedTuple):
@@ -44,20 +51,33 @@ def decode_run(key: bytes, value: bytes, geometry: Geometry) -> LandmarkRun:
     start, per_block = 0, 1
     what = f"document {document}, layer {layer}, block {first_block}"
     if not old:
-        unpacker = msgpack.Unpacker(max_buffer_size=len(value))
-        unpacker.feed(value)
-        header, start = unpacker.unpack(), unpacker.tell()
-        per_block = header.get("per_block", 0)
-        if header != _header(geometry, per_block) or per_block < 1:
+        try:
+            unpacker = msgpack.Unpacker(max_buffer_size=_MOST_HEADER, max_array_len=8)
+            unpacker.feed(value[:_MOST_HEADER])
+            values, start = unpacker.unpack(), unpacker.tell()
+            header = typed(values, _Header)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise CorruptMemory(
+                f"{what}: no landmark keys ({error}); update memstore, or run verify"
+            ) from error
+        per_block = header.per_block
+        if values != _header(geometry, per_block):
             raise CorruptMemory(
                 f"{what}: expected landmark keys {geometry.dtype} {[heads, dim]}, found "
-                f"{header}; update memstore, or run verify"
+                f"{values}; update memstore, or run verify"
             )
     size = len(value) - start
     if not size or size % (per_block * heads * dim * itemsize):
         raise CorruptMemory(f"landmark keys of {what} have an impossible length; run verify")
     keys = np.frombuffer(value, f"<i{itemsize}", offset=start).reshape(-1, heads, dim)
     return LandmarkRun(document, layer, first_block, keys, per_block)
+
+
+class _Header(msgspec.Struct):
+    kind: str
+    dtype: str
+    shape: tuple[int, int]
+    per_block: Positive
 
 
 def _header(geometry: Geometry, per_block: int) -> dict[str, Any]:

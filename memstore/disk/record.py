@@ -130,6 +130,8 @@ class RecordForm:
                 f"it holds {held.dtype} {held.shape}, not {self.geometry.dtype} "
                 f"{self.geometry.shape}",
             )
+        if not 1 <= length <= rows:
+            raise damaged(key, f"{length} tokens in a block of {rows}")
         if signature != self.signature:
             raise damaged(key, "it is a record of another model's memory")
         made_by, block, layer = _OWN.unpack_from(record, _FIXED.size)

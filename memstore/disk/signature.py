@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from memstore.block import KV_DTYPES, Geometry
+from memstore.decode import Layer, Line, Positive, check_plain, typed
 from memstore.errors import InvalidConfig
 
 
@@ -16,16 +17,16 @@ class Signature:
     KV geometry.
     """
 
-    weights: str  # hex digest of the weights
-    tokenizer: str  # hex digest of the tokenizer
+    weights: Line  # hex digest of the weights
+    tokenizer: Line  # hex digest of the tokenizer
     # what shapes keys and values: layers, RoPE, norms, block size; plain JSON values
     architecture: dict[str, Any]
     kv_dtype: str  # "float32" | "float16" | "bfloat16"
-    num_layers: int
-    memory_layers: tuple[int, ...]  # layers whose landmarks are indexed
-    num_kv_heads: int
-    head_dim: int
-    block_size: int  # content tokens of a block
+    num_layers: Layer
+    memory_layers: tuple[Layer, ...]  # layers whose landmarks are indexed
+    num_kv_heads: Layer
+    head_dim: Positive
+    block_size: Positive  # content tokens of a block
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV_DTYPES:
@@ -35,6 +36,8 @@ class Signature:
         for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not set(self.memory_layers) <= set(range(self.num_layers)):
+            raise InvalidConfig(f"memory layers {self.memory_layers} of {self.num_layers} layers")
 
     @property
     def geometry(self) -> Geometry:
@@ -55,8 +58,15 @@ class Signature:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The signature that `to_dict` was taken of."""
-        return cls(**{**values, "memory_layers": tuple(values["memory_layers"])})
+        """The signature that `to_dict` was taken of. Raises InvalidConfig."""
+        try:
+            check_plain(typed(values, dict[str, Any]).get("architecture"), "architecture")
+            unknown = values.keys() - {f.name for f in fields(cls)}
+            if unknown:
+                raise ValueError(f"a signature has no {min(unknown)!r}")
+            return typed(values, cls)
+        except (ValueError, InvalidConfig) as error:
+            raise InvalidConfig(f"no signature of a model: {error}") from error
 
     def difference(self, other: "Signature") -> list[str]:
         """What differs, in words, one entry a field; empty when a memory of the one serves the

@@ -12,9 +12,10 @@ from memstore.block import RecordKey
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, State
+from memstore.disk.landmarks import LANDMARK_RUN
 from memstore.store.chunk import Chunk, StoredLayers
 from memstore.store.encode import Encoder
-from memstore.store.landmark_runs import LANDMARK_RUN, LandmarkRuns, run_of
+from memstore.store.landmark_runs import LandmarkRuns, run_of
 from memstore.tiers.raw_bits import raw_view
 
 

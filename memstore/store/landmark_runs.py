@@ -10,12 +10,10 @@ from torch import Tensor
 
 from memstore.disk.catalog import Catalog
 from memstore.disk.document import Document
+from memstore.disk.landmarks import LANDMARK_RUN
 from memstore.errors import CorruptMemory
 from memstore.store.chunk import Chunk
 from memstore.tiers.raw_bits import from_raw, torch_dtype
-
-# blocks whose landmark keys share one value: few values to open, little to write again at a commit
-LANDMARK_RUN = 256
 
 
 def run_of(block: int) -> int:

@@ -8,20 +8,23 @@ anything.
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
+import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from memstore.block import RecordKey
+from memstore.decode import Block, Count, Layer, Positive, unpack
+from memstore.disk.blocks import BlockTable, is_finite
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
-from memstore.disk.document import Document, document_from_row
-from memstore.disk.files import NO_SPACE, storage_full
+from memstore.disk.document import Document
+from memstore.disk.files import NO_SPACE, replacement, storage_full
+from memstore.disk.landmarks import LANDMARK_RUN
 from memstore.disk.signature import Signature
 from memstore.errors import (
     CorruptBlock,
@@ -38,9 +41,42 @@ BATCH_BYTES = 16 << 20
 _LARGEST_FRAME = 1 << 30
 
 
-class _Frame(NamedTuple):
-    kind: str
-    payload: Any
+class _Version(msgspec.Struct):
+    magic: str
+    format: Positive
+
+
+class _Head(_Version):
+    signature: dict[str, Any]
+    document: dict[str, Any]
+
+
+class _Tokens(NamedTuple):
+    first: Count
+    char_start: Count
+    ids: bytes  # u32 each
+
+
+class _Landmarks(NamedTuple):
+    layer: Layer
+    first_block: Block
+    keys: bytes  # as in the memory
+    per_block: Positive = 1
+
+
+class _Record(NamedTuple):
+    block: Block
+    layer: Layer
+    data: bytes
+
+
+_FORMS: dict[str, type[_Tokens | _Landmarks | _Record]] = {
+    "tokens": _Tokens,
+    "landmarks": _Landmarks,
+    "record": _Record,
+}
+_KINDS = {form: kind for kind, form in _FORMS.items()}
+_Part = _Tokens | _Landmarks | _Record
 
 
 def export_document(catalog: Catalog, document: Document, file: Path) -> int:
@@ -49,60 +85,77 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
 
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
-    part = file.with_name(file.name + ".part")
     try:
-        with open(part, "wb") as out:
-            number = 0
-            tally = _Tally(catalog.signature, document)
-            for number, frame in enumerate(_document_frames(catalog, document)):
-                tally.count(frame)
-                out.write(_pack(number, frame))
-            if not tally.is_all_of(document):
-                raise CorruptMemory(f"a part of document {document.name!r} is missing; run verify")
-            out.write(_pack(number + 1, _Frame("end", number + 2)))
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, file)
+        with replacement(file) as out:
+            if file.is_file():  # as private as the file whose place it takes
+                os.fchmod(out.fileno(), file.stat().st_mode & 0o777)
+            order = _Order(catalog.signature, catalog.blocks, document)
+            head = {
+                "magic": MAGIC,
+                "format": FORMAT,
+                "signature": catalog.signature.to_dict(),
+                "document": asdict(document),
+            }
+            out.write(_pack(0, "head", head))
+            number = 1
+            for number, part_of in enumerate(_stored(catalog, document), 1):
+                order.add(part_of)
+                out.write(_pack(number, _KINDS[type(part_of)], part_of))
+            order.end()
+            out.write(_pack(number + 1, "end", number + 2))
+    except ValueError as error:
+        raise CorruptMemory(
+            f"a part of document {document.name!r} is missing ({error}); run verify"
+        ) from error
     except OSError as error:
         if error.errno in NO_SPACE:
             raise storage_full(file, error.strerror) from error
         raise InvalidInput(
             f"{file} could not be written ({error.strerror}); name another file"
         ) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
     return file.stat().st_size
 
 
-def _document_frames(catalog: Catalog, document: Document) -> Iterator[_Frame]:
-    head = {
-        "magic": MAGIC,
-        "format": FORMAT,
-        "signature": catalog.signature.to_dict(),
-        "document": asdict(document),
-    }
-    yield _Frame("head", head)
+def _stored(catalog: Catalog, document: Document) -> Iterator[_Part]:
     # one snapshot, so that the file is one state of the document
     with catalog.database.read() as txn:
         for part in catalog.token_parts(txn, document.id):
-            yield _Frame("tokens", [part.first, part.char_start, part.ids.astype("<u4").tobytes()])
+            yield _Tokens(part.first, part.char_start, part.ids.astype("<u4").tobytes())
         for run in catalog.landmarks(txn, document.id):
-            yield _Frame(
-                "landmarks", [run.layer, run.first_block, run.keys.tobytes(), run.per_block]
-            )
+            yield _Landmarks(run.layer, run.first_block, run.keys.tobytes(), run.per_block)
         for key, data in catalog.blocks.walk(txn, document.id):
-            catalog.blocks.check(data, key, document.write_of(key.block))
-            yield _Frame("record", [key.block, key.layer, bytes(data)])
+            yield _Record(key.block, key.layer, bytes(data))
 
 
 def read_head(file: Path) -> tuple[Signature, Document]:
     """The signature and the document's row in an exported file. Raises InvalidInput,
     NewerFormat.
     """
-    for frame in _frames(file):
-        return _read_head(frame, file)
-    raise _damaged(file, "it is empty")
+    for _, payload in _frames(file):
+        try:
+            version = unpack(payload, _Version)
+            if version.magic != MAGIC:
+                break
+            if version.format > FORMAT:
+                raise NewerFormat(
+                    f"{file} is in export format {version.format}, this version reads up to "
+                    f"{FORMAT}; update memstore"
+                )
+            head = unpack(payload, _Head)
+            return Signature.from_dict(head.signature), Document.decode(head.document)
+        except (ValueError, InvalidConfig) as error:
+            raise _damaged(file, f"its head is not understood: {error}") from error
+    raise _damaged(file, "it does not begin like one")
+
+
+def check_export(file: Path) -> tuple[Signature, Document]:
+    """Read all of an exported file; the signature and the document's row. Raises InvalidInput,
+    NewerFormat.
+    """
+    signature, document = read_head(file)
+    for _ in _parts(file, signature, BlockTable(signature, "raw"), document):
+        pass
+    return signature, document
 
 
 def import_document(catalog: Catalog, file: Path, name: str) -> Document:
@@ -113,7 +166,14 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     StorageFull; the memory is as it was.
     """
     database = catalog.database
-    original = _check(catalog, file)
+    signature, original = read_head(file)
+    differences = catalog.signature.difference(signature)
+    if differences:
+        raise WrongModel(
+            f"{file} was written by another model than {database.path}: {'; '.join(differences)}"
+        )
+    for _ in _parts(file, catalog.signature, catalog.blocks, original):
+        pass  # all of it is right, before anything is written
     imported = replace(original, name=name)
     if original.write_of(0) is None:  # records of format 1, which are made anew
         (write,) = original.begin_write(0).writes
@@ -134,12 +194,11 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     number = database.write(begin).id
     done = False
     try:
-        batch: list[_Frame] = []
+        batch: list[_Part] = []
         size = 0
-        for frame in _frames(file):
-            if frame.kind in ("tokens", "landmarks", "record"):
-                batch.append(frame)
-                size += len(frame.payload[2])
+        for part in _parts(file, catalog.signature, catalog.blocks, original):
+            batch.append(part)
+            size += len(part[2])
             if size >= BATCH_BYTES:
                 database.write(lambda txn: _store(txn, catalog, original, imported, number, batch))  # noqa: B023 (runs now)
                 batch, size = [], 0
@@ -169,107 +228,158 @@ def _store(
     original: Document,
     imported: Document,
     number: int,
-    batch: list[_Frame],
+    batch: list[_Part],
 ) -> None:
     geometry = catalog.signature.geometry
     bits, shape = f"<i{geometry.itemsize}", (-1, geometry.num_kv_heads, geometry.head_dim)
-    for kind, (first, second, data, *per_block) in batch:
-        if kind == "tokens":
-            catalog.put_tokens(txn, number, first, second, np.frombuffer(data, dtype="<u4"))
-        elif kind == "landmarks":
-            keys = np.frombuffer(data, bits).reshape(shape)
-            catalog.put_landmarks(txn, number, first, second, keys, *per_block)
+    for part in batch:
+        if isinstance(part, _Tokens):
+            ids = np.frombuffer(part.ids, dtype="<u4")
+            catalog.put_tokens(txn, number, part.first, part.char_start, ids)
+        elif isinstance(part, _Landmarks):
+            keys = np.frombuffer(part.keys, bits).reshape(shape)
+            catalog.put_landmarks(txn, number, part.layer, part.first_block, keys)
         else:
-            key, write = RecordKey(original.id, first, second), imported.write_of(first)
-            if original.write_of(first) is None and write is not None:
+            block, layer, data = part
+            key, write = RecordKey(original.id, block, layer), imported.write_of(block)
+            if original.write_of(block) is None and write is not None:
                 data = catalog.blocks.from_format1(data, key, write)
             catalog.blocks.put(txn, key._replace(document=number), data)
 
 
-def _check(catalog: Catalog, file: Path) -> Document:
-    """Read the whole file; return the document's row if it is whole and of this model."""
-    signature, document = read_head(file)
-    differences = catalog.signature.difference(signature)
-    if differences:
-        raise WrongModel(
-            f"{file} was written by another model than {catalog.database.path}: "
-            f"{'; '.join(differences)}"
-        )
-    tally = _Tally(signature, document)
-    try:
-        for frame in _frames(file):
-            tally.count(frame)
-            if frame.kind == "record":
-                block, layer, data = frame.payload
-                key = RecordKey(document.id, block, layer)
-                catalog.blocks.check(data, key, document.write_of(block))
-    except CorruptBlock as error:
-        raise _damaged(file, str(error)) from error
-    if not tally.is_all_of(document):
-        raise _damaged(file, "it does not hold all of its document")
-    return document
-
-
-class _Tally:
-    """Is a stream of frames all of a document? Frames come in order, so nothing is missing where
-    the ends are right.
+def _parts(
+    file: Path, signature: Signature, blocks: BlockTable, document: Document
+) -> Iterator[_Part]:
+    """What a file holds of its document, each part checked. Raises InvalidInput, at the latest at
+    the end, where a memory could not use it all.
     """
+    vocabulary = signature.architecture.get("vocab_size")
+    most = vocabulary if isinstance(vocabulary, int) else 1 << 32
+    try:
+        order = _Order(signature, blocks, document)
+        for number, (kind, payload) in enumerate(_frames(file)):
+            if number == 0:
+                continue  # the head
+            if kind not in _FORMS:
+                raise ValueError("a frame has another form")
+            part = unpack(payload, _FORMS[kind])
+            order.add(part)
+            if isinstance(part, _Tokens):
+                if int(np.frombuffer(part.ids, "<u4").max()) >= most:
+                    raise ValueError(f"it has tokens beyond the vocabulary of {most}")
+            elif isinstance(part, _Landmarks):
+                if part.per_block != 1:
+                    raise ValueError(f"it has {part.per_block} landmark keys a block")
+                keys = np.frombuffer(part.keys, f"<i{signature.geometry.itemsize}")
+                if not is_finite(keys, signature.kv_dtype):
+                    raise ValueError("it has landmark keys that are not finite")
+            else:
+                key = RecordKey(document.id, part.block, part.layer)
+                blocks.check_numbers(part.data, key, document.write_of(part.block))
+            yield part
+        order.end()
+    except (ValueError, CorruptBlock) as error:
+        raise _damaged(file, str(error)) from error
 
-    def __init__(self, signature: Signature, document: Document) -> None:
+
+class _Order:
+    """Are these the parts of a whole document, in order? Raises ValueError where they are not."""
+
+    def __init__(self, signature: Signature, blocks: BlockTable, document: Document) -> None:
+        self._document, self._blocks, self._size = document, blocks, signature.block_size
+        layers = {*document.layers_of(signature)}
+        _expect(document.state == "ready" and document.id > 0, "it is not ready")
+        _expect(document.blocks == -(-document.tokens // self._size), "its blocks are not counted")
+        _expect(document.appended_to <= document.tokens, "more was appended to than there is")
+        _expect(
+            all(write.first <= document.blocks for write in document.writes),
+            "it has a write behind its end",
+        )
+        _expect(
+            {*signature.memory_layers} <= layers <= {*range(signature.num_layers)},
+            "it has other layers than its model",
+        )
         geometry = signature.geometry
         self._key_bytes = geometry.num_kv_heads * geometry.head_dim * geometry.itemsize
-        self._tokens = 0
-        layers = {*signature.memory_layers} & {*document.layers_of(signature)}
-        self._landmarks, self._blocks = dict.fromkeys(layers, 0), dict.fromkeys(layers, 0)
-        self._in_order = True
-
-    def count(self, frame: _Frame) -> None:
-        if frame.kind == "tokens":
-            first, _, ids = frame.payload
-            self._in_order &= first == self._tokens
-            self._tokens += len(ids) // 4
-        elif frame.kind == "landmarks" and frame.payload[0] in self._landmarks:
-            layer, first, keys, *per_block = frame.payload
-            self._in_order &= first == self._landmarks[layer]
-            self._landmarks[layer] += len(keys) // (self._key_bytes * (per_block or [1])[0])
-        elif frame.kind == "record" and frame.payload[1] in self._blocks:
-            block, layer, _ = frame.payload
-            self._in_order &= block == self._blocks[layer]
-            self._blocks[layer] += 1
-
-    def is_all_of(self, document: Document) -> bool:
-        ends = {*self._blocks.values(), *self._landmarks.values()}
-        return self._in_order and self._tokens == document.tokens and ends <= {document.blocks}
-
-
-def _read_head(frame: _Frame, file: Path) -> tuple[Signature, Document]:
-    head = frame.payload
-    if frame.kind != "head" or not isinstance(head, dict) or head.get("magic") != MAGIC:
-        raise _damaged(file, "it does not begin like one")
-    if head["format"] > FORMAT:
-        raise NewerFormat(
-            f"{file} is in export format {head['format']}, this version reads up to {FORMAT}; "
-            "update memstore"
+        self._tokens = self._characters = 0
+        self._first = document.first_blocks(signature)
+        self._landmarks = dict.fromkeys(self._first, 0)
+        self._records = (
+            (block, layer)
+            for block in range(min(self._first.values(), default=0), document.blocks)
+            for layer, first in self._first.items()
+            if block >= first
         )
-    try:
-        return Signature.from_dict(head["signature"]), document_from_row(head["document"])
-    except (TypeError, KeyError, InvalidConfig) as error:
-        raise _damaged(file, f"its head is not understood: {error}") from error
+
+    def add(self, part: _Part) -> None:
+        """The next part. Raises CorruptBlock too."""
+        document = self._document
+        if isinstance(part, _Tokens):
+            count, rest = divmod(len(part.ids), 4)
+            _expect(part.first == self._tokens and count and not rest, "tokens are missing")
+            _expect(part.char_start >= self._characters, "its characters are not in order")
+            self._tokens += count
+            self._characters = part.char_start
+            _expect(self._tokens <= document.tokens, "there are more tokens than its row says")
+        elif isinstance(part, _Landmarks):
+            count, rest = divmod(len(part.keys), self._key_bytes * part.per_block)
+            layer, first, end = part.layer, part.first_block, part.first_block + count
+            at = self._landmarks.get(layer)
+            _expect(at is not None and count and not rest, f"landmark keys of layer {layer}")
+            _expect(
+                first == at or (not at and first <= self._first[layer]),
+                f"landmark keys of layer {layer} are missing before block {first}",
+            )
+            # An append writes the last run anew, by its first block.
+            whole = first % LANDMARK_RUN == 0 and count <= LANDMARK_RUN
+            last = end == document.blocks
+            _expect(
+                whole and (last or (count == LANDMARK_RUN and end < document.blocks)),
+                f"landmark keys of layer {layer} from block {first} on are not one run",
+            )
+            self._landmarks[layer] = end
+        else:
+            block, layer, data = part
+            _expect(
+                next(self._records, None) == (block, layer),
+                f"a record before block {block}, layer {layer} is missing, or it is one too many",
+            )
+            key = RecordKey(document.id, block, layer)
+            length = self._blocks.check(data, key, document.write_of(block))
+            right = min(self._size, document.tokens - block * self._size)
+            _expect(length == right, f"block {block} has {length} tokens instead of {right}")
+
+    def end(self) -> None:
+        """Nothing follows."""
+        document = self._document
+        _expect(self._tokens == document.tokens, "it does not hold all of its tokens")
+        ends = {*self._landmarks.values()}
+        _expect(ends <= {document.blocks}, "it does not hold all of its landmark keys")
+        _expect(next(self._records, None) is None, "it does not hold all of its records")
 
 
-def _pack(number: int, frame: _Frame) -> bytes:
-    payload = msgpack.packb(frame.payload)
-    packed: bytes = msgpack.packb([frame.kind, payload, _digest(number, frame.kind, payload)])
+def _expect(right: object, otherwise: str) -> None:
+    if not right:
+        raise ValueError(otherwise)
+
+
+def _pack(number: int, kind: str, payload: Any) -> bytes:
+    data = msgpack.packb(payload)
+    packed: bytes = msgpack.packb([kind, data, _digest(number, kind, data)])
     return packed
 
 
-def _frames(file: Path) -> Iterator[_Frame]:
-    """Every frame before the end, checked. Raises InvalidInput for anything but a whole, undamaged
-    file.
+def _frames(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Kind and payload of every frame before the end, checked; the first is the head. Raises
+    InvalidInput for anything but a whole, undamaged file.
     """
     try:
+        if file.exists() and not file.is_file():
+            raise ValueError("it is no file")
         with open(file, "rb") as source:
-            unpacker = msgpack.Unpacker(source, max_buffer_size=_LARGEST_FRAME)
+            unpacker = msgpack.Unpacker(
+                source, max_buffer_size=_LARGEST_FRAME, max_array_len=3, max_map_len=0
+            )
             ended = False
             for number, frame in enumerate(unpacker):
                 if ended:
@@ -281,11 +391,14 @@ def _frames(file: Path) -> Iterator[_Frame]:
                 kind, payload, digest = frame
                 if digest != _digest(number, kind, payload):
                     raise ValueError(f"the checksum of frame {number} does not match")
-                content = msgpack.unpackb(payload)
+                if (kind == "head") != (number == 0):
+                    raise ValueError("it does not begin like one")
                 if kind == "end":
-                    ended = True
+                    ended = unpack(payload, int) == number + 1
+                    if not ended:
+                        raise ValueError("its end counts other frames")
                     continue
-                yield _Frame(kind, content)
+                yield kind, payload
             if not ended:
                 raise ValueError("it is truncated")
             if unpacker.tell() != os.fstat(source.fileno()).st_size:

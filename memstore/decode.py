@@ -1,0 +1,76 @@
+"""What files hold, decoded into typed values with ranges: exports, rows, headers, settings.
+
+Nothing that a file says is used before it has passed here. A form is any type that msgspec knows;
+bounds stand in it as `Annotated[int, Meta(ge=..., lt=...)]`. A bound excludes NaN.
+"""
+
+import math
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+T = TypeVar("T")
+Packed = bytes | memoryview
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]  # of tokens, characters, bytes
+Block = Annotated[int, Meta(ge=0, lt=1 << 32)]  # as keys hold them
+Layer = Annotated[int, Meta(ge=0, lt=1 << 16)]
+Positive = Annotated[int, Meta(ge=1, lt=1 << 31)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Amount = Annotated[float, Meta(ge=0, le=1e300)]  # finite
+Line = Annotated[str, Meta(max_length=4096)]
+
+_MOST_PLAIN, _DEPTH = 10_000, 4
+
+
+def unpack(data: Packed, form: type[T]) -> T:
+    """Msgpack as a value of this form. Raises ValueError, which says what is wrong and where."""
+    try:
+        return msgspec.msgpack.decode(data, type=form)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def from_json(text: str | bytes, form: type[T]) -> T:
+    """JSON as a value of this form. Raises ValueError."""
+    try:
+        return msgspec.json.decode(text, type=form)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def typed(value: Any, form: type[T]) -> T:
+    """Plain values as a value of this form. Raises ValueError."""
+    try:
+        return msgspec.convert(value, form)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def check_plain(value: Any, what: str) -> None:
+    """Raises ValueError for a map that is not of JSON's values, has a number that is not finite, or
+    is large or deep.
+    """
+    left = _MOST_PLAIN
+
+    def check(part: Any, depth: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > _DEPTH:
+            raise ValueError(f"{what} is too large, or nested too deep")
+        if isinstance(part, dict):
+            if not all(type(name) is str for name in part):
+                raise ValueError(f"{what} has a name that is not text")
+            for inner in part.values():
+                check(inner, depth + 1)
+        elif isinstance(part, list | tuple):
+            for inner in part:
+                check(inner, depth + 1)
+        elif not (part is None or type(part) in (bool, int, float, str)):
+            raise ValueError(f"{what} holds a {type(part).__name__}")
+        elif type(part) is float and not math.isfinite(part):
+            raise ValueError(f"{what} holds the number {part}")
+
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no map of names to values")
+    check(value, 0)
