@@ -1,6 +1,7 @@
 """Generating from a memory, and how fast that is."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.common.timing import timed
 from memstore import LandmarkModel, MemoryStore
@@ -16,12 +17,12 @@ def generate(
     tokens: int,
     *,
     seed: int = 0,
-    cmt_cutoff: float | None = None,
+    **lookup: Any,
 ) -> tuple[float, dict[str, int]]:
     """Tokens a second while `tokens` are generated after a prompt, and the lookups (token, head,
     layer) done and skipped.
     """
-    with model.session(store, documents, cmt_cutoff=cmt_cutoff) as session:
+    with model.session(store, documents, **lookup) as session:
         state = session.feed(list(prompt))[-1]
         before = (session.attention.lookups.done, session.attention.lookups.skipped)
         seconds, _ = timed(

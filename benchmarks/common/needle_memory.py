@@ -1,6 +1,8 @@
 """Ingesting needles into a memory on disk, and asking for them."""
 
+import argparse
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -13,17 +15,26 @@ from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore, load_model
 from memstore.model import facts as language
 from memstore.model.session import ScratchSession
+from memstore.model.settings import LookupSettings
 from memstore.model.units import Read
 
 _ENDS = ".,;:!?\n"  # what may follow a value
 
 
-def build(directory: Path, settings: dict[str, Any]) -> float:
-    """Ingest everything that `settings` ask for into directory/memory and write the plan; seconds
-    it took.
+def build_settings(
+    options: argparse.Namespace, tasks: Iterable[str], longest: int, **more: Any
+) -> dict[str, Any]:
+    """For `build`: tasks, the longest memory asked for in tokens, and what a benchmark's options
+    say; more: what differs from one fact in 512 tokens of text, with held-out names.
+    """
+    same = {name: getattr(options, name) for name in ("model", "text", "seed", "trials", "threads")}
+    usual = {"in_place": 0, "in_place_length": 0, "split": "held_out", "passage": 512}
+    return same | {"tasks": sorted(tasks), "longest": longest} | usual | more
 
-    settings: model, text, seed, trials, tasks, longest (tokens), in_place, in_place_length, split,
-    passage (tokens), threads; codec, if not the default.
+
+def build(directory: Path, settings: dict[str, Any]) -> float:
+    """Ingest everything that `settings` ask for (see `build_settings`) into directory/memory and
+    write the plan; seconds it took.
     """
     began = time.perf_counter()
     prepare(settings["threads"])
@@ -121,10 +132,7 @@ def ask(
     *,
     trials: int,
     seed: int,
-    top_k: int | None = None,
-    score_range: float | None = None,
-    granularity: str | None = None,
-    cmt_cutoff: float | None = None,
+    **lookup: Any,
 ) -> dict[str, Any] | None:
     """Ask every question of a task against `length` tokens of memory; None if that length cannot be
     asked.
@@ -132,7 +140,8 @@ def ask(
     blocks_read: by all lookups that were done; a block is read by a row that gives it any
     attention.
     """
-    granularity = granularity or model.config.granularity
+    settings = model.lookup.changed(**lookup)
+    one_by_one = settings.granularity != "per_token_per_head"
     replies: list[tuple[Question, Reply]] = []
     lookups = {"done": 0, "skipped": 0}
     blocks_read = 0
@@ -147,32 +156,21 @@ def ask(
         if documents is None:
             return None
         with model.session(
-            store,
-            documents,
-            on_read=count,
-            read_all_rows=True,
-            top_k=top_k,
-            score_range=score_range,
-            granularity=granularity,
-            cmt_cutoff=cmt_cutoff,
+            store, documents, on_read=count, read_all_rows=True, **lookup
         ) as session:
-            replies.append(
-                (
-                    question,
-                    reply(model, session, question, generate=granularity != "per_token_per_head"),
-                )
-            )
+            replies.append((question, reply(model, session, question, generate=one_by_one)))
             lookups["done"] += session.attention.lookups.done
             lookups["skipped"] += session.attention.lookups.skipped
     if not replies:
         return None
-    asked = {"task": task, "length": length, "granularity": granularity}
-    asked |= {
-        "top_k": top_k or model.config.top_k,
-        "score_range": model.config.score_range if score_range is None else score_range,
-        "cmt_cutoff": model.config.cmt_cutoff if cmt_cutoff is None else cmt_cutoff,
-    }
-    return asked | {"lookups": lookups, "blocks_read": blocks_read} | judged(replies, began)
+    counted = {"lookups": lookups, "blocks_read": blocks_read}
+    return asked(task, length, settings) | counted | judged(replies, began)
+
+
+def asked(task: str, length: int, settings: LookupSettings) -> dict[str, Any]:
+    """What was asked, and how memory was looked up."""
+    names = ("granularity", "top_k", "score_range", "cmt_cutoff")
+    return {"task": task, "length": length} | {name: getattr(settings, name) for name in names}
 
 
 def judged(replies: list[tuple[Question, Reply]], began: float) -> dict[str, Any]:
@@ -200,7 +198,7 @@ def streamed(
     grass = model.tokenizer.encode(" " + language.GRASS)
     for _ in range(trials):
         key = str(rng.randint(1, PAPER_KEYS))
-        asked = language.pass_key_question(key)
+        sentence = language.pass_key_question(key)
         if task == "streamed":
             filler = books.run(rng, length).tolist()
         else:
@@ -212,9 +210,6 @@ def streamed(
         prompt = [*head, *filler[:place], *needle, *filler[place:room]]
         with MemoryStore.in_memory(model.signature) as store, model.session(store, []) as session:
             session.feed(prompt)
-            question = Question(task, " " + asked.prompt, asked.answer, [])
+            question = Question(task, " " + sentence.prompt, sentence.answer, [])
             replies.append((question, reply(model, session, question, generate=False)))
-    config = model.config
-    usual = {name: getattr(config, name) for name in ("top_k", "score_range", "granularity")}
-    own = {"task": task, "length": length, **usual, "cmt_cutoff": config.cmt_cutoff}
-    return own | judged(replies, began)
+    return asked(task, length, model.lookup) | judged(replies, began)

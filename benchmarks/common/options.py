@@ -2,11 +2,24 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
+
+
+def add(
+    options: argparse.ArgumentParser, name: str, default: Any = None, about: str = "", **more: Any
+) -> None:
+    """An option of the type that its default has; of a list's items, if that is one."""
+    if isinstance(default, list | tuple):
+        more = {"nargs": "+"} | more
+    kind = type(default[0] if isinstance(default, list | tuple) and default else default)
+    if kind in (int, float, bool) and "type" not in more:
+        more["type"] = kind
+    options.add_argument(name, default=default, help=about or None, **more)
 
 
 def plain_parser(doc: str | None) -> argparse.ArgumentParser:

@@ -1,16 +1,16 @@
 """Tables in markdown, and how numbers look in them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.common.intervals import wilson
 
 
-def table(head: str | Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A markdown table; head: its titles, or "one | line | of them"."""
-    titles = head.split(" | ") if isinstance(head, str) else head
-    cells = [[str(cell) for cell in row] for row in [titles, *rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
+def table(head: str | Sequence[Any], rows: Iterable[str | Sequence[Any]]) -> str:
+    """A markdown table of titles and rows, each its cells or "one | line | of them"."""
+    split = (row.split(" | ") if isinstance(row, str) else row for row in [head, *rows])
+    cells = [[str(cell) for cell in row] for row in split]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |"
         for row in cells

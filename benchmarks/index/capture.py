@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.needle_writer import Writer
-from benchmarks.common.options import load, parser
+from benchmarks.common.options import add, load, parser
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
 from memstore.devices import fast_dtype
@@ -185,12 +185,8 @@ def read_options() -> argparse.Namespace:
     arguments.add_argument(
         "--query-text", nargs="+", required=True, help="files that queries come from; other books"
     )
-    arguments.add_argument(
-        "--landmarks", type=int, default=1 << 20, help="blocks whose landmark keys are captured"
-    )
-    arguments.add_argument(
-        "--sessions", type=int, default=20, help="sessions that queries are taken from"
-    )
+    add(arguments, "--landmarks", 1 << 20, "blocks whose landmark keys are captured", type=int)
+    add(arguments, "--sessions", 20, "sessions that queries are taken from")
     arguments.add_argument("--to", type=Path, required=True, help="directory for what is captured")
     return arguments.parse_args()
 

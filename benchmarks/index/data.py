@@ -1,20 +1,29 @@
-"""What the benchmarks of the index share: captured keys and queries, and indexes over them."""
+"""What the benchmarks of the index share: captured keys and queries, and indexes over them.
+
+Keys and queries are a model's own, as capture.py writes them. Landmarks are dealt out to documents
+of equal length. Of a head's queries the first half, in the order of reading, trains and calibrates
+engines, and the second half is searched with; a measurement draws fresh ones. Times are medians of
+measurements in turns, ratios medians of the ratios within a repeat.
+"""
 
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common.options import plain_parser, prepare
+from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.results import write_part
 from benchmarks.common.tables import tokens_number
 from benchmarks.common.timing import timed
 from memstore.index import Hits, PackedIndex, Scope, make_index
 from memstore.index.faiss_index import FaissIndex
 
+SHARED = (__doc__ or "").partition("\n\n")[2]  # true of each of them
 TOP_K = 4
 ENGINE = "faiss-ivf-sq8"  # what `auto` builds
 KEPT = 2048  # queries of a head that an index keeps to train with
@@ -176,23 +185,34 @@ def ms(seconds: float) -> str:
 
 def index_parser(doc: str | None) -> argparse.ArgumentParser:
     """The options of every benchmark of the index."""
-    options = plain_parser(doc)
+    options = plain_parser(f"{doc}\n{SHARED}")
     options.add_argument("--captured", type=Path, required=True, help="what capture.py wrote")
-    options.add_argument(
+    add(
+        options,
         "--sizes",
-        nargs="+",
+        [1 << 12, 1 << 16, 1 << 20],
+        "landmarks a head; where one size is measured the largest",
         type=tokens_number,
-        default=[1 << 12, 1 << 16, 1 << 20],
-        help="landmarks a head; where one size is measured the largest",
     )
-    options.add_argument("--layer", type=int, help="the layer to search (default: the middle one)")
-    options.add_argument("--documents", type=int, default=1000)
-    options.add_argument(
-        "--queries", type=int, default=256, help="query rows a head that quality is measured with"
-    )
-    options.add_argument("--repeats", type=int, default=15)
-    options.add_argument("--work", type=Path, help="where files are written (default: temporary)")
+    add(options, "--layer", None, "the layer to search (default: the middle one)", type=int)
+    add(options, "--documents", 1000)
+    add(options, "--queries", 256, "query rows a head that quality is measured with")
+    add(options, "--repeats", 15)
+    add(options, "--work", None, "where files are written (default: temporary)", type=Path)
     return options
+
+
+def run(
+    doc: str | None,
+    part: str,
+    measure: Callable[[Data, argparse.Namespace], Any],
+    shown: Callable[[Any], str],
+) -> None:
+    """A benchmark that has no options of its own: measure, print, and write its part of --out."""
+    options = index_parser(doc).parse_args()
+    found = measure(begin(options), options)
+    print(shown(found))
+    write_part(options, part, found)
 
 
 def begin(options: argparse.Namespace) -> Data:

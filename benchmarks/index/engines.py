@@ -5,11 +5,6 @@ mass: the sum of exp(score) of what is found over that of the exact top 4; regre
 score, mean of the 4 (both as attention sees them). One query row a head, and 64. A kind whose build
 would take longer than --build-limit, by its time at the size before, is left out.
 
-Keys and queries are a model's own, as capture.py writes them. Landmarks are dealt out to documents
-of equal length. Of a head's queries the first half, in the order of reading, trains and calibrates
-engines, and the second half is searched with; a measurement draws fresh ones. Times are medians of
-measurements in turns, ratios medians of the ratios within a repeat.
-
     python -m benchmarks.index.engines --captured landmarks/
 """
 
@@ -23,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.common.options import add
 from benchmarks.common.results import plot, write_part
 from benchmarks.common.tables import spread, table, tokens_text
 from benchmarks.common.timing import interleaved, paired_ratio, timed
@@ -136,44 +132,26 @@ def built(
 
 
 def engines_table(at: dict[str, Any]) -> str:
-    head = [
-        "kind",
-        "recall@4",
-        "worst head",
-        "mass",
-        "regret",
-        *(f"{n} row, ms" for n in ROWS),
-        *(f"{n} row / packed" for n in ROWS),
-        "engine asked",
-        "memory MB",
-        "build s",
-        "file MB",
-        "save s",
-        "open s",
-    ]
+    times_of = " | ".join([*(f"{n} row, ms" for n in ROWS), *(f"{n} row / packed" for n in ROWS)])
+    head = (
+        f"kind | recall@4 | worst head | mass | regret | {times_of} | engine asked | "
+        "memory MB | build s | file MB | save s | open s"
+    )
     lines = []
     for kind, row in at["kinds"].items():
-        of_engine = ["-"] * 4
+        of_engine = "- | - | - | -"
         if "build_seconds" in row:
-            of_engine = [
-                f"{row['build_seconds']:.2f}",
-                f"{row['file_bytes'] / 1e6:.1f}",
-                f"{row['save_seconds']:.2f}",
-                f"{row['open_seconds']:.2f}",
-            ]
+            of_engine = (
+                f"{row['build_seconds']:.2f} | {row['file_bytes'] / 1e6:.1f} | "
+                f"{row['save_seconds']:.2f} | {row['open_seconds']:.2f}"
+            )
+        of = [row[f"rows_{n}"] for n in ROWS]
+        asked_of = "/".join(f"{x['asked']:.0%}" for x in of)
+        times = " | ".join([*(ms(x["seconds"]) for x in of), *(spread(x["to_packed"]) for x in of)])
         lines.append(
-            [
-                kind,
-                f"{row['recall']:.3f}",
-                f"{row['worst_head']:.3f}",
-                f"{row['mass']:.4f}",
-                f"{row['regret']:.4f}",
-                *(ms(row[f"rows_{n}"]["seconds"]) for n in ROWS),
-                *(spread(row[f"rows_{n}"]["to_packed"]) for n in ROWS),
-                "/".join(f"{row[f'rows_{n}']['asked']:.0%}" for n in ROWS),
-                f"{row['bytes'] / 1e6:.0f}",
-                *of_engine,
-            ]
+            f"{kind} | {row['recall']:.3f} | {row['worst_head']:.3f} | {row['mass']:.4f} | "
+            f"{row['regret']:.4f} | {times} | {asked_of} | "
+            f"{row['bytes'] / 1e6:.0f} | {of_engine}"
         )
     text = (
         f"\nengines, {at['landmarks']:,} landmarks a head in {at['documents']} documents\n\n"
@@ -217,9 +195,7 @@ def draw(figure: Any, found: dict[str, Any]) -> None:
 def main() -> None:
     arguments = index_parser(__doc__)
     arguments.add_argument("--kinds", nargs="+", choices=INDEX_KINDS, default=list(INDEX_KINDS))
-    arguments.add_argument(
-        "--build-limit", type=float, default=3600, help="seconds that building one kind may take"
-    )
+    add(arguments, "--build-limit", 3600, "seconds that building one kind may take", type=float)
     options = arguments.parse_args()
     if "packed" not in options.kinds:
         arguments.error("--kinds must have packed: it is what the others are compared with")

@@ -2,11 +2,6 @@
 
 Landmarks that come in 64 steps after an engine was built at half the size, and documents that go.
 
-Keys and queries are a model's own, as capture.py writes them. Landmarks are dealt out to documents
-of equal length. Of a head's queries the first half, in the order of reading, trains and calibrates
-engines, and the second half is searched with; a measurement draws fresh ones. Times are medians of
-measurements in turns, ratios medians of the ratios within a repeat.
-
     python -m benchmarks.index.growth --captured landmarks/
 """
 
@@ -15,20 +10,9 @@ import statistics
 from functools import partial
 from typing import Any
 
-from benchmarks.common.results import write_part
 from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
-from benchmarks.index.data import (
-    ENGINE,
-    TOP_K,
-    Data,
-    begin,
-    documents,
-    fill,
-    index_parser,
-    make,
-    recall_of,
-)
+from benchmarks.index.data import ENGINE, TOP_K, Data, documents, fill, make, recall_of, run
 from memstore.index.faiss_index import FaissIndex
 
 
@@ -76,43 +60,21 @@ def shown(row: dict[str, Any]) -> str:
         return f"{row[name]['recall']:.3f}"
 
     quarter = next(name for name in row if name.startswith("after_") and name != "after_removal")
-    return (
-        f"\ngrowth of {ENGINE}, {row['landmarks'][0]:,} to {row['landmarks'][1]:,} landmarks a "
-        "head\n\n"
-        + table(
-            ["what", "seconds", "recall@4"],
-            [
-                ["built at half", f"{row['build_seconds']:.2f}", found("at_half")],
-                [f"{quarter.removeprefix('after_')} steps added", "", found(quarter)],
-                [
-                    f"{row['steps']} steps added, {row['joins']} times to the engine, "
-                    f"{row['beside']:,} keys beside",
-                    f"{row['add_seconds']:.2f}",
-                    found(f"after_{row['steps']}"),
-                ],
-                [
-                    "  a step, median / slowest",
-                    f"{row['median_step']:.4f} / {row['slowest_step']:.2f}",
-                    "",
-                ],
-                ["  the same into a packed index", f"{row['packed_seconds']:.2f}", ""],
-                [
-                    f"{row['removed']} documents removed",
-                    f"{row['remove_seconds']:.4f}",
-                    found("after_removal"),
-                ],
-                ["built again", f"{row['rebuild_seconds']:.2f}", found("rebuilt")],
-            ],
-        )
-    )
-
-
-def main() -> None:
-    options = index_parser(__doc__).parse_args()
-    found = measure(begin(options), options)
-    print(shown(found))
-    write_part(options, "growth", found)
+    after = found(f"after_{row['steps']}")
+    size = f"{row['landmarks'][0]:,} to {row['landmarks'][1]:,} landmarks a head"
+    lines = [
+        f"built at half | {row['build_seconds']:.2f} | {found('at_half')}",
+        f"{quarter.removeprefix('after_')} steps added |  | {found(quarter)}",
+        f"{row['steps']} steps added, {row['joins']} times to the engine, "
+        f"{row['beside']:,} keys beside | {row['add_seconds']:.2f} | {after}",
+        f"  a step, median / slowest | {row['median_step']:.4f} / {row['slowest_step']:.2f} | ",
+        f"  the same into a packed index | {row['packed_seconds']:.2f} | ",
+        f"{row['removed']} documents removed | {row['remove_seconds']:.4f} | "
+        f"{found('after_removal')}",
+        f"built again | {row['rebuild_seconds']:.2f} | {found('rebuilt')}",
+    ]
+    return f"\ngrowth of {ENGINE}, {size}\n\n" + table("what | seconds | recall@4", lines)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, "growth", measure, shown)

@@ -5,11 +5,6 @@ memstore does (by distance) over the keys as they are, centred, and scaled by th
 (memstore/index/metric.py): as many lists, as many of them probed. Beside it, 8-bit rounding. Recall
 is the share of the exact top 4 that is found.
 
-Keys and queries are a model's own, as capture.py writes them. Landmarks are dealt out to documents
-of equal length. Of a head's queries the first half, in the order of reading, trains and calibrates
-engines, and the second half is searched with; a measurement draws fresh ones. Times are medians of
-measurements in turns, ratios medians of the ratios within a repeat.
-
     python -m benchmarks.index.metric --captured landmarks/
 """
 
@@ -20,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_text
-from benchmarks.index.data import TOP_K, Data, begin, evenly_spread, index_parser
+from benchmarks.index.data import TOP_K, Data, evenly_spread, run
 from memstore.index.faiss_head import RESCORED, HeadIndex, _inverted_lists, faiss
 from memstore.index.metric import QueryMetric
 
@@ -181,12 +175,5 @@ def shown(result: dict[str, Any]) -> str:
     return text + table(["landmarks", "head", "as they are", "centred", "scaled"], eight)
 
 
-def main() -> None:
-    options = index_parser(__doc__).parse_args()
-    found = measure(begin(options), options)
-    print(shown(found))
-    write_part(options, "metric", found)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, "metric", measure, shown)

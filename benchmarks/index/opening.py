@@ -2,11 +2,6 @@
 
 All captured layers, page cache warm; medians of three.
 
-Keys and queries are a model's own, as capture.py writes them. Landmarks are dealt out to documents
-of equal length. Of a head's queries the first half, in the order of reading, trains and calibrates
-engines, and the second half is searched with; a measurement draws fresh ones. Times are medians of
-measurements in turns, ratios medians of the ratios within a repeat.
-
     python -m benchmarks.index.opening --captured landmarks/
 """
 
@@ -19,10 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.common.results import write_part
 from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
-from benchmarks.index.data import TOP_K, Data, begin, documents, index_parser, make
+from benchmarks.index.data import TOP_K, Data, documents, make, run
 from memstore.index import faiss_format
 from memstore.index.faiss_index import FaissIndex
 
@@ -90,28 +84,18 @@ def measure(data: Data, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def shown(row: dict[str, Any]) -> str:
+    taken = row["seconds"]
     lines = [
-        ["landmark keys added", f"{row['seconds']['adding']:.2f}", f"{row['key_bytes'] / 1e6:.0f}"],
-        [
-            "engines read from files",
-            f"{row['seconds']['files']:.2f}",
-            f"{row['file_bytes'] / 1e6:.0f}",
-        ],
-        ["first search of every layer", f"{row['seconds']['first_search']:.3f}", ""],
-        ["(engines built)", f"{row['build_seconds']:.1f}", ""],
-        ["(engines saved)", f"{row['save_seconds']:.2f}", ""],
+        f"landmark keys added | {taken['adding']:.2f} | {row['key_bytes'] / 1e6:.0f}",
+        f"engines read from files | {taken['files']:.2f} | {row['file_bytes'] / 1e6:.0f}",
+        f"first search of every layer | {taken['first_search']:.3f} | ",
+        f"(engines built) | {row['build_seconds']:.1f} | ",
+        f"(engines saved) | {row['save_seconds']:.2f} | ",
     ]
     size = f"{row['landmarks']:,} landmarks a head"
     title = f"opening auto, {size}, {row['layers']} layers x {row['heads']} heads"
     return f"\n{title}, page cache warm\n\n" + table(["what", "seconds", "MB"], lines)
 
 
-def main() -> None:
-    options = index_parser(__doc__).parse_args()
-    found = measure(begin(options), options)
-    print(shown(found))
-    write_part(options, "open", found)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, "open", measure, shown)

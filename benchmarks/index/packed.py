@@ -3,11 +3,6 @@
 One query row a head, beside a sum over its keys (what reading them once takes) and a loop over
 FAISS flat indexes, one a head. Random keys where no shape is captured: only bytes matter.
 
-Keys and queries are a model's own, as capture.py writes them. Landmarks are dealt out to documents
-of equal length. Of a head's queries the first half, in the order of reading, trains and calibrates
-engines, and the second half is searched with; a measurement draws fresh ones. Times are medians of
-measurements in turns, ratios medians of the ratios within a repeat.
-
     python -m benchmarks.index.packed --captured landmarks/
 """
 
@@ -18,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table, tokens_text
 from benchmarks.common.timing import interleaved, paired_ratio, timed
-from benchmarks.index.data import TOP_K, Data, begin, fill, index_parser, ms
+from benchmarks.index.data import TOP_K, Data, fill, ms, run
 from memstore.index import PackedIndex
 from memstore.index.faiss_head import faiss
 
@@ -76,8 +70,8 @@ def packed_at(
         )
 
     runs = {"packed": search, "stream": stream, "faiss_flat": loop}
-    for run in runs.values():
-        run(1 << 20)
+    for once in runs.values():
+        once(1 << 20)
     measured = interleaved(runs, max(15, 2 * options.repeats))
     return {
         "landmarks": size,
@@ -112,12 +106,5 @@ def shown(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def main() -> None:
-    options = index_parser(__doc__).parse_args()
-    found = measure(begin(options), options)
-    print(shown(found))
-    write_part(options, "packed", found)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, "packed", measure, shown)

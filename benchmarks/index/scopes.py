@@ -3,11 +3,6 @@
 One query row a head, beside the search of an index of these documents only; by exact search, and by
 an engine with a FAISS selector. A hit outside its scope is counted.
 
-Keys and queries are a model's own, as capture.py writes them. Landmarks are dealt out to documents
-of equal length. Of a head's queries the first half, in the order of reading, trains and calibrates
-engines, and the second half is searched with; a measurement draws fresh ones. Times are medians of
-measurements in turns, ratios medians of the ratios within a repeat.
-
     python -m benchmarks.index.scopes --captured landmarks/
 """
 
@@ -22,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import interleaved, paired_ratio
 from benchmarks.index.data import (
@@ -30,15 +24,14 @@ from benchmarks.index.data import (
     TOP_K,
     Data,
     asked,
-    begin,
     clock,
     documents,
     fill,
     in_parts,
-    index_parser,
     make,
     ms,
     quality,
+    run,
     searched,
 )
 from memstore.index import Hits, PackedIndex, Scope, faiss_candidates
@@ -154,30 +147,17 @@ def shown(rows: list[dict[str, Any]]) -> str:
     return "\nscopes, one query row a head\n\n" + table(
         head,
         [
-            [
-                row["scope"],
-                row["documents"],
-                f"{row['landmarks']:,}",
-                *(ms(row["seconds"][name]) for name in ("alone", "packed", "auto", "selector")),
-                spread(row["packed_to_alone"]),
-                spread(row["auto_to_alone"]),
-                spread(row["selector_to_packed"]),
-                f"{row['auto_asked']:.0%}",
-                f"{row['recall']['auto']:.3f}",
-                f"{row['recall']['selector']:.3f}",
-                row["outside"],
-            ]
+            f"{row['scope']} | {row['documents']} | {row['landmarks']:,} | "
+            + " | ".join(
+                ms(row["seconds"][name]) for name in ("alone", "packed", "auto", "selector")
+            )
+            + f" | {spread(row['packed_to_alone'])} | {spread(row['auto_to_alone'])} | "
+            f"{spread(row['selector_to_packed'])} | {row['auto_asked']:.0%} | "
+            f"{row['recall']['auto']:.3f} | {row['recall']['selector']:.3f} | {row['outside']}"
             for row in rows
         ],
     )
 
 
-def main() -> None:
-    options = index_parser(__doc__).parse_args()
-    found = measure(begin(options), options)
-    print(shown(found))
-    write_part(options, "scopes", found)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, "scopes", measure, shown)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.common.options import plain_parser
+from benchmarks.common.options import add, plain_parser
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
 
@@ -184,17 +184,11 @@ def compiled_to(blocks: Sequence[int], dims: Sequence[int]) -> list[dict[str, ob
 def main() -> None:
     arguments = plain_parser(__doc__)
     arguments.add_argument("--compile-only", action="store_true", help="needs no GPU")
-    arguments.add_argument(
-        "--blocks", type=int, nargs="+", default=[63, 50], help="block sizes to compile for"
-    )
-    arguments.add_argument(
-        "--dims", type=int, nargs="+", default=[64, 128], help="head dimensions to compile for"
-    )
-    arguments.add_argument(
-        "--lengths", type=int, nargs="+", default=[4, 8, 16, 32], help="thousands of tokens"
-    )
-    arguments.add_argument("--heads", type=int, default=16)
-    arguments.add_argument("--repeats", type=int, default=20)
+    add(arguments, "--blocks", [63, 50], "block sizes to compile for")
+    add(arguments, "--dims", [64, 128], "head dimensions to compile for")
+    add(arguments, "--lengths", [4, 8, 16, 32], "thousands of tokens")
+    add(arguments, "--heads", 16)
+    add(arguments, "--repeats", 20)
     options = arguments.parse_args()
     if not options.compile_only and not torch.cuda.is_available():
         sys.exit("error: no CUDA device to measure on; --compile-only works without one")

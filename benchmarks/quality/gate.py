@@ -27,10 +27,10 @@ import numpy as np
 
 from benchmarks.common.generation import PROMPT, generate
 from benchmarks.common.intervals import mean_interval, wilson
-from benchmarks.common.memories import build_memory
-from benchmarks.common.needle_memory import ask, build
+from benchmarks.common.memories import build_memory, workplace
+from benchmarks.common.needle_memory import ask, build, build_settings
 from benchmarks.common.needles import Plan
-from benchmarks.common.options import load, parser
+from benchmarks.common.options import add, load, parser
 from benchmarks.common.reading import Reading, segments
 from benchmarks.common.results import plot, write_results
 from benchmarks.common.tables import table, tokens_number, tokens_text
@@ -84,16 +84,8 @@ def ask_part(directory: Path, options: argparse.Namespace) -> list[dict[str, Any
     with MemoryStore.open(directory / "memory", model.signature, read_only=True) as store:
         for task in TASKS:
             for cutoff in options.cutoffs:
-                row = ask(
-                    model,
-                    store,
-                    plan,
-                    task,
-                    options.length,
-                    trials=options.trials,
-                    seed=options.seed,
-                    cmt_cutoff=cutoff,
-                )
+                given = {"trials": options.trials, "seed": options.seed, "cmt_cutoff": cutoff}
+                row = ask(model, store, plan, task, options.length, **given)
                 assert row is not None
                 rows.append(row)
                 print(
@@ -118,14 +110,9 @@ def decode_part(
 
         def once(cutoff: float, repeat: int) -> float:
             before = store.stats()
+            prompt, count = prompts[repeat], options.tokens
             rate, lookups = generate(
-                model,
-                store,
-                ["book"],
-                prompts[repeat],
-                options.tokens,
-                seed=repeat,
-                cmt_cutoff=cutoff,
+                model, store, ["book"], prompt, count, seed=repeat, cmt_cutoff=cutoff
             )
             after = store.stats()
             for name in ("searches", "rows"):
@@ -164,46 +151,24 @@ def decode_part(
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument(
-        "--parts",
-        nargs="+",
-        choices=("text", "recall", "decode"),
-        default=["text", "recall", "decode"],
-    )
-    arguments.add_argument("--cutoffs", nargs="+", type=float, default=[0, 0.1, 0.3, 0.5, 1.0])
-    arguments.add_argument("--segments", type=int, default=200)
-    arguments.add_argument(
-        "--text-memory", default="4K", help="tokens of memory while reading text"
-    )
-    arguments.add_argument("--trials", type=int, default=200)
-    arguments.add_argument("--length", default="32K", help="tokens of memory for recall")
-    arguments.add_argument("--decode-memory", default="128K")
-    arguments.add_argument("--tokens", type=int, default=120, help="generated in every repeat")
-    arguments.add_argument("--repeats", type=int, default=5)
+    add(arguments, "--parts", ["text", "recall", "decode"], choices=("text", "recall", "decode"))
+    add(arguments, "--cutoffs", [0, 0.1, 0.3, 0.5, 1.0], type=float)
+    add(arguments, "--segments", 200)
+    add(arguments, "--text-memory", "4K", "tokens of memory while reading text")
+    add(arguments, "--trials", 200)
+    add(arguments, "--length", "32K", "tokens of memory for recall")
+    add(arguments, "--decode-memory", "128K")
+    add(arguments, "--tokens", 120, "generated in every repeat")
+    add(arguments, "--repeats", 5)
     options = arguments.parse_args()
     options.cutoffs = sorted({0.0, *options.cutoffs})
     for name in ("text_memory", "length", "decode_memory"):
         setattr(options, name, tokens_number(getattr(options, name)))
     model = load(options)
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="memstore-gate-") as temporary:
-        directory = options.work or Path(temporary)
-        directory.mkdir(parents=True, exist_ok=True)
+    with workplace(options) as directory:
         if "recall" in options.parts:
-            settings = {
-                "model": options.model,
-                "text": options.text,
-                "seed": options.seed,
-                "trials": options.trials,
-                "tasks": sorted(TASKS),
-                "longest": options.length,
-                "in_place": 0,
-                "in_place_length": options.length,
-                "split": "held_out",
-                "passage": 512,
-                "threads": options.threads,
-            }
-            in_fresh_process(build, directory, settings)
+            in_fresh_process(build, directory, build_settings(options, TASKS, options.length))
             results["recall"] = in_fresh_process(ask_part, directory, options)
         books = Books.read(options.text, model.tokenizer, directory / "tokens")
         if "text" in options.parts:

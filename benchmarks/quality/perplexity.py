@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.intervals import mean_interval
-from benchmarks.common.options import load, parser
+from benchmarks.common.options import add, load, parser
 from benchmarks.common.reading import TARGETS, Reading, segments
 from benchmarks.common.results import plot, write_results
 from benchmarks.common.tables import table, tokens_number, tokens_text
@@ -56,10 +56,8 @@ def measure(model: LandmarkModel, options: argparse.Namespace) -> Iterator[dict[
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument(
-        "--sizes", nargs="+", default=["0", "512", "2K", "4K", "16K"], help="tokens of memory"
-    )
-    options.add_argument("--segments", type=int, default=240)
+    add(options, "--sizes", ["0", "512", "2K", "4K", "16K"], "tokens of memory")
+    add(options, "--segments", 240)
     options.add_argument(
         "--read-retrieving",
         action="store_true",
@@ -85,31 +83,18 @@ def main() -> None:
         f"\n{len(rows)} segments of {TARGETS} tokens; perplexity, and its ratio to that without "
         "memory or retrieval\n"
     )
-    print(
-        table(
-            [
-                "memory",
-                *MODES,
-                "retrieved / none",
-                f"retrieved / {tokens_text(given.sizes[1])}",
-                "retrieved / recent",
-                "retrieved / ageless",
-                "attached / none",
-            ],
-            [
-                [
-                    tokens_text(p["size"]),
-                    *(f"{p[mode]:.2f}" for mode in MODES),
-                    interval(p["retrieved_to_none"]),
-                    interval(p["retrieved_to_least"]),
-                    interval(p["retrieved_to_recent"]),
-                    interval(p["retrieved_to_ageless"]),
-                    interval(p["attached_to_none"]),
-                ]
-                for p in points
-            ],
-        )
+    head = (
+        f"memory | {' | '.join(MODES)} | retrieved / none | "
+        f"retrieved / {tokens_text(given.sizes[1])} | retrieved / recent | retrieved / ageless | "
+        "attached / none"
     )
+    ratios = [f"retrieved_to_{what}" for what in ("none", "least", "recent", "ageless")]
+    lines = [
+        [tokens_text(p["size"]), *(f"{p[mode]:.2f}" for mode in MODES)]
+        + [interval(p[name]) for name in (*ratios, "attached_to_none")]
+        for p in points
+    ]
+    print(table(head, lines))
     write_results(given, model, {"points": points, "segments": rows})
     plot(given, lambda figure: draw(figure, points), (5, 4))
 

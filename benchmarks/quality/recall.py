@@ -33,9 +33,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.needle_memory import ask, build, streamed
+from benchmarks.common.memories import workplace
+from benchmarks.common.needle_memory import ask, build, build_settings, streamed
 from benchmarks.common.needles import STORED, STREAMED, TASKS, Plan
-from benchmarks.common.options import load, parser
+from benchmarks.common.options import add, load, parser
 from benchmarks.common.results import plot, write_results
 from benchmarks.common.tables import rate, tokens_number, tokens_text
 from benchmarks.common.text import Books
@@ -50,11 +51,12 @@ from memstore.model.settings import GRANULARITIES
 def main() -> None:
     options = read_options()
     model = load(options)
-    with tempfile.TemporaryDirectory(prefix="memstore-recall-") as temporary:
-        directory = options.work or Path(temporary)
-        directory.mkdir(parents=True, exist_ok=True)
-        if set(options.tasks) - set(STREAMED):
-            in_fresh_process(build, directory, build_settings(options))
+    with workplace(options) as directory:
+        if tasks := set(options.tasks) - set(STREAMED):
+            longest = max(*options.lengths, options.vary_length if options.vary_tasks else 0)
+            names = ("in_place", "in_place_length", "split", "passage")
+            more = {name: getattr(options, name) for name in names}
+            in_fresh_process(build, directory, build_settings(options, tasks, longest, **more))
         rows = in_fresh_process(ask_all, directory, options)
     first = [row for row in rows if row["index"] == options.index[0]]
     print("\n" + by_length(first, model.config))
@@ -70,61 +72,43 @@ def main() -> None:
 def read_options() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
-    options.add_argument(
-        "--lengths",
-        nargs="+",
-        default=["2K", "8K", "32K", "128K"],
-        help="tokens of memory, e.g. 32K or 1M",
-    )
-    options.add_argument("--trials", type=int, default=200, help="of every point")
-    options.add_argument(
-        "--top-k", nargs="+", type=int, default=[1, 2, 4, 8], help="values tried at --vary-length"
-    )
-    options.add_argument(
+    add(options, "--lengths", ["2K", "8K", "32K", "128K"], "tokens of memory, e.g. 32K or 1M")
+    add(options, "--trials", 200, "of every point")
+    add(options, "--top-k", [1, 2, 4, 8], "values tried at --vary-length")
+    add(
+        options,
         "--score-range",
-        nargs="*",
+        [],
+        "tried there, with the largest --top-k",
         type=float,
-        default=[],
         metavar="B",
-        help="tried there, with the largest --top-k",
+        nargs="*",
     )
     options.add_argument(
         "--granularity", nargs="*", choices=GRANULARITIES, default=list(GRANULARITIES)
     )
-    options.add_argument(
-        "--vary-length", default="32K", help="length at which these three are varied"
-    )
-    options.add_argument(
+    add(options, "--vary-length", "32K", "length at which these three are varied")
+    add(
+        options,
         "--vary-tasks",
-        nargs="*",
+        ["passkey", "fact", "fact_unrelated", "of_20"],
         choices=STORED,
-        default=["passkey", "fact", "fact_unrelated", "of_20"],
+        nargs="*",
     )
-    options.add_argument(
-        "--vary-trials", type=int, help="trials of those points (default: --trials)"
-    )
-    options.add_argument(
-        "--index",
-        nargs="+",
-        choices=INDEX_KINDS,
-        default=["packed"],
-        help="kinds of index, asked in turn",
-    )
-    options.add_argument(
-        "--in-place", type=int, default=20, help="long documents with a needle inside"
-    )
-    options.add_argument("--in-place-length", default="32K")
-    options.add_argument("--streamed-trials", type=int, default=40)
-    options.add_argument("--streamed-lengths", nargs="+", default=["2K", "8K"])
-    options.add_argument(
+    add(options, "--vary-trials", None, "trials of those points (default: --trials)", type=int)
+    add(options, "--index", ["packed"], "kinds of index, asked in turn", choices=INDEX_KINDS)
+    add(options, "--in-place", 20, "long documents with a needle inside")
+    add(options, "--in-place-length", "32K")
+    add(options, "--streamed-trials", 40)
+    add(options, "--streamed-lengths", ["2K", "8K"])
+    add(
+        options,
         "--split",
+        "held_out",
+        "names, forms and value formats",
         choices=["held_out", "train"],
-        default="held_out",
-        help="names, forms and value formats",
     )
-    options.add_argument(
-        "--passage", type=int, default=512, help="tokens of the passage around a needle"
-    )
+    add(options, "--passage", 512, "tokens of the passage around a needle")
     given = options.parse_args()
     for name in ("lengths", "streamed_lengths"):
         setattr(given, name, sorted(tokens_number(text) for text in getattr(given, name)))
@@ -134,22 +118,6 @@ def read_options() -> argparse.Namespace:
     )
     given.vary_trials = given.vary_trials or given.trials
     return given
-
-
-def build_settings(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "model": options.model,
-        "text": options.text,
-        "seed": options.seed,
-        "trials": options.trials,
-        "tasks": sorted(set(options.tasks) - set(STREAMED)),
-        "longest": max(*options.lengths, options.vary_length if options.vary_tasks else 0),
-        "in_place": options.in_place,
-        "in_place_length": options.in_place_length,
-        "split": options.split,
-        "passage": options.passage,
-        "threads": options.threads,
-    }
 
 
 def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]]:

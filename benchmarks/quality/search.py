@@ -19,7 +19,6 @@ and what a query reads there the next ones find there. Intervals are Wilson's, 9
 import argparse
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.options import load, parser, prepare
+from benchmarks.common.memories import workplace
+from benchmarks.common.options import add, load, parser, prepare
 from benchmarks.common.results import write_results
 from benchmarks.common.tables import rate, table, tokens_number
 from benchmarks.common.text import Books
@@ -50,18 +50,14 @@ Place = tuple[str, int]
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--tokens", default="1M", help="tokens of memory, e.g. 100K or 1M")
-    options.add_argument("--queries", type=int, default=250)
-    options.add_argument(
-        "--shortlists", nargs="*", default=["2K", "8K", "all"], help="blocks compared word by word"
-    )
+    add(options, "--tokens", "1M", "tokens of memory, e.g. 100K or 1M")
+    add(options, "--queries", 250)
+    add(options, "--shortlists", ["2K", "8K", "all"], "blocks compared word by word", nargs="*")
     given = options.parse_args()
     given.tokens = tokens_number(given.tokens)
     given.shortlists = [None if text == "all" else tokens_number(text) for text in given.shortlists]
     model = load(given)
-    with tempfile.TemporaryDirectory(prefix="memstore-search-") as temporary:
-        directory = given.work or Path(temporary)
-        directory.mkdir(parents=True, exist_ok=True)
+    with workplace(given) as directory:
         in_fresh_process(build, directory, vars(given))
         results = in_fresh_process(search_all, directory, given)
     print(

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.common.generation import PROMPT, generate
 from benchmarks.common.memories import kept_memory, long_text
-from benchmarks.common.options import add_memory_tokens, load, parser
+from benchmarks.common.options import add, add_memory_tokens, load, parser
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table, tokens_text
 from benchmarks.common.text import Books
@@ -52,7 +52,7 @@ def measure(
 def main() -> None:
     arguments = parser(__doc__)
     add_memory_tokens(arguments, repeats=9)
-    arguments.add_argument("--tokens", type=int, default=200, help="generated in every repeat")
+    add(arguments, "--tokens", 200, "generated in every repeat")
     options = arguments.parse_args()
     model = load(options)
     with long_text(options, model) as (directory, books, text):

@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.options import plain_parser, prepare
+from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import spread, table, tokens_number
 from benchmarks.common.timing import interleaved, paired_ratio
@@ -210,24 +210,13 @@ def report(results: dict[str, Any]) -> str:
     )
     lines = []
     for name, row in results["systems"].items():
-        size, ratio = (
-            {part: f"{value / 1e6:,.2f}" for part, value in row["bytes"].items()},
-            row["to none"],
-        )
+        size = {part: f"{value / 1e6:,.2f}" for part, value in row["bytes"].items()}
+        ratio = "1" if row["to none"] is None else spread(row["to none"])
         lines.append(
-            [
-                NAMES.get(name, name),
-                f"{row['tokens']:,}",
-                f"{row['seconds'] * 1e3:.2f}",
-                "1" if ratio is None else spread(ratio),
-                f"{row['to full']:.3f}",
-                size["weights"],
-                size.get("landmark keys", size.get("cache", "")),
-                size.get("units", ""),
-                size.get("up", ""),
-                f"{row['floor'] * 1e3:.2f}",
-                f"{row['seconds'] / row['floor']:.1f}",
-            ]
+            f"{NAMES.get(name, name)} | {row['tokens']:,} | {row['seconds'] * 1e3:.2f} | {ratio} | "
+            f"{row['to full']:.3f} | {size['weights']} | "
+            f"{size.get('landmark keys', size.get('cache', ''))} | {size.get('units', '')} | "
+            f"{size.get('up', '')} | {row['floor'] * 1e3:.2f} | {row['seconds'] / row['floor']:.1f}"
         )
     told = [table(head, lines), ""]
     for name in NAMES:
@@ -260,28 +249,28 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     options = plain_parser(__doc__)
-    options.add_argument("--shape", choices=SHAPES, default="llama-7b")
-    options.add_argument(
-        "--tokens", type=tokens_number, default=1 << 20, help="of memory: 64K, 1M .."
-    )
-    options.add_argument("--device", type=torch.device, default=torch.device("cuda"))
-    options.add_argument(
+    add(options, "--shape", "llama-7b", choices=SHAPES)
+    add(options, "--tokens", 1 << 20, "of memory: 64K, 1M ..", type=tokens_number)
+    add(options, "--device", torch.device("cuda"), type=torch.device)
+    add(
+        options,
         "--dtype",
+        None,
+        "of weights (bfloat16; on a CPU float32)",
         choices=("float32", "bfloat16", "float16"),
-        help="of weights (bfloat16; on a CPU float32)",
     )
-    options.add_argument(
-        "--units", choices=("auto", "host", "pool"), default="auto", help="where units lie"
-    )
-    options.add_argument("--pool", type=int, default=8192, help="units of the pool")
-    options.add_argument("--host-gib", type=float, default=8, help="of the host tier over a pool")
-    options.add_argument(
+    add(options, "--units", "auto", "where units lie", choices=("auto", "host", "pool"))
+    add(options, "--pool", 8192, "units of the pool")
+    add(options, "--host-gib", 8, "of the host tier over a pool", type=float)
+    add(
+        options,
         "--device-gib",
+        None,
+        "of the device tier (16, and a quarter of the units at most)",
         type=float,
-        help="of the device tier (16, and a quarter of the units at most)",
     )
-    options.add_argument("--steps", type=int, default=32, help="tokens a repeat that are timed")
-    options.add_argument("--repeats", type=int, default=7)
+    add(options, "--steps", 32, "tokens a repeat that are timed")
+    add(options, "--repeats", 7)
     return options.parse_args()
 
 

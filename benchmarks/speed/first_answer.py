@@ -54,14 +54,10 @@ def main() -> None:
     print(f"first answer token from {tokens_text(len(text))} tokens on disk\n")
     again = f"reading again ({found['fastest_forward']})"
     lines = [
-        [
-            kind,
-            f"{1000 * found[kind]['seconds']:.0f} ms",
-            f"{found[kind]['times_faster']:.0f}x faster",
-        ]
-        for kind in ("cold", "warm")
+        f"{kind} | {1000 * at['seconds']:.0f} ms | {at['times_faster']:.0f}x faster"
+        for kind, at in ((kind, found[kind]) for kind in ("cold", "warm"))
     ]
-    lines.append([again, f"{found['read_again_seconds']:.1f} s", ""])
+    lines.append(f"{again} | {found['read_again_seconds']:.1f} s | ")
     print(table(["", "time", "than reading again"], lines))
     write_part(options, "first", found)
 
@@ -88,16 +84,14 @@ def measure(
     measured = interleaved(runs, options.repeats)
     reading = [timed(lambda: ways[best](text))[0] for _ in range(2)]
     again = statistics.median(reading)
+    medians = {name: statistics.median(values) for name, values in measured.items()}
     return {
         "forward_tokens_per_second": rates,
         "fastest_forward": best,
         "read_again_seconds": again,
         **{
-            name: {
-                "seconds": statistics.median(values),
-                "times_faster": again / statistics.median(values),
-            }
-            for name, values in measured.items()
+            name: {"seconds": median, "times_faster": again / median}
+            for name, median in medians.items()
         },
         "measured": measured | {"reading": reading},
     }

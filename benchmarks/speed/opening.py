@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.common.memories import data_file, drop_cache, workplace
-from benchmarks.common.options import load, plain_parser
+from benchmarks.common.options import add, load, plain_parser
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import table
 from benchmarks.common.timing import interleaved
@@ -77,12 +77,10 @@ def measure(model: LandmarkModel, directory: Path, options: argparse.Namespace) 
 
 def main() -> None:
     arguments = plain_parser(__doc__)
-    arguments.add_argument("--model", help="directory of a model (default: the one that ships)")
-    arguments.add_argument(
-        "--work", type=Path, help="where the memory is made (default: temporary)"
-    )
-    arguments.add_argument("--gigabytes", type=float, default=1.0)
-    arguments.add_argument("--repeats", type=int, default=9)
+    add(arguments, "--model", None, "directory of a model (default: the one that ships)")
+    add(arguments, "--work", None, "where the memory is made (default: temporary)", type=Path)
+    add(arguments, "--gigabytes", 1.0)
+    add(arguments, "--repeats", 9)
     options = arguments.parse_args()
     model = load(options)
     with workplace(options) as directory:

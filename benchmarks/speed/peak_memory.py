@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.common.memories import data_file, long_text
-from benchmarks.common.options import load, parser, prepare
+from benchmarks.common.options import add, load, parser, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_number
 from benchmarks.common.text import Books
@@ -74,25 +74,15 @@ def measure(
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--memory-tokens", type=tokens_number, default="128K")
+    add(arguments, "--memory-tokens", "128K", type=tokens_number)
     options = arguments.parse_args()
     model = load(options)
     with long_text(options, model) as (directory, books, _):
         found = measure(model, books, directory, options)
     head = ["tokens", "MB on disk", "peak MB", "MB above a short text", "MB of landmark keys"]
     lines = [
-        [
-            f"{row['tokens']:,}",
-            *(
-                f"{size / 1e6:,.1f}"
-                for size in (
-                    row["file_bytes"],
-                    row["peak"],
-                    row["peak"] - row["before"],
-                    row["landmarks"],
-                )
-            ),
-        ]
+        f"{row['tokens']:,} | {row['file_bytes'] / 1e6:,.1f} | {row['peak'] / 1e6:,.1f} | "
+        f"{(row['peak'] - row['before']) / 1e6:,.1f} | {row['landmarks'] / 1e6:,.1f}"
         for row in found
     ]
     print(table(head, lines))

@@ -21,15 +21,14 @@ seconds    of the whole answer, a median
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.common.memories import build_memory, drop_cache, fill_cache
-from benchmarks.common.options import load, parser
+from benchmarks.common.memories import build_memory, drop_cache, fill_cache, workplace
+from benchmarks.common.options import add, load, parser
 from benchmarks.common.results import write_results
 from benchmarks.common.slow_source import slowed
 from benchmarks.common.tables import table, tokens_number, tokens_text
@@ -142,23 +141,17 @@ def draw_questions(model: LandmarkModel, books: Books, options: argparse.Namespa
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--parts", nargs="+", choices=("disk", "slow"), default=["disk", "slow"])
-    arguments.add_argument("--memory-tokens", default="128K")
-    arguments.add_argument("--questions", type=int, default=12)
-    arguments.add_argument(
-        "--passage", type=int, default=500, help="tokens of text before each question"
-    )
-    arguments.add_argument("--tokens", type=int, default=16, help="generated for each question")
-    arguments.add_argument(
-        "--slow-ms", type=float, default=1.0, help="what the slowed source takes for a record"
-    )
-    arguments.add_argument("--parallel", type=int, default=8, help="records that it serves at once")
+    add(arguments, "--parts", ["disk", "slow"], choices=("disk", "slow"))
+    add(arguments, "--memory-tokens", "128K")
+    add(arguments, "--questions", 12)
+    add(arguments, "--passage", 500, "tokens of text before each question")
+    add(arguments, "--tokens", 16, "generated for each question")
+    add(arguments, "--slow-ms", 1.0, "what the slowed source takes for a record")
+    add(arguments, "--parallel", 8, "records that it serves at once")
     options = arguments.parse_args()
     model = load(options)
     length = tokens_number(options.memory_tokens)
-    with tempfile.TemporaryDirectory(prefix="memstore-prefetch-") as temporary:
-        directory = options.work or Path(temporary)
-        directory.mkdir(parents=True, exist_ok=True)
+    with workplace(options) as directory:
         books = Books.read(options.text, model.tokenizer, directory / "tokens")
         path = directory / f"memory-{length}-{options.seed}"
         if not path.exists():
@@ -188,18 +181,12 @@ def rows_of(found: dict[str, Any]) -> str:
     return table(
         head,
         [
-            [
-                name,
-                f"{row['stall'] * 1000:.0f} ms",
-                f"{row['hidden']:.2f}",
-                f"{row['first_stall'] * 1000:.0f} ms",
-                f"{row['first_hidden']:.2f}",
-                f"{row['read']:,}",
-                f"{row['unused']:.2f}",
-                f"{row['late']:,}",
-                f"{row['misses']:,}",
-                f"{row['seconds']:.3f}",
-            ]
+            (
+                f"{name} | {row['stall'] * 1000:.0f} ms | {row['hidden']:.2f} | "
+                f"{row['first_stall'] * 1000:.0f} ms | {row['first_hidden']:.2f} | "
+                f"{row['read']:,} | {row['unused']:.2f} | {row['late']:,} | "
+                f"{row['misses']:,} | {row['seconds']:.3f}"
+            )
             for name, row in found.items()
         ],
     )

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from benchmarks.common.options import plain_parser, prepare
+from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import paired_ratio
@@ -47,7 +47,6 @@ from memstore.training.train import keep_freed_memory, update
 
 T = TypeVar("T")
 WARM_UP = 3
-# Dense bfloat16 TFLOP/s of the makers' data sheets; the first name that a device's holds.
 # Dense bfloat16 TFLOP/s of the makers' data sheets; the first name that a device's holds.
 PEAKS = {"H200 NVL": 836, "H200": 989, "H100 NVL": 836, "H100 PCIe": 756, "H100": 989, "A100": 312}
 
@@ -197,25 +196,18 @@ def measure(
     return result
 
 
-def rows(result: dict[str, Any]) -> list[list[str]]:
+def rows(result: dict[str, Any]) -> list[str]:
     found = []
     for name, path in result["paths"].items():
-        row = [name, f"{result['windows']} x {result['length']}"]
+        row = f"{name} | {result['windows']} x {result['length']}"
         if "out_of_memory" in path:
-            found.append([*row, "out of memory", *["-"] * 5])
+            found.append(f"{row} | out of memory | - | - | - | - | -")
             continue
         used = "-" if path["utilisation"] is None else f"{path['utilisation']:.1%}"
         memory = f"{path['step_bytes'] / 1e9:.2f}" if path["step_bytes"] else "-"
         found.append(
-            [
-                *row,
-                f"{1e3 * path['seconds']:.1f}",
-                f"{path['tokens_a_second']:,.0f}",
-                f"{path['tflops']:.3g}",
-                used,
-                memory,
-                f"{path['loss_before']:.4f}",
-            ]
+            f"{row} | {1e3 * path['seconds']:.1f} | {path['tokens_a_second']:,.0f} | "
+            f"{path['tflops']:.3g} | {used} | {memory} | {path['loss_before']:.4f}"
         )
     return found
 
@@ -223,19 +215,24 @@ def rows(result: dict[str, Any]) -> list[list[str]]:
 def parsed() -> argparse.Namespace:
     cuda = torch.cuda.is_available()
     options = plain_parser(__doc__)
-    options.add_argument(
-        "--device", default="cuda" if cuda else "cpu", help="default: cuda where there is one"
+    add(options, "--device", "cuda" if cuda else "cpu", "default: cuda where there is one")
+    add(options, "--preset", None, "default: paper, on a CPU test", choices=list(PRESETS))
+    add(options, "--lengths", [512], "positions of a window")
+    add(
+        options,
+        "--batch",
+        None,
+        "windows of a step, one number or one a length",
+        type=int,
+        nargs="+",
     )
-    options.add_argument("--preset", choices=list(PRESETS), help="default: paper, on a CPU test")
-    options.add_argument(
-        "--lengths", type=int, nargs="+", default=[512], help="positions of a window"
-    )
-    options.add_argument(
-        "--batch", type=int, nargs="+", help="windows of a step, one number or one a length"
-    )
-    options.add_argument("--repeats", type=int, default=20)
-    options.add_argument(
-        "--peak-tflops", type=float, help="dense bfloat16 peak of the device (default: by its name)"
+    add(options, "--repeats", 20)
+    add(
+        options,
+        "--peak-tflops",
+        None,
+        "dense bfloat16 peak of the device (default: by its name)",
+        type=float,
     )
     chosen = options.parse_args()
     on_cpu = torch.device(chosen.device).type == "cpu"

@@ -21,7 +21,6 @@ recall     One fact, a number in the plain form, hidden in book text (see common
 import argparse
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -33,12 +32,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.common.intervals import wilson
-from benchmarks.common.needle_memory import Reply, build, reply
+from benchmarks.common.memories import workplace
+from benchmarks.common.needle_memory import Reply, build, build_settings, reply
 from benchmarks.common.needles import Plan
-from benchmarks.common.options import load, parser
+from benchmarks.common.options import add, load, parser
 from benchmarks.common.results import write_results
-from benchmarks.common.tables import table, tokens_number, tokens_text
+from benchmarks.common.tables import rate, table, tokens_number, tokens_text
 from benchmarks.common.text import Books
 from benchmarks.common.timing import in_fresh_process, interleaved, timed
 from benchmarks.storage.codec_errors import attention
@@ -54,8 +53,7 @@ TASK = "fact"
 def main() -> None:
     options = read_options()
     model = load(options)
-    with tempfile.TemporaryDirectory(prefix="memstore-codecs-") as temporary:
-        directory = options.work or Path(temporary)
+    with workplace(options) as directory:
         books = Books.read(options.text, model.tokenizer, directory / "tokens")
         rows: dict[str, dict[str, Any]] = {codec: {} for codec in options.codecs}
         for codec, row in rows.items():
@@ -92,16 +90,12 @@ def read_options() -> argparse.Namespace:
         default=list(NEW_CODECS),
         help="raw is always measured",
     )
-    options.add_argument(
-        "--tokens", default="16K", help="tokens ingested with every codec, for size and speed"
-    )
-    options.add_argument("--queries", default="1K", help="tokens that attend to that memory")
-    options.add_argument("--repeats", type=int, default=15, help="of every speed")
-    options.add_argument("--trials", type=int, default=200, help="facts asked for; 0: none")
-    options.add_argument("--length", default="8K", help="tokens of memory that a fact is among")
-    options.add_argument(
-        "--passage", type=int, default=512, help="tokens of the passage around a fact"
-    )
+    add(options, "--tokens", "16K", "tokens ingested with every codec, for size and speed")
+    add(options, "--queries", "1K", "tokens that attend to that memory")
+    add(options, "--repeats", 15, "of every speed")
+    add(options, "--trials", 200, "facts asked for; 0: none")
+    add(options, "--length", "8K", "tokens of memory that a fact is among")
+    add(options, "--passage", 512, "tokens of the passage around a fact")
     given = options.parse_args()
     given.codecs = [codec for codec in NEW_CODECS if codec == "raw" or codec in given.codecs]
     for name in ("tokens", "queries", "length"):
@@ -197,20 +191,8 @@ def recall(directory: Path, codec: str, options: argparse.Namespace) -> list[Rep
     """
     place = directory / f"recall {codec}"
     shutil.copytree(directory / "tokens", place / "tokens", dirs_exist_ok=True)
-    settings = {
-        "model": options.model,
-        "text": options.text,
-        "seed": options.seed,
-        "trials": options.trials,
-        "tasks": [TASK],
-        "longest": options.length,
-        "in_place": 0,
-        "in_place_length": 0,
-        "split": "held_out",
-        "passage": options.passage,
-        "threads": options.threads,
-        "codec": codec,
-    }
+    more = {"passage": options.passage, "codec": codec}
+    settings = build_settings(options, [TASK], options.length, **more)
     in_fresh_process(build, place, settings)
     return in_fresh_process(ask_all, place, options)
 
@@ -243,24 +225,15 @@ def report(rows: dict[str, dict[str, Any]], options: argparse.Namespace) -> str:
         head += f" | one fact at {tokens_text(options.length)} | answers as lossless"
     lines = []
     for codec, row in rows.items():
-        line = [
-            codec,
-            f"{row['bytes_a_token']:.0f}",
-            f"{row['ratio']:.2f}",
-            f"{row['encode_mb_s']:.0f}",
-            f"{row['decode_mb_s']:.0f}",
-            f"{row['decode_us_a_unit']:.1f}",
-            *(
-                f"{row[name]:.4f}"
-                for name in ("attention_error", "attention_error_median", "attention_error_p99")
-            ),
-        ]
+        line = (
+            f"{codec} | {row['bytes_a_token']:.0f} | {row['ratio']:.2f} | "
+            f"{row['encode_mb_s']:.0f} | {row['decode_mb_s']:.0f} | "
+            f"{row['decode_us_a_unit']:.1f} | {row['attention_error']:.4f} | "
+            f"{row['attention_error_median']:.4f} | {row['attention_error_p99']:.4f}"
+        )
         if options.trials:
-            low, high = wilson(row["right"], row["trials"])
-            line += [
-                f"{row['right'] / row['trials']:.3f} ({low:.3f}-{high:.3f})",
-                f"{row['same']} of {row['trials']}",
-            ]
+            found = rate(row["right"], row["trials"])
+            line += f" | {found} | {row['same']} of {row['trials']}"
         lines.append(line)
     return table(head, lines)
 

@@ -16,11 +16,11 @@ were looked up.
 """
 
 import argparse
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.options import load, parser
+from benchmarks.common.memories import workplace
+from benchmarks.common.options import add, load, parser
 from benchmarks.common.results import plot, write_results
 from benchmarks.common.slow_source import slowed
 from benchmarks.common.tables import table
@@ -83,40 +83,28 @@ def shares(text: str) -> float:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    arguments.add_argument("--books", type=int, default=6)
-    arguments.add_argument(
-        "--book-tokens", type=int, default=1 << 15, help="most to read of a book"
-    )
-    arguments.add_argument("--questions", type=int, default=40)
-    arguments.add_argument(
-        "--budgets", nargs="+", type=shares, default=[0.005, 0.01, 0.02, 0.05], metavar="SHARE"
-    )
+    add(arguments, "--books", 6)
+    add(arguments, "--book-tokens", 1 << 15, "most to read of a book", type=int)
+    add(arguments, "--questions", 40)
+    add(arguments, "--budgets", [0.005, 0.01, 0.02, 0.05], type=shares, metavar="SHARE")
     arguments.add_argument(
         "--policies", nargs="+", choices=ALL_POLICIES, default=list(ALL_POLICIES)
     )
-    arguments.add_argument(
-        "--prefetch", nargs="+", choices=PREDICTORS, default=["off", "speculative"]
-    )
-    arguments.add_argument(
+    add(arguments, "--prefetch", ["off", "speculative"], choices=PREDICTORS)
+    add(
+        arguments,
         "--capacities",
-        nargs="+",
+        [0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75],
         type=shares,
         metavar="SHARE",
-        default=[0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75],
     )
-    arguments.add_argument(
-        "--slow-ms", type=float, default=1.0, help="what the slowed source takes for a record"
-    )
-    arguments.add_argument("--parallel", type=int, default=8, help="records that it serves at once")
-    arguments.add_argument(
-        "--replay", type=Path, help="replay this trace instead of the one recorded"
-    )
+    add(arguments, "--slow-ms", 1.0, "what the slowed source takes for a record")
+    add(arguments, "--parallel", 8, "records that it serves at once")
+    add(arguments, "--replay", None, "replay this trace instead of the one recorded", type=Path)
     options = arguments.parse_args()
     model = load(options)
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="memstore-hit-rate-") as temporary:
-        directory = options.work or Path(temporary)
-        directory.mkdir(parents=True, exist_ok=True)
+    with workplace(options) as directory:
         path, trace = directory / "memory", options.replay or directory / "trace.zst"
         if set(options.parts) & {"live", "slow"}:
             build(model, path, options)
@@ -159,18 +147,12 @@ def live_table(result: dict[str, Any]) -> str:
     return table(
         head,
         [
-            [
-                f"{run['share']:.1%}",
-                run["policy"],
-                run["prefetch"],
-                f"{run['hit_rate']:.3f}",
-                f"{run['misses']:,}",
-                f"{run['prefetched']:,}",
-                f"{run['late']:,}",
-                f"{run['unused']:,}",
-                f"{run['seconds']:.2f} s",
-                f"{run['total_seconds']:.1f}",
-            ]
+            (
+                f"{run['share']:.1%} | {run['policy']} | {run['prefetch']} | "
+                f"{run['hit_rate']:.3f} | {run['misses']:,} | {run['prefetched']:,} | "
+                f"{run['late']:,} | {run['unused']:,} | {run['seconds']:.2f} s | "
+                f"{run['total_seconds']:.1f}"
+            )
             for run in result["runs"]
         ],
     )

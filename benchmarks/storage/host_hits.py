@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.options import plain_parser
+from benchmarks.common.options import add, plain_parser
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import table
 from benchmarks.storage.records import BATCH, SHAPES, Shape, begin, number
@@ -57,7 +57,7 @@ def measure(shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     arguments = plain_parser(__doc__)
-    arguments.add_argument("--repeats", type=int, default=7)
+    add(arguments, "--repeats", 7)
     options = arguments.parse_args()
     begin(options)
     rows = [measure(shape, options) for shape in SHAPES]

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.options import add
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import interleaved, paired_ratio
@@ -158,14 +159,13 @@ def measure(memory: Memory, heads: Sequence[int], options: argparse.Namespace) -
 
 def main() -> None:
     arguments = reading_parser(__doc__)
-    arguments.add_argument(
-        "--cold-megabytes", type=int, default=16, help="to read in one measurement"
-    )
-    arguments.add_argument(
+    add(arguments, "--cold-megabytes", 16, "to read in one measurement")
+    add(
+        arguments,
         "--pause",
+        0,
+        "seconds before each measurement, where a disk is fast in bursts only",
         type=float,
-        default=0,
-        help="seconds before each measurement, where a disk is fast in bursts only",
     )
     options = arguments.parse_args()
     begin(options)
@@ -181,17 +181,20 @@ def main() -> None:
     write_part(options, "cold", rows)
 
 
-def line(row: dict[str, Any]) -> list[str]:
+def line(row: dict[str, Any]) -> str:
     """A row of the table."""
-    cells = [*wanted(row), number(row["disk_gb_s"]), number(row["keyed_gb_s"])]
     if "direct_refused" in row:
-        cells += [row["direct_refused"], "-", "-"]
+        direct = f"{row['direct_refused']} | - | -"
     else:
-        threads = row["best_direct"].removeprefix("direct")
-        cells.append(f"{number(row[row['best_direct'] + '_gb_s'])}, {threads}")
-        cells += [spread(row["to_direct"]), spread(row["keyed_to_direct"])]
-    kept = f"{100 * row['pages_kept']:.1f}%"
-    return [*cells, number(row["gets_gb_s"]), spread(row["to_gets"]), kept]
+        best, threads = row["best_direct"], row["best_direct"].removeprefix("direct")
+        direct = (
+            f"{number(row[best + '_gb_s'])}, {threads} | {spread(row['to_direct'])} | "
+            f"{spread(row['keyed_to_direct'])}"
+        )
+    return (
+        f"{wanted(row)} | {number(row['disk_gb_s'])} | {number(row['keyed_gb_s'])} | {direct} | "
+        f"{number(row['gets_gb_s'])} | {spread(row['to_gets'])} | {100 * row['pages_kept']:.1f}%"
+    )
 
 
 if __name__ == "__main__":

@@ -109,15 +109,9 @@ def main() -> None:
     rows = [measure(memory, heads, options) for memory, heads in memories(options)]
     head = "record | read | disk tier | µs a record | copy + XXH3 | ratio | in pieces | ratio"
     lines = [
-        [
-            *wanted(row),
-            number(row["disk_gb_s"]),
-            number(row["microseconds_a_record"]),
-            number(row["record_gb_s"]),
-            spread(row["to_record"]),
-            number(row["pieces_gb_s"]),
-            spread(row["to_pieces"]),
-        ]
+        f"{wanted(row)} | {number(row['disk_gb_s'])} | {number(row['microseconds_a_record'])} | "
+        f"{number(row['record_gb_s'])} | {spread(row['to_record'])} | "
+        f"{number(row['pieces_gb_s'])} | {spread(row['to_pieces'])}"
         for row in rows
     ]
     print("\nWarm, batches of 32 into slots (GB/s)\n\n" + table(head, lines))

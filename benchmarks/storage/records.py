@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.memories import data_file, workplace
-from benchmarks.common.options import plain_parser, prepare
+from benchmarks.common.options import add, plain_parser, prepare
 from memstore.block import RecordKey
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Database
@@ -166,9 +166,9 @@ def number(value: float) -> str:
 def reading_parser(doc: str | None) -> argparse.ArgumentParser:
     """The options of the benchmarks that time reading and writing records."""
     options = plain_parser(doc)
-    options.add_argument("--megabytes", type=int, default=256, help="size of each memory")
-    options.add_argument("--repeats", type=int, default=7)
-    options.add_argument("--work", type=Path, help="where memories are made (default: temporary)")
+    add(options, "--megabytes", 256, "size of each memory")
+    add(options, "--repeats", 7)
+    add(options, "--work", None, "where memories are made (default: temporary)", type=Path)
     return options
 
 
@@ -191,6 +191,6 @@ def memories(options: argparse.Namespace) -> Iterator[tuple[Memory, Sequence[int
             print(f"{shape.name} measured", flush=True)
 
 
-def wanted(row: dict[str, Any]) -> list[str]:
+def wanted(row: dict[str, Any]) -> str:
     """The first cells of a row: the record, and what of it was read."""
-    return [row["record"], "one head" if row["heads"] == 1 else "whole"]
+    return f"{row['record']} | {'one head' if row['heads'] == 1 else 'whole'}"
