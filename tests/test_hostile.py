@@ -19,10 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from synthetic_documents import BLOCK, CHUNK, DIM, HEADS, SIGNATURE, ingest, is_whole, stored
+from test_index_engines import build, filled, queries
 from tiny_model import save_tiny_model
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from memstore.block import BlockKey
+from memstore.cli import console
 from memstore.disk.document import Document
 from memstore.errors import (
     CorruptMemory,
@@ -31,6 +33,7 @@ from memstore.errors import (
     InvalidWeights,
     MemstoreError,
 )
+from memstore.index import faiss_format
 from memstore.model.checkpoint import load_checkpoint, signature_of
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.recorded import Recorded
@@ -457,3 +460,111 @@ def test_a_crafted_trace_is_refused_or_read(tmp_path, data):
         return
     for entry in found:
         assert entry.units and all(0 <= place < len(entry.units) for place in entry.missed)
+
+
+# Index files
+
+
+@pytest.fixture(scope="module", params=["faiss-ivf", "faiss-ivf-sq8"])
+def index_file(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """A kind of index, and the file of its layer 0."""
+    index, _ = filled(request.param)
+    build(index)
+    directory = tmp_path_factory.mktemp("index")
+    faiss_format.write(directory, index, 0)
+    return request.param, faiss_format.file_of(directory, 0)
+
+
+def index_parts(content: bytes) -> tuple[bytes, dict[str, Any], bytes]:
+    """Magic, header and payload of an index file."""
+    at = content.index(b"\n") + 1
+    end = at + 16 + int.from_bytes(content[at : at + 8], "little")
+    return content[:at], msgpack.unpackb(content[at + 16 : end]), content[end:]
+
+
+def takes(kind: str, directory: Path, header: Any, payload: bytes, magic: bytes) -> bool:
+    """Whether a file with right checksums is taken; searching must then work."""
+    if isinstance(header, dict) and "payload" in header:
+        header = {**header, "payload": xxh3_64_digest(payload)}
+    packed = msgpack.packb(header)
+    size = len(packed).to_bytes(8, "little")
+    content = magic + size + xxh3_64_digest(packed) + packed + payload
+    faiss_format.file_of(directory, 0).write_bytes(content)
+    index, scope = filled(kind)
+    try:
+        index.install(0, faiss_format.read(directory, index, 0))
+    except faiss_format.Unusable:
+        return False
+    found = index.search(0, queries(3), scope, 4)
+    assert ((found.candidates >= -1) & (found.candidates < sum(end for *_, end in scope))).all()
+    return True
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_crafted_index_file_is_unusable_or_harmless(index_file, tmp_path, data):
+    kind, file = index_file
+    magic, header, payload = index_parts(file.read_bytes())
+    assert "payload" in header
+    path = data.draw(st.sampled_from(list(places(header))))
+    to = data.draw(st.sampled_from(WRONG))
+    takes(kind, tmp_path, changed(header, path, to), payload, magic)
+
+
+def test_an_index_file_whose_engines_hold_other_rows_is_unusable(index_file, tmp_path):
+    kind, file = index_file
+    magic, header, payload = index_parts(file.read_bytes())
+    assert takes(kind, tmp_path, header, payload, magic)
+    wrong = {
+        "end": header["end"] - 1,
+        "metrics": header["metrics"][:1],
+        "calibrations": [],
+        "lengths": [],
+        "runs": [[1, 0, header["end"], 1, b""]],
+    }
+    for name, to in wrong.items():
+        assert not takes(kind, tmp_path, {**header, name: to}, payload, magic)
+    last = len(payload) - 8  # a row's number
+    assert not takes(
+        kind, tmp_path, header, payload[:last] + b"\xff\xff\xff\x7f" + b"\0" * 4, magic
+    )
+    for cut in (b"", payload[:4], b"ilod" + payload[4:]):
+        sizes = [len(cut), *([0] * (len(header["lengths"]) - 1))]
+        assert not takes(kind, tmp_path, {**header, "lengths": sizes}, cut, magic)
+
+
+# What reaches the terminal
+
+
+def test_control_characters_are_shown_and_never_sent(capsys):
+    hostile = "a\x1b[2J\x07\x9b1m\u202eb\udc80\r\x7f"
+    console.say(hostile)
+    console.note(hostile)
+    console.emit({"name": hostile})
+    console.print_answer(
+        {
+            "text": hostile,
+            "sources": [
+                {"weight": 1.0, "document": hostile, "span": (0, 1), "reads": [], "text": hostile}
+            ],
+            "lookups": {"done": 1, "skipped": 0},
+            "tiers": {},
+            "seconds": 0.0,
+        },
+        streamed=False,
+    )
+    print(console.columns([("name",), (hostile + "\n",)]))
+    told = "".join(capsys.readouterr())
+    assert all(letter.isprintable() or letter == "\n" for letter in told), ascii(told)
+    assert r"\u001b[2J" in told
+    (line,) = [line for line in told.splitlines() if line.startswith("{")]
+    assert json.loads(line) == {"name": hostile}
+
+
+def test_a_name_that_is_not_utf8_is_refused(store):
+    for name in ("\udcff", "", "a\0b", "x" * 5000):
+        with pytest.raises(InvalidInput):
+            ingest(store, name, 20)
+    assert [row.name for row in store.documents()] == ["kept"]
