@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from counting_source import CountingSource
 from fork_server import ForkServer
 
 
@@ -12,3 +13,8 @@ def children() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def below() -> CountingSource:
+    return CountingSource()

@@ -6,15 +6,20 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from memstore.block import BlockKey
 from memstore.errors import CorruptBlock, DocumentNotFound
+from memstore.tiers.base import UnitSource
+from memstore.tiers.device import DeviceTier
+from memstore.tiers.host import HostTier
 from memstore.tiers.slab import SlabTier
 
 BLOCK, DIM = 4, 8
 UNIT_BYTES = 2 * BLOCK * DIM * 4
+SHAPE: dict[str, Any] = {"block_size": BLOCK, "head_dim": DIM, "dtype": torch.float32}
 SECONDS = 600  # until a test that waits has failed
 
 
@@ -73,6 +78,16 @@ class CountingSource:
                 raise DocumentNotFound("document 666 was forgotten")
             slab[slot] = torch.stack(content(key))
         return [BLOCK - key.block % 2 for key in units]
+
+
+def host_tier(below: UnitSource, units: int = 8, policy: str = "lru") -> HostTier:
+    """A host tier of so many units, whose budget is half of one larger."""
+    return HostTier(below, units * UNIT_BYTES + UNIT_BYTES // 2, policy=policy, **SHAPE)
+
+
+def device_tier(host: HostTier, units: int, policy: str = "lru", device: str = "cpu") -> DeviceTier:
+    """A device tier of so many units above a host tier."""
+    return DeviceTier(host, units * UNIT_BYTES, policy=policy, device=device, **SHAPE)
 
 
 def check_lease(tier: SlabTier, units: list[BlockKey]) -> None:

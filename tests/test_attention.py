@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,22 @@ def signature(config: ModelConfig) -> Signature:
         head_dim=config.head_dim,
         block_size=config.block_size,
     )
+
+
+def one_layer(**changes: Any) -> ModelConfig:
+    """One layer that reads memory, in float64; 2 heads of 8 channels, blocks of 3 tokens."""
+    small = {"num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "block_size": 3}
+    return ModelConfig(**(small | {"memory_layers": (0,), "kv_dtype": "float64"} | changes))
+
+
+class Random:
+    """Normal float64 numbers that a seed repeats."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=self._generator)
 
 
 class Driver:
@@ -172,8 +189,7 @@ def test_every_memory_size_equals_the_transcription(
     queries.
     """
     heads, kv_heads, size, dim, top_k = 4, 2, 3, 8, 2 if score_range is None else 3
-    config = ModelConfig(
-        num_layers=1,
+    config = one_layer(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=dim,
@@ -182,18 +198,12 @@ def test_every_memory_size_equals_the_transcription(
         score_range=score_range,
         recency=recency,
         cmt=cmt,
-        memory_layers=(0,),
         old_block_position="fixed" if fixed else "stingy",
         granularity=granularity,
-        kv_dtype="float64",
         cmt_cutoff=0.15 if cmt else 0.0,
         old_block_distance=11,
     )
-    generator = torch.Generator().manual_seed(7)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
+    randn = Random(7)
     k_cmt = randn(kv_heads, dim) if cmt else None
     rope = Rope(dim)
     driver = Driver(
@@ -220,15 +230,8 @@ def test_every_memory_size_equals_the_transcription(
                 Block(k[n, h // 2].numpy(), v[n, h // 2].numpy(), size) for n in range(documents)
             ]
     numbers: set[int] = set()  # of blocks chosen together
-    for rows in (
-        4,
-        6,
-        3,
-        5,
-        2,
-        4,
-        4,
-    ):  # positions a chunk: own blocks 0, 1, 2, .. beyond top_k + 2, unfinished ones between
+    # positions a chunk: own blocks 0, 1, 2, .. beyond top_k + 2, unfinished ones between
+    for rows in (4, 6, 3, 5, 2, 4, 4):
         q, k, v = randn(heads, rows, dim), randn(kv_heads, rows, dim), randn(kv_heads, rows, dim)
         first = driver.attention.chunk.length
         [out] = driver.feed([(q, k, v)])
@@ -279,22 +282,13 @@ def test_every_memory_size_equals_the_transcription(
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("fixed", [True, False])
 def test_blocks_out_of_range_are_neither_leased_nor_read(granularity: str, fixed: bool) -> None:
-    config = ModelConfig(
-        num_layers=1,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        block_size=3,
-        top_k=4,
-        memory_layers=(0,),
-        old_block_position="fixed" if fixed else "stingy",
-        granularity=granularity,
-        kv_dtype="float64",
-        cmt=False,
+    position = "fixed" if fixed else "stingy"
+    config = one_layer(
+        num_heads=4, top_k=4, old_block_position=position, granularity=granularity, cmt=False
     )
-    generator = torch.Generator().manual_seed(5)
-    k, v = (torch.randn(9, 2, n, 8, dtype=torch.float64, generator=generator) for n in (4, 3))
-    qkv = tuple(torch.randn(h, 1, 8, dtype=torch.float64, generator=generator) for h in (4, 2, 2))
+    randn = Random(5)
+    k, v = (randn(9, 2, n, 8) for n in (4, 3))
+    qkv = tuple(randn(h, 1, 8) for h in (4, 2, 2))
     out, leased, read = {}, {}, {}
     for score_range in (None, 1e9, 0.3, 0.0):
         driver = Driver(replace(config, score_range=score_range))
@@ -314,39 +308,24 @@ def test_blocks_out_of_range_are_neither_leased_nor_read(granularity: str, fixed
 
 def test_rotated_query_equals_rotated_keys() -> None:
     rope = Rope(16, interleaved=True)
-    generator = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(5, 16, dtype=torch.float64, generator=generator) for _ in range(2))
+    randn = Random(0)
+    q, k = randn(5, 16), randn(5, 16)
     direct = (rope(q, torch.full((5,), 91)) * rope(k, torch.arange(40, 45))).sum(-1)
     moved = (rope(q, torch.full((5,), 91 - 40)) * rope(k, torch.arange(5))).sum(-1)
     torch.testing.assert_close(direct, moved, rtol=1e-12, atol=1e-12)
 
 
 def test_closed_gates_touch_neither_index_nor_tiers() -> None:
-    config = ModelConfig(
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=8,
-        block_size=3,
-        memory_layers=(0,),
-        kv_dtype="float64",
-        cmt_cutoff=1.0,
-    )
-    generator = torch.Generator().manual_seed(0)
-    driver = Driver(config, [torch.randn(2, 8, dtype=torch.float64, generator=generator)])
-    k, v = (torch.randn(6, 2, n, 8, dtype=torch.float64, generator=generator) for n in (4, 3))
-    driver.attach(0, k, v)
+    config, randn = one_layer(cmt_cutoff=1.0), Random(0)
+    driver = Driver(config, [randn(2, 8)])
+    driver.attach(0, randn(6, 2, 4, 8), randn(6, 2, 3, 8))
     before = driver.store.stats()
-    driver.feed(
-        [tuple(torch.randn(2, 5, 8, dtype=torch.float64, generator=generator) for _ in range(3))]
-    )
+    driver.feed([tuple(randn(2, 5, 8) for _ in range(3))])
     assert driver.attention.lookups.done == 0 and driver.attention.lookups.skipped == 10
     after = driver.store.stats()
     assert after["index"] == before["index"] and after["tiers"] == before["tiers"]
     driver.attention.lookup.settings = replace(config.lookup, cmt_cutoff=0.0)
-    driver.feed(
-        [tuple(torch.randn(2, 5, 8, dtype=torch.float64, generator=generator) for _ in range(3))]
-    )
+    driver.feed([tuple(randn(2, 5, 8) for _ in range(3))])
     assert driver.attention.lookups.done == 10
     assert driver.store.stats()["index"]["rows"] == before["index"]["rows"] + 10
     assert driver.store.stats()["tiers"]["host"]["hits"] > before["tiers"]["host"]["hits"]
@@ -357,28 +336,10 @@ def test_closed_gates_touch_neither_index_nor_tiers() -> None:
 def test_one_token_at_a_time_reads_for_its_open_heads_what_it_reads_in_a_chunk(
     granularity: str,
 ) -> None:
-    config = ModelConfig(
-        num_layers=1,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        block_size=3,
-        memory_layers=(0,),
-        top_k=2,
-        kv_dtype="float64",
-        cmt_cutoff=0.2,
-        granularity=granularity,
-    )
-    generator = torch.Generator().manual_seed(5)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-    k_cmt, memory, rows = (
-        randn(2, 8),
-        (randn(6, 2, 4, 8), randn(6, 2, 3, 8)),
-        [randn(h, 16, 8) for h in (4, 2, 2)],
-    )
+    config = one_layer(num_heads=4, top_k=2, cmt_cutoff=0.2, granularity=granularity)
+    randn = Random(5)
+    k_cmt, memory = randn(2, 8), (randn(6, 2, 4, 8), randn(6, 2, 3, 8))
+    rows = [randn(h, 16, 8) for h in (4, 2, 2)]
     outputs, reads, opened = [], [], set()
     for step in (16, 1):
         driver = Driver(config, [k_cmt])
@@ -398,20 +359,9 @@ def test_one_token_at_a_time_reads_for_its_open_heads_what_it_reads_in_a_chunk(
 
 
 def test_a_budget_too_small_for_a_chunk_is_slower_and_right() -> None:
-    config = ModelConfig(
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=8,
-        block_size=3,
-        memory_layers=(0,),
-        kv_dtype="float64",
-        cmt=False,
-        top_k=2,
-    )
-    generator = torch.Generator().manual_seed(0)
-    k, v = (torch.randn(40, 2, n, 8, dtype=torch.float64, generator=generator) for n in (4, 3))
-    qkv = tuple(torch.randn(2, 9, 8, dtype=torch.float64, generator=generator) for _ in range(3))
+    config, randn = one_layer(cmt=False, top_k=2), Random(0)
+    k, v = (randn(40, 2, n, 8) for n in (4, 3))
+    qkv = tuple(randn(2, 9, 8) for _ in range(3))
     out = []
     for units in (4096, 80):
         driver = Driver(config, host_units=units)
@@ -421,21 +371,10 @@ def test_a_budget_too_small_for_a_chunk_is_slower_and_right() -> None:
 
 
 def test_reads_account_for_all_the_memory_mass_of_the_last_row() -> None:
-    config = ModelConfig(
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=8,
-        block_size=3,
-        memory_layers=(0,),
-        kv_dtype="float64",
-        cmt_cutoff=0.0,
-    )
-    generator = torch.Generator().manual_seed(3)
-    driver = Driver(config, [torch.randn(2, 8, dtype=torch.float64, generator=generator)])
-    k, v = (torch.randn(9, 2, n, 8, dtype=torch.float64, generator=generator) for n in (4, 3))
-    driver.attach(0, k, v)
-    q, own_k, _ = (torch.randn(2, 5, 8, dtype=torch.float64, generator=generator) for _ in range(3))
+    randn = Random(3)
+    driver = Driver(one_layer(cmt_cutoff=0.0), [randn(2, 8)])
+    driver.attach(0, randn(9, 2, 4, 8), randn(9, 2, 3, 8))
+    q, own_k = randn(2, 5, 8), randn(2, 5, 8)
     driver.feed([(q, own_k, torch.zeros(2, 5, 8, dtype=torch.float64))])
     local_mass = mass_on_the_chunk(driver, q, own_k)
     for head in range(2):

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from counting_source import (
-    BLOCK,
-    DIM,
     SECONDS,
+    SHAPE,
     UNIT_BYTES,
     Aside,
     CountingSource,
@@ -58,7 +57,7 @@ def check_tiers(store: MemoryStore) -> None:
     for.
     """
     tiers = store.tiers
-    for tier in tiers._caches:
+    for tier in tiers.caches:
         assert tier.bytes <= tier.budget_bytes
     if tiers.device is not None:
         for layer, stats in tiers.device.layers().items():
@@ -260,7 +259,7 @@ def test_written_appended_and_forgotten_documents_read_right_through_the_device(
             pass
         assert store.tiers.device.holds(unit)
         store.forget("book")
-        for tier in store.tiers._caches:
+        for tier in store.tiers.caches:
             assert {key.document for key in tier._slots} <= {other.id}
         with pytest.raises(DocumentNotFound):
             store.lease([unit])
@@ -275,13 +274,7 @@ def test_a_lookup_during_a_drop_brings_nothing_back_to_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiers = Cascade(
-        None,
-        block_size=BLOCK,
-        head_dim=DIM,
-        dtype=torch.float32,
-        host_budget=8 * UNIT_BYTES,
-        device="cpu",
-        device_budget=8 * UNIT_BYTES,
+        None, **SHAPE, host_budget=8 * UNIT_BYTES, device="cpu", device_budget=8 * UNIT_BYTES
     )
     tiers.host.source = CountingSource()
     for drop in ("drop", "drop_document"):
@@ -310,33 +303,9 @@ def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
             own = {unit for unit in store.tiers.device._slots if unit.document < 0}
             assert own and all(store.tiers.host.holds(unit) for unit in own)
             assert store.tiers.host._pinned
-        for tier in store.tiers._caches:
+        for tier in store.tiers.caches:
             assert not [unit for unit in tier._slots if unit.document < 0] and not tier._pinned
         check_slots(store.tiers.device), check_slots(store.tiers.host)
-
-
-def test_kept_documents_stay_in_the_host_tier_under_pressure(tmp_path: Path) -> None:
-    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
-        kept, other = ingest(store, "kept", CHUNK), ingest(store, "other", 20 * CHUNK, text=2)
-    with open_with_device(tmp_path / "m", host=20, device=4) as store:
-        units = [
-            BlockKey(kept.id, layer, block, head)
-            for layer in (1, 2)
-            for block in range(4)
-            for head in (0, 1)
-        ]
-        store.tiers.keep(units)
-        check_content(store, other, text=2)
-        misses = store.stats()["tiers"]["host"]["misses"]
-        for unit in units:
-            store.lease([unit]).release()
-        assert store.stats()["tiers"]["host"]["misses"] == misses
-        store.tiers.unpin(units)
-        check_content(store, other, text=2)
-        assert not any(store.tiers.host.holds(unit) for unit in units[:4])
-        for tier in store.tiers._caches:
-            assert tier.bytes <= tier.budget_bytes
-            check_slots(tier)
 
 
 def test_a_repair_does_not_close_the_file_under_a_prefetch(

@@ -13,7 +13,8 @@ import zstandard
 
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model import facts as language
-from memstore.model.facts import Pools, draw_fact, draw_value
+from memstore.model.fact_pools import VALUE_SHARES, Pools, draw_value
+from memstore.model.facts import draw_fact
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
@@ -147,7 +148,7 @@ def test_training_never_draws_what_is_held_out():
         forms = getattr(language, name)
         assert len(forms["held_out"]) == 2 and not set(forms["train"]) & set(forms["held_out"])
     assert len(language.STATEMENTS["train"]) >= 8 and len(language.QUESTIONS["train"]) >= 8
-    assert "format" not in language.VALUE_SHARES["train"]
+    assert "format" not in VALUE_SHARES["train"]
     rng = random.Random(0)
     train, held_out = ([draw_fact(rng, split) for _ in range(3000)] for split in language.SPLITS)
     assert not {fact.attribute for fact in train} & {fact.attribute for fact in held_out}

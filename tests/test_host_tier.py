@@ -7,32 +7,25 @@ import threading
 
 import pytest
 import torch
-from counting_source import BLOCK, DIM, UNIT_BYTES, CountingSource, check_lease, content, unit
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from counting_source import (
+    BLOCK,
+    DIM,
+    SHAPE,
+    UNIT_BYTES,
+    CountingSource,
+    check_lease,
+    content,
+    host_tier,
+    unit,
+)
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
 from memstore.tiers.host import HostTier, NoSource
 
 
-@pytest.fixture
-def below() -> CountingSource:
-    return CountingSource()
-
-
-def make_tier(below: CountingSource, units: int = 8) -> HostTier:
-    return HostTier(
-        below,
-        units * UNIT_BYTES + UNIT_BYTES // 2,
-        block_size=BLOCK,
-        head_dim=DIM,
-        dtype=torch.float32,
-    )
-
-
 def test_hits_are_not_read_again_and_are_counted(below: CountingSource) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below)
     check_lease(tier, [unit(0), unit(1), unit(5)])
     check_lease(tier, [unit(5), unit(0)])
     check_lease(tier, [unit(5), unit(2), unit(5)])
@@ -46,14 +39,14 @@ def test_hits_are_not_read_again_and_are_counted(below: CountingSource) -> None:
 
 
 def test_empty_lease_is_no_read(below: CountingSource) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below)
     with tier.lease([]) as lease:
         assert lease.slots.shape == (0,) and lease.lengths.shape == (0,)
     assert below.reads == [] and tier.stats().misses == 0
 
 
 def test_least_recently_used_goes_first(below: CountingSource) -> None:
-    tier = make_tier(below, units=3)
+    tier = host_tier(below, units=3)
     for number in (0, 1, 2, 0, 3):
         check_lease(tier, [unit(number)])
     assert [tier.holds(unit(n)) for n in range(4)] == [True, False, True, True]
@@ -61,7 +54,7 @@ def test_least_recently_used_goes_first(below: CountingSource) -> None:
 
 
 def test_leased_units_stay_until_release(below: CountingSource) -> None:
-    tier = make_tier(below, units=3)
+    tier = host_tier(below, units=3)
     first = tier.lease([unit(0), unit(1)])
     for number in range(2, 8):
         check_lease(tier, [unit(number)])
@@ -76,7 +69,7 @@ def test_leased_units_stay_until_release(below: CountingSource) -> None:
 
 
 def test_too_many_units_say_how_many_would_fit_and_change_nothing(below: CountingSource) -> None:
-    tier = make_tier(below, units=4)
+    tier = host_tier(below, units=4)
     check_lease(tier, [unit(n) for n in range(4)])
     tier.pin(-1, 0, 0, torch.zeros(1, 1, BLOCK, DIM), torch.zeros(1, 1, BLOCK, DIM))
     with pytest.raises(BudgetExceeded, match="raise the host budget") as refused:
@@ -91,11 +84,11 @@ def test_too_many_units_say_how_many_would_fit_and_change_nothing(below: Countin
 
 def test_budget_below_one_unit_is_refused(below: CountingSource) -> None:
     with pytest.raises(BudgetExceeded, match="raise the budget"):
-        HostTier(below, UNIT_BYTES - 1, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
+        HostTier(below, UNIT_BYTES - 1, **SHAPE)
 
 
 def test_failed_read_leaves_nothing_behind(below: CountingSource) -> None:
-    tier = make_tier(below, units=4)
+    tier = host_tier(below, units=4)
     check_lease(tier, [unit(0)])
     below.refuse = True
     for _ in range(5):
@@ -112,7 +105,7 @@ def test_failed_read_leaves_nothing_behind(below: CountingSource) -> None:
 def test_pinned_units_outlive_any_pressure_and_are_cached_after_unpin(
     below: CountingSource,
 ) -> None:
-    tier = make_tier(below, units=6)
+    tier = host_tier(below, units=6)
     own = torch.randn(2, 2, 2, BLOCK, DIM)
     pinned = tier.pin(1, 0, 10, own[0], own[1], last_length=3)
     assert pinned == [BlockKey(1, 0, block, head) for block in (10, 11) for head in (0, 1)]
@@ -133,7 +126,7 @@ def test_pinned_units_outlive_any_pressure_and_are_cached_after_unpin(
 
 
 def test_dropped_unit_keeps_its_slot_while_leased(below: CountingSource) -> None:
-    tier = make_tier(below, units=3)
+    tier = host_tier(below, units=3)
     lease = tier.lease([unit(0), unit(1)])
     tier.drop_document(1)
     assert not tier.holds(unit(0)) and tier.bytes == 2 * UNIT_BYTES
@@ -150,52 +143,13 @@ def test_dropped_unit_keeps_its_slot_while_leased(below: CountingSource) -> None
 
 
 def test_no_source_says_what_is_missing() -> None:
-    tier = HostTier(
-        NoSource(), 10 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32
-    )
+    tier = HostTier(NoSource(), 10 * UNIT_BYTES, **SHAPE)
     with pytest.raises(DocumentNotFound, match="document 1"):
         tier.lease([unit(0)])
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.tuples(st.sampled_from("lrpud"), st.integers(0, 23)), max_size=60),
-    st.integers(1, 9),
-)
-def test_any_order_of_calls_keeps_budget_and_content(
-    steps: list[tuple[str, int]], capacity: int
-) -> None:
-    tier = make_tier(CountingSource(), units=capacity)
-    leases = []
-    pinned: list[BlockKey] = []
-    for what, number in steps:
-        try:
-            if what == "l":
-                wanted = [unit((number + i * 5) % 24) for i in range(1 + number % 4)]
-                lease = tier.lease(wanted)
-                leases.append((lease, wanted))
-            elif what == "r" and leases:
-                leases.pop(number % len(leases))[0].release()
-            elif what == "p" and not tier.holds(key := BlockKey(-1, 0, number, 0)):
-                k, v = content(key)
-                pinned += tier.pin(
-                    -1, 0, number, k.view(1, 1, BLOCK, DIM), v.view(1, 1, BLOCK, DIM)
-                )
-            elif what == "u" and pinned:
-                tier.unpin([pinned.pop(number % len(pinned))])
-            elif what == "d":
-                tier.drop([unit(number)])
-        except BudgetExceeded as refused:
-            assert refused.fits < max(len(set(wanted)), 1) if what == "l" else what == "p"
-        assert tier.bytes <= capacity * UNIT_BYTES
-        for lease, wanted in leases:
-            for slot, key in zip(lease.slots, wanted):
-                assert torch.equal(lease.k[slot], content(key)[0])
-    assert all(tier.holds(key) for key in pinned)
-
-
 def test_threads_share_the_tier_and_join_each_others_reads(below: CountingSource) -> None:
-    tier = make_tier(below, units=40)
+    tier = host_tier(below, units=40)
     failures: list[str] = []
 
     def work(seed: int) -> None:

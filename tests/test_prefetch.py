@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from counting_source import (
-    BLOCK,
-    DIM,
-    UNIT_BYTES,
     Aside,
     CountingSource,
     check_lease,
     check_slots,
+    device_tier,
+    host_tier,
     unit,
 )
 from fork_server import RIGHT, ForkServer
@@ -30,8 +29,6 @@ from memstore.model.landmark_model import LandmarkModel
 from memstore.model.settings import GRANULARITIES
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.base import UnitSource
-from memstore.tiers.device import DeviceTier
-from memstore.tiers.host import HostTier
 from memstore.tiers.options import PREDICTORS
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.prefetch import Prefetcher
@@ -52,22 +49,6 @@ def elsewhere(children: ForkServer, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-@pytest.fixture
-def below() -> CountingSource:
-    return CountingSource()
-
-
-def make_tier(below: UnitSource, units: int = 64, policy: str = "lru") -> HostTier:
-    return HostTier(
-        below,
-        units * UNIT_BYTES,
-        block_size=BLOCK,
-        head_dim=DIM,
-        dtype=torch.float32,
-        policy=policy,
-    )
-
-
 def units(first: int, end: int) -> list[BlockKey]:
     return [unit(number) for number in range(first, end)]
 
@@ -76,7 +57,7 @@ def units(first: int, end: int) -> list[BlockKey]:
 
 
 def test_requests_are_read_in_batches_without_repeats(below: CountingSource) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below, 64)
     check_lease(tier, [unit(0)])
     ahead = Prefetcher(tier, workers=1, batch=4)
     below.stand_still()
@@ -95,7 +76,7 @@ def test_requests_are_read_in_batches_without_repeats(below: CountingSource) -> 
 
 
 def test_too_many_requests_drop_the_oldest_and_block_nobody(below: CountingSource) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=1, batch=1, most=5)
     below.stand_still()
     ahead.request([unit(0)])
@@ -111,7 +92,7 @@ def test_too_many_requests_drop_the_oldest_and_block_nobody(below: CountingSourc
 
 
 def test_what_is_cancelled_is_not_read_and_nobody_waits_for_it(below: CountingSource) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=2, batch=1)
     below.stand_still()
     ahead.request(units(0, 10))
@@ -130,7 +111,7 @@ def test_what_is_cancelled_is_not_read_and_nobody_waits_for_it(below: CountingSo
 
 def test_draining_ends_when_everything_that_waits_is_cancelled(below: CountingSource) -> None:
     for _ in range(200):
-        ahead = Prefetcher(make_tier(below), workers=1)
+        ahead = Prefetcher(host_tier(below, 64), workers=1)
         ahead.request([unit(0)])
         drained = Aside(ahead.drain)
         ahead.cancel()
@@ -139,7 +120,7 @@ def test_draining_ends_when_everything_that_waits_is_cancelled(below: CountingSo
 
 
 def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: CountingSource) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=2, batch=1)
     below.stand_still()
     ahead.request(units(0, 10))
@@ -161,7 +142,7 @@ def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: Counti
 
 
 def test_closing_what_never_began_is_nothing(below: CountingSource) -> None:
-    ahead = Prefetcher(make_tier(below))
+    ahead = Prefetcher(host_tier(below, 64))
     ahead.close()
     ahead.close()
     ahead.request([unit(0)])
@@ -184,7 +165,7 @@ def test_closing_what_never_began_is_nothing(below: CountingSource) -> None:
 def test_workers_survive_whatever_the_source_raises_and_the_lookup_raises_it(
     below: CountingSource, error: Exception
 ) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=1, batch=2)
     below.refuse, below.error = True, lambda: error
     for _ in range(3):
@@ -207,7 +188,7 @@ def test_without_threads_to_be_had_nothing_is_read_ahead(
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    ahead = Prefetcher(make_tier(below))
+    ahead = Prefetcher(host_tier(below, 64))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     ahead.request(units(0, 4))
     ahead.drain()
@@ -227,18 +208,10 @@ def test_without_threads_to_be_had_nothing_is_read_ahead(
 def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
     below: CountingSource, policy: str, with_device: bool
 ) -> None:
-    host = make_tier(below, 9, policy)
+    host = host_tier(below, 9, policy)
     tier: SlabTier = host
     if with_device:
-        tier = DeviceTier(
-            host,
-            12 * UNIT_BYTES,
-            block_size=BLOCK,
-            head_dim=DIM,
-            dtype=torch.float32,
-            device="cpu",
-            policy=policy,
-        )
+        tier = device_tier(host, 12, policy)
     ahead = Prefetcher(tier, workers=2, batch=4, most=30)
     below.wild = random.Random(policy)
 
@@ -259,12 +232,9 @@ def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
                         )
                 elif what < 0.93:
                     ahead.cancel()
-                elif what < 0.97:
+                else:
                     with tier.lease(wanted[:1]):  # a thread that leases takes more, or is refused
                         check_lease(tier, wanted[1:])
-                else:
-                    host.keep(wanted[:1])
-                    host.unpin(wanted[:1])
             except (MemstoreError, OSError, RuntimeError):
                 pass
             assert tier.bytes <= tier.budget_bytes and host.bytes <= host.budget_bytes
@@ -380,13 +350,12 @@ def test_a_forked_child_prefetches_for_itself_and_its_parent_goes_on(
 ) -> None:
     printed = elsewhere(
         """
-        import os, signal, torch
-        from counting_source import BLOCK, DIM, UNIT_BYTES, CountingSource, check_lease, unit
-        from memstore.tiers.host import HostTier
+        import os, signal
+        from counting_source import UNIT_BYTES, CountingSource, check_lease, host_tier, unit
         from memstore.tiers.prefetch import Prefetcher
 
         below = CountingSource()
-        tier = HostTier(below, 8 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32)
+        tier = host_tier(below, 8)
         ahead = Prefetcher(tier, batch=1)
         below.stand_still()
         ahead.request([unit(n) for n in range(6)])

@@ -15,7 +15,7 @@ from memstore.block import KV_DTYPES, RecordKey
 from memstore.disk.codec import CODECS
 from memstore.disk.record import decode_head
 from memstore.errors import CorruptBlock
-from memstore.tiers.raw_bits import raw_view, to_shape, torch_dtype
+from memstore.tiers.raw_bits import from_raw, raw_view, torch_dtype
 
 every_codec = pytest.mark.parametrize("codec", CODECS)
 lossless_codec = pytest.mark.parametrize(
@@ -28,7 +28,7 @@ SHAPE = (2, 4, 6)
 def random_bits(shape: tuple[int, ...], dtype: str, seed: int) -> Tensor:
     """Every bit pattern of the dtype, NaNs and infinities included."""
     data = np.random.default_rng(seed).bytes(KV_DTYPES[dtype] * int(np.prod(shape)))
-    return to_shape(data, shape, dtype)
+    return from_raw(np.frombuffer(data, f"i{KV_DTYPES[dtype]}").reshape(shape), dtype)
 
 
 def a_record(

@@ -1,4 +1,4 @@
-"""What host and device tier share: replay equals life, prefetches, kept units, and drops at awkward
+"""What host and device tier share: replay equals life, prefetches, and drops at awkward
 moments.
 """
 
@@ -16,12 +16,15 @@ from counting_source import (
     BLOCK,
     DIM,
     SECONDS,
+    SHAPE,
     UNIT_BYTES,
     Aside,
     CountingSource,
     check_lease,
     check_slots,
     content,
+    device_tier,
+    host_tier,
     unit,
 )
 from fake_device import FakeDevice
@@ -39,22 +42,6 @@ from memstore.tiers.policy import POLICIES
 from memstore.tiers.replay import replay
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.trace import read_trace
-
-
-@pytest.fixture
-def below() -> CountingSource:
-    return CountingSource()
-
-
-def make_tier(below: CountingSource, units: int = 8, policy: str = "lru") -> HostTier:
-    return HostTier(
-        below,
-        units * UNIT_BYTES,
-        block_size=BLOCK,
-        head_dim=DIM,
-        dtype=torch.float32,
-        policy=policy,
-    )
 
 
 class Leasing:
@@ -90,9 +77,7 @@ def test_lookups_replayed_from_their_trace_hit_and_miss_as_they_did(
         path = tmp_path / str(capacity)
         tiers = Cascade(
             None,
-            block_size=BLOCK,
-            head_dim=DIM,
-            dtype=torch.float32,
+            **SHAPE,
             host_budget=capacity * UNIT_BYTES,
             device_budget=capacity * UNIT_BYTES,
             device=device,
@@ -127,7 +112,7 @@ def test_lookups_replayed_from_their_trace_hit_and_miss_as_they_did(
 
 
 def test_a_unit_prefetched_in_time_is_a_hit_and_counted_once(below: CountingSource) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below)
     assert tier.prefetch([unit(0), unit(1), unit(0), unit(2, layer=4)]) == 3
     assert tier.prefetch([unit(1), unit(0)]) == 0
     check_lease(tier, [unit(0), unit(5)])
@@ -140,7 +125,7 @@ def test_a_unit_prefetched_in_time_is_a_hit_and_counted_once(below: CountingSour
 
 
 def test_a_late_prefetch_is_joined_and_not_read_twice(below: CountingSource) -> None:
-    tier = make_tier(below)
+    tier = host_tier(below)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
     below.reading.acquire()
@@ -165,7 +150,7 @@ def test_a_late_prefetch_is_joined_and_not_read_twice(below: CountingSource) -> 
 def test_prefetched_units_that_nobody_looked_up_are_counted_when_they_go(
     below: CountingSource,
 ) -> None:
-    tier = make_tier(below, units=4)
+    tier = host_tier(below, units=4)
     tier.prefetch([unit(n) for n in range(4)])
     for number in (0, 0, 4):  # the first use counts as the unit's arrival, the second as a use
         check_lease(tier, [unit(number)])
@@ -182,7 +167,7 @@ def test_prefetched_units_that_nobody_looked_up_are_counted_when_they_go(
 def test_a_prefetch_takes_neither_leased_nor_pinned_slots_and_no_budget_stops_it(
     below: CountingSource, policy: str
 ) -> None:
-    tier = make_tier(below, units=4, policy=policy)
+    tier = host_tier(below, units=4, policy=policy)
     k = torch.zeros(1, 1, BLOCK, DIM)
     tier.pin(-1, 0, 0, k, k)
     lease = tier.lease([unit(0), unit(1)])
@@ -201,7 +186,7 @@ def test_a_prefetch_takes_neither_leased_nor_pinned_slots_and_no_budget_stops_it
 def test_a_failed_prefetch_leaves_nothing_behind_and_the_lookup_raises_the_named_error(
     below: CountingSource, policy: str
 ) -> None:
-    tier = make_tier(below, units=3, policy=policy)
+    tier = host_tier(below, units=3, policy=policy)
     below.refuse = True
     for _ in range(3):
         with pytest.raises(CorruptBlock):
@@ -222,7 +207,7 @@ def test_a_failed_prefetch_leaves_nothing_behind_and_the_lookup_raises_the_named
 def test_a_lookup_waits_for_the_room_that_prefetches_and_other_threads_take_for_a_moment(
     below: CountingSource,
 ) -> None:
-    tier = make_tier(below, units=2)
+    tier = host_tier(below, units=2)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
     below.reading.acquire()
@@ -251,7 +236,7 @@ def test_a_lookup_waits_for_the_room_that_prefetches_and_other_threads_take_for_
 
 
 def test_a_thread_that_leases_does_not_wait_for_others(below: CountingSource) -> None:
-    tier = make_tier(below, units=3)
+    tier = host_tier(below, units=3)
     other = Leasing(tier, [unit(0)])
     assert other.leases()
     with tier.lease([unit(1)]), pytest.raises(BudgetExceeded) as refused:
@@ -264,7 +249,7 @@ def test_a_thread_that_leases_does_not_wait_for_others(below: CountingSource) ->
 
 def test_waiting_for_room_ends(below: CountingSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memstore.tiers.slab._PATIENCE", 0.05)
-    tier = make_tier(below, units=3)
+    tier = host_tier(below, units=3)
     endless = Leasing(tier, [unit(0)])
     assert endless.leases()
     with pytest.raises(BudgetExceeded, match="raise the host budget"):
@@ -275,43 +260,11 @@ def test_waiting_for_room_ends(below: CountingSource, monkeypatch: pytest.Monkey
     check_slots(tier)
 
 
-# Units that are kept
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_kept_units_outlive_any_pressure_until_unpinned(below: CountingSource, policy: str) -> None:
-    tier = make_tier(below, units=4, policy=policy)
-    check_lease(tier, [unit(0)])
-    tier.prefetch([unit(1)])
-    tier.keep([unit(0), unit(1), unit(2), unit(0)])
-    tier.keep([unit(0)])
-    for number in range(10, 30):
-        check_lease(tier, [unit(number), unit(0)])
-    assert all(tier.holds(unit(n)) for n in range(3))
-    with pytest.raises(BudgetExceeded) as refused:
-        tier.lease([unit(5), unit(6)])
-    assert refused.value.fits == 1
-    with pytest.raises(BudgetExceeded):
-        tier.keep([unit(5), unit(6)])
-    assert not tier.holds(unit(5))
-    tier.unpin([unit(0), unit(1), unit(9)])
-    for number in range(10, 30):
-        check_lease(tier, [unit(number), unit(number + 1), unit(number + 2)])
-    assert [tier.holds(unit(n)) for n in range(3)] == [False, False, True]
-    tier.drop([unit(2)])
-    check_lease(tier, [unit(n) for n in range(4)])
-    below.refuse = True
-    with pytest.raises(CorruptBlock):
-        tier.keep([unit(0), unit(20)])
-    tier.unpin([unit(0)])
-    check_slots(tier)
-
-
 # Drops at awkward moments
 
 
 def test_a_unit_dropped_on_its_way_is_not_held_when_it_arrives(below: CountingSource) -> None:
-    tier = make_tier(below, units=4)
+    tier = host_tier(below, units=4)
     below.stand_still()
     ahead = Aside(tier.prefetch, [unit(0), unit(1)])
     lookup = Aside(tier.lease, [unit(4), unit(5)])
@@ -332,7 +285,7 @@ def test_a_unit_dropped_on_its_way_is_not_held_when_it_arrives(below: CountingSo
 
 
 def test_a_unit_dropped_on_its_way_is_read_anew_for_who_asks_later(below: CountingSource) -> None:
-    tier = make_tier(below, units=4)
+    tier = host_tier(below, units=4)
     below.stand_still()
     first = Aside(tier.prefetch, [unit(0)])
     below.reading.acquire()
@@ -351,7 +304,7 @@ def test_a_unit_dropped_on_its_way_is_read_anew_for_who_asks_later(below: Counti
 def test_a_unit_dropped_on_its_way_to_a_failure_leaves_nothing(
     below: CountingSource, what: str
 ) -> None:
-    tier = make_tier(below, units=2)
+    tier = host_tier(below, units=2)
     below.stand_still()
     below.refuse = True
     call = Aside(getattr(tier, what), [unit(0), unit(1)])
@@ -369,7 +322,7 @@ def test_a_unit_dropped_on_its_way_to_a_failure_leaves_nothing(
 
 @settings(deadline=None, max_examples=80)
 @given(
-    st.lists(st.tuples(st.sampled_from("llrrpudfkK"), st.integers(0, 23)), max_size=60),
+    st.lists(st.tuples(st.sampled_from("llrrpudfK"), st.integers(0, 23)), max_size=60),
     st.integers(1, 9),
     st.sampled_from(sorted(POLICIES)),
 )
@@ -377,7 +330,7 @@ def test_any_order_of_calls_keeps_budget_and_content(
     steps: list[tuple[str, int]], capacity: int, policy: str
 ) -> None:
     below = CountingSource()
-    tier = make_tier(below, units=capacity, policy=policy)
+    tier = host_tier(below, units=capacity, policy=policy)
     leases: list[tuple[Lease, list[BlockKey]]] = []
     pinned: list[BlockKey] = []
     for what, number in steps:
@@ -396,18 +349,13 @@ def test_any_order_of_calls_keeps_budget_and_content(
                 tier.unpin([pinned.pop(number % len(pinned))])
             elif what == "d":
                 tier.drop([unit(number)])
-                pinned = [key for key in pinned if key != unit(number)]
             elif what == "f":
                 wanted = [key for key in some if not tier.holds(key)]
                 assert tier.prefetch(some) == sum(map(tier.holds, wanted))
-            elif what == "k":
-                tier.keep(some)
-                pinned += [key for key in some if key not in pinned]
             elif what == "K":
                 tier.drop_document(1, number)
-                pinned = [key for key in pinned if key.document != 1 or key.block < number]
         except BudgetExceeded as refused:
-            assert what in "lpk"
+            assert what in "lp"
             assert refused.fits < max(len(set(some)), 1)
         assert tier.bytes <= capacity * UNIT_BYTES
         for lease, wanted in leases:
@@ -428,9 +376,8 @@ def test_any_order_of_calls_keeps_budget_and_content(
 def make_pair(
     below: CountingSource, device_units: int, host_units: int
 ) -> tuple[DeviceTier, HostTier]:
-    host = make_tier(below, host_units)
-    shape = {"block_size": BLOCK, "head_dim": DIM, "dtype": torch.float32}
-    return DeviceTier(host, device_units * UNIT_BYTES, device="cpu", **shape), host
+    host = host_tier(below, host_units)
+    return device_tier(host, device_units), host
 
 
 def test_what_the_device_misses_the_host_is_asked_for_layer_by_layer(below: CountingSource) -> None:
@@ -485,10 +432,8 @@ def test_a_host_slot_is_not_let_go_before_the_copy_to_the_device_is_done(
 
 def test_slots_and_lengths_on_another_device_are_those_of_the_units(below: CountingSource) -> None:
     with FakeDevice():
-        host = make_tier(below, 5)
-        device = DeviceTier(
-            host, 8 * UNIT_BYTES, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, device="cuda"
-        )
+        host = host_tier(below, 5)
+        device = device_tier(host, 8, device="cuda")
         assert device.slab.device.type == device.lengths.device.type == "cuda"
         for first in range(0, 40, 3):
             units = [unit(n) for n in range(first, first + 8)]
@@ -526,21 +471,14 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(
     below: CountingSource, device: str
 ) -> None:
     with pytest.raises(InvalidConfig) as refused:
-        DeviceTier(
-            make_tier(below),
-            1 << 20,
-            block_size=BLOCK,
-            head_dim=DIM,
-            dtype=torch.float32,
-            device=device,
-        )
+        device_tier(host_tier(below), 8, device=device)
     words = str(refused.value)
     assert repr(device) in words and "\n" not in words and len(words) < 300
 
 
 def test_a_device_budget_below_one_unit_is_refused_with_its_name(below: CountingSource) -> None:
     make: Callable[[int], SlabTier] = lambda budget: DeviceTier(  # noqa: E731
-        make_tier(below), budget, block_size=BLOCK, head_dim=DIM, dtype=torch.float32, device="cpu"
+        host_tier(below), budget, device="cpu", **SHAPE
     )
     with pytest.raises(BudgetExceeded, match="device budget of 10 bytes"):
         make(10)
@@ -553,7 +491,7 @@ def test_an_interrupt_leaves_no_lock_taken(below: CountingSource) -> None:
     """Ctrl-C at any instant: the writer's thread has to get at the tier when the main thread closes
     the document.
     """
-    tier = make_tier(below)
+    tier = host_tier(below)
     free = ThreadPoolExecutor(1)
 
     def taken() -> bool:

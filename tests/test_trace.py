@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgpack
 import pytest
-import torch
 import zstandard
-from counting_source import BLOCK, DIM, UNIT_BYTES, CountingSource, check_slots, unit
+from counting_source import SHAPE, UNIT_BYTES, CountingSource, check_slots, unit
 from synthetic_documents import SIGNATURE, ingest
 
 from memstore.block import BlockKey
@@ -178,14 +177,7 @@ def test_a_memory_that_cannot_be_opened_leaves_an_old_trace_as_it_was(tmp_path: 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_ends_the_trace_and_no_lookup_and_is_told_at_the_end() -> None:
-    tiers = Cascade(
-        None,
-        block_size=BLOCK,
-        head_dim=DIM,
-        dtype=torch.float32,
-        host_budget=8 * UNIT_BYTES,
-        trace="/dev/full",
-    )
+    tiers = Cascade(None, **SHAPE, host_budget=8 * UNIT_BYTES, trace="/dev/full")
     tiers.host.source = CountingSource()
     for number in range(12_000):
         tiers.lease([unit(number % 10)]).release()

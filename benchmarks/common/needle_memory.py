@@ -12,8 +12,8 @@ from benchmarks.common.options import prepare
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore, load_model
 from memstore.model import facts as language
-from memstore.model.attention import Read
 from memstore.model.session import ScratchSession
+from memstore.model.units import Read
 
 _ENDS = ".,;:!?\n"  # what may follow a value
 

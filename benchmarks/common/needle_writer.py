@@ -10,7 +10,9 @@ import numpy as np
 from benchmarks.common.needles import Question
 from benchmarks.common.text import Books
 from memstore.model import facts as language
-from memstore.model.facts import Fact, Pools, Sentence, Split
+from memstore.model.fact_pools import Pools, draw_value
+from memstore.model.facts import Fact, Sentence
+from memstore.model.sentence_forms import Split
 from memstore.model.tokenizer import Tokenizer
 
 PAPER_KEYS = 50_000  # the paper draws its pass keys from 1 .. 50,000
@@ -151,7 +153,7 @@ class Writer:
         rng, fact = self.rng, self.fact()
         sentences, values = [self.state(fact)], [fact.value]
         for _ in range(rng.choice((1, 1, 2))):
-            while (value := language.draw_value(rng, self.pools, "digits")) in values:
+            while (value := draw_value(rng, self.pools, "digits")) in values:
                 pass
             values.append(value)
             fact = Fact(fact.entity, fact.attribute, value)

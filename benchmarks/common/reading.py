@@ -69,25 +69,21 @@ class Reading:
         those of this reading).
         """
         if mode == "attached":
-            memory = self.session.memory
-            assert memory.own_document is not None
-            documents = [(memory.own_document, memory.own_end)] if memory.own_end else []
-            session = ScratchSession(
-                self.model.transformer,
-                self.session.config,
-                self.store,
-                documents,
-                cmt_keys=self.model.cmt_keys,
-            )
+            blocks = self.session.blocks
+            assert blocks.own_document is not None
+            documents = [(blocks.own_document, blocks.own_end)] if blocks.own_end else []
+            session = ScratchSession(self.model, self.session.settings, self.store, documents)
         else:
             session = self.session
             session.attention.retrieve = mode != "recent"
             recency = 0.0 if mode == "ageless" else self.model.config.recency
-            session.attention.config = replace(session.attention.config, recency=recency)
-            session.attention.length = session.content = 0  # the open chunk is begun again
+            lookup = session.attention.lookup
+            lookup.settings = replace(lookup.settings, recency=recency)
+            session.attention.chunk.length = session.content = 0  # the open chunk is begun again
             session.attention.start_chunk()
         if cmt_cutoff is not None:
-            session.attention.config = replace(session.attention.config, cmt_cutoff=cmt_cutoff)
+            lookup = session.attention.lookup
+            lookup.settings = replace(lookup.settings, cmt_cutoff=cmt_cutoff)
         session.attention.lookups = type(session.attention.lookups)()
         try:
             return self.model.score(session, targets.tolist()), session

@@ -114,7 +114,7 @@ def lookups(
         def attended(self, layer: int, local: LocalAttention) -> None:
             gates[layer] = local.gate[0]  # (H, T)
 
-        def read(self, layer: int, units: object, missed: bool) -> None:
+        def missed(self) -> None:
             pass
 
     with MemoryStore.in_memory(model.signature) as store, model.session(store, []) as session:

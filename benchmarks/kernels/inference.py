@@ -5,8 +5,8 @@ search     The best 4 (and 64) of 64K and 1M landmark keys of 8 KV heads, 128 ch
            over them, timed the same way), and against the reference in torch.
 attention  One decoding step (32 heads reading 4 blocks each from a slab) and a chunk of 256 tokens,
            whose rows choose each for themselves or all alike.
-gather     64 units of 26 KB and of 32 KB, scattered and in a row, from page-locked memory: one
-           kernel, a copy a run of slots, a copy a unit; against one copy of as many bytes.
+gather     64 units of 26 KB and of 32 KB, scattered and in a row, from page-locked memory: a
+           copy a run of slots, a copy a unit; against one copy of as many bytes.
 
 Every time is the median over repeats between CUDA events, with the second-level cache flushed
 before. The floor is the bytes that must move at the rate of the streaming sum (search, attention)
@@ -156,25 +156,22 @@ def gather_part(device: Device) -> Iterator[dict[str, Any]]:
                 for slot in places:
                     into[slot].copy_(source[slot], non_blocking=True)
 
-            row: dict[str, Any] = {
+            yield {
                 "what": f"{count} units of {unit / 1000:.0f} KB {name}",
                 "bytes": count * unit,
                 "operations": 0.0,
                 "floor": count * unit / device.load,
-            }
-            for way in ("kernel", "copies"):
-                row[way] = device.seconds(
-                    lambda way=way, host=host, slab=slab, places=places: (
+                "seconds": device.seconds(
+                    lambda host=host, slab=slab, places=places: (
                         torch.cuda.current_stream().wait_event(
-                            load_units(host, slab, places, places, by=way).event
+                            load_units(host, slab, places, places).event
                         )
                     )
-                )
-            row["one by one"] = device.seconds(
-                lambda host=host, slab=slab, one=one_by_one: one(slab, host)
-            )
-            row["seconds"] = min(row["kernel"], row["copies"])
-            yield row
+                ),
+                "one by one": device.seconds(
+                    lambda host=host, slab=slab, one=one_by_one: one(slab, host)
+                ),
+            }
 
 
 def compile_all() -> Iterator[dict[str, Any]]:
@@ -182,7 +179,6 @@ def compile_all() -> Iterator[dict[str, Any]]:
     from benchmarks.kernels.ahead_of_time import compiled
     from memstore.kernels.triton_landmark_topk import landmark_topk
     from memstore.kernels.triton_memory_attention import memory_attention
-    from memstore.kernels.triton_slab_copy import copy_units
 
     def described(work: Callable[[], object], what: str, dim: int) -> Iterator[dict[str, Any]]:
         with compiled() as found:
@@ -219,9 +215,6 @@ def compile_all() -> Iterator[dict[str, Any]]:
             what = f"{rows} tokens, best {k}, {str(dtype)[6:]}"
             work = partial(landmark_topk, q, keys, [(0, keys.shape[1])], k, return_lse=True)
             yield from described(work, what, dim)
-        units = torch.zeros(64, 2, BLOCK, dim).half()
-        work = partial(copy_units, units, units.clone(), [0, 1], [2, 3], units.device)
-        yield from described(work, "64 units", dim)
 
 
 def main() -> None:

@@ -43,7 +43,8 @@ from benchmarks.common.timing import in_fresh_process
 from benchmarks.quality.recall_tables import by_index, by_length, draw, range_text, variations
 from memstore import LandmarkModel, MemoryStore
 from memstore.index import INDEX_KINDS
-from memstore.model.config import GRANULARITIES, ModelConfig
+from memstore.model.config import ModelConfig
+from memstore.model.settings import GRANULARITIES
 
 
 def main() -> None:

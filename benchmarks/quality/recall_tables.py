@@ -5,7 +5,8 @@ from typing import Any
 from benchmarks.common.intervals import wilson
 from benchmarks.common.needles import STREAMED, TASKS
 from benchmarks.common.tables import rate, table, tokens_text
-from memstore.model.config import GRANULARITIES, ModelConfig
+from memstore.model.config import ModelConfig
+from memstore.model.settings import GRANULARITIES
 
 
 def by_index(rows: list[dict[str, Any]], kinds: list[str]) -> str:

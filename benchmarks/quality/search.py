@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -133,7 +134,12 @@ def search_all(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
             for document in store.documents()
             for block in range(document.blocks)
         ]
-        rows = [measure("BM25", bm25(store, model, places), queries, model.config.block_size)]
+        rows = []
+        if find_spec("bm25s") is None:
+            print("bm25s is not installed (pip install '.[bench]'): no BM25", flush=True)
+        else:
+            find = bm25(store, model, places)
+            rows.append(measure("BM25", find, queries, model.config.block_size))
         for shortlist in options.shortlists:
             count = len(places) if shortlist is None else shortlist
             name = f"memstore, {'all' if count >= len(places) else f'{count:,}'} blocks compared"

@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 signature, host_budget=own_bytes, device_budget=own_bytes, **place
             )
         )
-        none = Steps(model, config, empty, [])
+        none = Steps(model, empty, [])
         per_token = (
             2 * config.num_layers * config.num_kv_heads * config.head_dim * options.dtype.itemsize
         )
@@ -150,7 +150,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 **place,
             )
         )
-        memory = Steps(model, config, store, [fill(store, config, plan, device, options.seed)])
+        memory = Steps(model, store, [fill(store, config, plan, device, options.seed)])
         beside_memory = measure_memory(memory, none, tokens, options)
     landmarks = plan.units * config.head_dim * 4
     moved: dict[str, dict[str, float]] = {"none": {}, "full": {"cache": per_token * length}}

@@ -1,7 +1,6 @@
 """Ways to read a text that store nothing: what ingesting and asking are compared with."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,11 +18,9 @@ class Forgetful(ScratchSession):
     """
 
     def __init__(self, model: LandmarkModel, store: MemoryStore, chunk_blocks: int) -> None:
-        config = replace(model.config, chunk_blocks=chunk_blocks)
-        super().__init__(
-            model.transformer, config, store, [], cmt_keys=model.cmt_keys, retrieve=False
-        )
-        self._most = config.chunk_blocks + config.top_k
+        settings = model.lookup.changed(chunk_blocks=chunk_blocks)
+        super().__init__(model, settings, store, [], retrieve=False)
+        self._most = settings.chunk_blocks + settings.top_k
 
 
 def chunked_forward(model: LandmarkModel, ids: np.ndarray, chunk_blocks: int) -> None:

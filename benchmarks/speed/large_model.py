@@ -9,8 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memstore.model.checkpoint import SHIPPED
 from memstore.model.config import PRESETS, ModelConfig
+from memstore.model.landmark_model import LandmarkModel
 from memstore.model.session import ScratchSession
+from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
 
@@ -104,25 +107,18 @@ class Steps:
     """Steps of sessions over one store, and by name of the run what their lookups found."""
 
     def __init__(
-        self,
-        model: Transformer,
-        config: ModelConfig,
-        store: MemoryStore,
-        documents: list[tuple[int, int]],
+        self, model: Transformer, store: MemoryStore, documents: list[tuple[int, int]]
     ) -> None:
-        self.model, self.config, self.store, self.documents = model, config, store, documents
-        with torch.no_grad():
-            self.cmt_keys = model.cmt_keys()
+        self.model = LandmarkModel(model, Tokenizer.load(SHIPPED / "tokenizer.json"))
+        self.store, self.documents = store, documents
         self.counts: dict[str, Counter[str]] = defaultdict(Counter)
 
     def run(self, ids: list[int], name: str = "") -> float:
         """Seconds a token of ids behind their first PROMPT, read one by one in a new session."""
-        with ScratchSession(
-            self.model, self.config, self.store, self.documents, cmt_keys=self.cmt_keys
-        ) as session:
+        with ScratchSession(self.model, self.model.lookup, self.store, self.documents) as session:
             session.feed(ids[:PROMPT])
             tiers, lookups = self.store.tier_stats(), session.attention.lookups.done
-            wait(self.model.norm.weight.device)
+            wait(self.model.device)
             began = time.perf_counter()
             for token in ids[PROMPT:]:
                 session.next_token(session.feed([token])[-1], 0.0, None)

@@ -1,24 +1,25 @@
 """The commands that ask a memory: ask, chat, search."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from memstore.cli import console
 from memstore.cli.options import (
     ASK_BUDGET,
+    Answering,
     Documents,
     Json,
     Lookup,
-    MaxNewTokens,
     MetricsPort,
     Model,
-    Seed,
     Store,
-    Temperature,
     Tiers,
     command,
     metrics_served,
@@ -26,6 +27,7 @@ from memstore.cli.options import (
 from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from memstore.model.answer import Answer
     from memstore.model.landmark_model import LandmarkModel
     from memstore.store.memory_store import MemoryStore
 
@@ -41,11 +43,9 @@ def ask(
     ],
     store: Store,
     document: Documents = None,
-    max_new_tokens: MaxNewTokens = 24,
-    temperature: Temperature = 0.0,
-    seed: Seed = None,
     model: Model = None,
     *,
+    answering: Answering,
     lookup: Lookup,
     tiers: Tiers,
     as_json: Json = False,
@@ -59,24 +59,11 @@ def ask(
     if not questions:
         raise InvalidInput("standard input holds no question")
     began = time.monotonic()
-    answers = []
+    settings = {"documents": document, **asdict(answering), **asdict(lookup)}
     with _opened(store, model, tiers) as (reader, memory):
         opened = round(time.monotonic() - began, 3)
-        for text in questions:
-            with console.stream(not as_json) as on_token:
-                answer = reader.ask(
-                    text,
-                    memory,
-                    documents=document,
-                    max_new_tokens=max_new_tokens,
-                    temperature=temperature,
-                    seed=seed,
-                    on_token=on_token,
-                    **asdict(lookup),
-                )
-            answers.append({"question": text, **answer.to_dict()})
-            if not as_json:
-                console.print_answer(answers[-1], streamed=on_token is not None)
+        asking = partial(reader.ask, store=memory, **settings)
+        answers = [_answered(text, asking, quiet=as_json) for text in questions]
     if as_json:
         console.emit(
             ({"answers": answers} if question == "-" else answers[0]) | {"open_seconds": opened}
@@ -87,11 +74,9 @@ def ask(
 def chat(
     store: Store,
     document: Documents = None,
-    max_new_tokens: MaxNewTokens = 24,
-    temperature: Temperature = 0.0,
-    seed: Seed = None,
     model: Model = None,
     *,
+    answering: Answering,
     lookup: Lookup,
     tiers: Tiers,
     metrics_port: MetricsPort = None,
@@ -101,27 +86,15 @@ def chat(
 
     With --json the whole conversation is printed at its end, as {"answers": [...]}.
     """
-    answers = []
     with (
         metrics_served(metrics_port) as metrics,
         _opened(store, model, tiers) as (reader, memory),
         reader.chat(memory, document, **asdict(lookup)) as conversation,
     ):
         metrics.store = memory
-        for text in console.read_lines(prompt="> "):
-            if not text:
-                continue
-            with console.stream(not as_json) as on_token:
-                answer = conversation.ask(
-                    text,
-                    max_new_tokens=max_new_tokens,
-                    temperature=temperature,
-                    seed=seed,
-                    on_token=on_token,
-                )
-            answers.append({"question": text, **answer.to_dict()})
-            if not as_json:
-                console.print_answer(answers[-1], streamed=on_token is not None)
+        asking = partial(conversation.ask, **asdict(answering))
+        lines = console.read_lines(prompt="> ")
+        answers = [_answered(text, asking, quiet=as_json) for text in lines if text]
     if as_json:
         console.emit({"answers": answers})
 
@@ -174,23 +147,28 @@ def search(
         console.print_sources(sources, shares=True)
 
 
-class _opened:
+def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> dict[str, Any]:
+    """One question asked, its answer shown as it comes unless `quiet`; plain values."""
+    with console.stream(not quiet) as on_token:
+        answer = ask(question, on_token=on_token)
+    told = {"question": question, **answer.to_dict()}
+    if not quiet:
+        console.print_answer(told, streamed=on_token is not None)
+    return told
+
+
+@contextmanager
+def _opened(
+    path: Path, model: str | None, tiers: Tiers
+) -> Iterator[tuple["LandmarkModel", "MemoryStore"]]:
     """The model, and a memory of its own that is only read."""
+    from memstore.model.landmark_model import load_model_for_command
+    from memstore.store.memory_store import MemoryStore
 
-    def __init__(self, path: Path, model: str | None, tiers: Tiers) -> None:
-        from memstore.model.landmark_model import load_model_for_command
-        from memstore.store.memory_store import MemoryStore
-
-        self._reader = load_model_for_command(model)
-        self._memory = MemoryStore.open(
-            path, self._reader.signature, read_only=True, **tiers.options(ASK_BUDGET)
-        )
-
-    def __enter__(self) -> tuple["LandmarkModel", "MemoryStore"]:
-        return self._reader, self._memory
-
-    def __exit__(self, *_: object) -> None:
-        self._memory.close()
+    reader = load_model_for_command(model)
+    options = tiers.options(ASK_BUDGET)
+    with MemoryStore.open(path, reader.signature, read_only=True, **options) as memory:
+        yield reader, memory
 
 
 COMMANDS = (ask, chat, search)

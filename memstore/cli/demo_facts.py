@@ -3,10 +3,8 @@ process.
 """
 
 import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any, NamedTuple
 
+from memstore.child import python_command
 from memstore.cli import console
 from memstore.errors import InvalidInput, MemstoreError
 from memstore.model.facts import (
@@ -287,18 +286,13 @@ def _has_demo(memory: MemoryStore) -> bool:
 
 def _ask_in_new_process(store: Path, model: str | None, questions: Sequence[str]) -> dict[str, Any]:
     """What `memstore ask - --json` answers; every question gets a session of its own there."""
-    package = str(Path(__file__).resolve().parent.parent)
     arguments = ["ask", "-", "--store", str(store), "--document", DOCUMENT, "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "memstore", *arguments, *(["--model", model] if model else [])],
+        python_command("memstore", *arguments, *(["--model", model] if model else [])),
         input="\n".join(questions),
         stdout=subprocess.PIPE,
         text=True,
         encoding="utf-8",
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
-        },
         check=False,
     )
     if done.returncode:

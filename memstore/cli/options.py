@@ -162,7 +162,6 @@ MetricsPort = Annotated[
         max=65535,
     ),
 ]
-MaxNewTokens = Annotated[int, _option("--max-new-tokens", "N", "Longest answer, in tokens.")]
 TopK = Annotated[
     int | None, _option("--top-k", "K", "Blocks read by a lookup; default: the model's.")
 ]
@@ -174,9 +173,6 @@ ScoreRange = Annotated[
         "Of these, read only blocks that score within B of the best; default: the model's.",
     ),
 ]
-Temperature = Annotated[
-    float, _option("--temperature", "T", "0 takes the likeliest token; above samples.")
-]
 Seed = Annotated[int | None, _option("--seed", "S", "Makes random choices repeatable.")]
 IndexKind = Annotated[
     str | None,
@@ -186,6 +182,19 @@ IndexKind = Annotated[
         "How landmarks are searched: auto (default), packed, faiss-ivf, faiss-ivf-sq8.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How a command that asks generates its answers: an option a field."""
+
+    max_new_tokens: Annotated[
+        int, _option("--max-new-tokens", "N", "Longest answer, in tokens.")
+    ] = 24
+    temperature: Annotated[
+        float, _option("--temperature", "T", "0 takes the likeliest token; above samples.")
+    ] = 0.0
+    seed: Seed = None
 
 
 @dataclass(frozen=True)

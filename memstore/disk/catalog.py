@@ -31,6 +31,7 @@ import numpy as np
 from memstore.block import RecordKey
 from memstore.decode import Amount, Count, Positive, T, typed, unpack
 from memstore.disk.blocks import BlockTable
+from memstore.disk.changes import Changes, note_change, read_changes
 from memstore.disk.codec import codec_for_new
 from memstore.disk.database import Database, Transaction
 from memstore.disk.document import Document, Write
@@ -49,6 +50,7 @@ from memstore.disk.signature import Signature
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidConfig, NewerFormat
 
 FORMAT = 2
+_MOST = 4096  # documents whose writes are remembered
 
 
 class _Description(msgspec.Struct):
@@ -196,6 +198,10 @@ class Catalog:
             for key, value in txn.scan_checked("documents", document_key(1))
         ]
 
+    def changes(self, txn: Transaction) -> Changes:
+        """Whose rows changed last."""
+        return read_changes(txn)
+
     def document(self, txn: Transaction, which: str | int) -> Document:
         """One document by id, or by name if it is ready or being read for the first time. Raises
         DocumentNotFound, which lists the names there are.
@@ -236,6 +242,8 @@ class Catalog:
         if row != value:
             known = self.row(txn, document)
             writes = () if known is None else known.writes
+            if len(self._writes) >= _MOST:
+                self._writes.clear()  # documents that are gone, too
             self._writes[document] = value, writes
         return writes
 
@@ -243,6 +251,8 @@ class Catalog:
         """Write a document's row, new or changed."""
         row = asdict(document)
         txn.put_checked("documents", document_key(row.pop("id")), msgpack.packb(row))
+        if document.id:  # the prefix is in no listing
+            note_change(txn, document.id)
 
     def delete_document(self, txn: Transaction, document: int) -> int:
         """Delete a document's blocks, landmark keys, tokens and row; return the record bytes that
@@ -254,6 +264,8 @@ class Catalog:
         freed = self.blocks.delete(txn, document)
         for table in ("landmarks", "tokens", "documents"):
             txn.delete_range(table, *document_range(document))
+        if document:
+            note_change(txn, document)
         return freed
 
     def truncate_document(

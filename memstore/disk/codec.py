@@ -233,8 +233,13 @@ class Zstd:
         decompressor = getattr(self._local, "decompressor", None)
         if decompressor is None:
             decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
+        most = 2 * k.nbytes
         try:
-            inner = decompressor.decompress(payload, max_output_size=2 * k.nbytes)
+            # zstandard makes room for what a frame declares, whatever the limit
+            declared = zstandard.frame_content_size(payload)
+            if declared > most:
+                raise ValueError(f"{declared} bytes are declared, of {most} at most")
+            inner = decompressor.decompress(payload, max_output_size=most)
         except zstandard.ZstdError as error:
             raise ValueError(str(error)) from error
         self._inner.decode(inner, k, v, dtype, length)

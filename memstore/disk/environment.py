@@ -14,21 +14,22 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 
 from memstore.disk.files import (
-    COMPACTED,
     DATA,
     LOCK,
     NETWORK,
     NO_PERMISSION,
     NO_SPACE,
+    check_regular,
     file_system_of,
     named_os_errors,
+    replacement,
     share,
     storage_full,
     sync_directory,
@@ -36,8 +37,8 @@ from memstore.disk.files import (
     whole_pages,
 )
 from memstore.disk.locks import Gate, WriterLock
-from memstore.disk.pages import check_length
-from memstore.disk.transaction import Transaction
+from memstore.disk.meta_pages import check_commits, check_length
+from memstore.disk.transaction import Transaction, digest
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,
@@ -54,6 +55,14 @@ T = TypeVar("T")
 TABLES = ("meta", "documents", "tokens", "landmarks", "blocks")
 _MAX_READERS = 512
 COMMIT = struct.Struct("<Qd")
+
+
+def _recorded_number(table: str, key: bytes, value: bytes) -> int | None:
+    """The number of a commit as its record has it; None if the record is damaged."""
+    if len(value) != 8 + COMMIT.size or digest(table, key, value[8:]) != value[:8]:
+        return None
+    number: int = COMMIT.unpack(value[8:])[0]
+    return number
 
 
 class Commit(NamedTuple):
@@ -141,17 +150,18 @@ class Environment:
 
     def _open(self, *, read_write: bool, new_map_size: int | None = None) -> None:
         data, lock = self.path / DATA, self.path / LOCK
-        new = new_map_size is not None and (not data.exists() or not data.stat().st_size)
+        new = new_map_size is not None and (not data.exists() or not data.lstat().st_size)
         self.writable = all(
             os.access(name, os.W_OK) for name in (self.path, data, lock) if name.exists()
         )
         with named_os_errors(self.path):
+            check_regular(lock)
             self.data_file = share(data, create=new)
-            map_size = (
-                new_map_size
-                if new_map_size is not None and new
-                else check_length(data, self.data_file)
-            )
+            if new_map_size is not None and new:
+                map_size = new_map_size
+            else:
+                map_size = check_length(data, self.data_file)
+                check_commits(data, self.data_file, _recorded_number)
         with self._named_errors():
             self._inner = lmdb.open(
                 str(self.path),
@@ -356,7 +366,6 @@ class Environment:
                     self._set_map(allowed)
 
     def compact(self) -> None:
-        copy = self.path / COMPACTED
         assert self.data_file is not None
         with (
             self._write_mutex,
@@ -369,20 +378,30 @@ class Environment:
                     f"{self.path} is open in another process; compacting needs it alone"
                 )
             try:
-                file = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-                try:
-                    self._inner.copyfd(file, compact=True)
-                    os.fsync(file)
-                finally:
-                    os.close(file)
-                self._inner.close()
-                self._inner = None
-                os.replace(copy, self.path / DATA)
+                with replacement(self.path / DATA) as copy:
+                    self._inner.copyfd(copy.fileno(), compact=True)
+                    self._number_anew(Path(copy.name))
+                    self._inner.close()
+                    self._inner = None
                 sync_directory(self.path)
             finally:
-                with suppress(FileNotFoundError):
-                    copy.unlink()
                 self._reopen()
+
+    def _number_anew(self, copy: Path) -> None:
+        """Commit twice in a compacted copy, which numbers its transactions from 1 on: its records
+        of commits have the numbers of those before.
+        """
+        with self._inner.begin() as before:
+            value = before.get(b"commit", db=self.tables["meta"])
+        if value is None:  # of format 1
+            return
+        room = copy.stat().st_size + (1 << 20)
+        with lmdb.open(str(copy), subdir=False, lock=False, max_dbs=1, map_size=room) as inner:
+            table = inner.open_db(b"meta", create=False)
+            for _ in range(2):
+                with inner.begin(write=True, db=table) as txn:
+                    commit = COMMIT.pack(txn.id(), COMMIT.unpack(value[8:])[1])
+                    txn.put(b"commit", digest("meta", b"commit", commit) + commit)
 
     # Errors
 

@@ -7,15 +7,17 @@ import fcntl
 import mmap
 import os
 import re
+import secrets
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from memstore.errors import InvalidInput, MemoryLocked, ReadOnlyMemory, StorageFull
 
 DATA, LOCK, WRITER = "data.mdb", "lock.mdb", "writer.lock"
-COMPACTED = "data.mdb.compact"
-OWN_NAMES = {DATA, LOCK, WRITER, COMPACTED, "index"}
+OWN_NAMES = {DATA, LOCK, WRITER, "index"}
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -28,15 +30,65 @@ NETWORK = {
 }  # fmt: skip
 
 
+def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Open a regular file that lies there itself; return the descriptor. A link in a directory from
+    elsewhere may lead anywhere, and opening a pipe may wait for ever. Raises InvalidInput, OSError.
+    """
+    try:
+        file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise _no_file(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise _no_file(path)
+    return file
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what somebody else is going to open if it is there and is a link, or no file. Raises
+    InvalidInput.
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise _no_file(path)
+
+
+def _no_file(path: Path) -> InvalidInput:
+    return InvalidInput(
+        f"{path} is a link, or no regular file, and a memory's files are regular ones; remove it, "
+        "or copy the memory with the files themselves"
+    )
+
+
+@contextmanager
+def replacement(path: Path) -> Iterator[BinaryIO]:
+    """A new file, of a name that nobody knows before, that takes the place of `path` once the block
+    has ended; nothing of it is left where the block fails. Raises OSError.
+    """
+    part = path.with_name(f"memstore-{secrets.token_hex(8)}.partial")
+    with open(part, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
+        try:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+            os.replace(part, path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                part.unlink()
+            raise
+
+
 def share(data: Path, *, create: bool) -> int:
     """Open the data file, to read places of it, and mark it as in use; return the descriptor.
-    Raises MemoryLocked.
+    Raises MemoryLocked, InvalidInput.
     """
     while True:
-        file = os.open(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY, 0o644)
+        file = open_regular(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file), os.stat(data)):
+            if os.path.samestat(os.fstat(file), os.lstat(data)):
                 if hasattr(os, "posix_fadvise"):
                     # read what is asked for, nothing around it
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from memstore.disk.files import WRITER, named_os_errors
+from memstore.disk.files import WRITER, named_os_errors, open_regular
 from memstore.errors import MemoryLocked
 
 
@@ -59,7 +59,7 @@ class WriterLock:
         with self._mutex:
             if not self._count:
                 with named_os_errors(self._path.parent):
-                    file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                    file = open_regular(self._path, os.O_RDWR | os.O_CREAT)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
                     # For the message that others get; the lock itself ends with its holder,

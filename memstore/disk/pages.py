@@ -1,6 +1,4 @@
-"""A memory's data file as LMDB (0.9) lays it out, read without LMDB: is it whole, where does a
-value lie.
-"""
+"""Where values lie in a memory's data file, as LMDB (0.9) lays it out, told without LMDB."""
 
 import ctypes
 import mmap
@@ -10,123 +8,12 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from memstore.errors import CorruptMemory, MemoryNotFound
-
 CAN_ASK = hasattr(os, "posix_fadvise")
 _ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
-
-
-class _Meta(NamedTuple):
-    page_size: int
-    map_size: int
-    last_page: int
-    transaction: int
-    free_root: int
-
-
-_META = struct.Struct("<16x IIQQ I4xQQQQQ 48x QQ")
-_MAGIC, _VERSION = 0xBEEFC0DE, 1
-_NO_PAGE = 2**64 - 1
-
-
-def _read_meta(file: int) -> _Meta | None:
-    """The newer of the file's two meta pages, read without mapping it; None if there is none."""
-    metas = []
-    offset = 0
-    for _ in range(2):
-        page = os.pread(file, _META.size, offset)
-        if len(page) == _META.size:
-            (
-                magic,
-                version,
-                _,
-                map_size,
-                page_size,
-                _,
-                _,
-                _,
-                _,
-                free_root,
-                last_page,
-                transaction,
-            ) = _META.unpack(page)
-            if magic == _MAGIC and version == _VERSION and 512 <= page_size <= 65536:
-                metas.append(_Meta(page_size, map_size, last_page, transaction, free_root))
-        offset = metas[0].page_size if metas else os.sysconf("SC_PAGE_SIZE")
-    return max(metas, key=lambda meta: meta.transaction, default=None)
-
-
-def check_length(path: Path, file: int) -> int:
-    """Refuse a file that ends before a page in use, which would end the interpreter once mapped;
-    return its map size.
-
-    Pages at the end that LMDB took and freed in one transaction were never written: a file may lack
-    those. Raises CorruptMemory, MemoryNotFound.
-    """
-    size = os.fstat(file).st_size
-    if not size:
-        raise MemoryNotFound(
-            f"{path.parent} holds no memory ({path.name} is empty); create it again"
-        )
-    meta = _read_meta(file)
-    if meta is None:
-        raise CorruptMemory(
-            f"{path} is not a memory's data file, or its beginning is damaged; restore it from a "
-            "copy"
-        )
-    size = os.fstat(file).st_size  # not before the meta page: another process may be writing
-    pages = size // meta.page_size
-    missing = meta.last_page + 1 - pages
-    if missing > 0:
-        free = _free_pages(file, meta, pages)
-        if free is None or sum(pages <= page <= meta.last_page for page in free) != missing:
-            raise CorruptMemory(
-                f"{path} is truncated: {size} bytes instead of "
-                f"{(meta.last_page + 1) * meta.page_size}; "
-                "restore it from a copy"
-            )
-    return meta.map_size
-
-
-def _free_pages(file: int, meta: _Meta, pages: int) -> set[int] | None:
-    """Numbers of the file's free pages, read without mapping it; None if their list is not
-    whole.
-    """
-    free: set[int] = set()
-    todo = [] if meta.free_root == _NO_PAGE else [meta.free_root]
-    seen: set[int] = set()
-    while todo:
-        number = todo.pop()
-        if number >= pages or number in seen:
-            return None
-        seen.add(number)
-        page = os.pread(file, meta.page_size, number * meta.page_size)
-        flags, lower = struct.unpack_from("<HH", page, 10)
-        for index in range((lower - 16) // 2):
-            (node,) = struct.unpack_from("<H", page, 16 + 2 * index)
-            if node + 8 > len(page):
-                return None
-            low, high, node_flags, key_size = struct.unpack_from("<HHHH", page, node)
-            if flags & 1:  # a branch: the node is a page number
-                todo.append(low | high << 16 | node_flags << 32)
-                continue
-            data_size = low | high << 16
-            data = page[node + 8 + key_size : node + 8 + key_size + data_size]
-            if node_flags & 1:  # the value lies on overflow pages
-                (first,) = struct.unpack_from("<Q", page, node + 8 + key_size)
-                data = (
-                    os.pread(file, data_size, first * meta.page_size + 16) if first < pages else b""
-                )
-            if len(data) != data_size or data_size % 8:
-                return None
-            # the first says how many follow
-            free.update(np.frombuffer(data, dtype="<u8")[1:].tolist())
-    return free
 
 
 class Place(NamedTuple):

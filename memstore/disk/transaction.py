@@ -172,7 +172,7 @@ class Transaction:
 
     def put_checked(self, table: str, key: bytes, value: bytes) -> None:
         """Write a value with a checksum before it."""
-        self.put(table, key, _digest(table, key, value) + value)
+        self.put(table, key, digest(table, key, value) + value)
 
     def get_checked(self, table: str, key: bytes) -> bytes | None:
         """A copy of a value that put_checked wrote, or None. Raises CorruptMemory."""
@@ -190,12 +190,13 @@ class Transaction:
 
     def _checked(self, table: str, key: bytes, view: memoryview) -> bytes:
         value = bytes(view[8:])
-        if _digest(table, key, value) != view[:8]:
+        if digest(table, key, value) != view[:8]:
             raise CorruptMemory(
                 f"{self._path}: the {table} entry {key.hex()} is damaged; run verify"
             )
         return value
 
 
-def _digest(table: str, key: bytes, value: bytes) -> bytes:
+def digest(table: str, key: bytes, value: bytes) -> bytes:
+    """The checksum that stands before a checked value."""
     return xxh3_64_intdigest(value, xxh3_64_intdigest(key, len(table))).to_bytes(8, "little")

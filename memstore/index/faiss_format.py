@@ -5,6 +5,7 @@ A file is a cache. It is read only if it is whole, of this kind, and then for ex
 keys that the memory still holds; deleting it loses nothing.
 """
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import numpy as np
 import xxhash
 
 from memstore.decode import Block, Count, Layer, Positive, unpack
+from memstore.disk.files import open_regular, replacement
 from memstore.errors import InvalidInput
 from memstore.index.faiss_candidates import Built
 from memstore.index.faiss_head import FAMILIES, Calibration, Family, HeadIndex
@@ -157,20 +159,14 @@ def _write(path: Path, header: dict[str, Any], parts: Sequence[np.ndarray]) -> N
         header | {"lengths": [part.nbytes for part in parts], "payload": digest.digest()}
     )
     path.parent.mkdir(exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(
-                _MAGIC
-                + len(packed).to_bytes(8, "little")
-                + xxhash.xxh3_64(packed).digest()
-                + packed
-            )
-            for part in parts:
-                file.write(part.data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    if path.parent.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link", str(path.parent))
+    with replacement(path) as file:
+        file.write(
+            _MAGIC + len(packed).to_bytes(8, "little") + xxhash.xxh3_64(packed).digest() + packed
+        )
+        for part in parts:
+            file.write(part.data)
 
 
 class _Parts(msgspec.Struct):
@@ -197,7 +193,11 @@ H = TypeVar("H", bound=_Parts)
 
 def _read(path: Path, form: type[H]) -> tuple[H, list[np.ndarray]]:
     """The checked header and the parts, uint8 [n] each."""
-    content = np.fromfile(path, dtype=np.uint8)
+    try:
+        with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+            content = np.fromfile(file, dtype=np.uint8)
+    except InvalidInput as error:
+        raise Unusable(str(error)) from error
     if len(content) < _FIXED or content[: len(_MAGIC)].tobytes() != _MAGIC:
         raise Unusable(f"{path.name} is damaged, or of another version")
     end = _FIXED + int.from_bytes(content[len(_MAGIC) : len(_MAGIC) + 8].tobytes(), "little")

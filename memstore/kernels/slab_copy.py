@@ -1,20 +1,13 @@
 """Units from main memory to a device: slots of a page-locked slab to slots of a device's slab, on a
-stream of their own.
-
-Two ways, of which benchmarks/kernels/ says which is faster on a device: `copies`, one for
-each run of slots that are consecutive on both sides; `kernel`, one Triton kernel that reads
-the page-locked memory itself.
+stream of their own: one copy for each run of slots that are consecutive on both sides.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor
-
-Way = Literal["copies", "kernel"]
 
 
 @dataclass(frozen=True)
@@ -30,12 +23,7 @@ class Transfer:
 
 
 def load_units(
-    host: Tensor,
-    device: Tensor,
-    from_slots: Sequence[int],
-    to_slots: Sequence[int],
-    *,
-    by: Way = "copies",
+    host: Tensor, device: Tensor, from_slots: Sequence[int], to_slots: Sequence[int]
 ) -> Transfer:
     """Copy units from slots of a host's slab into slots of a device's, to_slots[i] from
     from_slots[i].
@@ -55,13 +43,8 @@ def load_units(
     stream = _stream(device.device)
     stream.wait_stream(torch.cuda.current_stream(device.device))
     with torch.cuda.stream(stream):
-        if by == "kernel":
-            from memstore.kernels.triton_slab_copy import copy_units
-
-            copy_units(host, device, from_slots, to_slots, device.device)
-        else:
-            for start, end, to in runs(from_slots, to_slots):
-                device[to : to + end - start].copy_(host[start:end], non_blocking=True)
+        for start, end, to in runs(from_slots, to_slots):
+            device[to : to + end - start].copy_(host[start:end], non_blocking=True)
         return Transfer(stream.record_event())
 
 

@@ -11,16 +11,20 @@ Other processes are kept away by the memory's writer lock.
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings
 from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput, MemoryLocked
+from memstore.store.rows import is_listed
+
+if TYPE_CHECKING:
+    from memstore.store.refresh import Committed
 
 Mode = Literal["new", "append", "replace"]
 
@@ -66,12 +70,13 @@ def names_written(path: Path) -> frozenset[str]:
 
 
 @contextmanager
-def written_here(catalog: Catalog, name: str, *, wait: bool) -> Iterator[None]:
+def written_here(committed: "Committed", name: str, *, wait: bool) -> Iterator[None]:
     """Hold what writing under a name needs; what interrupted imports left goes first.
 
     wait: for another process that writes, instead of raising MemoryLocked. Raises MemoryLocked
     also, at once, where this process writes that document already; ReadOnlyMemory.
     """
+    catalog = committed.catalog
     path = catalog.database.path.resolve()
     with _changing:
         names = _written.setdefault(path, set())
@@ -82,29 +87,30 @@ def written_here(catalog: Catalog, name: str, *, wait: bool) -> Iterator[None]:
         names.add(name)
     try:
         with catalog.database.writer(wait=wait):
-            _remove_leftovers(catalog, name)
+            committed.refresh()
+            _remove_leftovers(committed, name)
             yield
     finally:
         with _changing:
             names.discard(name)
 
 
-def _remove_leftovers(catalog: Catalog, name: str) -> None:
+def _remove_leftovers(committed: "Committed", name: str) -> None:
     """Delete what interrupted imports left, but nothing that this process is importing now."""
+    catalog = committed.catalog
 
-    def leftovers(txn: Transaction) -> list[int]:
+    def left(row: Document | None) -> bool:
         now = names_written(catalog.database.path) - {name}
-        rows = catalog.documents(txn)
-        return [row.id for row in rows if row.state == "importing" and row.name not in now]
+        return row is not None and row.state == "importing" and row.name not in now
 
     def delete(txn: Transaction) -> None:
         # An import that ends meanwhile commits before or after this transaction, so its row is
         # either ready or of a name that is still written.
-        for number in leftovers(txn):
-            catalog.delete_document(txn, number)
+        for number in there:
+            if left(catalog.row(txn, number)):
+                catalog.delete_document(txn, number)
 
-    with catalog.database.read() as txn:
-        there = leftovers(txn)
+    there = [row.id for row in committed.rows.hidden() if left(row)]
     if there:
         catalog.database.write(delete, beyond_limit=True)
 
@@ -117,21 +123,19 @@ def is_there(found: Document, source_hash: str, settings: IngestSettings, mode: 
     return same and (mode != "replace" or found.settings == settings)
 
 
-def admit(rows: Iterable[Document], wanted: Document, mode: Mode) -> Admission | None:
-    """What a writer of `wanted` (a row without content) is to write to, given the documents that
-    are there; None if the same content is there already.
+def admit(named: Sequence[Document], wanted: Document, mode: Mode) -> Admission | None:
+    """What a writer of `wanted` (a row without content) is to write to, given the rows of its name
+    that are there; None if the same content is there already.
 
     Raises DocumentExists, DocumentNotFound (append), InvalidInput (other settings).
     """
-    rows = list(rows)
-    named = [row for row in rows if row.name == wanted.name]
     found = next((row for row in named if is_listed(row)), None)
     hidden = next((row for row in named if row.state == "replacing"), None)
     if found is not None and is_there(found, wanted.source_hash, wanted.settings, mode):
         return None
     if mode == "append":
         if found is None:
-            raise no_document(wanted.name, rows)
+            raise no_document(wanted.name, named)
         return Admission(_appendable(found, wanted))
     if found is None:
         return Admission(wanted, instead_of=hidden)
@@ -162,23 +166,18 @@ def begin(catalog: Catalog, admission: Admission) -> Document:
     return catalog.database.write(work)
 
 
-def admit_import(rows: Iterable[Document], name: str, original: Document) -> Document | None:
-    """The document of that name if it has the content to be imported; None if the name is free.
-    Raises DocumentExists.
+def admit_import(named: Iterable[Document], original: Document) -> Document | None:
+    """The listed one of the documents of a name if it has the content to be imported; None if the
+    name is free. Raises DocumentExists.
     """
-    for row in rows:
-        if row.name == name and is_listed(row):
+    for row in named:
+        if is_listed(row):
             if row.state == "ready" and row.source_hash == original.source_hash:
                 return row
             raise DocumentExists(
-                f"a document {name!r} of other content is there; import it under another name"
+                f"a document {row.name!r} of other content is there; import it under another name"
             )
     return None
-
-
-def is_listed(row: Document) -> bool:
-    """Is this a document of its name, and not one that shall become it?"""
-    return row.state in ("ready", "ingesting")
 
 
 def no_document(name: str, rows: Iterable[Document], where: Path | None = None) -> DocumentNotFound:

@@ -14,6 +14,7 @@ from memstore.errors import InvalidInput, MemoryLocked
 from memstore.store import admission
 from memstore.store.admission import Mode, written_here
 from memstore.store.lookups import Lookups
+from memstore.store.rows import is_listed
 from memstore.store.tokens import TokenSpan, read_tokens
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
@@ -35,8 +36,7 @@ class MemoryStore(Lookups):
     def documents(self) -> list[Document]:
         """Every document, ready or still being read, oldest first."""
         self._refresh()
-        rows = {} if self._committed is None else self._committed.rows
-        return [rows[number] for number in sorted(rows)]
+        return [] if self._committed is None else self._committed.rows.listed()
 
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
         """The named documents, or every one that is read to its end, oldest first.
@@ -61,11 +61,14 @@ class MemoryStore(Lookups):
 
     def document(self, name: str) -> Document:
         """One document by name. Raises DocumentNotFound, which lists the names there are."""
-        documents = self.documents()
-        for document in documents:
-            if document.name == name:
-                return document
-        raise admission.no_document(name, documents, self.path)
+        for row in self._named(name):
+            if is_listed(row):
+                return row
+        raise admission.no_document(name, self.documents(), self.path)
+
+    def _named(self, name: str) -> list[Document]:
+        self._refresh()
+        return [] if self._committed is None else self._committed.rows.named(name)
 
     def tokens(self, document: str | int, first: int = 0, end: int | None = None) -> TokenSpan:
         """Content tokens `first` to `end` of a document (by name or id), and where their characters
@@ -74,8 +77,13 @@ class MemoryStore(Lookups):
         Raises DocumentNotFound, CorruptMemory.
         """
         catalog = self._on_disk().catalog
-        with catalog.database.read() as txn:
-            return read_tokens(catalog, txn, catalog.document(txn, document), first, end)
+        while True:  # a document that was replaced meanwhile has its name under another number
+            number = self.document(document).id if isinstance(document, str) else document
+            with catalog.database.read() as txn:
+                named = isinstance(document, str)
+                row = catalog.row(txn, number) if named else catalog.document(txn, number)
+                if row is not None:
+                    return read_tokens(catalog, txn, row, first, end)
 
     def forget(self, name: str) -> Document:
         """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return
@@ -84,14 +92,15 @@ class MemoryStore(Lookups):
         The file keeps its size until `compact`; its pages are used again. Raises DocumentNotFound,
         ReadOnlyMemory, MemoryLocked.
         """
-        catalog = self._writable().catalog
-        with written_here(catalog, name, wait=self._wait_for_writer):
+        committed = self._writable()
+        catalog = committed.catalog
+        with written_here(committed, name, wait=self._wait_for_writer):
             document = self.document(name)
+            numbers = [row.id for row in committed.rows.named(name)]  # also what is half read
 
             def work(txn: Transaction) -> None:
-                for row in catalog.documents(txn):
-                    if row.name == name:
-                        catalog.delete_document(txn, row.id)
+                for number in numbers:
+                    catalog.delete_document(txn, number)
 
             catalog.database.write(work, beyond_limit=True)
         self._refresh()
@@ -121,8 +130,8 @@ class MemoryStore(Lookups):
         StorageFull.
         """
         admission.check_request(name, settings, mode)
-        for row in self.documents():
-            if row.name == name and admission.is_there(row, source_hash, settings, mode):
+        for row in self._named(name):
+            if admission.is_there(row, source_hash, settings, mode):
                 # asked before taking a lock: it also holds for a memory that is read-only or being
                 # written
                 return None
@@ -133,11 +142,9 @@ class MemoryStore(Lookups):
 
         catalog, retrieval = committed.catalog, self._retrieve()
         with ExitStack() as locks:
-            locks.enter_context(written_here(catalog, name, wait=self._wait_for_writer))
-            self._refresh()
+            locks.enter_context(written_here(committed, name, wait=self._wait_for_writer))
             wanted = Document(0, name, "ingesting", source_hash=source_hash, settings=settings)
-            with catalog.database.read() as txn:
-                admitted = admission.admit(catalog.documents(txn), wanted, mode)
+            admitted = admission.admit(self._named(name), wanted, mode)
             if admitted is None:
                 return None
             document = admission.begin(catalog, admitted)
@@ -189,11 +196,11 @@ class MemoryStore(Lookups):
         _, original = read_head(file)
         name = original.name if name is None else name
         admission.check_name(name)
-        catalog = self._writable().catalog
-        with written_here(catalog, name, wait=self._wait_for_writer):
-            found = admission.admit_import(self.documents(), name, original)
+        committed = self._writable()
+        with written_here(committed, name, wait=self._wait_for_writer):
+            found = admission.admit_import(self._named(name), original)
             if found is None:
-                found = import_document(catalog, file, name)
+                found = import_document(committed.catalog, file, name)
         self._refresh()
         return found
 

@@ -6,8 +6,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from memstore.disk.catalog import Catalog
+from memstore.disk.changes import Changes
 from memstore.disk.document import Document
-from memstore.store.admission import is_listed
+from memstore.disk.transaction import Transaction
+from memstore.store.rows import Rows
 
 if TYPE_CHECKING:
     from memstore.store.retrieval import Retrieval
@@ -19,31 +21,28 @@ class Committed:
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
-        self.rows: dict[int, Document] = {}  # by id; ready, or being read for the first time
-        self.seen = -1  # number of the last transaction that was followed
+        self.rows = Rows()
         self.writers: dict[int, DocumentWriter] = {}  # of this store, by document
+        self._transaction = -1  # number of the last one that was followed
+        self._changes: Changes | None = None  # of rows, that were followed
         self._retrieval: Retrieval | None = None
         self._following = threading.RLock()
 
     def refresh(self) -> None:
         """See what was committed since; nearly free where nothing was. Raises CorruptMemory."""
-        if self.catalog.database.last_transaction != self.seen:
+        if self.catalog.database.last_transaction != self._transaction:
             self.follow()
 
     def attach(self, retrieval: "Retrieval") -> None:
         """Have a retrieval follow too, from now on. Raises CorruptMemory, with nothing attached."""
         with self._following:
+            self.follow(retrieval)
             self._retrieval = retrieval
-            try:
-                self.follow()
-            except BaseException:
-                self._retrieval = None
-                raise
 
     def reopened(self, catalog: Catalog) -> None:
-        """The memory was opened anew."""
+        """The memory was opened anew, and may hold other rows without telling of a change."""
         with self._following:
-            self.catalog = catalog
+            self.catalog, self._changes = catalog, None
             if self._retrieval is not None:
                 self._retrieval.reopened(catalog)
             self.follow()
@@ -59,14 +58,27 @@ class Committed:
                 self._retrieval.written(row)
             self.follow()
 
-    def follow(self) -> None:
-        """Look at what is committed, whether or not something was. Raises CorruptMemory."""
+    def follow(self, new: "Retrieval | None" = None) -> None:
+        """Look at what is committed, whether or not something was; `new` has followed nothing yet.
+        Raises CorruptMemory.
+        """
         with self._following:
             # before reading: too old a number only costs another look
             last = self.catalog.database.last_transaction
             with self.catalog.database.read() as txn:
-                rows = {row.id: row for row in self.catalog.documents(txn) if is_listed(row)}
+                changes = self.catalog.changes(txn)
+                changed = self._changed(txn, changes)
                 if self._retrieval is not None:
-                    self._retrieval.follow(txn, rows, but=self.writers)
-            self.rows = rows
-            self.seen = last
+                    self._retrieval.follow(txn, changed, but=self.writers)
+                if new is not None:
+                    new.follow(txn, self.rows.by_number() | changed, but=self.writers)
+            self.rows.change(changed)
+            self._transaction, self._changes = last, changes
+
+    def _changed(self, txn: Transaction, changes: Changes) -> dict[int, Document | None]:
+        """The rows that are others now, in order of id; None for one that is gone."""
+        numbers = changes.since(self._changes)
+        if numbers is not None:
+            return {number: self.catalog.row(txn, number) for number in sorted(numbers)}
+        gone = dict.fromkeys(self.rows.by_number())
+        return gone | {row.id: row for row in self.catalog.documents(txn)}

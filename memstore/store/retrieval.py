@@ -87,19 +87,23 @@ class Retrieval:
 
     # Documents
 
-    def follow(self, txn: Transaction, rows: Mapping[int, Document], but: Collection[int]) -> None:
-        """Hold what is committed: the landmark keys of the ready documents among `rows`, and
-        nothing of others. Documents in `but` are being written here and left alone.
+    def follow(
+        self, txn: Transaction, changed: Mapping[int, Document | None], but: Collection[int]
+    ) -> None:
+        """Hold what is committed: the landmark keys of those of the `changed` rows that are ready
+        (None: a document that is gone), and nothing of the others.
 
-        Raises CorruptMemory.
+        Documents in `but` are being written here and left alone. Raises CorruptMemory.
         """
-        for number, loaded in list(self._loaded.items()):
-            if number not in but and rows.get(number) != loaded:
+        new = []
+        for number, row in changed.items():
+            loaded = self._loaded.get(number)
+            if number in but or loaded == row:
+                continue
+            if loaded is not None:
                 self.drop(number)
-        new = [
-            row for number, row in rows.items()
-            if row.state == "ready" and number not in self._loaded and number not in but
-        ]  # fmt: skip
+            if row is not None and row.state == "ready":
+                new.append(row)
         if len(new) > 1:
             for layer in self._signature.memory_layers:
                 self.index.reserve(layer, sum(row.blocks for row in new))

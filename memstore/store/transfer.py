@@ -7,9 +7,7 @@ anything.
 """
 
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +23,7 @@ from memstore.disk.blocks import BlockTable, is_finite
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
-from memstore.disk.files import NO_SPACE, storage_full
+from memstore.disk.files import NO_SPACE, replacement, storage_full
 from memstore.disk.landmarks import LANDMARK_RUN
 from memstore.disk.signature import Signature
 from memstore.errors import (
@@ -87,14 +85,10 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
 
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
-    part: Path | None = None
     try:
-        # private as the text is, and a name that nobody can have laid a link under
-        made, name = tempfile.mkstemp(prefix=".memstore-", suffix=".part", dir=file.parent)
-        part = Path(name)
-        with open(made, "wb") as out:
-            if file.is_file():
-                os.fchmod(made, file.stat().st_mode & 0o777)
+        with replacement(file) as out:
+            if file.is_file():  # as private as the file whose place it takes
+                os.fchmod(out.fileno(), file.stat().st_mode & 0o777)
             order = _Order(catalog.signature, catalog.blocks, document)
             head = {
                 "magic": MAGIC,
@@ -109,9 +103,6 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
                 out.write(_pack(number, _KINDS[type(part_of)], part_of))
             order.end()
             out.write(_pack(number + 1, "end", number + 2))
-            out.flush()
-            os.fsync(made)
-        os.replace(part, file)
     except ValueError as error:
         raise CorruptMemory(
             f"a part of document {document.name!r} is missing ({error}); run verify"
@@ -122,10 +113,6 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
         raise InvalidInput(
             f"{file} could not be written ({error.strerror}); name another file"
         ) from error
-    finally:
-        if part is not None:
-            with suppress(OSError):
-                part.unlink()
     return file.stat().st_size
 
 

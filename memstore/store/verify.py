@@ -3,13 +3,11 @@ what is damaged.
 
 A damaged tree page can end the process that reads it, so a child walks, document by document, and
 its death is itself reported as damage of the document it was reading. The children of one
-verification are forked from one server (`python -m memstore.store.walk`) that has opened nothing.
+verification are forked from one server (the module memstore.store.walk) that has opened nothing.
 """
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from memstore.child import python_command
 from memstore.disk.files import DATA
 from memstore.errors import CorruptMemory, MemoryNotFound, MemstoreError
 
@@ -55,7 +54,8 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     The report of a repair says what was wrong before and what was dropped. Other processes may read
     meanwhile, but a repair of damaged tree pages rewrites the file and needs the memory to itself.
 
-    Raises MemoryNotFound, MemoryLocked, StorageFull; CorruptMemory if a repair was asked for and
+    Raises MemoryNotFound, MemoryLocked, StorageFull; MemstoreError (no child can be started);
+    CorruptMemory if a repair was asked for and
     nothing can be saved.
     """
     path = Path(path)
@@ -154,16 +154,20 @@ class _Children:
     """Children that do one thing each and say what they do in events; a context manager."""
 
     def __enter__(self) -> Self:
-        package = str(Path(__file__).resolve().parent.parent)
-        paths = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "memstore.store.walk"],
+            python_command("memstore.store.walk"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": paths},
         )
+        assert self._server.stdout is not None
+        if not self._server.stdout.readline():  # that is no damage of the memory
+            self._server.communicate()
+            raise MemstoreError(
+                "the process that verifies did not start; see what `python -I -c 'import lmdb'` "
+                "says, and install memstore with what it needs"
+            )
         return self
 
     def __exit__(

@@ -4,17 +4,25 @@ whole; and the server that forks them.
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
-from memstore.disk.files import DATA, sync_directory, try_alone
+from memstore.disk.files import (
+    DATA,
+    LOCK,
+    WRITER,
+    named_os_errors,
+    open_regular,
+    sync_directory,
+    try_alone,
+)
 from memstore.disk.keys import (
     document_key,
     document_range,
@@ -30,8 +38,9 @@ _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
 
 def serve() -> None:
     """Fork a child for every line [what, path, documents] of standard input; its events go to
-    standard output.
+    standard output, after a first one that says that it listens.
     """
+    _say({"event": "listening"})
     for line in sys.stdin:
         what, path, documents = json.loads(line)
         pid = os.fork()
@@ -209,8 +218,26 @@ def _salvage(path: Path, damaged: set[int]) -> None:
     """Copy every whole document, as it lies, into a new file, and put it in the place of the
     damaged one.
     """
-    new = path.with_name(path.name + ".repair")
-    shutil.rmtree(new, ignore_errors=True)
+    with named_os_errors(path):
+        new = Path(mkdtemp(prefix="repair-", dir=path))
+    try:
+        _copy_whole(path, damaged, new)
+        file = open_regular(path / DATA, os.O_RDWR)
+        try:
+            if not try_alone(file):
+                raise MemoryLocked(f"{path} is open in another process; this repair needs it alone")
+            os.replace(new / DATA, path / DATA)
+            sync_directory(path)
+        finally:
+            os.close(file)
+    finally:
+        for name in (DATA, LOCK, WRITER):
+            (new / name).unlink(missing_ok=True)
+        new.rmdir()
+
+
+def _copy_whole(path: Path, damaged: set[int], new: Path) -> None:
+    """Copy every whole document into a new memory."""
     old = Catalog.open(path)
     try:
         with old.database.writer():
@@ -226,15 +253,6 @@ def _salvage(path: Path, damaged: set[int]) -> None:
                 copy.close()
     finally:
         old.close()
-    file = os.open(path / DATA, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if not try_alone(file):
-            raise MemoryLocked(f"{path} is open in another process; this repair needs it alone")
-        os.replace(new / DATA, path / DATA)
-        sync_directory(path)
-    finally:
-        os.close(file)
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def _copy_document(txn: Transaction, copy: Catalog, number: int) -> None:

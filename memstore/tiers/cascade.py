@@ -121,7 +121,7 @@ class Cascade:
         """Would looking this unit up be a hit? Counts nothing."""
         return self.top.holds(unit)
 
-    # Units that are kept
+    # Units of sessions
 
     def pin(
         self,
@@ -136,12 +136,8 @@ class Cascade:
         return self.host.pin(document, layer, first_block, k, v, last_length)
 
     def unpin(self, units: Iterable[BlockKey]) -> None:
-        """Units that were pinned or kept are cached like any other from now on."""
+        """Units that were pinned are cached like any other from now on."""
         self.host.unpin(units)
-
-    def keep(self, units: Sequence[BlockKey]) -> None:
-        """Read units into the host tier and hold them there until `unpin`: see SlabTier.keep."""
-        self.host.keep(units)
 
     def drop(self, units: Sequence[BlockKey]) -> None:
         """Hold these units nowhere any longer."""
@@ -158,14 +154,15 @@ class Cascade:
     # Counting
 
     @property
-    def _caches(self) -> list[SlabTier]:
+    def caches(self) -> list[SlabTier]:
+        """The tiers above the disk, top first."""
         return [self.host] if self.device is None else [self.device, self.host]
 
     def stats(self) -> dict[str, dict[str, int | float]]:
         """The counts of each tier, top first, and what the caches hold."""
         tiers: dict[str, dict[str, int | float]] = {
             tier.name: {**tier.stats().to_dict(), "held": tier.bytes, "budget": tier.budget_bytes}
-            for tier in self._caches
+            for tier in self.caches
         }
         if self.disk is not None:
             tiers["disk"] = dict(self.disk.stats.snapshot().to_dict())
@@ -173,7 +170,7 @@ class Cascade:
 
     def layers(self) -> dict[str, dict[int, TierStats]]:
         """The counts of each tier by layer, top first."""
-        layers = {tier.name: tier.layers() for tier in self._caches}
+        layers = {tier.name: tier.layers() for tier in self.caches}
         if self.disk is not None:
             layers["disk"] = self.disk.stats.layers()
         return layers

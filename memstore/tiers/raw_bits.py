@@ -2,8 +2,6 @@
 integers of the same width.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,9 +29,3 @@ def from_raw(bits: np.ndarray, dtype: str) -> Tensor:
     """
     own = bits if bits.flags.writeable else bits.copy()
     return torch.from_numpy(own).view(torch_dtype(dtype))
-
-
-def to_shape(data: bytes, shape: Sequence[int], dtype: str) -> Tensor:
-    """A new tensor of the given shape over a copy of raw bits."""
-    width = torch_dtype(dtype).itemsize
-    return from_raw(np.frombuffer(data, f"i{width}").reshape(*shape), dtype)

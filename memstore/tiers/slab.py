@@ -466,17 +466,6 @@ class SlabTier:
                     self._policy.insert(unit, full=False, blocked=self._blocked)
             self._changed.notify_all()
 
-    def keep(self, units: Sequence[BlockKey]) -> None:
-        """Read units that are missing and pin them all, until `unpin` or `drop`. Raises as `lease`
-        does.
-        """
-        with self.lease(units), self._lock:
-            for unit in units:
-                # not, if it was dropped meanwhile
-                if unit not in self._pinned and unit in self._slots:
-                    self._policy.drop(unit)
-                    self._pinned.add(unit)
-
     def drop(self, units: Iterable[BlockKey]) -> None:
         """Hold these units no longer, pinned or not, and not when they arrive either.
 

@@ -29,10 +29,6 @@ class TierStats:
     def __add__(self, other: "TierStats") -> "TierStats":
         return TierStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def difference(self, earlier: "TierStats") -> "TierStats":
-        """What was counted since `earlier`, a snapshot of the same tier."""
-        return TierStats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
-
     def to_dict(self) -> dict[str, int | float]:
         """The counts by name, as plain numbers."""
         return asdict(self)

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from memstore.model import facts as language
-from memstore.model.facts import Pools, Split
+from memstore.model.fact_pools import Pools, pool_words
+from memstore.model.sentence_forms import Split
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import TokenCorpus
 from memstore.training.pages import Page, StatedFact, forms
@@ -90,7 +91,7 @@ class RecallData:
         self._landmark_id = tokenizer.landmark_id
         self._rng = Random(seed)
         self._source = Source(tokenizer, corpus, self._rng)
-        known = set(language.pool_words("train"))  # a noun of training is no held-out word
+        known = set(pool_words("train"))  # a noun of training is no held-out word
         held_out = tuple(word for word in corpus.held_out_words if word not in known)
         self._words: dict[Split, tuple[str, ...]] = {"train": corpus.words, "held_out": held_out}
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memstore.model import facts as language
-from memstore.model.facts import Fact, Pools, Sentence
+from memstore.model.fact_pools import Pools, draw_value
+from memstore.model.facts import Fact, Sentence
 from memstore.training.recall_config import RecallConfig
 from memstore.training.source import Source
 
@@ -320,7 +321,7 @@ class Page:
             attempt += 1
 
     def _changed(self, old: Fact, pools: Pools) -> Fact:
-        while (value := language.draw_value(self._rng, pools)) == old.value:
+        while (value := draw_value(self._rng, pools)) == old.value:
             pass
         return Fact(old.entity, old.attribute, value)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from memstore.errors import InvalidConfig
 from memstore.model import facts as language
-from memstore.model.facts import Split
+from memstore.model.sentence_forms import Split
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,30 @@
+"""A Python process that runs one of our modules, and sees neither the working directory nor what
+the environment adds to Python's path.
+"""
+
+import sys
+from pathlib import Path
+
+# The package is taken from where this process has it. Its directory comes last on the path, for
+# what is installed beside it: nothing there stands before an installed module, or one of Python's.
+_BEGIN = """\
+import importlib.util, runpy, sys
+where, module = sys.argv[1:3]
+package = f"{where}/memstore"
+spec = importlib.util.spec_from_file_location(
+    "memstore", f"{package}/__init__.py", submodule_search_locations=[package]
+)
+sys.modules["memstore"] = memstore = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(memstore)
+sys.path.append(where)
+sys.argv[1:] = sys.argv[3:]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command line that runs `python -m module`, apart from the working directory,
+    PYTHONPATH and the user's own packages.
+    """
+    where = str(Path(__file__).resolve().parents[1])
+    return [sys.executable, "-I", "-c", _BEGIN, where, module, *arguments]

@@ -1,0 +1,231 @@
+"""A memory's directory, and the directory one works in, may be somebody else's: nothing of them is
+run, and nothing outside the memory is written, removed or shown.
+"""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+import zstandard
+from synthetic_documents import CHUNK, SIGNATURE, ingest
+
+from memstore.child import python_command
+from memstore.disk.codec import get_codec
+from memstore.disk.database import Database
+from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
+
+BUDGET = 1 << 20
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    """A memory of one document."""
+    path = tmp_path / "memory"
+    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+        ingest(store, "a", text=1, tokens=100)
+    return path
+
+
+def damage_tree(memory: Path) -> None:
+    """Spoil a page of keys of a new document's records, which only a new file repairs."""
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "damaged", 400 * CHUNK, text=1, commit_bytes=1 << 20)
+    data = bytearray((memory / "data.mdb").read_bytes())
+    for page in range(len(data) // 8192 * 4096, len(data), 4096):
+        if data[page + 10] == 2 and data[page : page + 4096].count(b"mR") > 3:
+            data[page + 16 : page + 64] = b"\xff" * 48
+            break
+    (memory / "data.mdb").write_bytes(data)
+
+
+def test_no_child_runs_code_from_the_working_directory_or_the_environments_path(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, named = tmp_path / "here", tmp_path / "named"
+    for directory in (here, named):
+        directory.mkdir()
+        for module in ("lmdb", "json", "numpy", "memstore", "sitecustomize", "usercustomize"):
+            trap = f"open({str(tmp_path / 'ran')!r}, 'a').write('{directory.name} {module}')\n"
+            (directory / f"{module}.py").write_text(trap + "raise SystemExit(1)\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", f"{named}{os.pathsep}.")
+    assert verify_memory(memory).clean
+    said = subprocess.run(
+        python_command("memstore", "verify", "--store", str(memory)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0 and "Traceback" not in said.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_child_that_cannot_start_is_not_called_damage(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(MemstoreError, match="did not start"):
+        verify_memory(memory)
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb", "writer.lock"])
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "directory"])
+def test_files_of_a_memory_that_are_links_or_no_files_are_refused(
+    memory: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    outside = tmp_path / "outside"
+    if (memory / name).exists() and name == "data.mdb":
+        (memory / name).rename(outside)
+    else:
+        (memory / name).unlink()
+        outside.write_bytes(b"mine")
+    if kind == "dangling":
+        outside.unlink()
+    if kind in ("link", "dangling"):
+        (memory / name).symlink_to(outside)
+    elif kind == "pipe":
+        os.mkfifo(memory / name)
+    else:
+        (memory / name).mkdir()
+    before = outside.read_bytes() if outside.exists() else None
+    refused = pytest.raises((InvalidInput, MemoryNotFound), match=r"regular|holds no memory")
+    with refused, MemoryStore.open(memory, host_budget=BUDGET) as store:
+        store.forget("a")
+    assert (outside.read_bytes() if outside.exists() else None) == before
+
+
+def test_compacting_exporting_and_repairing_write_nothing_of_a_name_that_was_laid_out(
+    memory: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    (memory / "data.mdb.compact").symlink_to(outside)
+    (tmp_path / "a.memory.part").symlink_to(outside)
+    (tmp_path / "a.memory").symlink_to(outside)
+    mine = tmp_path / "memory.repair" / "mine"
+    mine.parent.mkdir()
+    mine.touch()
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+        store.compact()
+        store.export_document("a", tmp_path / "a.memory")
+    assert not (tmp_path / "a.memory").is_symlink()
+    damage_tree(memory)
+    assert verify_memory(memory, repair=True).problems
+    assert outside.read_bytes() == b"mine" and mine.exists()
+    assert {entry.name for entry in memory.iterdir()} == {
+        "data.mdb", "data.mdb.compact", "lock.mdb", "writer.lock"
+    }  # fmt: skip
+
+
+def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (memory / "index").symlink_to(outside)
+    with (
+        MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store,
+        pytest.raises(MemstoreError, match="link"),
+    ):
+        ingest(store, "b", text=2, tokens=300 * CHUNK)
+        store.build_index()
+    assert not list(outside.iterdir())
+
+
+@pytest.mark.parametrize("codec", ["zstd", "int8+zstd", "int4+zstd"])
+def test_a_frame_that_declares_more_than_a_head_is_refused_before_there_is_room_made_for_it(
+    codec: str,
+) -> None:
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 26))
+    assert len(bomb) < 1 << 13
+    k, v = np.zeros((2, 16, 8), np.int32)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"{1 << 26} bytes are declared, of {2 * k.nbytes}"):
+            get_codec(codec).decode(bomb, k, v, "float32", 16)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_every_flipped_bit_of_the_meta_pages_is_named_or_changes_nothing(
+    memory: Path, tmp_path: Path
+) -> None:
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+        store.forget("a")
+        before = [asdict(document) for document in store.documents()]
+    whole = (memory / "data.mdb").read_bytes()
+    copy = tmp_path / "copy"
+    outcomes: Counter[str] = Counter()
+    # of what LMDB writes there: header, constants, two tables, last page and transaction
+    for at in [*range(152), *range(4096, 4096 + 152)]:
+        for bit in range(8):
+            shutil.rmtree(copy, ignore_errors=True)
+            copy.mkdir()
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << bit
+            (copy / "data.mdb").write_bytes(flipped)
+            try:
+                with Database.open(copy, read_only=True) as database, database.read() as txn:
+                    rows = [value for _, value in txn.scan_checked("documents")]
+            except MemstoreError:
+                outcomes["named"] += 1
+            else:
+                assert [msgpack.unpackb(row)["name"] for row in rows] == ["b"], (at, bit)
+                outcomes["right"] += 1
+    assert before and outcomes["named"] > 500, outcomes
+
+
+@pytest.mark.parametrize("change", ["back by two", "back by one", "swapped", "older twice"])
+def test_a_transaction_that_was_undone_in_the_meta_pages_is_named(
+    memory: Path, change: str
+) -> None:
+    data = bytearray((memory / "data.mdb").read_bytes())
+    places = [144, 4096 + 144]
+    numbers = [struct.unpack_from("<Q", data, place)[0] for place in places]
+    newest = numbers.index(max(numbers))
+    if change.startswith("back"):
+        by = 2 if change.endswith("two") else 1
+        struct.pack_into("<Q", data, places[newest], numbers[newest] - by)
+    elif change == "swapped":
+        data[:152], data[4096 : 4096 + 152] = data[4096 : 4096 + 152], data[:152]
+    else:  # a whole page of before, as a disk that lost a write has it
+        older = data[places[1 - newest] - 128 : places[1 - newest] + 8]
+        data[places[newest] - 128 : places[newest] + 8] = older
+        struct.pack_into("<Q", data, places[newest], numbers[newest] - 2)
+    (memory / "data.mdb").write_bytes(data)
+    with pytest.raises(CorruptMemory, match="transaction"):
+        MemoryStore.open(memory, host_budget=BUDGET).close()
+    assert not verify_memory(memory).clean
+
+
+def test_commits_are_recorded_under_their_numbers_after_compacting_and_repair(memory: Path) -> None:
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        store.compact()
+    assert verify_memory(memory).clean
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+        store.compact()
+        store.compact()
+    damage_tree(memory)
+    verify_memory(memory, repair=True)
+    with Database.open(memory) as database:
+        last = database.last_commit()
+        assert last is not None and last.transaction == database.last_transaction
+        database.write(lambda txn: None)
+    assert verify_memory(memory).clean
