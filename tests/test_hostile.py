@@ -14,15 +14,30 @@ import msgpack
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from synthetic_documents import BLOCK, CHUNK, DIM, HEADS, SIGNATURE, ingest, is_whole, stored
+from test_index_engines import build, filled, queries
+from tiny_model import save_tiny_model
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from memstore.block import BlockKey
+from memstore.cli import console
 from memstore.disk.document import Document
-from memstore.errors import CorruptMemory, InvalidInput, MemstoreError
+from memstore.errors import (
+    CorruptMemory,
+    InvalidConfig,
+    InvalidInput,
+    InvalidWeights,
+    MemstoreError,
+)
+from memstore.index import faiss_format
+from memstore.model.checkpoint import load_checkpoint, signature_of
 from memstore.store.memory_store import MemoryStore
+from memstore.tiers.recorded import Recorded
+from memstore.tiers.trace import read_trace
 
 EXAMPLES = int(os.environ.get("MEMSTORE_HOSTILE", "250"))  # of each fuzzer
 fuzzed = settings(
@@ -306,3 +321,250 @@ def test_a_row_that_is_not_understood_is_named_and_dropped_by_a_repair(tmp_path)
     verify_memory(path, repair=True)
     with MemoryStore.open(path) as store:
         assert [document.name for document in store.documents()] == ["kept"]
+
+
+# Model directories
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def loads(directory: Path) -> bool:
+    """Whether it was accepted; refused with a name otherwise."""
+    try:
+        transformer, tokenizer = load_checkpoint(directory)
+    except (InvalidWeights, InvalidConfig):
+        return False
+    text = "The lantern, 42 é\n"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text and max(ids) < transformer.config.landmark_id
+    hash(signature_of(transformer, tokenizer).digest)
+    return True
+
+
+def with_file(model: Path, to: Path, name: str, content: bytes) -> Path:
+    to.mkdir(exist_ok=True)
+    for file in model.iterdir():
+        (to / file.name).write_bytes(content if file.name == name else file.read_bytes())
+    return to
+
+
+SIZES = ["num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "mlp_size",
+         "block_size", "vocab_size", "top_k", "chunk_blocks"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("to", [0, -1, 0.5, True, "2", None, 2**31, 2**62, 2**70, [], {}])
+def test_a_size_that_no_model_has_is_refused(model, tmp_path, name, to):
+    config = json.loads((model / "config.json").read_text())
+    content = json.dumps({**config, name: to}).encode()
+    assert not loads(with_file(model, tmp_path / "crafted", "config.json", content))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[" * 5000,
+        b'{"a":' * 5000,
+        b"\xff",
+        b"null",
+        b"[]",
+        b'{"model": 1}',
+        b'{"vocab_size":',
+    ],
+)
+def test_what_is_no_json_object_is_refused(model, tmp_path, name, content):
+    assert not loads(with_file(model, tmp_path / "crafted", name, content))
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_crafted_config_is_refused_or_a_model(model, tmp_path, data):
+    config = json.loads((model / "config.json").read_text())
+    path = data.draw(st.sampled_from(list(places(config))))
+    to = data.draw(st.sampled_from([value for value in WRONG if type(value) is not bytes]))
+    content = json.dumps(changed(config, path, to)).encode()
+    loads(with_file(model, tmp_path / "crafted", "config.json", content))
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_crafted_tokenizer_is_refused_or_loses_no_text(model, tmp_path, data):
+    whole = json.loads((model / "tokenizer.json").read_text())
+    vocab, merges = whole["model"]["vocab"], whole["model"]["merges"]
+    how = data.draw(st.sampled_from(["whole", "id", "token", "drop", "merge", "options"]))
+    token = data.draw(st.sampled_from(sorted(vocab)))
+    to = data.draw(st.sampled_from([value for value in WRONG if type(value) is not bytes]))
+    if how == "whole":
+        path = data.draw(st.sampled_from([(), ("model",), ("model", "vocab"), ("model", "merges")]))
+        whole = changed(whole, path, to)
+    elif how == "id":
+        vocab[token] = to
+    elif how == "token":
+        vocab[data.draw(st.sampled_from(["", " ", "\0", "é\n", "zzzzzzzz"]))] = vocab.pop(token)
+    elif how == "drop":
+        del vocab[token]
+    elif how == "merge":
+        merges[data.draw(st.integers(0, len(merges) - 1))] = to
+    else:
+        whole |= {
+            "truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 0,
+                           "direction": "Right"},
+            "normalizer": {"type": "Lowercase"},
+        }  # fmt: skip
+    crafted = with_file(model, tmp_path / "crafted", "tokenizer.json", json.dumps(whole).encode())
+    assert loads(crafted) or how != "options"
+
+
+def test_weights_of_another_shape_or_type_than_the_config_says_are_not_read(model, tmp_path):
+    weights = load_file(model / "model.safetensors")
+    name = sorted(weights)[0]
+    for changed_weights in (
+        {**weights, name: weights[name][:1].clone()},
+        {**weights, name: weights[name].int()},
+        {**weights, "more": weights[name].clone()},
+        {key: value for key, value in weights.items() if key != name},
+        {},
+    ):
+        crafted = with_file(model, tmp_path / "crafted", "", b"")
+        save_file(changed_weights, crafted / "model.safetensors")
+        assert not loads(crafted)
+    data = (model / "model.safetensors").read_bytes()
+    for content in (b"", data[:100], b"\xff" * 64, data[:-1], b"\0" * 8 + data[8:]):
+        assert not loads(with_file(model, tmp_path / "crafted", "model.safetensors", content))
+
+
+# Traces
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_crafted_trace_is_refused_or_read(tmp_path, data):
+    entries: list[Any] = [
+        {"format": 1, "unit_bytes": 64},
+        [0, 10, 1, [1, 1], [0, 1], [0, 1], [1]],
+        [1, 20, 2, [1], [3], [0], []],
+    ]
+    path = data.draw(st.sampled_from([place for place in places(entries) if place]))
+    entries = changed(entries, path, data.draw(st.sampled_from(WRONG)))
+    packed = b"".join(msgpack.packb(entry) for entry in entries)
+    (tmp_path / "trace").write_bytes(zstandard.compress(packed))
+    try:
+        found = list(read_trace(tmp_path / "trace"))
+        Recorded.load(tmp_path / "trace").reuse()
+    except InvalidInput:
+        return
+    for entry in found:
+        assert entry.units and all(0 <= place < len(entry.units) for place in entry.missed)
+
+
+# Index files
+
+
+@pytest.fixture(scope="module", params=["faiss-ivf", "faiss-ivf-sq8"])
+def index_file(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """A kind of index, and the file of its layer 0."""
+    index, _ = filled(request.param)
+    build(index)
+    directory = tmp_path_factory.mktemp("index")
+    faiss_format.write(directory, index, 0)
+    return request.param, faiss_format.file_of(directory, 0)
+
+
+def index_parts(content: bytes) -> tuple[bytes, dict[str, Any], bytes]:
+    """Magic, header and payload of an index file."""
+    at = content.index(b"\n") + 1
+    end = at + 16 + int.from_bytes(content[at : at + 8], "little")
+    return content[:at], msgpack.unpackb(content[at + 16 : end]), content[end:]
+
+
+def takes(kind: str, directory: Path, header: Any, payload: bytes, magic: bytes) -> bool:
+    """Whether a file with right checksums is taken; searching must then work."""
+    if isinstance(header, dict) and "payload" in header:
+        header = {**header, "payload": xxh3_64_digest(payload)}
+    packed = msgpack.packb(header)
+    size = len(packed).to_bytes(8, "little")
+    content = magic + size + xxh3_64_digest(packed) + packed + payload
+    faiss_format.file_of(directory, 0).write_bytes(content)
+    index, scope = filled(kind)
+    try:
+        index.install(0, faiss_format.read(directory, index, 0))
+    except faiss_format.Unusable:
+        return False
+    found = index.search(0, queries(3), scope, 4)
+    assert ((found.candidates >= -1) & (found.candidates < sum(end for *_, end in scope))).all()
+    return True
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_crafted_index_file_is_unusable_or_harmless(index_file, tmp_path, data):
+    kind, file = index_file
+    magic, header, payload = index_parts(file.read_bytes())
+    assert "payload" in header
+    path = data.draw(st.sampled_from(list(places(header))))
+    to = data.draw(st.sampled_from(WRONG))
+    takes(kind, tmp_path, changed(header, path, to), payload, magic)
+
+
+def test_an_index_file_whose_engines_hold_other_rows_is_unusable(index_file, tmp_path):
+    kind, file = index_file
+    magic, header, payload = index_parts(file.read_bytes())
+    assert takes(kind, tmp_path, header, payload, magic)
+    wrong = {
+        "end": header["end"] - 1,
+        "metrics": header["metrics"][:1],
+        "calibrations": [],
+        "lengths": [],
+        "runs": [[1, 0, header["end"], 1, b""]],
+    }
+    for name, to in wrong.items():
+        assert not takes(kind, tmp_path, {**header, name: to}, payload, magic)
+    last = len(payload) - 8  # a row's number
+    assert not takes(
+        kind, tmp_path, header, payload[:last] + b"\xff\xff\xff\x7f" + b"\0" * 4, magic
+    )
+    for cut in (b"", payload[:4], b"ilod" + payload[4:]):
+        sizes = [len(cut), *([0] * (len(header["lengths"]) - 1))]
+        assert not takes(kind, tmp_path, {**header, "lengths": sizes}, cut, magic)
+
+
+# What reaches the terminal
+
+
+def test_control_characters_are_shown_and_never_sent(capsys):
+    hostile = "a\x1b[2J\x07\x9b1m\u202eb\udc80\r\x7f"
+    console.say(hostile)
+    console.note(hostile)
+    console.emit({"name": hostile})
+    console.print_answer(
+        {
+            "text": hostile,
+            "sources": [
+                {"weight": 1.0, "document": hostile, "span": (0, 1), "reads": [], "text": hostile}
+            ],
+            "lookups": {"done": 1, "skipped": 0},
+            "tiers": {},
+            "seconds": 0.0,
+        },
+        streamed=False,
+    )
+    print(console.columns([("name",), (hostile + "\n",)]))
+    told = "".join(capsys.readouterr())
+    assert all(letter.isprintable() or letter == "\n" for letter in told), ascii(told)
+    assert r"\u001b[2J" in told
+    (line,) = [line for line in told.splitlines() if line.startswith("{")]
+    assert json.loads(line) == {"name": hostile}
+
+
+def test_a_name_that_is_not_utf8_is_refused(store):
+    for name in ("\udcff", "", "a\0b", "x" * 5000):
+        with pytest.raises(InvalidInput):
+            ingest(store, name, 20)
+    assert [row.name for row in store.documents()] == ["kept"]

@@ -24,6 +24,9 @@ _UNITS = {
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?)B?\s*", re.IGNORECASE)
 _SECONDS_BETWEEN_LINES = 5.0
+# What a terminal obeys instead of showing it (but line breaks and tabs), turns text around, or is
+# half of a pair and cannot be written.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 Show = Callable[[int, int, int], None]
 """Takes the characters read, the characters there are, and the tokens so far."""
@@ -46,9 +49,19 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def visible(text: str) -> str:
+    """A text whose control characters are shown as \\uXXXX, which JSON reads as well."""
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def one_line(text: str) -> str:
-    """A text without its line breaks and runs of spaces."""
-    return " ".join(text.split())
+    """A text without its line breaks and runs of spaces, all of it visible."""
+    return visible(" ".join(text.split()))
+
+
+def say(text: str) -> None:
+    """A part of the result, on stdout."""
+    print(visible(text), flush=True)
 
 
 def shorten(text: str, width: int) -> str:
@@ -59,17 +72,20 @@ def shorten(text: str, width: int) -> str:
 
 def note(text: str) -> None:
     """Say something that is not the result, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 def emit(value: Mapping[str, Any]) -> None:
     """The result as one JSON object on stdout; bytes (ids of writes) in hexadecimal digits."""
-    print(json.dumps(value, ensure_ascii=False, default=bytes.hex), flush=True)
+    say(json.dumps(value, ensure_ascii=False, default=bytes.hex))
 
 
 def columns(rows: Sequence[Sequence[object]]) -> str:
     """Rows of cells, the first row their titles, as aligned columns; numbers to the right."""
-    cells = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    cells = [
+        [f"{cell:,}" if isinstance(cell, int) else one_line(str(cell)) for cell in row]
+        for row in rows
+    ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
     right = [all(isinstance(row[i], int) for row in rows[1:]) for i in range(len(cells[0]))]
     return "\n".join(
@@ -90,7 +106,7 @@ def print_sources(
         first, end = source["span"]
         tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
         place = f"{source['document']}[{first:,}-{end:,}] ({tiers})"
-        print(f"  {weight}  {place}  {shorten(source['text'], width)}")
+        say(f"  {weight}  {place}  {shorten(source['text'], width)}")
 
 
 def tier(counts: Mapping[str, Any]) -> str:
@@ -115,7 +131,7 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
     if not answer["text"]:
         print("(nothing was found)")
     elif not streamed:
-        print(answer["text"])
+        say(answer["text"])
     print_sources(answer["sources"])
     print(f"  {cost(answer)}", flush=True)
 
@@ -149,7 +165,7 @@ def waiting(what: str) -> Iterator[Callable[[], None]]:
         return
     from rich.console import Console
 
-    status = Console(stderr=True).status(what)
+    status = Console(stderr=True).status(visible(what))
     status.start()
     try:
         yield status.stop
@@ -173,7 +189,7 @@ def stream(enabled: bool) -> Iterator[Callable[[str], None] | None]:
             arrived()
             text = text if started else text.lstrip()
             started = started or bool(text)
-            sys.stdout.write(text)
+            sys.stdout.write(visible(text))
             sys.stdout.flush()
 
         try:
@@ -212,7 +228,7 @@ def working(what: str, parts: str = "layers") -> Iterator[Callable[[int, int], N
         from rich.progress import Progress
 
         with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(what, total=None)
+            task = progress.add_task(visible(what), total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
         return
     yield lambda done, total: note(f"{what}: {done} of {total} {parts}")
@@ -238,7 +254,7 @@ def _bar(what: str) -> Iterator[Show]:
         TimeRemainingColumn(),
     )
     with Progress(*parts, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None, tokens=0)
+        task = progress.add_task(visible(what), total=None, tokens=0)
         yield lambda done, total, tokens: progress.update(
             task, completed=done, total=total, tokens=tokens
         )

@@ -28,7 +28,7 @@ def docs(store: Store, as_json: Json = False) -> None:
     for d in documents:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
         rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since))
-    print(f"{console.columns(rows)}\nstored with {codec}" if documents else "no documents")
+    console.say(f"{console.columns(rows)}\nstored with {codec}" if documents else "no documents")
 
 
 @command("stats", "memstore stats --store mem")
@@ -42,11 +42,11 @@ def stats(store: Store, as_json: Json = False) -> None:
         console.emit(figures)
         return
     quota = "none" if figures["quota"] is None else console.size(figures["quota"])
-    print(
+    console.say(
         f"{figures['documents']:,} documents, {figures['tokens']:,} tokens in "
         f"{figures['blocks']:,} blocks"
     )
-    print(
+    console.say(
         f"on disk {console.size(figures['file_bytes'])}, of it blocks "
         f"{console.size(figures['bytes'])} "
         f"({figures['codec']}); quota {quota}"
@@ -54,7 +54,7 @@ def stats(store: Store, as_json: Json = False) -> None:
     index = figures["index"]
     most = max(index["landmarks"].values(), default=0)
     built = f"; engines on disk {console.size(index['file_bytes'])}" if index["file_bytes"] else ""
-    print(f"index: {most:,} landmarks a head ({index['kind']}{built})")
+    console.say(f"index: {most:,} landmarks a head ({index['kind']}{built})")
 
 
 @command("forget", "memstore forget diary --store mem")
@@ -73,7 +73,7 @@ def forget(
     if as_json:
         console.emit({"forgotten": asdict(document)})
     else:
-        print(
+        console.say(
             f"{document.name}: forgotten, {document.tokens:,} tokens, "
             f"{console.size(document.bytes)}"
         )
@@ -95,12 +95,12 @@ def verify(
         console.emit({"clean": report.clean, **asdict(report)})
     else:
         for problem in report.problems:
-            print(f"damaged: {problem.name or 'the memory'}: {problem.what}")
+            console.say(f"damaged: {problem.name or 'the memory'}: {problem.what}")
         for name in report.dropped:
-            print(f"dropped: {name}")
+            console.say(f"dropped: {name}")
         size = console.size(report.bytes)
         whole = f"{report.documents:,} documents, {report.records:,} records, {size}"
-        print(
+        console.say(
             f"{whole}: "
             f"{'clean' if report.clean or repair else 'whole, the rest is damaged (see --repair)'}"
         )
@@ -126,7 +126,7 @@ def export(
     if as_json:
         console.emit({"name": name, "file": str(file), "bytes": written})
     else:
-        print(f"{name}: exported to {file}, {console.size(written)}")
+        console.say(f"{name}: exported to {file}, {console.size(written)}")
 
 
 @command("import", "memstore import diary.memstore --store other")
@@ -155,7 +155,7 @@ def import_(
     if as_json:
         console.emit({"imported": asdict(document)})
     else:
-        print(
+        console.say(
             f"{document.name}: imported, {document.tokens:,} tokens, {console.size(document.bytes)}"
         )
 
@@ -173,7 +173,7 @@ def compact(store: Store, as_json: Json = False) -> None:
     if as_json:
         console.emit({"bytes_before": before, "bytes_after": after})
     else:
-        print(f"{console.size(before)} before, {console.size(after)} after")
+        console.say(f"{console.size(before)} before, {console.size(after)} after")
 
 
 COMMANDS = (docs, stats, forget, verify, export, import_, compact)

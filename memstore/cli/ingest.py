@@ -121,7 +121,7 @@ def ingest(
         for text in texts:
             results.append(_ingest_one(reader, memory, text, mode, retrieve, lookup))
             if not as_json:
-                print(_told(results[-1]), flush=True)
+                console.say(_told(results[-1]))
         if memory.update_index():
             with console.working("index") as show:
                 reader.build_index(memory, show)
@@ -175,8 +175,8 @@ def index(
     for layer, engine in built["engines"].items():
         efforts, recalls = (", ".join(map(str, engine[name])) for name in ("effort", "recall"))
         held = f"{engine['family']} over {engine['landmarks']:,} landmarks"
-        print(f"layer {layer}: {held}; effort of its heads {efforts}; recall {recalls}")
-    print(
+        console.say(f"layer {layer}: {held}; effort of its heads {efforts}; recall {recalls}")
+    console.say(
         f"{built['seconds']:.1f} s"
         if built["engines"]
         else "too few landmarks to index; they are searched exactly"

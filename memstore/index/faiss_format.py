@@ -7,19 +7,22 @@ keys that the memory still holds; deleting it loses nothing.
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
+import msgspec
 import numpy as np
 import xxhash
 
+from memstore.decode import Block, Count, Layer, Positive, unpack
 from memstore.disk.files import DATA, mode_of, open_regular, replacement
 from memstore.errors import InvalidInput
 from memstore.index.faiss_candidates import Built
-from memstore.index.faiss_head import FAMILIES, Calibration, HeadIndex
+from memstore.index.faiss_head import FAMILIES, Calibration, Family, HeadIndex
 from memstore.index.faiss_index import FaissIndex
 from memstore.index.metric import QueryMetric
 from memstore.index.rows import Rows, Run
@@ -70,29 +73,56 @@ def read(directory: Path, index: FaissIndex, layer: int) -> Built:
     Raises Unusable, FileNotFoundError.
     """
     path = file_of(directory, layer)
-    header, parts = _read(path)
-    if header["family"] not in FAMILIES or (header["family"] != index.family and not index.auto):
-        raise Unusable(f"{path.name} is of another kind, faiss-{header['family']}")
-    if index.wanted_recall not in (None, header["recall"]):
-        raise Unusable(f"{path.name} is calibrated for a recall of {header['recall']}")
-    rows = Rows()
-    rows.end = header["end"]
-    for document, first_block, start, size, fingerprint in header["runs"]:
-        first, end = index.span(document, layer)
-        there = first <= first_block and first_block + size <= end
-        if there and index.fingerprint(layer, document, first_block, size) == fingerprint:
-            rows.runs.setdefault(document, []).append(Run(first_block, start, size))
-            rows.live += size
-    heads = [
-        HeadIndex.load(header["family"], _unpacked(metric), Calibration(**calibration), part)
-        for calibration, metric, part in zip(
-            header["calibrations"], header["metrics"], parts, strict=True
-        )
-    ]
-    built = Built(heads, rows, header["trained"])
+    header, parts = _read(path, _Header)
+    if header.family not in FAMILIES or (header.family != index.family and not index.auto):
+        raise Unusable(f"{path.name} is of another kind, faiss-{header.family}")
+    if index.wanted_recall not in (None, header.recall):
+        raise Unusable(f"{path.name} is calibrated for a recall of {header.recall}")
+    with _understood(path):
+        built = _built(header, parts, index, layer)
     if built.stale:
         raise Unusable(f"{path.name} is stale: most of its keys are gone, or have come since")
     return built
+
+
+def _built(header: "_Header", parts: list[np.ndarray], index: FaissIndex, layer: int) -> Built:
+    rows = Rows()
+    rows.end = header.end
+    spans = sorted((start, start + size) for _, _, start, size, _ in header.runs)
+    ends = [0, *(end for _, end in spans)]
+    if ends[-1] > rows.end or any(start < end for (start, _), end in zip(spans, ends)):
+        raise ValueError("its runs overlap, or lie behind its end")
+    for document, first_block, start, size, fingerprint in header.runs:
+        first, end = index.span(document, layer)
+        there = first <= first_block and first_block + size <= end
+        if there and index.fingerprint(layer, document, first_block, size) == fingerprint:
+            runs = rows.runs.setdefault(document, [])
+            if runs and runs[-1].end_block != first_block:
+                raise ValueError("its runs are not in order")
+            runs.append(Run(first_block, start, size))
+            rows.live += size
+    if not len(parts) == len(header.metrics) == len(header.calibrations) == index.num_kv_heads:
+        raise ValueError(f"{len(parts)} heads instead of {index.num_kv_heads}")
+    heads = []
+    for calibration, stored, part in zip(header.calibrations, header.metrics, parts):
+        metric = _unpacked(stored, index.head_dim)
+        head = HeadIndex.load(header.family, metric, calibration, part)
+        head.check(index.head_dim, rows.end)
+        heads.append(head)
+    return Built(heads, rows, header.trained)
+
+
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Whatever goes wrong over a file's content, in our code or in FAISS, it is Unusable; but what
+    is InvalidInput (no FAISS here) stays so.
+    """
+    try:
+        yield
+    except (Unusable, InvalidInput):
+        raise
+    except Exception as error:
+        raise Unusable(f"{path.name} is not understood ({error})") from error
 
 
 def write_samples(directory: Path, samples: dict[tuple[int, int], np.ndarray]) -> None:
@@ -109,11 +139,16 @@ def write_samples(directory: Path, samples: dict[tuple[int, int], np.ndarray]) -
 
 def read_samples(directory: Path) -> dict[tuple[int, int], np.ndarray]:
     """The inverse. Raises Unusable, FileNotFoundError."""
-    header, parts = _read(directory / "queries.idx")
-    return {
-        (layer, head): part.view(np.float32).reshape(n, dim)
-        for (layer, head, n, dim), part in zip(header["heads"], parts, strict=True)
-    }
+    path = directory / "queries.idx"
+    header, parts = _read(path, _Samples)
+    with _understood(path):
+        samples = {
+            (layer, head): part.view(np.float32).reshape(n, dim)
+            for (layer, head, n, dim), part in zip(header.heads, parts, strict=True)
+        }
+        if not all(np.isfinite(queries).all() for queries in samples.values()):
+            raise ValueError("it has numbers that are not finite")
+        return samples
 
 
 def _write(path: Path, header: dict[str, Any], parts: Sequence[np.ndarray]) -> None:
@@ -138,7 +173,29 @@ def _write(path: Path, header: dict[str, Any], parts: Sequence[np.ndarray]) -> N
             file.write(part.data)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
+class _Parts(msgspec.Struct):
+    lengths: list[Count]
+    payload: bytes
+
+
+class _Header(_Parts):
+    family: Family
+    recall: float
+    trained: Positive
+    end: Positive
+    runs: list[tuple[int, Block, Count, Positive, bytes]]
+    calibrations: list[Calibration]
+    metrics: list[tuple[bytes, bytes, bytes]]
+
+
+class _Samples(_Parts):
+    heads: list[tuple[Layer, Layer, Count, Positive]]
+
+
+H = TypeVar("H", bound=_Parts)
+
+
+def _read(path: Path, form: type[H]) -> tuple[H, list[np.ndarray]]:
     """The checked header and the parts, uint8 [n] each."""
     try:
         with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
@@ -151,20 +208,22 @@ def _read(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:
     packed = content[_FIXED:end].tobytes()
     if xxhash.xxh3_64(packed).digest() != content[len(_MAGIC) + 8 : _FIXED].tobytes():
         raise Unusable(f"{path.name} is damaged")
-    header, payload = msgpack.unpackb(packed), content[end:]
-    if (
-        len(payload) != sum(header["lengths"])
-        or xxhash.xxh3_64(payload.data).digest() != header["payload"]
-    ):
-        raise Unusable(f"{path.name} is damaged")
-    return header, np.split(payload, np.cumsum(header["lengths"])[:-1])
+    with _understood(path):
+        header, payload = unpack(packed, form), content[end:]
+        if (
+            len(payload) != sum(header.lengths)
+            or xxhash.xxh3_64(payload.data).digest() != header.payload
+        ):
+            raise Unusable(f"{path.name} is damaged")
+        return header, np.split(payload, np.cumsum(header.lengths)[:-1])
 
 
 def _packed(metric: QueryMetric) -> list[Any]:
     return [metric.mean.tobytes(), metric.of_keys.tobytes(), metric.of_queries.tobytes()]
 
 
-def _unpacked(stored: list[Any]) -> QueryMetric:
-    mean, of_keys, of_queries = (np.frombuffer(part, dtype=np.float32) for part in stored[:3])
-    dim = len(mean)
-    return QueryMetric(mean, of_keys.reshape(dim, dim), of_queries.reshape(dim, dim))
+def _unpacked(stored: tuple[bytes, bytes, bytes], dim: int) -> QueryMetric:
+    mean, of_keys, of_queries = (np.frombuffer(part, dtype=np.float32) for part in stored)
+    if not all(np.isfinite(part).all() for part in (mean, of_keys, of_queries)):
+        raise ValueError("its metric is not finite")
+    return QueryMetric(mean.reshape(dim), of_keys.reshape(dim, dim), of_queries.reshape(dim, dim))

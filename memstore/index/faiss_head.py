@@ -12,12 +12,17 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from memstore.decode import Count, Positive, Share
 from memstore.errors import InvalidInput
 from memstore.index.metric import QueryMetric
 
 Family = Literal["ivf", "ivf-sq8"]
 """Inverted lists of keys as they are, or rounded to 8 bits."""
 FAMILIES: tuple[Family, ...] = ("ivf", "ivf-sq8")
+
+# what FAISS calls them, in its files and in Python
+_CODES: dict[Family, bytes] = {"ivf": b"IwFl", "ivf-sq8": b"IwSq"}
+_CLASSES: dict[Family, str] = {"ivf": "IndexIVFFlat", "ivf-sq8": "IndexIVFScalarQuantizer"}
 
 # candidates a wanted block that an engine proposes, before their exact scores choose
 RESCORED = 4
@@ -55,10 +60,10 @@ class Calibration:
     queries.
     """
 
-    effort: int = 1  # lists probed
-    top_k: int = 0  # 0: not calibrated
-    recall: float = 1.0
-    queries: int = 0
+    effort: Positive = 1  # lists probed
+    top_k: Count = 0  # 0: not calibrated
+    recall: Share = 1.0
+    queries: Count = 0
 
 
 class HeadIndex:
@@ -197,8 +202,37 @@ class HeadIndex:
     def load(
         cls, family: Family, metric: QueryMetric, calibration: Calibration, stored: np.ndarray
     ) -> "HeadIndex":
-        """The inverse of `dump`; the bytes must be known to be whole."""
+        """The inverse of `dump`; the bytes must be known to be whole. Raises what FAISS raises, and
+        ValueError for an index of another kind: some kinds open files.
+        """
+        if stored[:4].tobytes() != _CODES[family] or b"ilod" in stored.tobytes():
+            raise ValueError("no inverted lists in memory")
         return cls(family, metric, faiss().deserialize_index(stored), calibration)
+
+    def check(self, dim: int, size: int) -> None:
+        """Is it what `dump` was taken of, keys of `dim` numbers in rows 0 .. size - 1? Raises
+        ValueError.
+        """
+        library, index = faiss(), self.index
+        lists = library.downcast_InvertedLists(index.invlists)
+        right = (
+            type(index).__name__ == _CLASSES[self.family]
+            and isinstance(lists, library.ArrayInvertedLists)
+            and int(index.d) == dim == self._centroids.shape[1]
+            and int(index.ntotal) == size
+            and int(index.nlist) == lists.nlist == len(self._centroids) >= 1
+            and index.code_size == lists.code_size
+            and np.isfinite(self._centroids).all()
+        )
+        if not right:
+            raise ValueError("its inverted lists are not of these keys")
+        ids = [
+            library.rev_swig_ptr(lists.get_ids(number), lists.list_size(number)).copy()
+            for number in range(lists.nlist)
+            if lists.list_size(number)
+        ]
+        if not np.array_equal(np.sort(np.concatenate(ids)), np.arange(size)):
+            raise ValueError("its rows are not each there once")
 
 
 def _inverted_lists(library: Any, keys: np.ndarray, rounded: bool) -> Any:

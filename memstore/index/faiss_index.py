@@ -64,6 +64,7 @@ class FaissIndex(PackedIndex):
         if not auto:
             faiss()
         super().__init__(num_kv_heads, head_dim, dtype, device=device)
+        self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
         self.family, self.wanted_recall, self.auto = family, recall, auto
         self.recall = RECALL if recall is None else recall
         self.kind = "auto" if auto else f"faiss-{family}"

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from memstore.disk.signature import Signature
@@ -21,6 +20,7 @@ from memstore.model.transformer import Transformer
 SHIPPED = Path(__file__).parent / "weights"
 """The directory of the weights that ship with the package."""
 SHIPPED_NAME = "books-1m"
+_WEIGHT_DTYPES = {"F16", "BF16", "F32", "F64"}
 
 
 def save_checkpoint(
@@ -77,29 +77,41 @@ def load_checkpoint(
         )
     path = directory / "model.safetensors"
     try:
+        with safe_open(path, "pt") as file:  # its header: nothing is read or allocated yet
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            dtypes = {part.get_dtype() for part in slices.values()}
+        if config.num_layers > len(shapes):
+            raise InvalidWeights(
+                f"{path} is of another architecture than its config.json: {len(shapes)} tensors "
+                f"for {config.num_layers} layers"
+            )
+        if not dtypes <= _WEIGHT_DTYPES:
+            raise InvalidWeights(f"{path} holds numbers of type {', '.join(sorted(dtypes))}")
+        with torch.device("meta"), _Uninitialised():
+            model = Transformer(config)
+        _check_shapes(
+            path, {name: tuple(p.shape) for name, p in model.state_dict().items()}, shapes
+        )
         weights = load_file(path)
     except (SafetensorError, OSError) as error:
         raise InvalidWeights(f"{path} is truncated or not a safetensors file: {error}") from None
-    with torch.device("meta"), _Uninitialised():
-        model = Transformer(config)
-    _check_shapes(path, {name: p.shape for name, p in model.state_dict().items()}, weights)
+    except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that torch cannot multiply
+        raise InvalidWeights(f"{path} cannot be loaded: {error}") from None
     model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()}, assign=True)
     return model.requires_grad_(False).eval(), tokenizer
 
 
-def _check_shapes(path: Path, expected: dict[str, torch.Size], weights: dict[str, Tensor]) -> None:
+def _check_shapes(
+    path: Path, expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]
+) -> None:
     for name, shape in expected.items():
-        if name not in weights:
+        if found.get(name) != shape:
+            what = f"{found[name]}, expected {shape}" if name in found else "missing"
             raise InvalidWeights(
-                f"{path} is of another architecture than its config.json: {name} is missing"
+                f"{path} is of another architecture than its config.json: {name} is {what}"
             )
-        if weights[name].shape != shape:
-            raise InvalidWeights(
-                f"{path} is of another architecture than its config.json: {name} is "
-                f"{tuple(weights[name].shape)}, "
-                f"expected {tuple(shape)}"
-            )
-    unknown = sorted(set(weights) - set(expected))
+    unknown = sorted(set(found) - set(expected))
     if unknown:
         raise InvalidWeights(
             f"{path} is of another architecture than its config.json: {unknown[0]} is not part of "

@@ -1,15 +1,20 @@
 """The model's configuration and the named presets."""
 
 import json
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Literal, get_args
 
 import torch
+from msgspec import Meta
 
+from memstore.decode import Amount, Layer, Share, from_json, typed
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.reader import Shape
 from memstore.model.settings import LOOKUP_SETTINGS, Granularity, LookupSettings
 
+Size = Annotated[int, Meta(ge=1, lt=1 << 24)]
+Short = Annotated[int, Meta(ge=1, lt=1 << 16)]
+Layers = Annotated[int, Meta(ge=1, le=4096)]
 OldBlockPosition = Literal["fixed", "stingy"]
 
 
@@ -19,40 +24,39 @@ class ModelConfig:
     signature.
     """
 
-    vocab_size: int = 2048  # text tokens, then the landmark and the CMT as the last two ids
-    num_layers: int = 4
-    hidden_size: int = 128
-    num_heads: int = 4
-    num_kv_heads: int = 4  # fewer than num_heads = grouped-query attention
-    head_dim: int = 32
-    mlp_size: int = 352  # SwiGLU's inner width
-    block_size: int = 32  # content tokens in a block; its landmark is one more position
-    rope_base: float = 10_000.0
+    vocab_size: Size = 2048  # text tokens, then the landmark and the CMT as the last two ids
+    num_layers: Layers = 4
+    hidden_size: Size = 128
+    num_heads: Size = 4
+    num_kv_heads: Size = 4  # fewer than num_heads = grouped-query attention
+    head_dim: Size = 32
+    mlp_size: Size = 352  # SwiGLU's inner width
+    block_size: Annotated[int, Meta(ge=1, lt=1 << 16)] = (
+        32  # content tokens in a block; its landmark is one more position
+    )
+    rope_base: Annotated[float, Meta(gt=0, le=1e300)] = 10_000.0
     rope_interleaved: bool = False  # pairing of dimensions: (0,1),(2,3).. or (0,d/2),(1,d/2+1)..
     qk_norm: bool = True  # RMSNorm of every query and key head
     cmt: bool = True  # context miss token and its gate
-    memory_layers: tuple[int, ...] | None = None  # layers with memory; None = all but layer 0
+    memory_layers: tuple[Layer, ...] | None = None  # layers with memory; None = all but layer 0
     old_block_position: OldBlockPosition = (
         "fixed"  # where old blocks are seen: one constant distance, or the paper's slots
     )
-    old_block_distance: int = 0  # the constant distance in positions; 0 = 5 * (block_size + 1)
+    old_block_distance: Annotated[int, Meta(ge=0, lt=1 << 31)] = (
+        0  # the constant distance in positions; 0 = 5 * (block_size + 1)
+    )
     # of stored keys and values
     kv_dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"
-    norm_eps: float = 1e-5
+    norm_eps: Share = 1e-5
     # What lookups do unless told otherwise: see LookupSettings.
-    top_k: int = 4
-    score_range: float | None = None
-    recency: float = 0.0
+    top_k: Size = 4
+    score_range: Amount | None = None
+    recency: Amount = 0.0
     granularity: Granularity = "per_token_per_head"
-    cmt_cutoff: float = 0.1
-    chunk_blocks: int = 8
-
-    landmark_id: int = field(init=False)
-    cmt_id: int = field(init=False)
+    cmt_cutoff: Share = 0.1
+    chunk_blocks: Size = 8
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "landmark_id", self.vocab_size - 2)
-        object.__setattr__(self, "cmt_id", self.vocab_size - 1)
         if self.old_block_distance == 0:
             object.__setattr__(self, "old_block_distance", 5 * (self.block_size + 1))
         layers = (
@@ -100,6 +104,16 @@ class ModelConfig:
         return None
 
     @property
+    def landmark_id(self) -> int:
+        """The id before the last, which no text has."""
+        return self.vocab_size - 2
+
+    @property
+    def cmt_id(self) -> int:
+        """The last id, which no text has."""
+        return self.vocab_size - 1
+
+    @property
     def lookup(self) -> LookupSettings:
         """What lookups do unless told otherwise."""
         return LookupSettings(**{name: getattr(self, name) for name in LOOKUP_SETTINGS})
@@ -127,12 +141,7 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values of the fields a configuration file holds."""
-        values = {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in ("landmark_id", "cmt_id")
-        }
-        return values | {"memory_layers": list(self.memory_layers or ())}
+        return asdict(self) | {"memory_layers": list(self.memory_layers or ())}
 
     def architecture(self) -> dict[str, Any]:
         """`to_dict` without the settings of a lookup, which change nothing that is trained or
@@ -149,29 +158,24 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
         """The configuration of a file's values; InvalidConfig names an unknown field."""
-        known = {f.name for f in fields(cls) if f.init}
+        known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
             raise InvalidConfig(
                 f"model configuration: unknown field {unknown[0]!r}; written by a newer memstore?"
             )
-        layers = values.get("memory_layers")
         try:
-            return cls(**values | {"memory_layers": None if layers is None else tuple(layers)})
-        except TypeError as error:
-            raise InvalidConfig(
-                f"model configuration: a value is of the wrong type ({error})"
-            ) from None
+            return typed(values, cls)
+        except ValueError as error:
+            raise InvalidConfig(f"model configuration: {error}") from None
 
     @classmethod
     def from_json(cls, text: str) -> "ModelConfig":
         """`from_dict` of a JSON object."""
         try:
-            values = json.loads(text)
+            values = from_json(text, dict[str, Any])
         except ValueError as error:
-            raise InvalidConfig(f"model configuration is not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise InvalidConfig("model configuration is not a JSON object")
+            raise InvalidConfig(f"model configuration is no JSON object: {error}") from None
         return cls.from_dict(values)
 
 

@@ -11,11 +11,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from memstore.decode import from_json
 from memstore.errors import InvalidInput, InvalidWeights
 
 SPECIAL_IDS = 2  # landmark and context miss token, the two highest ids
@@ -81,16 +85,13 @@ class Tokenizer:
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidWeights(f"cannot read tokenizer {path}: {error}") from error
         try:
-            kind = json.loads(text)["model"]["type"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InvalidWeights(
-                f"{path} is not a tokenizer file; it is written by Tokenizer.save"
-            ) from error
-        if kind != "BPE":
-            raise InvalidWeights(
-                f"{path} holds a {kind} tokenizer; a byte-level BPE one is expected"
-            )
-        return cls(Backend.from_str(text))
+            model = from_json(text, _File).model
+            if model.type != "BPE":
+                raise ValueError(f"it holds a {model.type} tokenizer, not a byte-level BPE one")
+            # Tokens and merges alone are taken from it: nothing in it cuts, pads or changes a text.
+            return cls(_backend(model.vocab, model.merges))
+        except ValueError as error:
+            raise InvalidWeights(f"{path} is not a tokenizer file: {error}") from error
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer as one JSON file."""
@@ -171,6 +172,32 @@ class Tokenizer:
             return self._backend.encode(text).ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidInput(_NOT_UNICODE) from error
+
+
+class _Model(msgspec.Struct):
+    type: str
+    vocab: dict[str, Annotated[int, Meta(ge=0, lt=1 << 24)]] = {}
+    merges: list[str | tuple[str, str]] = []
+
+
+class _File(msgspec.Struct):
+    model: _Model
+
+
+def _backend(vocab: dict[str, int], merges: Sequence[str | tuple[str, str]]) -> Backend:
+    """Raises ValueError for what is no byte-level vocabulary with the merges that make it."""
+    symbols = set(_byte_symbols())
+    if sorted(vocab.values()) != list(range(len(vocab))):
+        raise ValueError("its ids are not 0, 1, 2, ...")
+    if not symbols <= vocab.keys() or not all(token and symbols >= {*token} for token in vocab):
+        raise ValueError("its tokens are not of the 256 bytes, or a byte has none")
+    pairs = []
+    for merge in merges:
+        pair = tuple(merge.split(" ")) if isinstance(merge, str) else merge
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocab.keys():
+            raise ValueError(f"its merge {merge!a} is not of its tokens")
+        pairs.append(pair)
+    return Backend(models.BPE(vocab=vocab, merges=pairs))
 
 
 def _segment_end(window: str) -> int:

@@ -13,16 +13,19 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgpack
+import msgspec
 import zstandard
 
 from memstore.block import BlockKey
+from memstore.decode import Block, Count, Layer, Positive, typed
 from memstore.errors import InvalidInput
 
 TRACE_FORMAT = 1
 _LOOKUP, _PREDICTION = 0, 1
+_MOST_ENTRY = 1 << 28  # bytes
 _FLUSH = 1 << 16  # bytes between frames that a reader can decode
 
 
@@ -116,16 +119,34 @@ def read_trace(path: Path | str) -> Iterator[TraceEntry]:
         if not os.fstat(file.fileno()).st_size:  # asked for at opening, and nothing was looked up
             raise InvalidInput(f"{path} is no trace of lookups, or holds no lookup: it is empty")
         stream = zstandard.ZstdDecompressor().stream_reader(file)
-        unpacker: Any = msgpack.Unpacker(stream, use_list=True)
+        unpacker: Any = msgpack.Unpacker(stream, max_buffer_size=_MOST_ENTRY)
         try:
-            header = next(unpacker)
-            if not isinstance(header, dict) or header.get("format") != TRACE_FORMAT:
+            header = typed(next(unpacker), _Header)
+            if header.format != TRACE_FORMAT:
                 raise InvalidInput(f"{path} is no trace of lookups that this version reads")
-            for kind, micros, layer, documents, blocks, heads, missed in unpacker:
+            for values in unpacker:
+                entry = typed(values, _Entry)
                 units = [
-                    BlockKey(d, layer, b, h)
-                    for d, b, h in zip(documents, blocks, heads, strict=True)
+                    BlockKey(d, entry.layer, b, h)
+                    for d, b, h in zip(entry.documents, entry.blocks, entry.heads, strict=True)
                 ]
-                yield TraceEntry(kind == _LOOKUP, micros / 1e6, units, missed)
-        except (StopIteration, zstandard.ZstdError, ValueError, TypeError) as error:
+                if not units or max(entry.missed, default=0) >= len(units):
+                    raise ValueError("an entry misses units that it does not have")
+                yield TraceEntry(entry.kind == _LOOKUP, entry.micros / 1e6, units, entry.missed)
+        except (StopIteration, zstandard.ZstdError, ValueError, msgpack.UnpackException) as error:
             raise InvalidInput(f"{path} is no trace of lookups: {error or 'it is empty'}") from None
+
+
+class _Header(msgspec.Struct):
+    format: int
+    unit_bytes: Positive
+
+
+class _Entry(NamedTuple):
+    kind: Literal[0, 1]
+    micros: Count
+    layer: Layer
+    documents: list[int]
+    blocks: list[Block]
+    heads: list[Layer]
+    missed: list[Count]
