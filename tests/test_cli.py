@@ -51,6 +51,7 @@ COMMANDS = [
     "import",
     "compact",
     "train",
+    "adapt",
     "demo",
 ]
 STORY = (
