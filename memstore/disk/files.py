@@ -75,6 +75,20 @@ def sweep(directory: Path) -> None:
                     os.close(file)
 
 
+_INDEX_FILE = re.compile(r"(layer-\d+|queries)\.idx")
+
+
+def remove_index(path: Path) -> None:
+    """Remove the index files of a memory, which are made again from what it holds. Raises
+    OSError.
+    """
+    directory = path / INDEX
+    if directory.is_dir() and not directory.is_symlink():
+        for name in filter(_INDEX_FILE.fullmatch, os.listdir(directory)):
+            os.unlink(directory / name)
+        sync_directory(directory)
+
+
 def mode_of(path: Path) -> int | None:
     """Who may read and write a regular file; None where there is none."""
     with suppress(FileNotFoundError):
@@ -161,9 +175,14 @@ def try_alone(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        fcntl.flock(file, fcntl.LOCK_SH)
+        not_alone(file)
         return False
     return True
+
+
+def not_alone(file: int) -> None:
+    """Share a data file again that was locked."""
+    fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def sync_directory(path: Path) -> None:

@@ -85,6 +85,11 @@ class Retrieval:
         self._catalog = catalog
         self.tiers.replace_disk(DiskTier(catalog))
 
+    def rewritten(self) -> None:
+        """The memory's file was made anew without what was erased: hold no index of that."""
+        if self._engines is not None:
+            self._engines.drop()
+
     # Documents
 
     def follow(
