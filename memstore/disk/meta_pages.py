@@ -7,6 +7,7 @@ would undo a commit; the record that every commit of ours leaves, with a checksu
 
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,6 +72,31 @@ def _read_metas(file: int) -> list[_Meta]:
                 )
         offset = metas[0].page_size if metas else os.sysconf("SC_PAGE_SIZE")
     return metas
+
+
+class States(NamedTuple):
+    """What is left of the file's meta pages."""
+
+    page_size: int
+    # root pages of the table of tables that they name, whatever else is wrong with them -> the
+    # transaction that they tell of, None where they are not understood
+    roots: dict[int, int | None]
+    newest: int  # of those
+    free_root: int  # of its list of free pages
+
+
+def read_states(file: int) -> States:
+    """What both meta pages tell. Raises OSError."""
+    metas = _read_metas(file)
+    page_size = metas[0].page_size if metas else os.sysconf("SC_PAGE_SIZE")
+    roots: dict[int, int | None] = {meta.root: meta.transaction for meta in metas}
+    for offset in (0, page_size):
+        with suppress(struct.error):
+            roots.setdefault(_META.unpack(os.pread(file, _META.size, offset))[9], None)
+    newest = max(metas, key=lambda meta: meta.transaction, default=None)
+    if newest is None:
+        return States(page_size, roots, _NO_PAGE, _NO_PAGE)
+    return States(page_size, roots, newest.root, newest.free_root)
 
 
 def check_length(path: Path, file: int) -> int:
