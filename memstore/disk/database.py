@@ -117,7 +117,7 @@ class Database:
         """Bytes of the data file; it never shrinks but by compact. Raises MemoryNotFound."""
         with suppress(FileNotFoundError):
             return os.stat(self.path / DATA).st_size
-        raise self._gone()
+        raise self._environment.gone()
 
     @property
     def last_transaction(self) -> int:
@@ -201,7 +201,7 @@ class Database:
                 f"{self.path} is open for reading only, or cannot be written; nothing was changed"
             )
         if not (self.path / DATA).exists():
-            raise self._gone()
+            raise self._environment.gone()
         self._environment.acquire_writer(wait=wait)
         try:
             yield
@@ -256,11 +256,6 @@ class Database:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _gone(self) -> MemoryNotFound:
-        return MemoryNotFound(
-            f"{self.path} holds the memory no longer: it was removed or moved while it was open"
-        )
 
     def _check(self) -> None:
         if self._environment.pid != os.getpid():

@@ -27,6 +27,7 @@ from memstore.disk.files import (
     NETWORK,
     check_regular,
     file_system_of,
+    lies_at,
     mode_of,
     named_os_errors,
     not_alone,
@@ -180,13 +181,15 @@ class Environment:
         return getattr(self._thread, "transaction", None) is not None
 
     def acquire_writer(self, *, wait: bool) -> None:
-        """Take the writer lock and be open for writing."""
+        """Take the writer lock and be open for writing, in the directory that was opened."""
         if self.in_transaction():
             raise RuntimeError(
                 "writing inside a transaction of the same thread: end that one first"
             )
         self.lock.acquire(wait=wait)
         try:
+            if not self.lies_at(self.path):
+                raise self.gone()
             if not self._read_write:
                 with self._gate.alone():
                     if not self._read_write:
@@ -197,6 +200,21 @@ class Environment:
         except BaseException:
             self.lock.release()
             raise
+
+    def lies_at(self, path: Path) -> bool:
+        """Is the open data file the one of the directory `path`? True where none is open."""
+        self._gate.enter()  # not while another takes its place
+        try:
+            return self.data_file is None or lies_at(path / DATA, self.data_file)
+        finally:
+            self._gate.leave()
+
+    def gone(self) -> MemoryNotFound:
+        """The error for a directory that is not the one that was opened."""
+        return MemoryNotFound(
+            f"{self.path} holds the memory no longer: it was removed, moved or replaced while it "
+            "was open"
+        )
 
     def _sweep(self) -> None:
         sweep(self.path)

@@ -157,7 +157,7 @@ def share(data: Path, *, create: bool) -> int:
         file = open_regular(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file), os.lstat(data)):
+            if lies_at(data, file):
                 if hasattr(os, "posix_fadvise"):
                     # read what is asked for, nothing around it
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
@@ -168,6 +168,14 @@ def share(data: Path, *, create: bool) -> int:
             raise MemoryLocked(
                 f"{data.parent} is being compacted; try again when that is done"
             ) from None
+
+
+def lies_at(path: Path, file: int) -> bool:
+    """Is an open file the one that lies at a path?"""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def try_alone(file: int) -> bool:
