@@ -60,19 +60,66 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
 
 # what `replacement` begins, and what index files were begun as by versions before
 _PARTIAL = re.compile(r"memstore-[0-9a-f]{16}\.partial|(layer-\d+|queries)\.\d+\.partial")
+_REPAIR = re.compile(r"memstore-[0-9a-f]{16}\.repair")  # what `repair_directory` begins
 
 
 def sweep(directory: Path) -> None:
-    """Remove the files of a memory's directory that were begun by processes that were killed."""
+    """Remove what processes that were killed began in a memory's directory."""
     with suppress(OSError):
-        for name in filter(_PARTIAL.fullmatch, os.listdir(directory)):
+        for name in os.listdir(directory):
             with suppress(OSError, InvalidInput):
-                file = open_regular(directory / name, os.O_RDONLY)
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not if it is being written
-                    os.unlink(directory / name)
-                finally:
-                    os.close(file)
+                if _REPAIR.fullmatch(name):
+                    place = _open_directory(directory / name)
+                    try:
+                        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        _remove_repair(directory / name, place)
+                    finally:
+                        os.close(place)
+                elif _PARTIAL.fullmatch(name):
+                    file = open_regular(directory / name, os.O_RDONLY)
+                    try:
+                        # not if it is being written
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        os.unlink(directory / name)
+                    finally:
+                        os.close(file)
+
+
+@contextmanager
+def repair_directory(within: Path) -> Iterator[Path]:
+    """A new directory in a memory's, of a name that nobody knows before, for the files of a memory;
+    gone with them once the block has ended. Raises OSError.
+
+    It is locked until then, which tells it from what a killed process left.
+    """
+    place = None
+    while place is None:
+        path = within / f"memstore-{secrets.token_hex(8)}.repair"
+        path.mkdir(mode=0o700)
+        with suppress(FileNotFoundError):  # swept before it was locked
+            place = _open_directory(path)
+            fcntl.flock(place, fcntl.LOCK_EX)
+            if not path.exists():
+                os.close(place)
+                place = None
+    try:
+        yield path
+    finally:
+        try:
+            _remove_repair(path, place)
+        finally:
+            os.close(place)
+
+
+def _open_directory(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _remove_repair(path: Path, place: int) -> None:
+    for name in (DATA, LOCK, WRITER):
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=place)
+    path.rmdir()
 
 
 def mode_of(path: Path) -> int | None:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from memstore.disk.catalog import Catalog
@@ -16,11 +15,10 @@ from memstore.disk.database import Transaction
 from memstore.disk.document import Document
 from memstore.disk.files import (
     DATA,
-    LOCK,
-    WRITER,
     mode_of,
     named_os_errors,
     open_regular,
+    repair_directory,
     sync_directory,
     try_alone,
 )
@@ -219,9 +217,7 @@ def _salvage(path: Path, damaged: set[int]) -> None:
     """Copy every whole document, as it lies, into a new file, and put it in the place of the
     damaged one.
     """
-    with named_os_errors(path):
-        new = Path(mkdtemp(prefix="repair-", dir=path))
-    try:
+    with named_os_errors(path), repair_directory(path) as new:
         _copy_whole(path, damaged, new)
         file = open_regular(path / DATA, os.O_RDWR)
         try:
@@ -232,10 +228,6 @@ def _salvage(path: Path, damaged: set[int]) -> None:
             sync_directory(path)
         finally:
             os.close(file)
-    finally:
-        for name in (DATA, LOCK, WRITER):
-            (new / name).unlink(missing_ok=True)
-        new.rmdir()
 
 
 def _copy_whole(path: Path, damaged: set[int], new: Path) -> None:
