@@ -37,6 +37,7 @@ from memstore.disk.files import (
     storage_full,
     sweep,
     sync_directory,
+    take_room,
     try_alone,
     whole_pages,
 )
@@ -58,6 +59,7 @@ T = TypeVar("T")
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "blocks")
 _MAX_READERS = 512
+_LOCK_BYTES = 64 * (_MAX_READERS + 2)  # of LMDB's lock file
 COMMIT = struct.Struct("<Qd")
 
 
@@ -167,6 +169,12 @@ class Environment:
             else:
                 map_size = check_length(data, self.data_file)
                 check_commits(data, self.data_file, _recorded_number)
+            # Without permission to write the lock file (LMDB's readers register in it) a reader
+            # goes without: the pages it reads may be reused under it by a writer, which the
+            # checksums then refuse.
+            locked = self.writable or os.access(lock, os.W_OK)
+            if locked:  # LMDB maps it: a page that finds no room would end the process
+                take_room(lock, _LOCK_BYTES, mode_of(data) or 0o600)
         with self._named_errors():
             self._inner = lmdb.open(
                 str(self.path),
@@ -176,10 +184,7 @@ class Environment:
                 create=new,
                 readonly=not read_write,
                 mode=mode_of(data) or 0o600,
-                # Without permission to write the lock file (LMDB's readers register in it) a reader
-                # goes without: the pages it reads may be reused under it by a writer, which the
-                # checksums then refuse.
-                lock=self.writable or os.access(lock, os.W_OK),
+                lock=locked,
                 readahead=False,
                 sync=True,
                 metasync=False,

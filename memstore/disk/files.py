@@ -160,25 +160,27 @@ def _new_file(directory: Path) -> tuple[BinaryIO, Path]:
 
 
 @contextmanager
-def replacement(path: Path, like: Path | None = None) -> Iterator[BinaryIO]:
+def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file, of a name that nobody knows before, that takes the place of `path` once the block
-    has ended; nothing of it is left where the block fails. Raises OSError.
+    has ended; nothing of it is left where the block fails. Raises OSError, which names `path`.
 
     It is locked until then, which tells it from what a killed process left. It has the mode of the
-    file whose place it takes; where there is none, that of `like`, or is its owner's alone.
+    file whose place it takes; where there is none, that of `like`, or `mode`.
     """
     out, part = _new_file(path.parent)
     with out:
         try:
             with suppress(PermissionError):  # where files have no modes
-                os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or 0o600)
+                os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or mode)
             yield out
             out.flush()
             os.fsync(out.fileno())
             os.replace(part, path)
-        except BaseException:
+        except BaseException as error:
             with suppress(FileNotFoundError):
                 part.unlink()
+            if isinstance(error, OSError):
+                error.filename = str(path)
             raise
 
 
@@ -201,6 +203,20 @@ def share(data: Path, *, create: bool) -> int:
             raise MemoryLocked(
                 f"{data.parent} is being compacted; try again when that is done"
             ) from None
+
+
+def take_room(path: Path, size: int, mode: int) -> None:
+    """Have a regular file, new or not, hold its bytes on the disk, `size` of them at least. Raises
+    InvalidInput, OSError.
+    """
+    file = open_regular(path, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        status = os.fstat(file)
+        size = max(size, status.st_size)
+        if hasattr(os, "posix_fallocate") and 512 * status.st_blocks < size:
+            os.posix_fallocate(file, 0, size)
+    finally:
+        os.close(file)
 
 
 def try_alone(file: int) -> bool:
