@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from memstore.disk.files import NO_SPACE
+from memstore.disk.files import NO_SPACE, sweep
 from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
 from memstore.index import faiss_format
 from memstore.index.faiss_head import has_faiss
@@ -86,6 +86,8 @@ class FaissFiles:
         MemoryStore.build_index.
         """
         self._opened.update(self.layers)
+        if self.directory is not None and not self.directory.is_symlink():
+            sweep(self.directory)
         if not self.index.samples:
             self._take_samples()
         for done, layer in enumerate(self.layers):
