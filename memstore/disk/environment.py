@@ -27,6 +27,7 @@ from memstore.disk.files import (
     NETWORK,
     NO_PERMISSION,
     NO_SPACE,
+    check_one_name,
     check_regular,
     file_system_of,
     mode_of,
@@ -177,7 +178,7 @@ class Environment:
                 take_room(lock, _LOCK_BYTES, mode_of(data) or 0o600)
         with self._named_errors():
             self._inner = lmdb.open(
-                str(self.path),
+                os.fsencode(self.path),
                 map_size=map_size,
                 max_dbs=len(TABLES),
                 max_readers=_MAX_READERS,
@@ -216,6 +217,8 @@ class Environment:
             if not self._read_write:
                 with self._gate.alone():
                     if not self._read_write:
+                        if self.data_file is not None:
+                            check_one_name(self.path / DATA, self.data_file)
                         self.close()
                         self._open(read_write=True)
                 sweep(self.path)
@@ -410,7 +413,9 @@ class Environment:
         if value is None:  # of format 1
             return
         room = copy.stat().st_size + (1 << 20)
-        with lmdb.open(str(copy), subdir=False, lock=False, max_dbs=1, map_size=room) as inner:
+        with lmdb.open(
+            os.fsencode(copy), subdir=False, lock=False, max_dbs=1, map_size=room
+        ) as inner:
             table = inner.open_db(b"meta", create=False)
             for _ in range(2):
                 with inner.begin(write=True, db=table) as txn:

@@ -44,7 +44,8 @@ def occupy_standard_streams() -> None:
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     """Open a regular file that lies there itself; return the descriptor. A link in a directory from
-    elsewhere may lead anywhere, and opening a pipe may wait for ever. Raises InvalidInput, OSError.
+    elsewhere may lead anywhere, and opening a pipe may wait for ever. What is opened for writing
+    must have no other name. Raises InvalidInput, OSError.
     """
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
@@ -52,10 +53,24 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _no_file(path) from error
         raise
-    if not stat.S_ISREG(os.fstat(file).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise _no_file(path)
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            check_one_name(path, file)
+    except BaseException:
         os.close(file)
-        raise _no_file(path)
+        raise
     return file
+
+
+def check_one_name(path: Path, file: int) -> None:
+    """Refuse to write what is somebody else's file, too. Raises InvalidInput."""
+    if os.fstat(file).st_nlink > 1:
+        raise InvalidInput(
+            f"{path} is also another file (a hard link), which writing would change; give the "
+            "memory files of its own (cp -r)"
+        )
 
 
 # what `replacement` begins, and what index files were begun as by versions before

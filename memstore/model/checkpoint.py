@@ -97,7 +97,14 @@ def load_checkpoint(
         raise InvalidWeights(f"{path} is truncated or not a safetensors file: {error}") from None
     except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that torch cannot multiply
         raise InvalidWeights(f"{path} cannot be loaded: {error}") from None
-    model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()}, assign=True)
+    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    for name, tensor in weights.items():
+        if not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise InvalidWeights(
+                f"{path}: {name} holds numbers that are not finite, or not in {dtype}; get the "
+                "weights again, or load them in another type"
+            )
+    model.load_state_dict(weights, assign=True)
     return model.requires_grad_(False).eval(), tokenizer
 
 
