@@ -59,7 +59,7 @@ def divide(built: Built, lookup: Lookup) -> Parts | None:
     """The scope in rows of the engines and the rest in packed rows; None if the engines hold too
     little of it.
     """
-    layer, packed = lookup.layer, lookup.packed
+    packed = lookup.packed
     held: Ranges = []
     held_candidates: Ranges = []
     rest: Ranges = []
@@ -71,9 +71,7 @@ def divide(built: Built, lookup: Lookup) -> Parts | None:
         pieces = [(first, low, False), (low, high, True), (high, end, False)]
         for start, stop, in_engine in pieces if low < high else [(first, end, False)]:
             if start < stop:
-                rows = (built.rows if in_engine else packed.rows).ranges(
-                    layer, [(document, start, stop)]
-                )
+                rows = (built.rows if in_engine else packed.rows).ranges([(document, start, stop)])
                 for some in rows:
                     join(held if in_engine else rest, *some)
                 join(held_candidates if in_engine else rest_candidates, at, at + stop - start)

@@ -247,7 +247,7 @@ class PackedIndex:
         """
         with self._lock:
             packed = self._layers.get(layer) or self._empty()
-            ranges = packed.scopes.get(scope, lambda: packed.rows.ranges(layer, scope))
+            ranges = packed.scopes.get(scope, lambda: packed.rows.ranges(scope))
             return Layer(packed.keys, packed.rows), ranges
 
 

@@ -50,9 +50,8 @@ class Rows:
         runs = self.runs.get(document, [])
         if runs and runs[-1].end_block != first_block:
             raise InvalidInput(
-                f"document {document}: landmark keys of block {first_block} added after "
-                f"{runs[-1].end_block} blocks; "
-                "add them in order"
+                f"document {document}: block {first_block} added after {runs[-1].end_block} "
+                "blocks; add them in order"
             )
         if n == 0:
             return
@@ -79,7 +78,7 @@ class Rows:
         runs = self.runs.get(document)
         return (runs[0].first_block, runs[-1].end_block) if runs else (0, 0)
 
-    def ranges(self, layer: int, scope: Scope) -> Ranges:
+    def ranges(self, scope: Scope) -> Ranges:
         """The rows of a scope; neighbours are joined. Raises DocumentNotFound."""
         found: Ranges = []
         for document, first, end in scope:
@@ -88,8 +87,7 @@ class Rows:
             held_first, held_end = self.span(document)
             if first < held_first or end > held_end:
                 raise DocumentNotFound(
-                    f"document {document} has no blocks {first}..{end - 1} in layer {layer}: it "
-                    "was forgotten or "
+                    f"document {document} has no blocks {first}..{end - 1}: it was forgotten or "
                     "changed; look at the memory's documents again"
                 )
             for start, stop in self._rows(document, first, end):

@@ -1,0 +1,127 @@
+"""Late interaction: the maxima over each block's tokens are those of the plain product, whatever
+the dtype, the scope, and the documents that came and went.
+"""
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstore.errors import DocumentNotFound, InvalidInput
+from memstore.index.late import INT8_STEPS, LANDMARK_DTYPES, TokenIndex
+
+HEADS, WIDTH, BLOCK = 2, 16, 8
+
+
+def landmarks(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Unit vectors [tokens, HEADS, WIDTH], as an index of this dtype holds them."""
+    random = torch.randn(tokens, HEADS, WIDTH, generator=torch.Generator().manual_seed(seed))
+    unit = torch.nn.functional.normalize(random, dim=-1)
+    return (unit * INT8_STEPS).round().to(dtype) if dtype == torch.int8 else unit.to(dtype)
+
+
+def queries(rows: int = 5) -> Tensor:
+    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(99))
+
+
+def direct(q: Tensor, held: Tensor, head: int) -> Tensor:
+    """The maxima in float64, block by block."""
+    scale = INT8_STEPS if held.dtype == torch.int8 else 1.0
+    products = q.double() @ (held[:, head].double() / scale).T
+    return torch.stack([part.amax(-1) for part in products.split(BLOCK, dim=1)], dim=1)
+
+
+def index(dtype: torch.dtype = torch.float32) -> TokenIndex:
+    return TokenIndex(HEADS, WIDTH, BLOCK, dtype)
+
+
+@pytest.mark.parametrize("dtype", LANDMARK_DTYPES.values())
+@pytest.mark.parametrize("tokens", [1, BLOCK, 100 * BLOCK + 3, 5000 * BLOCK])
+def test_maxima_are_those_of_the_plain_product(dtype: torch.dtype, tokens: int) -> None:
+    held, q, found = landmarks(tokens, dtype=dtype), queries(), index(dtype)
+    found.add(3, 0, held)
+    blocks = -(-tokens // BLOCK)
+    for head in range(HEADS):
+        maxima = found.maxima(q, head, [(3, 0, blocks)])
+        assert maxima.dtype == torch.float32
+        torch.testing.assert_close(maxima.double(), direct(q, held, head), atol=1e-5, rtol=1e-5)
+
+
+def test_a_short_block_is_judged_by_its_own_tokens() -> None:
+    found, q = index(), queries()
+    held = -landmarks(BLOCK + 1).abs()  # what is missing would count as zero, and win
+    found.add(1, 0, held)
+    maxima = found.maxima(q.abs(), 0, [(1, 0, 2)])
+    torch.testing.assert_close(maxima.double(), direct(q.abs(), held, 0), atol=1e-6, rtol=1e-5)
+    assert (maxima < 0).all()
+
+
+def test_scopes_choose_runs_and_keep_their_order() -> None:
+    found, q = index(), queries()
+    one, two = landmarks(20 * BLOCK, 1), landmarks(9 * BLOCK + 2, 2)
+    found.add(1, 0, one[: 8 * BLOCK])
+    found.add(2, 0, two)
+    found.add(1, 8, one[8 * BLOCK :])
+    expected = torch.cat([direct(q, two, 1)[:, 5:10], direct(q, one, 1)[:, 3:17]], dim=1)
+    maxima = found.maxima(q, 1, [(2, 5, 10), (1, 3, 17), (1, 4, 4)])
+    torch.testing.assert_close(maxima.double(), expected, atol=1e-5, rtol=1e-5)
+    keys = found.keys([(2, 8, 10), (1, 19, 20)])
+    assert torch.equal(keys[0], two[8 * BLOCK : 9 * BLOCK])
+    assert torch.equal(keys[1], torch.cat([two[-2:], two[-1:].expand(BLOCK - 2, -1, -1)]))
+    assert torch.equal(keys[2], one[19 * BLOCK :])
+    assert found.maxima(q, 0, []).shape == (len(q), 0)
+
+
+def test_what_was_dropped_is_not_found_and_the_rest_stays_right() -> None:
+    found, q = index(), queries()
+    for document in range(1, 30):
+        found.add(document, 0, landmarks(4 * BLOCK, document))
+        if document > 2:
+            found.remove(document - 1)
+    found.truncate(1, 2)
+    assert found.span(1) == (0, 2) and found.span(28) == (0, 0) and found.span(29) == (0, 4)
+    for gone in ([(28, 0, 1)], [(1, 0, 3)], [(77, 0, 1)]):
+        with pytest.raises(DocumentNotFound):
+            found.maxima(q, 0, gone)
+    again = landmarks(3 * BLOCK, 50)
+    found.add(1, 2, again)
+    expected = torch.cat([direct(q, landmarks(4 * BLOCK, 1), 0)[:, :2], direct(q, again, 0)], dim=1)
+    torch.testing.assert_close(
+        found.maxima(q, 0, [(1, 0, 5)]).double(), expected, atol=1e-5, rtol=1e-5
+    )
+    assert found.bytes < 29 * 4 * BLOCK * HEADS * WIDTH * 4, "what is gone takes room for ever"
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    found = index(torch.int8)
+    with pytest.raises(InvalidInput):
+        found.add(1, 0, landmarks(BLOCK))  # float32
+    with pytest.raises(InvalidInput):
+        found.add(1, 0, landmarks(BLOCK, dtype=torch.int8)[:, :1])
+    found.add(1, 0, landmarks(BLOCK, dtype=torch.int8))
+    with pytest.raises(InvalidInput):
+        found.add(1, 5, landmarks(BLOCK, dtype=torch.int8))
+    for q, head in ((torch.zeros(2, WIDTH + 1), 0), (torch.zeros(2, WIDTH), HEADS)):
+        with pytest.raises(InvalidInput):
+            found.maxima(q, head, [(1, 0, 1)])
+
+
+def test_threads_search_while_documents_come_and_go() -> None:
+    found, q, held = index(), queries(), landmarks(50 * BLOCK)
+    found.add(1, 0, held)
+    expected, wrong, done = direct(q, held, 0), [], threading.Event()
+
+    def search() -> None:
+        while not done.is_set():
+            if not torch.allclose(found.maxima(q, 0, [(1, 0, 50)]).double(), expected, atol=1e-4):
+                wrong.append("a maximum")
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    for number in range(2, 200):
+        found.add(number, 0, held)
+        found.remove(number - 1 if number > 2 else 77)
+    done.set()
+    thread.join()
+    assert not wrong

@@ -1,0 +1,155 @@
+"""BM25 over scopes: equal to bm25s over the same texts, whatever came and went before."""
+
+import random
+
+import bm25s
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstore.disk.block_words import BlockWords
+from memstore.errors import DocumentNotFound, InvalidInput
+from memstore.index.words import WordIndex, count, split
+
+VOCABULARY = [f"w{number}" for number in range(60)]
+
+
+def texts(n: int, seed: int) -> list[str]:
+    """Blocks of rare and frequent words; some hold none."""
+    chance = random.Random(seed)
+    return [
+        " ".join(
+            VOCABULARY[min(59, int(chance.expovariate(0.08)))] for _ in range(chance.randrange(40))
+        )
+        for _ in range(n)
+    ]
+
+
+def add(index: WordIndex, document: int, first: int, blocks: list[str]) -> None:
+    index.add(document, first, BlockWords.of([count(text) for text in blocks]))
+
+
+def by_bm25s(blocks: list[str], question: str) -> np.ndarray:
+    """What bm25s scores; a word that no block holds adds nothing."""
+    corpus = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
+    corpus.index([text.split() for text in blocks], show_progress=False)
+    there = {word for text in blocks for word in text.split()}
+    return corpus.get_scores([word for word in question.split() if word in there])
+
+
+def check(index: WordIndex, scope: list[tuple[int, int, int]], blocks: list[str]) -> None:
+    for question in ("w0 w3 w17", "w55 w1", "w41 nothing"):
+        scores = index.scores(dict.fromkeys(split(question), 1.0), scope)
+        assert scores.dtype == torch.float32 and len(scores) == len(blocks)
+        np.testing.assert_allclose(scores.numpy(), by_bm25s(blocks, question), atol=2e-5)
+
+
+def test_scores_equal_bm25s_over_the_blocks_of_the_scope() -> None:
+    index, one, two = WordIndex(), texts(300, 1), texts(90, 2)
+    add(index, 1, 0, one[:100])
+    add(index, 2, 0, two)
+    add(index, 1, 100, one[100:])
+    check(index, [(1, 0, 300)], one)
+    check(index, [(2, 0, 90), (1, 0, 300)], two + one)
+    check(index, [(1, 50, 250), (2, 3, 40)], one[50:250] + two[3:40])
+
+
+def test_scores_stay_right_while_documents_come_grow_and_go() -> None:
+    chance, index, there = random.Random(3), WordIndex(), {}
+    for step in range(150):
+        document = chance.randrange(1, 8)
+        held = there.setdefault(document, [])
+        if chance.random() < 0.6:
+            more = texts(chance.randrange(1, 30), step)
+            add(index, document, len(held), more)
+            held += more
+        else:
+            keep = chance.choice([0, len(held) // 2])
+            index.truncate(document, keep)
+            del held[keep:]
+        if step % 10 == 9:
+            scope = [(number, 0, len(blocks)) for number, blocks in there.items()]
+            check(index, scope, [text for blocks in there.values() for text in blocks])
+            sizes = {number: index.span(number)[1] for number in there}
+            assert sizes == {number: len(blocks) for number, blocks in there.items()}
+
+
+def test_weights_multiply_what_a_word_adds() -> None:
+    index = WordIndex()
+    add(index, 1, 0, texts(50, 1))
+    scope, (first, second) = [(1, 0, 50)], split("w1 w9")
+    both = index.scores({first: 2.0, second: 0.5}, scope)
+    alone = [index.scores({word: 1.0}, scope) for word in (first, second)]
+    torch.testing.assert_close(both, 2 * alone[0] + 0.5 * alone[1])
+    assert not index.scores({}, scope).any()
+
+
+def test_blocks_that_are_not_held_are_named() -> None:
+    index = WordIndex()
+    add(index, 1, 0, texts(5, 1))
+    index.remove(1)
+    with pytest.raises(DocumentNotFound, match="document 1"):
+        index.scores({1: 1.0}, [(1, 0, 5)])
+    assert index.scores({1: 1.0}, []).shape == (0,)
+    with pytest.raises(InvalidInput):
+        add(index, 1, 0, texts(5, 1))
+        add(index, 1, 9, texts(5, 1))
+
+
+def test_dropped_words_do_not_take_room_for_ever() -> None:
+    index = WordIndex()
+    for document in range(1, 200):
+        add(index, document, 0, texts(20, document))
+        index.scores({1: 1.0}, [(document, 0, 20)])
+        index.remove(document)
+    one = WordIndex()
+    add(one, 1, 0, texts(20, 1))
+    assert index.bytes < 20 * one.bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The Lighthouse-keeper's 3 lamps_", ["the", "lighthouse", "keeper", "s", "3", "lamps"]),
+        ("ΑΒΓ été ЁЛКА 漢字", ["αβγ", "été", "ёлка", "漢字"]),
+        ("e\u0301te\u0301 \ufb01ne", ["été", "fine"]),  # composed, and a ligature
+        (" \n_-—", []),
+    ],
+)
+def test_words_are_runs_of_letters_and_digits_in_lower_case(text: str, words: list[str]) -> None:
+    assert split(text) == [hash_ for word in words for hash_ in split(word)]
+    assert len(split(text)) == len(words)
+
+
+def test_a_words_hash_never_changes() -> None:
+    assert split("The lamp") == [1098390085, 3733042429]  # stored in memories
+
+
+def test_counts_tell_a_word_once() -> None:
+    assert count("b a b") == sorted([(split("a")[0], 1), (split("b")[0], 2)])
+
+
+WORDS = st.lists(
+    st.dictionaries(st.integers(0, (1 << 32) - 1), st.integers(1, 0xFFFF), max_size=6), max_size=6
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(WORDS, st.data())
+def test_words_of_blocks_are_cut_and_joined(blocks: list[dict[int, int]], data) -> None:
+    words = BlockWords.of([block.items() for block in blocks])
+    at = data.draw(st.integers(0, len(blocks)))
+    parts = words.cut(0, at), words.cut(at, len(blocks))
+    expected = BlockWords.of([block.items() for block in blocks[:at]])
+    assert all(np.array_equal(a, b) for a, b in zip(parts[0], expected))
+    assert all(np.array_equal(a, b) for a, b in zip(BlockWords.joined(parts), words))
+
+
+@pytest.mark.parametrize(
+    "words", [[(1 << 32, 1)], [(-1, 1)], [(5, 0)], [(5, 1 << 16)], [(5, 1)] * 2]
+)
+def test_what_are_no_words_is_refused(words: list[tuple[int, int]]) -> None:
+    with pytest.raises(InvalidInput):
+        BlockWords.of([[(7, 1)], words])
