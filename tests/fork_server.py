@@ -49,6 +49,15 @@ def selected_job(path: str) -> int:
     return RIGHT
 
 
+def replace_selector_job(path: str) -> int:
+    """Another selector for a memory that has one."""
+    other = selected_documents.OTHER
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        if store.selector != other:
+            store.replace_selector(other, selected_documents.find(other))
+    return RIGHT
+
+
 def several_job(path: str) -> int:
     """Several documents at once, one a thread; each goes on from where it was left."""
     failed: list[BaseException] = []
@@ -121,6 +130,7 @@ JOBS = {
     for job in (
         ingest_job,
         selected_job,
+        replace_selector_job,
         several_job,
         changes_job,
         read_all_job,

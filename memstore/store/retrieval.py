@@ -92,6 +92,10 @@ class Retrieval:
         if self.selected is not None:
             self.selected.reopened(catalog)
 
+    def select(self, selector: SelectorTable) -> None:
+        """The memory has another selector: hold nothing of the old."""
+        self.selected = Selected(selector, self._catalog)
+
     # Documents
 
     def follow(
