@@ -50,6 +50,33 @@ def selected_job(path: str) -> int:
     return RIGHT
 
 
+def read_selected_job(path: str) -> int:
+    """Read everything that a memory with a selector says it holds, and compare."""
+    outcome = RIGHT
+    try:
+        with MemoryStore.open(path, host_budget=BUDGET) as store:
+            for document in store.documents():
+                try:
+                    text = int(document.source_hash.split(":")[0])
+                    selected_documents.check_content(store, document, text)
+                except MemstoreError:
+                    outcome = NAMED_ERROR
+                except AssertionError:
+                    return WRONG
+    except MemstoreError:
+        outcome = NAMED_ERROR
+    return outcome
+
+
+def replace_selector_job(path: str) -> int:
+    """Another selector for a memory that has one."""
+    other = selected_documents.OTHER
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        if store.selector != other:
+            store.replace_selector(other, selected_documents.find(other))
+    return RIGHT
+
+
 def several_job(path: str) -> int:
     """Several documents at once, one a thread; each goes on from where it was left."""
     failed: list[BaseException] = []
@@ -135,6 +162,8 @@ JOBS = {
     for job in (
         ingest_job,
         selected_job,
+        read_selected_job,
+        replace_selector_job,
         several_job,
         changes_job,
         index_job,

@@ -2,7 +2,7 @@
 sees a model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings
 from memstore.disk.files import remove_index
+from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, MemoryLocked
 from memstore.store import admission
 from memstore.store.admission import Mode, written_here
@@ -19,6 +20,7 @@ from memstore.store.rows import is_listed
 from memstore.store.tokens import TokenSpan, read_tokens
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
+    from memstore.store.replace_selector import Find
     from memstore.store.verify import Report
     from memstore.store.writer import DocumentWriter
 
@@ -154,6 +156,8 @@ class MemoryStore(Lookups):
         catalog, retrieval = committed.catalog, self._retrieve()
         with ExitStack() as locks:
             locks.enter_context(written_here(committed, name, wait=self._wait_for_writer))
+            with catalog.database.read() as txn:
+                catalog.check_selector(txn)
             wanted = Document(0, name, "ingesting", source_hash=source_hash, settings=settings)
             admitted = admission.admit(self._named(name), wanted, mode)
             if admitted is None:
@@ -180,6 +184,33 @@ class MemoryStore(Lookups):
     def _store_staged(self) -> None:
         for writer in list(self._on_disk().writers.values()):
             writer.store_staged()
+
+    def replace_selector(
+        self,
+        form: SelectorForm,
+        find: "Find",
+        progress: Callable[[int, int], None] = lambda done, documents: None,
+    ) -> None:
+        """Find every document by what another selector keeps, from now on.
+
+        find: document -> pieces (first block, landmarks, words) one after the other that cover it,
+        as DocumentWriter.add_chunk takes them; it is asked about one document after the other, also
+        of those that are only partly read. progress: called with (documents done, documents).
+
+        Until all of it is there, the memory is searched as before; interrupted, the next call with
+        the same form goes on. Other stores of this memory, in whatever process, are told by
+        WrongModel to open it anew. Raises InvalidInput (also for a memory without a selector),
+        MemoryLocked (a document is being written), StorageFull, ReadOnlyMemory.
+        """
+        from memstore.store.replace_selector import replace_selector
+
+        committed = self._writable()
+        with admission.all_written_here(committed, wait=self._wait_for_writer):
+            table = replace_selector(committed.catalog, form, find, progress)
+            self._selector = committed.catalog.selector = table
+            if self._retrieval is not None:
+                self._retrieval.select(table)
+        self._refresh()
 
     # Transfer and care
 

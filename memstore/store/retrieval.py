@@ -97,6 +97,10 @@ class Retrieval:
         if self._engines is not None:
             self._engines.drop()
 
+    def select(self, selector: SelectorTable) -> None:
+        """The memory has another selector: hold nothing of the old."""
+        self.selected = Selected(selector, self._catalog)
+
     # Documents
 
     def follow(
