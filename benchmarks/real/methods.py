@@ -1,0 +1,163 @@
+"""Ways of answering a question about documents, behind one call; and asking many questions by each,
+so that a run that was killed goes on.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.real.blocks import Blocks
+from benchmarks.real.plan import Question
+from benchmarks.real.prompting import Prompted
+from benchmarks.real.results import Results, Row
+from benchmarks.real.rivals import Chooser, Right, Sentences, Words, minilm
+
+METHODS = {
+    "memory": "the memory",
+    "right": "the right blocks as text in the prompt (ceiling)",
+    "full": "the documents whole in the prompt",
+    "bm25@K": "the best K blocks by BM25, in the prompt",
+    "minilm@K": "the best K by all-MiniLM-L6-v2, in the prompt",
+    "none": "the question alone",
+}
+
+
+class Method(Protocol):
+    """Answers questions."""
+
+    def ask(self, question: Question) -> Row:
+        """What came of it: "right" (0..1) and "said", and of a method that chooses blocks
+        "rank", how many are preferred to the last one needed (None where nothing answers), "best",
+        the best score, and "read", the blocks.
+        """
+
+
+class Retrieval:
+    """Reads the best `k` blocks by a chooser as text in the prompt."""
+
+    def __init__(self, prompted: Prompted, blocks: Blocks, chooser: Chooser, k: int | None) -> None:
+        self.prompted, self.blocks, self.chooser, self.k = prompted, blocks, chooser, k
+
+    def ask(self, question: Question) -> Row:
+        scores = self.chooser.scores(question)
+        scope = self.blocks.scope(question.documents)
+        k = int((scores > 0).sum()) if self.k is None else min(self.k, len(scope))
+        chosen = [scope[at] for at in sorted(best_first(scores)[:k].tolist())]
+        right, said = self.prompted.answer(question, self.blocks.texts(chosen))
+        return {"right": right, "said": said, "read": chosen} | standing(
+            scores, scope, self.blocks, question
+        )
+
+
+class Whole:
+    """Reads everything."""
+
+    def __init__(self, prompted: Prompted, documents: Mapping[str, str]) -> None:
+        self.prompted, self.documents = prompted, documents
+
+    def ask(self, question: Question) -> Row:
+        texts = [self.documents[name] for name in question.documents]
+        right, said = self.prompted.answer(question, texts)
+        return {"right": right, "said": said}
+
+
+class Nothing:
+    """Reads the question alone."""
+
+    def __init__(self, prompted: Prompted) -> None:
+        self.prompted = prompted
+
+    def ask(self, question: Question) -> Row:
+        right, said = self.prompted.answer(question, [])
+        return {"right": right, "said": said}
+
+
+def best_first(scores: np.ndarray) -> np.ndarray:
+    """Block numbers by score; the earlier block first where scores are equal."""
+    return np.argsort(-scores, kind="stable")
+
+
+def standing(scores: np.ndarray, scope: list[Any], blocks: Blocks, question: Question) -> Row:
+    """Where the blocks stand that a question needs: its `rank`, and the `best` score of all."""
+    place = {scope[at]: rank for rank, at in enumerate(best_first(scores).tolist())}
+    needed = [place[block] for block in blocks.values(question)]
+    return {"rank": max(needed, default=None), "best": float(scores.max(initial=-np.inf))}
+
+
+class Rivals:
+    """The methods without a memory by name, each made when it is first needed."""
+
+    def __init__(
+        self, model: Path | str, dtype: str, blocks: Blocks, work: Path, device: str = "cpu"
+    ) -> None:
+        self.blocks, self.work = blocks, work
+        self._prompted: Callable[[], Prompted] = _once(lambda: Prompted(model, dtype, device))
+        self._made: dict[str, Any] = {}
+
+    def method(self, name: str) -> Method:
+        """A method by its name in METHODS. Raises SystemExit for an unknown one."""
+        kind, _, number = name.partition("@")
+        if kind == "none":
+            return Nothing(self._prompted())
+        if kind == "full":
+            return Whole(self._prompted(), self.blocks.documents)
+        makers: dict[str, Callable[[], Chooser]] = {
+            "right": lambda: Right(self.blocks),
+            "bm25": lambda: Words(self.blocks),
+            "minilm": lambda: Sentences(self.blocks, minilm(self.work)),
+        }
+        if kind not in makers or (kind != "right") != number.isdigit():
+            raise SystemExit(f"no method {name!r}; choose of {', '.join(METHODS)}")
+        if kind not in self._made:
+            self._made[kind] = makers[kind]()
+        return Retrieval(
+            self._prompted(), self.blocks, self._made[kind], int(number) if number else None
+        )
+
+
+def ask_all(
+    questions: Iterable[Question],
+    methods: Mapping[str, Callable[[], Method]],
+    results: Results,
+    *,
+    applies: Callable[[Question, str], bool] = lambda question, method: True,
+    seed: int = 0,
+) -> None:
+    """Ask every question by every method that applies to it, but what `results` has already; in a
+    random order, so that a run that is not over says something of every task.
+    """
+    order = list(questions)
+    Random(seed).shuffle(order)
+    todo = [
+        (question, name)
+        for question in order
+        for name in methods
+        if applies(question, name) and (question.name, name) not in results
+    ]
+    made: dict[str, Method] = {}
+    began = time.perf_counter()
+    for number, (question, name) in enumerate(todo, 1):
+        if name not in made:
+            made[name] = methods[name]()
+        at = time.perf_counter()
+        row = made[name].ask(question)
+        about = {"question": question.name, "task": question.task, "length": question.length}
+        seconds = round(time.perf_counter() - at, 3)
+        results.add(about | {"method": name, "seconds": seconds} | row)
+        if number % 100 == 0 or number == len(todo):
+            print(f"  {number}/{len(todo)} in {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def _once(make: Callable[[], Prompted]) -> Callable[[], Prompted]:
+    made: list[Prompted] = []
+
+    def get() -> Prompted:
+        if not made:
+            made.append(make())
+        return made[0]
+
+    return get
