@@ -15,6 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
+import selected_documents
 import synthetic_documents
 import torch
 from synthetic_documents import CHUNK, check_content, ingest
@@ -36,6 +37,15 @@ def ingest_job(path: str) -> int:
     """One document, a few chunks a commit."""
     with MemoryStore.open(path, host_budget=BUDGET) as store:
         ingest(store, "book", TOKENS, commit_bytes=5000)
+    return RIGHT
+
+
+def selected_job(path: str) -> int:
+    """One document of a memory with a selector, a few chunks a commit; then more of it."""
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        if not any(document.appended_to for document in store.documents()):
+            selected_documents.ingest(store, "book", TOKENS, commit_bytes=5000)
+        selected_documents.ingest(store, "book", 2 * TOKENS, mode="append", commit_bytes=5000)
     return RIGHT
 
 
@@ -108,7 +118,15 @@ def python_job(output: str, code: str, *arguments: str) -> int:
 
 JOBS = {
     job.__name__: job
-    for job in (ingest_job, several_job, changes_job, read_all_job, verify_job, python_job)
+    for job in (
+        ingest_job,
+        selected_job,
+        several_job,
+        changes_job,
+        read_all_job,
+        verify_job,
+        python_job,
+    )
 }
 
 

@@ -135,7 +135,9 @@ def test_a_quota_is_changed_for_good(path, catalog):
 
 def test_a_newer_format_is_refused(path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(catalog_module, "FORMAT", catalog_module.FORMAT + 1)
+        newest = catalog_module.SELECTOR_FORMAT
+        patch.setattr(catalog_module, "FORMAT", newest + 1)
+        patch.setattr(catalog_module, "SELECTOR_FORMAT", newest + 2)
         Catalog.create(path, SIGNATURE).close()
     with pytest.raises(NewerFormat, match="update memstore"):
         Catalog.open(path)

@@ -147,9 +147,9 @@ def import_(
     try:
         memory = MemoryStore.open(store)
     except MemoryNotFound:
-        signature, document = check_export(file)  # so that a bad file makes no memory
-        check_name(document.name if name is None else name)
-        memory = MemoryStore.create(store, signature)
+        head = check_export(file)  # so that a bad file makes no memory
+        check_name(head.document.name if name is None else name)
+        memory = MemoryStore.create(store, head.signature, selector=head.selector)
     with memory:
         document = memory.import_document(file, name)
     if as_json:

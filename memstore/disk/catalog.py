@@ -46,10 +46,14 @@ from memstore.disk.keys import (
 )
 from memstore.disk.landmarks import LandmarkRun, decode_run, encode_run
 from memstore.disk.record import WriteId
+from memstore.disk.selector_form import SelectorForm
+from memstore.disk.selector_runs import Run
+from memstore.disk.selector_table import CURRENT, NEXT, SelectorTable
 from memstore.disk.signature import Signature
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidConfig, NewerFormat
 
 FORMAT = 2
+SELECTOR_FORMAT = 3  # of memories with a selector, which older versions would take for damaged
 _MOST = 4096  # documents whose writes are remembered
 
 
@@ -88,10 +92,10 @@ class Catalog:
         self.database = database
         with database.read() as txn:
             row = self._description(txn)
-        if isinstance(row.get("format"), int) and row["format"] > FORMAT:
+        if isinstance(row.get("format"), int) and row["format"] > SELECTOR_FORMAT:
             raise NewerFormat(
-                f"{database.path} is in format {row['format']}, this version reads up to {FORMAT}; "
-                "update memstore"
+                f"{database.path} is in format {row['format']}, this version reads up to "
+                f"{SELECTOR_FORMAT}; update memstore"
             )
         try:
             known = typed(row, _Description)
@@ -101,6 +105,11 @@ class Catalog:
             raise CorruptMemory(
                 f"{database.path}: its own description is damaged ({error}); restore it from a copy"
             ) from error
+        self.selector = self.read_selector()
+        if (self.selector is not None) != (known.format == SELECTOR_FORMAT):
+            raise CorruptMemory(
+                f"{database.path} lacks what it says of its selector; restore it from a copy"
+            )
         # of each document: its row as it was read last, and the writes that it tells of
         self._writes: dict[int, tuple[bytes, tuple[Write, ...]]] = {}
         if known.format < FORMAT:
@@ -116,18 +125,20 @@ class Catalog:
         *,
         codec: str = "zstd",
         quota: int | None = None,
+        selector: SelectorForm | None = None,
     ) -> "Catalog":
         """Make a new memory in `path` (a directory that is absent or empty) and open it for
         writing.
 
-        quota: bytes that the data file may reach; None for no bound. All or nothing: killed at any
+        quota: bytes that the data file may reach; None for no bound. selector: what blocks are
+        found by; None for landmark keys of the model's own layers. All or nothing: killed at any
         point, the directory holds a whole memory or none, and creating can be tried again.
 
         Raises MemoryExists, InvalidInput (not an empty directory; a network file system),
         InvalidConfig (codec), ReadOnlyMemory, StorageFull, MemoryLocked.
         """
         row = {
-            "format": FORMAT,
+            "format": FORMAT if selector is None else SELECTOR_FORMAT,
             "signature": signature.to_dict(),
             "codec": codec_for_new(codec).name,
             "created": time.time(),
@@ -137,6 +148,8 @@ class Catalog:
         def first(txn: Transaction) -> None:
             txn.put_checked("meta", b"memory", msgpack.packb(row))
             txn.put_checked("meta", b"next_document", msgpack.packb(1))
+            if selector is not None:
+                SelectorTable(selector, signature.block_size).write(txn)
 
         return cls(Database.create(path, first, limit=quota))
 
@@ -160,6 +173,11 @@ class Catalog:
         return self.blocks.codec
 
     @property
+    def selector_form(self) -> SelectorForm | None:
+        """What its selector keeps; None for a memory without one."""
+        return None if self.selector is None else self.selector.form
+
+    @property
     def quota(self) -> int | None:
         """Bytes that the data file may reach; None for no bound."""
         return self.database.limit
@@ -173,6 +191,11 @@ class Catalog:
 
         self.database.write(change, beyond_limit=True)
         self.database.limit = quota
+
+    def read_selector(self, which: bytes = CURRENT) -> SelectorTable | None:
+        """What the memory says of its selector now. Raises CorruptMemory."""
+        with self.database.read() as txn:
+            return SelectorTable.read(txn, self.signature.block_size, which)
 
     # Documents
 
@@ -277,6 +300,10 @@ class Catalog:
         The row is the caller's to put. Return the record bytes that were freed.
         """
         freed = self.blocks.delete(txn, document, first=blocks)
+        for which in (CURRENT, NEXT) if self.selector is not None else ():
+            table = SelectorTable.read(txn, self.signature.block_size, which)
+            if table is not None:
+                table.truncate(txn, document, blocks)
         for run in list(self.landmarks(txn, document)):
             if run.first_block + run.blocks > blocks:
                 self.delete_landmarks(txn, document, run.layer, run.first_block)
@@ -378,14 +405,21 @@ class Catalog:
         """Landmark keys of one document, or of all, in order of document, layer and block; copies,
         safe to keep.
 
-        The iterator lives in the transaction. Raises CorruptMemory, also for what is no landmark
-        keys of this memory.
+        A memory with a selector has none. The iterator lives in the transaction. Raises
+        CorruptMemory, also for what is no landmark keys of this memory.
         """
+        if self.selector is not None:
+            return
         ahead = txn.ahead("landmarks", *document_range(document))
         next(ahead, None)
         for key, value in txn.scan_checked("landmarks", *document_range(document)):
             yield decode_run(key, value, self.signature.geometry)
             next(ahead, None)
+
+    def put_selected(self, txn: Transaction, document: int, run: Run) -> None:
+        """Write a run of what the memory's selector finds blocks by."""
+        assert self.selector is not None
+        self.selector.put(txn, document, run)
 
     # The prefix: kept as document 0, which no listing shows
 

@@ -12,7 +12,7 @@ _U64, _BLOCK, _LANDMARKS, _TOKENS = (
     struct.Struct(">QHIB"),
     struct.Struct(">QQ"),
 )
-_LANDMARKS1, _RUN = struct.Struct(">QHI"), 1
+_LANDMARKS1, _RUN, _SELECTOR = struct.Struct(">QHI"), 1, 2
 Range = tuple[bytes, bytes | None]  # first key, and the key to stop before (None: the table's end)
 
 
@@ -68,6 +68,24 @@ def read_landmarks_key(key: bytes) -> tuple[int, int, int, bool]:
         return *_LANDMARKS1.unpack(key), True
     document, layer, first_block, _ = _unpack_key(_LANDMARKS, key)
     return document, layer, first_block, False
+
+
+def selector_key(document: int, part: int, first_block: int) -> bytes:
+    """Key of a run of what a selector finds blocks by; part: a kind in a generation."""
+    return _LANDMARKS.pack(document, part, first_block, _SELECTOR)
+
+
+def read_selector_key(key: bytes) -> tuple[int, int, int]:
+    """Document, part and first block of such a key. Raises CorruptMemory for another's."""
+    document, part, first_block, kind = _unpack_key(_LANDMARKS, key)
+    if kind != _SELECTOR:
+        raise CorruptMemory(f"document {document}: {key.hex()} is no key of a selector; run verify")
+    return document, part, first_block
+
+
+def selector_range(document: int, part: int) -> Range:
+    """All keys of one document and part."""
+    return _LANDMARKS.pack(document, part, 0, 0), _LANDMARKS.pack(document, part + 1, 0, 0)
 
 
 def read_record_key(key: bytes) -> RecordKey:

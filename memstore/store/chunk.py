@@ -2,7 +2,7 @@
 chunks and blocks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,14 +11,17 @@ import numpy as np
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.disk.block_words import Words
 from memstore.disk.document import Document
+from memstore.disk.selector_form import SelectorForm
 from memstore.disk.signature import Signature
 from memstore.errors import InvalidInput
+from memstore.store.selector_runs import FoundBy
 from memstore.tiers.raw_bits import torch_dtype
 
-LayerBlocks = tuple[Tensor, Tensor, Tensor]
+LayerBlocks = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor]
 """K [n, Hkv, block_size, D], V likewise, landmark keys [n, Hkv, D] of a chunk's n blocks in one
-layer, in the KV dtype.
+layer, in the KV dtype; in a memory with a selector K and V alone.
 """
 
 
@@ -45,7 +48,7 @@ class RecentBlocks(NamedTuple):
 
     k: Tensor  # [n, Hkv, block_size, D]
     v: Tensor  # [n, Hkv, block_size, D]
-    landmarks: Tensor  # [n, Hkv, D]
+    landmarks: Tensor  # [n, Hkv, D]; of a memory with a selector [0, Hkv, D]
     blocks: range
 
 
@@ -63,6 +66,7 @@ class Chunk:
     # layer -> K, V; a memory layer's until they are encoded
     blocks: dict[int, tuple[Tensor, Tensor]]
     landmarks: dict[int, Tensor]
+    found_by: FoundBy | None  # where the memory has a selector
     units: list[BlockKey] = field(default_factory=list)  # pinned ones that hold it
     # (block, layer) -> record, once encoded
     records: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -79,6 +83,9 @@ class Chunk:
         *,
         document: Document,
         signature: Signature,
+        selector: SelectorForm | None = None,
+        token_landmarks: Tensor | None = None,
+        words: Sequence[Words] | None = None,
     ) -> "Chunk":
         """The chunk that begins at first_block: see DocumentWriter.add_chunk. Raises InvalidInput
         for what is no chunk of this memory.
@@ -91,18 +98,25 @@ class Chunk:
         n = layers[stored[0]][0].shape[0]
         last = size if length_of_last is None else length_of_last
         blocks, keys = (n, heads, size, dim), (n, heads, dim)
+        expected = (blocks, blocks, keys) if selector is None else (blocks, blocks)
         for layer, parts in layers.items():
             shapes = tuple(tuple(part.shape) for part in parts)
-            if shapes != (blocks, blocks, keys) or {part.dtype for part in parts} != {dtype}:
+            if shapes != expected or {part.dtype for part in parts} != {dtype}:
                 raise InvalidInput(
-                    f"layer {layer}: expected {blocks}, {blocks}, {keys} {dtype}, got {shapes} "
-                    f"{parts[0].dtype}"
+                    f"layer {layer}: expected {expected} {dtype}, got {shapes} {parts[0].dtype}"
                 )
         in_bounds = 1 <= n <= chunk_blocks and 1 <= last <= size
         if not in_bounds or len(ids) != (n - 1) * size + last:
             raise InvalidInput(
                 f"{len(ids)} tokens in {n} blocks, the last of {last}, are no chunk of "
                 f"{chunk_blocks} blocks"
+            )
+        found_by = None
+        if selector is not None:
+            found_by = FoundBy.of(token_landmarks, words, selector, len(ids), n)
+        elif token_landmarks is not None or words is not None:
+            raise InvalidInput(
+                "this memory has no selector, and keeps no token landmarks or words; leave them out"
             )
         return cls(
             first_block=first_block,
@@ -112,8 +126,11 @@ class Chunk:
             ids=ids,
             last_length=last,
             whole=n == chunk_blocks and last == size,
-            blocks={layer: (k, v) for layer, (k, v, _) in layers.items()},
-            landmarks={layer: landmarks.clone() for layer, (_, _, landmarks) in layers.items()},
+            blocks={layer: (parts[0], parts[1]) for layer, parts in layers.items()},
+            landmarks={
+                layer: keys.clone() for layer, parts in layers.items() for keys in parts[2:]
+            },
+            found_by=found_by,
         )
 
     @property

@@ -13,9 +13,11 @@ from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, State
 from memstore.disk.landmarks import LANDMARK_RUN
+from memstore.disk.selector_runs import Run
 from memstore.store.chunk import Chunk, StoredLayers
 from memstore.store.encode import Encoder
 from memstore.store.landmark_runs import LandmarkRuns, run_of
+from memstore.store.selector_runs import SelectorRuns
 from memstore.tiers.raw_bits import raw_view
 
 
@@ -48,6 +50,7 @@ class Commits:
         # as an append that is committed in part is read anew to its end
         self._unfinished: State = "ingesting" if document.state == "ready" else document.state
         self.landmarks = LandmarkRuns(catalog, document, blocks, self._keep)
+        self.selected = SelectorRuns(catalog, document.id, blocks)
         self.encoder = Encoder(catalog, document)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
         # those that may not be done, and their bytes
@@ -108,6 +111,9 @@ class Commits:
         records = [record for chunk in chunks for record in self._records(chunk, keep)]
         records.sort(key=lambda record: record[:2])
         runs = list(self.landmarks.to_write(chunks, keep)) if chunks else []
+        selected: list[Run] = []
+        if chunks:
+            selected += self.selected.to_write(chunks[0].first_block, chunks[-1].end_block)
         cut = self.cut and bool(chunks)
         replaces = self._replaces if final else None
 
@@ -125,6 +131,8 @@ class Commits:
                     catalog.delete_landmarks(txn, number, layer, first)
             for layer, first, keys in runs:
                 catalog.put_landmarks(txn, number, layer, first, raw_view(keys))
+            for run in selected:
+                catalog.put_selected(txn, number, run)
             for chunk in chunks:
                 catalog.put_tokens(txn, number, chunk.first_token, chunk.char_start, chunk.ids)
             if chunks:

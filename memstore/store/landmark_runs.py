@@ -28,7 +28,7 @@ class LandmarkRuns:
 
     def __init__(self, catalog: Catalog, document: Document, blocks: int, keep: int) -> None:
         """Of a document of which `blocks` blocks stay and, of layers without memory, those from
-        `keep` on. Raises CorruptMemory.
+        `keep` on; none where the memory has a selector. Raises CorruptMemory.
         """
         signature = catalog.signature
         self._memory_layers = set(signature.memory_layers)
@@ -37,7 +37,7 @@ class LandmarkRuns:
         )
         # layer -> (first block, keys) of consecutive pieces
         self._pieces: dict[int, list[tuple[int, Tensor]]] = {
-            layer: [] for layer in document.layers_of(signature)
+            layer: [] for layer in document.layers_of(signature) if catalog.selector is None
         }
         if not blocks:
             return

@@ -1,6 +1,6 @@
 """What is looked up in a memory: landmarks that a query points to, and the blocks behind them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,10 @@ from memstore.tiers.options import Predictor
 if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is first used
     from torch import Tensor
 
+    from memstore.disk.block_words import Words
     from memstore.index import Hits, Scope
     from memstore.store.scratch import ScratchDocument
+    from memstore.store.selected import Selected
     from memstore.tiers.base import Lease
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.stats import TierStats
@@ -58,6 +60,30 @@ class Lookups(OpenMemory):
             return index.keys(layer, scope)
         return index.gather(layer, scope, candidates)
 
+    def token_maxima(self, q: "Tensor", head: int, scope: "Scope") -> "Tensor":
+        """How near the nearest token of each block comes to each row: the greatest product of q [R,
+        width] (float32) with the block's token landmarks of a head, [R, blocks of the scope].
+
+        A landmark in int8 counts as the unit vector that it stands for. Raises InvalidInput for a
+        memory without token landmarks, WrongModel where its selector was replaced meanwhile,
+        DocumentNotFound, CorruptMemory.
+        """
+        return self._select().maxima(q, head, scope)
+
+    def word_scores(self, words: "Mapping[int, float]", scope: "Scope") -> "Tensor":
+        """BM25 of each block of a scope, [blocks] float32; words: hash (memstore.index.words.split)
+        -> weight. See WordIndex.scores. Raises what token_maxima raises.
+        """
+        return self._select().scores(words, scope)
+
+    def _select(self) -> "Selected":
+        selected = self._retrieve().selected
+        if selected is None:
+            raise InvalidInput(
+                "this memory has no selector; search the landmark keys of its layers instead"
+            )
+        return selected
+
     def lease(self, units: Sequence[BlockKey]) -> "Lease":
         """Slots of the top tier that hold these units (repeats allowed) until the lease is
         released.
@@ -95,6 +121,32 @@ class Lookups(OpenMemory):
                 "landmark keys are added to documents above 0 of a memory without a directory"
             )
         self._retrieve().add_landmarks(document, layer, keys)
+
+    def add_selected(
+        self,
+        document: int,
+        tokens: int,
+        *,
+        landmarks: "Tensor | None" = None,
+        words: "Sequence[Words] | None" = None,
+    ) -> None:
+        """Make the next blocks of a document of `in_memory`'s source known to the selector.
+
+        tokens: that they hold; landmarks, words: as DocumentWriter.add_chunk takes them. Raises
+        InvalidInput for what the selector does not keep, for a memory with a directory, whose
+        documents are written, or a number below 1.
+        """
+        selected = self._select()
+        if self._committed is not None or document < 1:
+            raise InvalidInput(
+                "what a selector finds by is added to documents above 0 of a memory without a "
+                "directory"
+            )
+        from memstore.store.selector_runs import FoundBy
+
+        blocks = -(-tokens // self.signature.block_size)
+        form = selected.table.form
+        selected.add(document, FoundBy.of(landmarks, words, form, tokens, blocks))
 
     @property
     def tiers(self) -> "Cascade":

@@ -193,7 +193,7 @@ class MemoryStore(Lookups):
         from memstore.store.transfer import import_document, read_head
 
         file = Path(file)
-        _, original = read_head(file)
+        original = read_head(file).document
         name = original.name if name is None else name
         admission.check_name(name)
         committed = self._writable()
@@ -266,7 +266,9 @@ class MemoryStore(Lookups):
             "index": {
                 **index,
                 **looked_up.get("index", {}),
-                "landmarks": dict.fromkeys(self.signature.memory_layers, ready),
+                "landmarks": {
+                    layer: ready for layer in self.signature.memory_layers if self.selector is None
+                },
                 "file_bytes": sum(file.stat().st_size for file in files),
             },
         }

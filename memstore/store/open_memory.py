@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from memstore.disk.catalog import Catalog
+from memstore.disk.selector_form import SelectorForm
+from memstore.disk.selector_table import SelectorTable
 from memstore.disk.signature import Signature
 from memstore.errors import DocumentNotFound, MemoryClosed, ReadOnlyMemory, WrongModel
 from memstore.store.options import OpenOptions, check_open_options
@@ -29,6 +31,7 @@ class OpenMemory:
         read_only: bool = False,
         wait_for_writer: bool = False,
         source: "UnitSource | None" = None,
+        selector: SelectorForm | None = None,
         **options: Unpack[OpenOptions],
     ) -> None:
         """Use MemoryStore.create, open or in_memory."""
@@ -36,6 +39,9 @@ class OpenMemory:
         self._committed = None if catalog is None else Committed(catalog)
         self._read_only, self._wait_for_writer = read_only, wait_for_writer
         self._source, self._options = source, options
+        self._selector = None if catalog is None else catalog.selector
+        if selector is not None:
+            self._selector = SelectorTable(selector, signature.block_size)
         self._retrieval: Retrieval | None = None
         self._building = threading.RLock()
         self._closed = False
@@ -50,19 +56,22 @@ class OpenMemory:
         *,
         codec: str = "zstd",
         quota: int | None = None,
+        selector: SelectorForm | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
         """Make a new memory in a directory that is absent or empty, for the model with this
         signature.
 
         codec: "zstd" or "raw" (lossless), "int8" or "int4" (see memstore.disk.codec). quota: bytes
-        that the memory's file may reach. options: see OpenOptions.
+        that the memory's file may reach. selector: what blocks are found by, if not by landmark
+        keys of the model's own layers. options: see OpenOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
         check_open_options(options, signature)  # a bad option leaves nothing behind
-        return cls(Catalog.create(path, signature, codec=codec, quota=quota), signature, **options)
+        catalog = Catalog.create(path, signature, codec=codec, quota=quota, selector=selector)
+        return cls(catalog, signature, **options)
 
     @classmethod
     def open(
@@ -107,16 +116,19 @@ class OpenMemory:
         cls,
         signature: Signature,
         source: "UnitSource | None" = None,
+        *,
+        selector: SelectorForm | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
         """A memory without a directory, that holds only its sessions' own blocks. Raises
         BudgetExceeded.
 
         source: read from below the host tier, as the disk would be: documents of it have positive
-        numbers, and are found once `add_landmarks` has told their landmark keys.
+        numbers, and are found once `add_landmarks` has told their landmark keys; with a selector,
+        `add_selected` what it finds them by.
         """
         check_open_options(options, signature)
-        return cls(None, signature, read_only=True, source=source, **options)
+        return cls(None, signature, read_only=True, source=source, selector=selector, **options)
 
     def close(self) -> None:
         """Close; writers still open commit their whole chunks first. More than once is the same as
@@ -151,6 +163,11 @@ class OpenMemory:
     def path(self) -> Path | None:
         """The memory's directory; None for one without."""
         return None if self._committed is None else self._committed.catalog.database.path
+
+    @property
+    def selector(self) -> SelectorForm | None:
+        """What blocks are found by; None where it is landmark keys of the model's own layers."""
+        return None if self._selector is None else self._selector.form
 
     @property
     def read_only(self) -> bool:
@@ -197,7 +214,9 @@ class OpenMemory:
                 raise MemoryClosed(f"{self.path or 'this memory'} is closed; open it again")
             if self._retrieval is None:
                 catalog = None if self._committed is None else self._committed.catalog
-                built = Retrieval(self.signature, catalog, self._source, self._options)
+                built = Retrieval(
+                    self.signature, catalog, self._source, self._selector, self._options
+                )
                 try:
                     if self._committed is not None:
                         self._committed.attach(built)

@@ -14,12 +14,14 @@ from torch import Tensor
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
+from memstore.disk.selector_table import SelectorTable
 from memstore.disk.signature import Signature
 from memstore.errors import CorruptMemory, InvalidInput, NewerFormat
 from memstore.index import FaissIndex, LandmarkIndex, make_index
 from memstore.index.faiss_files import FaissFiles
 from memstore.store.chunk import StoredLayers
 from memstore.store.options import OpenOptions
+from memstore.store.selected import Selected
 from memstore.tiers.base import UnitSource
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device import usable_device
@@ -36,23 +38,26 @@ class Retrieval:
         signature: Signature,
         catalog: Catalog | None,
         source: UnitSource | None,
+        selector: SelectorTable | None,
         options: OpenOptions,
     ) -> None:
-        """source: read from below the host tier, in the place of a catalog. Raises BudgetExceeded,
-        InvalidConfig, InvalidInput, OSError.
+        """source: read from below the host tier, in the place of a catalog; selector: of the
+        memory, whose layers then have no landmark keys. Raises BudgetExceeded, InvalidConfig,
+        InvalidInput, OSError.
         """
         options = options.copy()
         kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
+        self.selected = None if selector is None else Selected(selector, catalog)
         dtype = torch_dtype(signature.kv_dtype)
         self._signature, self._catalog = signature, catalog
         self.index: LandmarkIndex = make_index(
-            kind,
+            kind if selector is None else "packed",
             signature.num_kv_heads,
             signature.head_dim,
             # Searched in float32, or in float64 where keys are stored so (to check the
             # mathematics).
             torch.promote_types(dtype, torch.float32),
-            recall=recall,
+            recall=recall if selector is None else None,
             device=usable_device(options.get("device") or "cpu"),
         )
         self._engines: FaissFiles | None = None
@@ -84,6 +89,8 @@ class Retrieval:
         """The memory was opened anew: read from there."""
         self._catalog = catalog
         self.tiers.replace_disk(DiskTier(catalog))
+        if self.selected is not None:
+            self.selected.reopened(catalog)
 
     # Documents
 
@@ -95,6 +102,8 @@ class Retrieval:
 
         Documents in `but` are being written here and left alone. Raises CorruptMemory.
         """
+        if self.selected is not None:
+            self.selected.follow(txn)
         new = []
         for number, row in changed.items():
             loaded = self._loaded.get(number)
@@ -104,7 +113,7 @@ class Retrieval:
                 self.drop(number)
             if row is not None and row.state == "ready":
                 new.append(row)
-        if len(new) > 1:
+        if len(new) > 1 and self.selected is None:
             for layer in self._signature.memory_layers:
                 self.index.reserve(layer, sum(row.blocks for row in new))
         for row in new:
@@ -112,8 +121,12 @@ class Retrieval:
             self._loaded[row.id] = row
 
     def load(self, txn: Transaction, document: Document) -> None:
-        """Put a document's landmark keys into the index. Raises CorruptMemory."""
+        """Put a document's landmark keys into the index; what a selector finds by is read when it
+        is asked for. Raises CorruptMemory.
+        """
         assert self._catalog is not None
+        if self.selected is not None:
+            return
         self.index.remove(document.id)
         ends = dict.fromkeys(StoredLayers.of(document, self._signature).memory, 0)
         runs_of = itertools.groupby(
@@ -147,12 +160,16 @@ class Retrieval:
         """Hold nothing of a document any longer."""
         self._loaded.pop(number, None)
         self.index.remove(number)
+        if self.selected is not None:
+            self.selected.drop(number)
         self.tiers.drop_document(number)
 
     def written(self, row: Document) -> None:
         """A writer has ended: hold what it committed, and nothing that it only staged."""
         if row.state == "ready":
             self.index.truncate(row.id, row.blocks)
+            if self.selected is not None:
+                self.selected.drop(row.id)
             self.tiers.drop_document(row.id, row.blocks)
             self._loaded[row.id] = row
         else:
@@ -181,6 +198,10 @@ class Retrieval:
     def engines(self) -> FaissFiles:
         """What builds the index. Raises InvalidInput for an index that builds nothing."""
         if self._engines is None:
+            if self.selected is not None:
+                raise InvalidInput(
+                    "a memory with a selector is searched without an index to build; nothing to do"
+                )
             raise InvalidInput(
                 "a packed index builds nothing; open the memory with index auto or one of FAISS"
             )
@@ -189,7 +210,7 @@ class Retrieval:
     def describe(self) -> dict[str, Any]:
         """What was looked up, and what searches: its part of MemoryStore.stats."""
         return {
-            "landmarks": self.index.bytes,
+            "landmarks": self.index.bytes + (self.selected.bytes if self.selected else 0),
             "tiers": self.tiers.stats(),
             "prefetch": {
                 "predictor": self.tiers.predictor,

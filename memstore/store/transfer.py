@@ -25,6 +25,8 @@ from memstore.disk.database import Transaction
 from memstore.disk.document import Document
 from memstore.disk.files import NO_SPACE, replacement, storage_full
 from memstore.disk.landmarks import LANDMARK_RUN
+from memstore.disk.selector_form import SelectorForm
+from memstore.disk.selector_runs import Coverage, Kind, decode, encode, kind_of
 from memstore.disk.signature import Signature
 from memstore.errors import (
     CorruptBlock,
@@ -36,6 +38,7 @@ from memstore.errors import (
 )
 
 FORMAT = 2
+SELECTOR_FORMAT = 3  # of documents that a selector finds
 MAGIC = "memstore document"
 BATCH_BYTES = 16 << 20
 _LARGEST_FRAME = 1 << 30
@@ -49,6 +52,7 @@ class _Version(msgspec.Struct):
 class _Head(_Version):
     signature: dict[str, Any]
     document: dict[str, Any]
+    selector: dict[str, Any] | None = None  # the form of what the document is found by
 
 
 class _Tokens(NamedTuple):
@@ -64,19 +68,34 @@ class _Landmarks(NamedTuple):
     per_block: Positive = 1
 
 
+class _Selected(NamedTuple):
+    kind: Kind
+    first_block: Block
+    value: bytes  # as in the memory
+
+
 class _Record(NamedTuple):
     block: Block
     layer: Layer
     data: bytes
 
 
-_FORMS: dict[str, type[_Tokens | _Landmarks | _Record]] = {
+_FORMS: dict[str, type[_Tokens | _Landmarks | _Selected | _Record]] = {
     "tokens": _Tokens,
     "landmarks": _Landmarks,
+    "selected": _Selected,
     "record": _Record,
 }
 _KINDS = {form: kind for kind, form in _FORMS.items()}
-_Part = _Tokens | _Landmarks | _Record
+_Part = _Tokens | _Landmarks | _Selected | _Record
+
+
+class Head(NamedTuple):
+    """What an exported file says of itself."""
+
+    signature: Signature
+    document: Document
+    selector: SelectorForm | None
 
 
 def export_document(catalog: Catalog, document: Document, file: Path) -> int:
@@ -89,13 +108,16 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
         with replacement(file) as out:
             if file.is_file():  # as private as the file whose place it takes
                 os.fchmod(out.fileno(), file.stat().st_mode & 0o777)
-            order = _Order(catalog.signature, catalog.blocks, document)
+            form = catalog.selector_form
+            order = _Order(Head(catalog.signature, document, form), catalog.blocks)
             head = {
                 "magic": MAGIC,
-                "format": FORMAT,
+                "format": FORMAT if form is None else SELECTOR_FORMAT,
                 "signature": catalog.signature.to_dict(),
                 "document": asdict(document),
             }
+            if form is not None:
+                head["selector"] = form.to_dict()
             out.write(_pack(0, "head", head))
             number = 1
             for number, part_of in enumerate(_stored(catalog, document), 1):
@@ -123,39 +145,42 @@ def _stored(catalog: Catalog, document: Document) -> Iterator[_Part]:
             yield _Tokens(part.first, part.char_start, part.ids.astype("<u4").tobytes())
         for run in catalog.landmarks(txn, document.id):
             yield _Landmarks(run.layer, run.first_block, run.keys.tobytes(), run.per_block)
+        if catalog.selector is not None:
+            form = catalog.selector.form
+            for found in catalog.selector.all_runs(txn, document.id):
+                yield _Selected(kind_of(found), found.first_block, encode(found, form))
         for key, data in catalog.blocks.walk(txn, document.id):
             yield _Record(key.block, key.layer, bytes(data))
 
 
-def read_head(file: Path) -> tuple[Signature, Document]:
-    """The signature and the document's row in an exported file. Raises InvalidInput,
-    NewerFormat.
-    """
+def read_head(file: Path) -> Head:
+    """What an exported file says of itself. Raises InvalidInput, NewerFormat."""
     for _, payload in _frames(file):
         try:
             version = unpack(payload, _Version)
             if version.magic != MAGIC:
                 break
-            if version.format > FORMAT:
+            if version.format > SELECTOR_FORMAT:
                 raise NewerFormat(
                     f"{file} is in export format {version.format}, this version reads up to "
-                    f"{FORMAT}; update memstore"
+                    f"{SELECTOR_FORMAT}; update memstore"
                 )
             head = unpack(payload, _Head)
-            return Signature.from_dict(head.signature), Document.decode(head.document)
+            if (head.selector is not None) != (version.format == SELECTOR_FORMAT):
+                raise ValueError("it does not say what its document is found by")
+            form = None if head.selector is None else SelectorForm.decode(head.selector)
+            return Head(Signature.from_dict(head.signature), Document.decode(head.document), form)
         except (ValueError, InvalidConfig) as error:
             raise _damaged(file, f"its head is not understood: {error}") from error
     raise _damaged(file, "it does not begin like one")
 
 
-def check_export(file: Path) -> tuple[Signature, Document]:
-    """Read all of an exported file; the signature and the document's row. Raises InvalidInput,
-    NewerFormat.
-    """
-    signature, document = read_head(file)
-    for _ in _parts(file, signature, BlockTable(signature, "raw"), document):
+def check_export(file: Path) -> Head:
+    """Read all of an exported file; what it says of itself. Raises InvalidInput, NewerFormat."""
+    head = read_head(file)
+    for _ in _parts(file, head, BlockTable(head.signature, "raw")):
         pass
-    return signature, document
+    return head
 
 
 def import_document(catalog: Catalog, file: Path, name: str) -> Document:
@@ -166,13 +191,20 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     StorageFull; the memory is as it was.
     """
     database = catalog.database
-    signature, original = read_head(file)
+    head = read_head(file)
+    signature, original, form = head
     differences = catalog.signature.difference(signature)
     if differences:
         raise WrongModel(
             f"{file} was written by another model than {database.path}: {'; '.join(differences)}"
         )
-    for _ in _parts(file, catalog.signature, catalog.blocks, original):
+    if form != catalog.selector_form:
+        here, there = (f.name if f is not None else "none" for f in (catalog.selector_form, form))
+        raise WrongModel(
+            f"{file} was written for selector {there}, {database.path} has {here}, or another "
+            "state of it; import it into a memory with the same one"
+        )
+    for _ in _parts(file, head, catalog.blocks):
         pass  # all of it is right, before anything is written
     imported = replace(original, name=name)
     if original.write_of(0) is None:  # records of format 1, which are made anew
@@ -196,7 +228,7 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     try:
         batch: list[_Part] = []
         size = 0
-        for part in _parts(file, catalog.signature, catalog.blocks, original):
+        for part in _parts(file, head, catalog.blocks):
             batch.append(part)
             size += len(part[2])
             if size >= BATCH_BYTES:
@@ -239,6 +271,9 @@ def _store(
         elif isinstance(part, _Landmarks):
             keys = np.frombuffer(part.keys, bits).reshape(shape)
             catalog.put_landmarks(txn, number, part.layer, part.first_block, keys)
+        elif isinstance(part, _Selected):
+            assert catalog.selector is not None
+            catalog.put_selected(txn, number, decode(*part, catalog.selector.form))
         else:
             block, layer, data = part
             key, write = RecordKey(original.id, block, layer), imported.write_of(block)
@@ -247,16 +282,15 @@ def _store(
             catalog.blocks.put(txn, key._replace(document=number), data)
 
 
-def _parts(
-    file: Path, signature: Signature, blocks: BlockTable, document: Document
-) -> Iterator[_Part]:
+def _parts(file: Path, head: Head, blocks: BlockTable) -> Iterator[_Part]:
     """What a file holds of its document, each part checked. Raises InvalidInput, at the latest at
     the end, where a memory could not use it all.
     """
+    signature, document, _ = head
     vocabulary = signature.architecture.get("vocab_size")
     most = vocabulary if isinstance(vocabulary, int) else 1 << 32
     try:
-        order = _Order(signature, blocks, document)
+        order = _Order(head, blocks)
         for number, (kind, payload) in enumerate(_frames(file)):
             if number == 0:
                 continue  # the head
@@ -273,7 +307,7 @@ def _parts(
                 keys = np.frombuffer(part.keys, f"<i{signature.geometry.itemsize}")
                 if not is_finite(keys, signature.kv_dtype):
                     raise ValueError("it has landmark keys that are not finite")
-            else:
+            elif isinstance(part, _Record):
                 key = RecordKey(document.id, part.block, part.layer)
                 blocks.check_numbers(part.data, key, document.write_of(part.block))
             yield part
@@ -285,7 +319,8 @@ def _parts(
 class _Order:
     """Are these the parts of a whole document, in order? Raises ValueError where they are not."""
 
-    def __init__(self, signature: Signature, blocks: BlockTable, document: Document) -> None:
+    def __init__(self, head: Head, blocks: BlockTable) -> None:
+        signature, document, self._form = head
         self._document, self._blocks, self._size = document, blocks, signature.block_size
         layers = {*document.layers_of(signature)}
         _expect(document.state == "ready" and document.id > 0, "it is not ready")
@@ -303,7 +338,11 @@ class _Order:
         self._key_bytes = geometry.num_kv_heads * geometry.head_dim * geometry.itemsize
         self._tokens = self._characters = 0
         self._first = document.first_blocks(signature)
-        self._landmarks = dict.fromkeys(self._first, 0)
+        self._landmarks = dict.fromkeys(self._first, 0) if self._form is None else {}
+        self._coverage: Coverage | None = None
+        if self._form is not None:
+            tokens, blocks_ = document.tokens, document.blocks
+            self._coverage = Coverage(self._form, self._size, tokens, blocks_)
         self._records = (
             (block, layer)
             for block in range(min(self._first.values(), default=0), document.blocks)
@@ -338,6 +377,10 @@ class _Order:
                 f"landmark keys of layer {layer} from block {first} on are not one run",
             )
             self._landmarks[layer] = end
+        elif isinstance(part, _Selected):
+            _expect(self._form is not None, "landmarks of a selector")
+            if self._form is not None and self._coverage is not None:
+                self._coverage.add(decode(*part, self._form))
         else:
             block, layer, data = part
             _expect(
@@ -355,6 +398,8 @@ class _Order:
         _expect(self._tokens == document.tokens, "it does not hold all of its tokens")
         ends = {*self._landmarks.values()}
         _expect(ends <= {document.blocks}, "it does not hold all of its landmark keys")
+        if self._coverage is not None:
+            self._coverage.end()
         _expect(next(self._records, None) is None, "it does not hold all of its records")
 
 

@@ -31,6 +31,7 @@ from memstore.disk.keys import (
     record_key,
     tokens_key,
 )
+from memstore.disk.selector_table import NEXT, SelectorTable, check_parts
 from memstore.errors import CorruptMemory, DocumentNotFound, MemoryLocked, MemstoreError
 
 _BATCH_BYTES = 16 << 20
@@ -181,6 +182,9 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
             f"landmark keys of layer {run.layer}, blocks {start}..{run.first_block} are missing",
         )
         ends[run.layer] = run.first_block + run.blocks
+    if catalog.selector is not None:
+        ends = {}
+        _check_selected(txn, catalog, catalog.selector, document)
     for layer, end in ends.items():
         expect(end == blocks, f"landmark keys of {end} blocks in layer {layer} instead of {blocks}")
 
@@ -202,6 +206,19 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
     expect(next(expected, None) is None, f"records after the first {records} are missing")
     expect(size == document.bytes, f"{size} bytes of records instead of {document.bytes}")
     return records, size
+
+
+def _check_selected(
+    txn: Transaction, catalog: Catalog, selector: SelectorTable, document: Document
+) -> None:
+    """The same of what a selector finds the document by."""
+    following = SelectorTable.read(txn, catalog.signature.block_size, NEXT)
+    parts = [*selector.parts, *(following.parts if following is not None else [])]
+    check_parts(txn, document.id, parts)
+    if document.id:  # the prefix is not searched
+        selector.check(txn, document.id, document.tokens, document.blocks)
+    for _ in () if following is None else following.all_runs(txn, document.id):
+        pass  # some may be missing, none may be damaged
 
 
 def _drop(path: Path, documents: set[int]) -> None:

@@ -15,8 +15,11 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.disk.block_words import Words
 from memstore.disk.catalog import Catalog
 from memstore.disk.document import Document
 from memstore.errors import BudgetExceeded, InvalidInput
@@ -55,6 +58,8 @@ class DocumentWriter:
         they can. Raises CorruptMemory.
         """
         self._catalog, self._tiers, self._index = catalog, retrieval.tiers, retrieval.index
+        self._selected = retrieval.selected
+        self._form = catalog.selector_form
         self._geometry = catalog.signature.geometry
         self._memory_layers = set(StoredLayers.of(document, catalog.signature).memory)
         self._chunk_blocks = document.settings.chunk_blocks
@@ -122,6 +127,9 @@ class DocumentWriter:
         char_start: int,
         layers: Mapping[int, LayerBlocks],
         length_of_last: int | None = None,
+        *,
+        landmarks: Tensor | None = None,
+        words: Sequence[Words] | None = None,
     ) -> None:
         """Take the next chunk: chunk_blocks blocks, or fewer at the document's end.
 
@@ -129,6 +137,10 @@ class DocumentWriter:
         first token. layers: for every layer K, V [n, Hkv, block_size, D] (K rotated by the offset
         in the block) and landmark keys [n, Hkv, D]. length_of_last: content tokens of the last
         block where a document's end leaves it short.
+
+        In a memory with a selector there are K and V alone, and what its form keeps: landmarks
+        [tokens, heads, width] in the form's dtype, and of each block its distinct words (hash,
+        count).
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         BudgetExceeded, InvalidInput.
@@ -147,12 +159,17 @@ class DocumentWriter:
             length_of_last,
             document=self._commits.row,
             signature=self._catalog.signature,
+            selector=self._form,
+            token_landmarks=landmarks,
+            words=words,
         )
         cut = self._commits.cut
         if not cut:
             self._show(chunk)
         done = self.document.blocks
         self._commits.landmarks.add(chunk, done, self._commits.keep_from(done))
+        if chunk.found_by is not None:
+            self._commits.selected.add(chunk.first_block, chunk.end_block, chunk.found_by, done)
         size = 0
         if chunk.whole and not cut:
             size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
@@ -188,7 +205,9 @@ class DocumentWriter:
         shape = (len(blocks), *self._geometry.shape)
         with self._tiers.lease(units) as lease:
             k, v = (half.index_select(0, lease.slots).view(shape) for half in (lease.k, lease.v))
-        if layer in self._memory_layers:
+        if self._form is not None:
+            landmarks = torch.empty(0, heads, self._geometry.head_dim, dtype=k.dtype)
+        elif layer in self._memory_layers:
             scope = [(number, first, self._blocks)]
             landmarks = self._index.keys(layer, scope).transpose(0, 1)
             landmarks = landmarks.to(torch_dtype(self._geometry.dtype))
@@ -287,7 +306,7 @@ class DocumentWriter:
         self._add_to_index(chunk)
 
     def _add_to_index(self, chunk: Chunk) -> None:
-        for layer in sorted(self._memory_layers):
+        for layer in sorted(chunk.landmarks.keys() & self._memory_layers):
             self._index.add(self._commits.row.id, layer, chunk.first_block, chunk.landmarks[layer])
 
     def _pin(self, chunk: Chunk) -> list[BlockKey]:
@@ -308,6 +327,8 @@ class DocumentWriter:
         """
         if cut:
             self._index.truncate(self._commits.row.id, self._commits.base)
+            if self._selected is not None:
+                self._selected.truncate(self._commits.row.id, self._commits.base)
             self._tiers.drop_document(self._commits.row.id, self._commits.base)
             return
         units = self._pinned + [unit for chunk in chunks for unit in chunk.units]

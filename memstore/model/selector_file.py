@@ -1,0 +1,184 @@
+"""A selector as a file: what was learned or calibrated for a model, and how its scores are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from memstore.decode import Positive, from_json
+from memstore.errors import InvalidWeights
+from memstore.model.selector_heads import PointerHeads, Rotate
+from memstore.model.selector_learned import Learned, Projection
+from memstore.model.selector_sum import Sum, Words
+from memstore.model.selectors import Selector
+
+_KEY = "memstore.selector"
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """The model that a selector was made for; another one has other states, and its selector is
+    refused.
+    """
+
+    hidden_size: Positive
+    num_layers: Positive
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_dim: Positive
+    vocabulary: Positive
+    block_size: Positive
+    weights: str = ""  # digest of the weights; "" = of any weights of these sizes
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A selector, and what was calibrated with it.
+
+    k: blocks read at most. score_range: how many standard deviations below the best score a block
+    is still read (`choose`). gate: the `confidence` below which nothing is looked up. held_out: by
+    kind of question, the share whose block was among the best 1, 4, 8, 16 of `blocks`.
+    """
+
+    selector: Selector
+    made_for: MadeFor
+    k: int = 4
+    score_range: float = 1.0
+    gate: float = float("-inf")
+    held_out: Mapping[str, list[float]] = field(default_factory=dict)
+    blocks: int = 0
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: Literal["learned", "pointer heads", "words"]
+    weight: float = 1.0
+    layer: int = 0
+    heads: list[tuple[int, int]] = []
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    made_for: MadeFor
+    parts: Annotated[list[_Part], Meta(min_length=1, max_length=4)]
+    k: Positive
+    score_range: Annotated[float, Meta(ge=0)]
+    gate: float | None
+    held_out: dict[str, list[float]]
+    blocks: int
+
+
+def save_selector(adapted: Adapted, path: Path) -> None:
+    """Write a selector; the file is replaced whole."""
+    tensors: dict[str, Tensor] = {}
+    parts = []
+    for selector, weight in _parts(adapted.selector):
+        part: dict[str, Any] = {"kind": selector.form.name, "weight": weight}
+        if isinstance(selector, Learned):
+            part["layer"] = selector.layer
+            tensors = {
+                name: tensor.contiguous() for name, tensor in selector.projection.tensors().items()
+            }
+        elif isinstance(selector, PointerHeads):
+            part["heads"] = [list(head) for head in selector.heads]
+        parts.append(part)
+    header = {
+        "version": 1,
+        "made_for": asdict(adapted.made_for),
+        "parts": parts,
+        "k": adapted.k,
+        "score_range": adapted.score_range,
+        "gate": None if adapted.gate == float("-inf") else adapted.gate,
+        "held_out": dict(adapted.held_out),
+        "blocks": adapted.blocks,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    save_file(tensors, partial, {_KEY: json.dumps(header)})
+    partial.chmod(0o644)  # safetensors makes it private, and a wheel keeps the mode
+    partial.replace(path)
+
+
+def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adapted:
+    """Read a selector for this model. rotate: as PointerHeads wants it.
+
+    Raises InvalidWeights for a file that is none, that was altered, or that is another model's.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            header = from_json((file.metadata() or {})[_KEY], _Header)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise InvalidWeights(f"cannot read the selector {path}: {error}") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise InvalidWeights(
+            f"{path} is no selector of this version ({error}); make it anew with `memstore adapt`"
+        ) from None
+    _check_model(path, header.made_for, model)
+    parts = [(_part(path, part, tensors, model, rotate), part.weight) for part in header.parts]
+    selector = parts[0][0] if len(parts) == 1 else Sum(parts)
+    gate = float("-inf") if header.gate is None else header.gate
+    return Adapted(
+        selector,
+        header.made_for,
+        header.k,
+        header.score_range,
+        gate,
+        header.held_out,
+        header.blocks,
+    )
+
+
+def _parts(selector: Selector) -> list[tuple[Selector, float]]:
+    return list(selector.parts) if isinstance(selector, Sum) else [(selector, 1.0)]
+
+
+def _check_model(path: Path, made_for: MadeFor, model: MadeFor) -> None:
+    for name, wanted in asdict(made_for).items():
+        found = getattr(model, name)
+        if wanted != found and not (name == "weights" and "" in (wanted, found)):
+            raise InvalidWeights(
+                f"the selector {path} was made for another model ({name} {wanted}, here {found}); "
+                "make one for this model with `memstore adapt`"
+            )
+
+
+def _part(
+    path: Path, part: _Part, tensors: Mapping[str, Tensor], model: MadeFor, rotate: Rotate
+) -> Selector:
+    if part.kind == "words":
+        return Words()
+    if part.kind == "pointer heads":
+        fits = all(
+            0 <= layer < model.num_layers and 0 <= head < model.num_heads
+            for layer, head in part.heads
+        )
+        if not part.heads or not fits:
+            raise InvalidWeights(f"the selector {path} names heads that the model does not have")
+        shape = (model.num_heads, model.num_kv_heads, model.head_dim)
+        return PointerHeads(part.heads, shape, model.block_size, rotate)
+    expected: dict[str, Callable[[Tensor], bool]] = {
+        name: lambda tensor: tuple(tensor.shape) == (model.hidden_size,)
+        for name in Projection.__dataclass_fields__
+    }
+    expected["idf"] = lambda tensor: tuple(tensor.shape) == (model.vocabulary,)
+    expected["projection"] = lambda tensor: (
+        tensor.dim() == 2 and tensor.shape[0] == model.hidden_size and tensor.shape[1] > 0
+    )
+    for name, fits_model in expected.items():
+        tensor = tensors.get(name)
+        if tensor is None or not fits_model(tensor) or not tensor.isfinite().all():
+            raise InvalidWeights(
+                f"the selector {path} is damaged ({name}); make it anew with `memstore adapt`"
+            )
+    if not 0 <= part.layer <= model.num_layers:
+        raise InvalidWeights(f"the selector {path} names layer {part.layer}; there is none")
+    return Learned(part.layer, Projection(**{name: tensors[name] for name in expected}))

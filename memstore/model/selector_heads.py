@@ -1,0 +1,84 @@
+"""Pointer heads: the few query heads of a model that, untrained, look at what a question is about.
+
+`memstore.training.adapt_heads` finds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from memstore.disk.selector_form import SelectorForm
+from memstore.index.base import Scope
+from memstore.model.selectors import Found, Tapped, Taps
+
+Rotate = Callable[[int, Tensor, Tensor], Tensor]
+"""(layer, x [..., T, D], positions [T]) -> x rotated to these positions, as the layer's own
+attention does.
+"""
+
+DISTANCE = 256  # positions that a question is seen from
+
+
+class PointerHeads:
+    """score(B) = sum over heads and the question's tokens i of softmax over B of max over j in B of
+    <R(256) q_i, R(j mod block_size) k_j> / sqrt(D).
+    """
+
+    def __init__(
+        self,
+        heads: Sequence[tuple[int, int]],
+        shape: tuple[int, int, int],
+        block_size: int,
+        rotate: Rotate,
+    ) -> None:
+        """heads: (layer, query head). shape: the model's query heads, KV heads, head width."""
+        query_heads, kv_heads, self._width = shape
+        self.heads = tuple(heads)
+        self._group = query_heads // kv_heads
+        self._block_size, self._rotate = block_size, rotate
+        kept = dict.fromkeys((layer, head // self._group) for layer, head in self.heads)
+        self._kept = {pair: number for number, pair in enumerate(kept)}
+        self._form = SelectorForm(
+            "pointer heads",
+            hashlib.blake2b(repr(list(kept)).encode(), digest_size=16).hexdigest(),
+            len(self._kept),
+            self._width,
+            "float16",
+            words=False,
+        )
+
+    @property
+    def form(self) -> SelectorForm:
+        return self._form
+
+    @property
+    def taps(self) -> Taps:
+        return Taps(heads=tuple(sorted({layer for layer, _ in self.heads})))
+
+    def landmarks(self, tapped: Tapped, first: int) -> Tensor:
+        """float16 [T, KV heads kept, D], rotated by the token's offset in its block."""
+        offsets = torch.arange(first, first + len(tapped.ids)) % self._block_size
+        kept = [
+            self._rotate(layer, tapped.k[layer][head], offsets).half() for layer, head in self._kept
+        ]
+        return torch.stack(kept, dim=1).cpu()
+
+    def words(self, text_of_block: Sequence[str]) -> None:
+        return None
+
+    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+        """float32 [blocks of the scope]; over all blocks the sum is heads times tokens."""
+        positions = torch.full((len(tapped.ids),), DISTANCE)
+        total: Tensor | None = None
+        for layer, head in self.heads:
+            q = self._rotate(layer, tapped.q[layer][head], positions).float().cpu()
+            number = self._kept[layer, head // self._group]
+            found = store.token_maxima(q * self._width**-0.5, number, scope)
+            share = found.softmax(-1).sum(0)
+            total = share if total is None else total + share
+        assert total is not None
+        return total

@@ -1,0 +1,91 @@
+"""Words as a selector, and the sum of several selectors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from memstore.disk.selector_form import SelectorForm
+from memstore.errors import InvalidConfig
+from memstore.index import words as index_words
+from memstore.index.base import Scope
+from memstore.model.selectors import Found, Selector, Tapped, Taps, standardise
+
+
+class Words:
+    """BM25: the blocks that share rare words with the question."""
+
+    form = SelectorForm("words", "bm25", 0, 0, "int8", words=True)
+    taps = Taps()
+
+    def landmarks(self, tapped: Tapped, first: int) -> None:
+        return None
+
+    def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]]:
+        return [index_words.count(text) for text in text_of_block]
+
+    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+        """float32 [blocks of the scope], 0 where no word is shared."""
+        asked: Mapping[int, float] = dict.fromkeys(index_words.split(question), 1.0)
+        return store.word_scores(asked, scope)
+
+
+class Sum:
+    """Scores of several selectors, each standardised over the blocks, weighted and added.
+
+    One of them at most keeps token landmarks. Raises InvalidConfig for more.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Selector, float]]) -> None:
+        self.parts = tuple(parts)
+        keeping = [selector for selector, _ in parts if selector.form.heads]
+        if not parts or len(keeping) > 1:
+            raise InvalidConfig(
+                f"one selector of a sum at most keeps token landmarks, not {len(keeping)}; "
+                "leave the others out"
+            )
+        self._keeping = keeping[0] if keeping else parts[0][0]
+        form = self._keeping.form
+        named = " + ".join(selector.form.name for selector, _ in parts)
+        digest = hashlib.blake2b(
+            "|".join(selector.form.digest for selector, _ in parts).encode(), digest_size=16
+        ).hexdigest()
+        self._form = SelectorForm(
+            named,
+            digest,
+            form.heads,
+            form.width,
+            form.dtype,
+            words=any(selector.form.words for selector, _ in parts),
+        )
+
+    @property
+    def form(self) -> SelectorForm:
+        return self._form
+
+    @property
+    def taps(self) -> Taps:
+        every = [selector.taps for selector, _ in self.parts]
+        return Taps(
+            tuple(sorted({layer for taps in every for layer in taps.states})),
+            tuple(sorted({layer for taps in every for layer in taps.heads})),
+        )
+
+    def landmarks(self, tapped: Tapped, first: int) -> Tensor | None:
+        return self._keeping.landmarks(tapped, first)
+
+    def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
+        for selector, _ in self.parts:
+            if selector.form.words:
+                return selector.words(text_of_block)
+        return None
+
+    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+        weighted = [
+            weight * standardise(selector.scores(tapped, question, store, scope))
+            for selector, weight in self.parts
+        ]
+        return torch.stack(weighted).sum(0)

@@ -1,0 +1,106 @@
+"""What chooses blocks once for a question: the protocol of selectors, and how many blocks their
+scores mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from memstore.disk.selector_form import SelectorForm
+from memstore.index.base import Scope
+
+
+@dataclass(frozen=True)
+class Taps:
+    """What a selector looks at: the states entering these layers, the q and k of those."""
+
+    states: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        """How many layers a walk has to run to show it all."""
+        return max((*self.states, *(layer + 1 for layer in self.heads)), default=0)
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """What a walk shows of T consecutive tokens.
+
+    states: by layer, the residual [T, hidden] entering it. q, k: by layer [H, T, D] and
+    [Hkv, T, D], without position.
+    """
+
+    ids: Sequence[int]
+    states: Mapping[int, Tensor] = field(default_factory=dict)
+    q: Mapping[int, Tensor] = field(default_factory=dict)
+    k: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+class Found(Protocol):
+    """What selectors ask of a memory (memstore.store.MemoryStore)."""
+
+    def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+        """q float32 [R, width] -> [R, blocks of the scope]: the best product with a block's token
+        landmarks of a head.
+        """
+
+    def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
+        """Words' hashes and weights -> float32 [blocks of the scope], BM25."""
+
+
+class Selector(Protocol):
+    """Says which blocks a question should read; all layers then read the same."""
+
+    @property
+    def form(self) -> SelectorForm:
+        """What a memory keeps for it."""
+
+    @property
+    def taps(self) -> Taps:
+        """What walks have to show."""
+
+    def landmarks(self, tapped: Tapped, first: int) -> Tensor | None:
+        """[T, heads, width] in the form's dtype, or None where it keeps none; first: the number of
+        the first token in its document.
+        """
+
+    def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
+        """Of each block its words and how often they are in it, or None where it needs none."""
+
+    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+        """float32 [blocks of the scope], higher = read it. tapped: the tokens of the user's words
+        alone; question: these words.
+        """
+
+
+def standardise(scores: Tensor) -> Tensor:
+    """Scores [blocks] with mean 0 and deviation 1; all 0 where they are all the same."""
+    deviation = scores.std(correction=0)
+    return (scores - scores.mean()) / deviation.clamp_min(1e-6)
+
+
+def choose(scores: Tensor, k: int, score_range: float) -> Tensor:
+    """Numbers [n] of the blocks to read, in the order of the text: the best, and those within
+    score_range standard deviations of the scores [blocks] below it, at most k.
+    """
+    if not len(scores):
+        return torch.empty(0, dtype=torch.long)
+    best = scores.topk(min(k, len(scores)))
+    low = best.values[0] - score_range * scores.std(correction=0)
+    return best.indices[best.values >= low].sort().values
+
+
+def confidence(scores: Tensor) -> float:
+    """How far the best of scores [blocks] stands out: its deviations above the mean, less what the
+    best of that many chance scores would have; comparable between memories of any size.
+    """
+    if len(scores) < 2:
+        return 0.0
+    return float(standardise(scores).max()) - math.sqrt(2 * math.log(len(scores)))

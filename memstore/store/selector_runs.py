@@ -1,0 +1,144 @@
+"""What blocks of a document that is being written will be found by, in runs on a fixed grid, so
+that what is stored does not depend on when it was committed.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from memstore.disk.block_words import BlockWords, Words
+from memstore.disk.catalog import Catalog
+from memstore.disk.selector_form import SelectorForm
+from memstore.disk.selector_runs import RUN_BLOCKS, Kind, Run, TokenRun, WordRun, kinds_of
+from memstore.errors import CorruptMemory, InvalidInput
+
+
+class FoundBy(NamedTuple):
+    """What a selector keeps of consecutive blocks."""
+
+    landmarks: np.ndarray | None  # [tokens, heads, width]
+    words: BlockWords | None
+
+    @classmethod
+    def of(
+        cls,
+        landmarks: Tensor | None,
+        words: Sequence[Words] | None,
+        form: SelectorForm,
+        tokens: int,
+        blocks: int,
+    ) -> "FoundBy":
+        """What a caller gives of `tokens` tokens in `blocks` blocks. Raises InvalidInput for what
+        is not as the form says.
+        """
+        shape = (tokens, form.heads, form.width)
+        if (landmarks is not None) != (form.heads > 0) or (words is not None) != form.words:
+            needs = {"token": "landmarks of its tokens", "words": "the words of its blocks"}
+            wanted = " and ".join(needs[kind] for kind in kinds_of(form)) or "neither"
+            raise InvalidInput(f"selector {form.name} keeps {wanted}; give that")
+        bits = None
+        if landmarks is not None:
+            dtype = str(landmarks.dtype).removeprefix("torch.")
+            if tuple(landmarks.shape) != shape or dtype != form.dtype:
+                raise InvalidInput(
+                    f"expected token landmarks {list(shape)} {form.dtype}, got "
+                    f"{list(landmarks.shape)} {dtype}"
+                )
+            bits = landmarks.detach().cpu().numpy().copy()
+            if bits.dtype.kind == "f" and not np.isfinite(bits).all():
+                raise InvalidInput("token landmarks must be finite numbers; these are not")
+        if words is not None and len(words) != blocks:
+            raise InvalidInput(f"expected the words of {blocks} blocks, got those of {len(words)}")
+        return cls(bits, None if words is None else BlockWords.of(words))
+
+
+class SelectorRuns:
+    """The latest of what was given: what the next commit writes again with its own."""
+
+    def __init__(self, catalog: Catalog, document: int, blocks: int) -> None:
+        """Of a document of which `blocks` blocks stay. Raises CorruptMemory."""
+        self._size = catalog.signature.block_size
+        # kind -> (first block, end, run) of consecutive pieces
+        self._pieces: dict[Kind, list[tuple[int, int, Run]]] = {}
+        table = catalog.selector
+        for kind in [] if table is None else kinds_of(table.form):
+            first = run_of(kind, blocks)
+            self._pieces[kind] = []
+            if table is None or first == blocks:
+                continue
+            with catalog.database.read() as txn:
+                run = table.run(txn, document, kind, first)
+            cut = None if run is None else self._cut(run, 0, blocks - first)
+            if cut is None or self._blocks(cut) != blocks - first:
+                raise CorruptMemory(
+                    f"{kind} landmarks of document {document} before block {blocks} are missing; "
+                    "run verify"
+                )
+            self._pieces[kind].append((first, blocks, cut))
+
+    def add(self, first_block: int, end_block: int, found_by: FoundBy, committed: int) -> None:
+        """Remember what is kept of a chunk's blocks, and forget what is no longer needed once
+        `committed` blocks are.
+        """
+        new: dict[Kind, Run] = {}
+        if found_by.landmarks is not None:
+            new["token"] = TokenRun(first_block, found_by.landmarks)
+        if found_by.words is not None:
+            new["words"] = WordRun(first_block, found_by.words)
+        for kind, run in new.items():
+            first = run_of(kind, committed)
+            # A new list: the committing thread may be reading the old one.
+            kept = [piece for piece in self._pieces[kind] if piece[1] > first]
+            self._pieces[kind] = [*kept, (first_block, end_block, run)]
+
+    def to_write(self, first_block: int, end_block: int) -> Iterator[Run]:
+        """What a commit of these blocks writes."""
+        for kind, pieces in self._pieces.items():
+            for first in range(run_of(kind, first_block), end_block, RUN_BLOCKS[kind]):
+                end = min(first + RUN_BLOCKS[kind], end_block)
+                parts = [
+                    self._cut(run, max(0, first - at), min(end, stop) - at)
+                    for at, stop, run in pieces
+                    if at < end and stop > first
+                ]
+                yield _join(first, parts)
+
+    def _cut(self, run: Run, first: int, end: int) -> Run:
+        if isinstance(run, WordRun):
+            return WordRun(run.first_block, run.words.cut(first, min(end, len(run.words.sizes))))
+        return TokenRun(run.first_block, run.landmarks[first * self._size : end * self._size])
+
+    def _blocks(self, run: Run) -> int:
+        if isinstance(run, WordRun):
+            return len(run.words.sizes)
+        return -(-len(run.landmarks) // self._size)
+
+
+def runs_of(found_by: FoundBy, first_block: int, block_size: int) -> Iterator[Run]:
+    """What is kept of blocks from a run's first on, in runs."""
+    landmarks, words = found_by
+    if landmarks is not None:
+        step = RUN_BLOCKS["token"]
+        for at in range(0, len(landmarks), step * block_size):
+            piece = landmarks[at : at + step * block_size]
+            yield TokenRun(first_block + at // block_size, piece)
+    if words is not None:
+        step = RUN_BLOCKS["words"]
+        for at in range(0, len(words.sizes), step):
+            end = min(at + step, len(words.sizes))
+            yield WordRun(first_block + at, words.cut(at, end))
+
+
+def run_of(kind: Kind, block: int) -> int:
+    """First block of the run that a block is of."""
+    return block // RUN_BLOCKS[kind] * RUN_BLOCKS[kind]
+
+
+def _join(first_block: int, parts: Sequence[Run]) -> Run:
+    words = [part.words for part in parts if isinstance(part, WordRun)]
+    if words:
+        return WordRun(first_block, BlockWords.joined(words))
+    landmarks = [part.landmarks for part in parts if isinstance(part, TokenRun)]
+    return TokenRun(first_block, np.concatenate(landmarks))

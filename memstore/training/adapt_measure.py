@@ -1,0 +1,122 @@
+"""How well a selector finds: the rank of the block that answers, among all blocks of windows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memstore.disk.block_words import BlockWords
+from memstore.disk.selector_form import SelectorForm
+from memstore.index.base import Scope
+from memstore.index.late import LANDMARK_DTYPES, TokenIndex
+from memstore.index.words import WordIndex
+from memstore.model.selectors import Selector, Tapped, confidence
+
+KS = (1, 4, 8, 16)
+
+
+class Haystack:
+    """Blocks of many windows, as a memory would hold them for a selector, but in memory alone."""
+
+    def __init__(self, form: SelectorForm, block_size: int) -> None:
+        self._tokens = (
+            TokenIndex(form.heads, form.width, block_size, LANDMARK_DTYPES[form.dtype])
+            if form.heads
+            else None
+        )
+        self._words = WordIndex() if form.words else None
+        self.scope: list[tuple[int, int, int]] = []
+
+    def add(
+        self,
+        blocks: int,
+        landmarks: Tensor | None,
+        words: Sequence[Sequence[tuple[int, int]]] | None,
+    ) -> None:
+        """One more document of so many whole blocks."""
+        number = len(self.scope)
+        if self._tokens is not None and landmarks is not None:
+            self._tokens.add(number, 0, landmarks)
+        if self._words is not None and words is not None:
+            self._words.add(number, 0, BlockWords.of(words))
+        self.scope.append((number, 0, blocks))
+
+    def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+        assert self._tokens is not None
+        return self._tokens.maxima(q, head, scope)
+
+    def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
+        assert self._words is not None
+        return self._words.scores(words, scope)
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A question to measure with.
+
+    tapped: of the user's words. right: blocks, numbered over the whole haystack, that answer;
+    others: blocks that answer it as well and count neither way.
+    """
+
+    kind: str
+    text: str
+    tapped: Tapped
+    right: tuple[int, ...]
+    others: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one question: how many blocks scored higher than the right one, and how far the best of
+    all stood out, with the right block there and (`without`) had it not been there.
+    """
+
+    kind: str
+    rank: int
+    confidence: float
+    without: float
+
+
+def measure(
+    selector: Selector,
+    haystack: Haystack,
+    questions: Sequence[Sought],
+    score: Callable[[Selector, Sought], Tensor] | None = None,
+) -> list[Outcome]:
+    """Ask every question of the whole haystack."""
+    found = []
+    for question in questions:
+        scores = selector.scores(question.tapped, question.text, haystack, haystack.scope)
+        right = list(question.right)
+        skipped = torch.zeros(len(scores), dtype=torch.bool)
+        skipped[list(question.others)] = True
+        skipped[right] = True
+        rest = scores[~skipped]
+        rank = int((rest > scores[right].max()).sum()) if right else -1
+        whole = torch.cat([scores[right], rest])
+        found.append(Outcome(question.kind, rank, confidence(whole), confidence(rest)))
+    return found
+
+
+def recalls(outcomes: Sequence[Outcome], ks: Sequence[int] = KS) -> dict[str, list[float]]:
+    """By kind, the share of questions whose right block was among the best k."""
+    ranks = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.rank >= 0:
+            ranks[outcome.kind].append(outcome.rank)
+    return {
+        kind: [sum(rank < k for rank in found) / len(found) for k in ks]
+        for kind, found in ranks.items()
+    }
+
+
+def gate_threshold(outcomes: Sequence[Outcome], lost: float = 0.05) -> float:
+    """The confidence below which nothing is looked up, so that at most a share `lost` of these
+    questions, all of which have an answer, is lost.
+    """
+    best = sorted(outcome.confidence for outcome in outcomes)
+    return best[int(lost * len(best))] if best else float("-inf")

@@ -1,0 +1,210 @@
+"""Training of the learned selector: a projection beside a frozen model, from states that were
+computed once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memstore.errors import InvalidInput
+from memstore.model.selector_learned import Learned, Projection
+from memstore.training.adapt_states import Asked, States
+
+
+@dataclass(frozen=True)
+class LearnConfig:
+    """How the projection is trained. shares: of a batch, by kind of question."""
+
+    width: int = 64
+    steps: int = 400
+    batch: int = 40
+    unanswered: int = 8  # plain text and absent questions of a batch, whose target is no block
+    others: int = 96  # blocks of a batch beside those that answer
+    rate: float = 2e-3
+    decay: float = 1e-3
+    dropped: float = 0.1  # of a question's tokens
+    seed: int = 0
+    shares: tuple[tuple[str, float], ...] = (
+        ("literal", 0.2),
+        ("key", 0.06),
+        ("passage", 0.18),
+        ("reworded", 0.24),
+        ("synonyms", 0.32),
+    )
+
+
+class Trained(nn.Module):
+    """What is learned, and the fixed statistics beside it. All states are float32."""
+
+    document_mean: Tensor
+    document_deviation: Tensor
+    question_mean: Tensor
+    question_deviation: Tensor
+    idf: Tensor
+
+    def __init__(self, states: States, layer: int, idf: Tensor, width: int) -> None:
+        super().__init__()
+        documents = states.windows[layer].flatten(0, 1)[::7].float()
+        rows = states.rows[layer].float()
+        hidden = documents.shape[1]
+        for name, values in (("document", documents), ("question", rows)):
+            self.register_buffer(f"{name}_mean", values.mean(0))
+            self.register_buffer(f"{name}_deviation", values.std(0) + 1e-3)
+        self.register_buffer("idf", idf.half())
+        start = torch.linalg.qr(torch.randn(hidden, hidden))[0][:, :width]
+        self.projection = nn.Parameter(start.contiguous())
+        self.attend = nn.Parameter(torch.zeros(hidden))
+        self.scale = nn.Parameter(torch.tensor(3.0))  # ln of what scores are multiplied with
+        self.null = nn.Parameter(torch.tensor(0.3))  # the score of "no block"
+
+    def landmarks(self, states: Tensor) -> Tensor:
+        """[..., hidden] of documents -> unit vectors [..., width]."""
+        x = (states - self.document_mean) / self.document_deviation
+        return F.normalize(x @ self.projection, dim=-1)
+
+    def scores(self, rows: Tensor, ids: Tensor, lengths: Sequence[int], keys: Tensor) -> Tensor:
+        """Rows [R, hidden] of questions of these lengths, keys [blocks, tokens, width] ->
+        [questions, blocks].
+        """
+        x = (rows - self.question_mean) / self.question_deviation
+        logits = x @ self.attend + self.idf[ids].float().clamp_min(0.05).log()
+        weights = torch.cat([part.softmax(0) for part in logits.split(list(lengths))])
+        q = F.normalize(x @ self.projection, dim=-1)
+        best = (q @ keys.flatten(0, 1).T).view(len(q), *keys.shape[:2]).max(-1).values
+        owner = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        return best.new_zeros(len(lengths), len(keys)).index_add(0, owner, best * weights[:, None])
+
+    def selector(self, layer: int) -> Learned:
+        """What has been learned so far, as it is used."""
+        names = Projection.__dataclass_fields__
+        tensors = {name: getattr(self, name).detach().clone() for name in names}
+        return Learned(layer, Projection(**tensors))
+
+
+def rarity(ids: Tensor, vocabulary: int, block_size: int) -> Tensor:
+    """idf of every token id, ln((blocks + 1) / (blocks that hold it + 1/2)), of ids [n] cut into
+    blocks.
+    """
+    blocks = ids[: len(ids) // block_size * block_size].view(-1, block_size).sort(1).values
+    first = torch.ones_like(blocks, dtype=torch.bool)
+    first[:, 1:] = blocks[:, 1:] != blocks[:, :-1]
+    held = torch.bincount(blocks[first], minlength=vocabulary)
+    return ((len(blocks) + 1) / (held + 0.5)).log()
+
+
+def learn(
+    states: States,
+    layer: int,
+    idf: Tensor,
+    config: LearnConfig,
+    block_size: int = 64,
+    report: Callable[[int, float, float], None] | None = None,
+) -> Learned:
+    """Train a selector on states; the same one for the same seed. idf: as `rarity` tells.
+
+    report: told (step, mean loss, share of questions whose block came first) every 50 steps. Raises
+    InvalidInput where a kind of question is missing.
+    """
+    with torch.enable_grad():
+        return _Run(states, layer, idf, config, block_size).go(report)
+
+
+class _Run:
+    def __init__(
+        self, states: States, layer: int, idf: Tensor, config: LearnConfig, block_size: int
+    ) -> None:
+        self.states, self.layer, self.config = states, layer, config
+        self.rng = Random(config.seed)
+        torch.manual_seed(config.seed)
+        self.blocks = states.windows[layer].flatten(0, 1).unflatten(0, (-1, block_size))
+        self.per_window = states.windows[layer].shape[1] // block_size
+        self.model = Trained(states, layer, idf, config.width)
+        self.kinds: dict[str, list[Asked]] = defaultdict(list)
+        self.same: dict[str, set[int]] = defaultdict(set)  # blocks that answer the same
+        self.like: dict[str, list[Asked]] = defaultdict(list)  # of a subject, of a relation
+        for asked in states.asked:
+            self.kinds[asked.question.kind].append(asked)
+            if asked.question.key:
+                self.same[asked.question.key] |= self._touched(asked)
+                for part in asked.question.key.split("|"):
+                    self.like[part].append(asked)
+        missing = [kind for kind, _ in config.shares if not self.kinds[kind]]
+        if missing:
+            raise InvalidInput(f"no {missing[0]} question among the windows; give more of them")
+
+    def _block(self, asked: Asked) -> int:
+        return asked.window * self.per_window + asked.question.block
+
+    def _touched(self, asked: Asked) -> set[int]:
+        return {asked.window * self.per_window + block for block in asked.question.touched}
+
+    def go(self, report: Callable[[int, float, float], None] | None) -> Learned:
+        config = self.config
+        optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=config.rate, weight_decay=config.decay
+        )
+        lost = first = 0.0
+        for step in range(config.steps):
+            for group in optimiser.param_groups:
+                cosine = 0.5 + 0.5 * math.cos(math.pi * step / config.steps)
+                group["lr"] = config.rate * min(1.0, (step + 1) / 20) * cosine + 1e-5
+            loss, right = self._step()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            lost, first = lost + float(loss.detach()), first + right
+            if report and (step + 1) % 50 == 0:
+                report(step + 1, lost / 50, first / 50)
+                lost = first = 0.0
+        return self.model.selector(self.layer)
+
+    def _step(self) -> tuple[Tensor, float]:
+        config, rng = self.config, self.rng
+        kinds, shares = zip(*config.shares, strict=True)
+        asked = [
+            rng.choice(self.kinds[kind]) for kind in rng.choices(kinds, shares, k=config.batch)
+        ]
+        nothing = [*self.kinds["plain"], *self.kinds["absent"]]
+        unanswered = rng.sample(nothing, min(config.unanswered, len(nothing)))
+        wanted = {self._block(one) for one in asked}
+        for one in asked:  # blocks that are easily taken for the right one
+            wanted.add(one.window * self.per_window + rng.randrange(self.per_window))
+            if one.question.key:
+                part = rng.choice(one.question.key.split("|"))
+                wanted.add(self._block(rng.choice(self.like[part])))
+        wanted |= set(rng.sample(range(len(self.blocks)), min(config.others, len(self.blocks))))
+        blocks = sorted(wanted)
+        place = {block: i for i, block in enumerate(blocks)}
+        keys = self.model.landmarks(self.blocks[blocks].float())
+        scores = self.model.scores(*self._rows([*asked, *unanswered]), keys)
+        hidden = torch.zeros_like(scores, dtype=torch.bool)
+        for row, one in enumerate(asked):
+            same = self._touched(one) | self.same.get(one.question.key, set())
+            hidden[row, [place[b] for b in same - {self._block(one)} if b in place]] = True
+        null = self.model.null.expand(len(scores), 1)
+        logits = torch.cat([scores.masked_fill(hidden, -1.0), null], 1) * self.model.scale.exp()
+        logits = logits.masked_fill(F.pad(hidden, (0, 1)), -1e4)
+        target = [place[self._block(one)] for one in asked] + [len(blocks)] * len(unanswered)
+        targets = torch.tensor(target)
+        right = (logits[: len(asked)].argmax(1) == targets[: len(asked)]).float().mean()
+        return F.cross_entropy(logits, targets), float(right)
+
+    def _rows(self, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, list[int]]:
+        """States, ids and lengths of questions, some of their tokens dropped."""
+        chosen, lengths = [], []
+        for one in asked:
+            kept = [
+                row for row in range(one.first, one.end) if self.rng.random() >= self.config.dropped
+            ]
+            chosen += kept or [one.first]
+            lengths.append(len(kept) or 1)
+        index = torch.tensor(chosen)
+        return self.states.rows[self.layer][index].float(), self.states.row_ids[index], lengths

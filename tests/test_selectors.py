@@ -1,0 +1,273 @@
+"""Selectors: what they keep of tokens, what their scores are, how many blocks are read."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from memstore.errors import InvalidConfig, InvalidWeights
+from memstore.model.selector_file import Adapted, MadeFor, load_selector, save_selector
+from memstore.model.selector_heads import DISTANCE, PointerHeads
+from memstore.model.selector_learned import Learned, Projection, rooted
+from memstore.model.selector_sum import Sum, Words
+from memstore.model.selectors import Tapped, Taps, choose, confidence, standardise
+from memstore.training.adapt_measure import Haystack
+
+HIDDEN, WIDTH, VOCABULARY, BLOCK = 24, 8, 50, 4
+MADE_FOR = MadeFor(HIDDEN, 3, 4, 2, 6, VOCABULARY, BLOCK)
+
+
+def projection(seed: int = 0) -> Projection:
+    draw = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    return Projection(
+        random(HIDDEN, WIDTH),
+        random(HIDDEN) / 10,
+        random(HIDDEN).abs() + 0.5,
+        random(HIDDEN) / 10,
+        random(HIDDEN).abs() + 0.5,
+        random(HIDDEN) / 10,
+        random(VOCABULARY).abs().half(),
+    )
+
+
+def rotate(layer: int, x: Tensor, positions: Tensor) -> Tensor:
+    angle = positions[:, None].float() * torch.tensor([1.0, 0.3, 0.05]) * (layer + 1)
+    cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def pointers() -> PointerHeads:
+    return PointerHeads([(1, 3), (1, 2), (2, 0)], (4, 2, 6), BLOCK, rotate)
+
+
+def tapped(tokens: int, seed: int = 1) -> Tapped:
+    draw = torch.Generator().manual_seed(seed)
+    return Tapped(
+        torch.randint(0, VOCABULARY, (tokens,), generator=draw).tolist(),
+        {2: 3 * torch.randn(tokens, HIDDEN, generator=draw)},
+        {layer: torch.randn(4, tokens, 6, generator=draw) for layer in (1, 2)},
+        {layer: torch.randn(2, tokens, 6, generator=draw) for layer in (1, 2)},
+    )
+
+
+def haystack(selector, documents: int = 3, blocks: int = 5) -> tuple[Haystack, list[Tapped]]:
+    held, shown = Haystack(selector.form, BLOCK), []
+    for number in range(documents):
+        shown.append(tapped(blocks * BLOCK, seed=10 + number))
+        texts = [f"block {number} {i} apple{number}{i}" for i in range(blocks)]
+        held.add(blocks, selector.landmarks(shown[-1], 0), selector.words(texts))
+    return held, shown
+
+
+def test_learned_scores_are_late_interaction_of_projected_states() -> None:
+    weights = projection()
+    selector = Learned(2, weights)
+    held, documents = haystack(selector)
+    question = tapped(5, seed=99)
+
+    def units(states: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+        z = ((rooted(states) - mean) / deviation) @ weights.projection
+        return z / z.norm(dim=-1, keepdim=True)
+
+    q = units(question.states[2], weights.question_mean, weights.question_deviation)
+    x = (rooted(question.states[2]) - weights.question_mean) / weights.question_deviation
+    share = (x @ weights.attend).exp() * weights.idf[question.ids].float().clamp_min(0.05)
+    expected = []
+    for document in documents:
+        d = units(document.states[2], weights.document_mean, weights.document_deviation)
+        best = (q @ d.T).view(len(q), -1, BLOCK).amax(-1)
+        expected.append((share / share.sum()) @ best)
+    scores = selector.scores(question, "", held, held.scope)
+    assert scores.shape == (15,)
+    torch.testing.assert_close(scores, torch.cat(expected), atol=0.02, rtol=0)  # int8
+
+
+def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_stand() -> None:
+    selector, shown = Learned(2, projection()), tapped(9)
+    whole = selector.landmarks(shown, 0)
+    assert whole.dtype == torch.int8 and whole.shape == (9, 1, WIDTH)
+    scaled = replace(shown, states={2: shown.states[2] * 7})
+    assert (selector.landmarks(scaled, 3) - whole).abs().max() <= 1
+    part = Tapped(shown.ids[4:], {2: shown.states[2][4:]})
+    assert torch.equal(selector.landmarks(part, 4), whole[4:])
+
+
+def test_a_selector_has_another_digest_once_its_landmarks_are_others_and_only_then() -> None:
+    weights = projection()
+    same = replace(weights, attend=weights.attend + 1)
+    other = replace(weights, document_mean=weights.document_mean + 1)
+    assert Learned(2, weights).form == Learned(2, same).form
+    assert Learned(2, weights).form != Learned(2, other).form
+    assert Learned(2, weights).form != Learned(1, weights).form
+
+
+def test_pointer_heads_sum_softmaxes_over_blocks_of_the_best_key_at_a_fixed_distance() -> None:
+    selector = pointers()
+    held, documents = haystack(selector)
+    question = tapped(5, seed=99)
+    expected = torch.zeros(15)
+    for layer, head, kv in ((1, 3, 1), (1, 2, 1), (2, 0, 0)):
+        q = rotate(layer, question.q[layer][head], torch.full((5,), DISTANCE))
+        best = []
+        for document in documents:
+            k = rotate(layer, document.k[layer][kv], torch.arange(5 * BLOCK) % BLOCK)
+            best.append((q @ k.T / 6**0.5).view(5, -1, BLOCK).amax(-1))
+        expected += torch.cat(best, 1).softmax(-1).sum(0)
+    scores = selector.scores(question, "", held, held.scope)
+    torch.testing.assert_close(scores, expected, atol=5e-3, rtol=5e-3)  # float16 landmarks
+    assert float(scores.sum()) == pytest.approx(15, rel=1e-4)
+
+
+def test_pointer_landmarks_of_a_part_of_a_document_are_those_of_the_whole() -> None:
+    selector, shown = pointers(), tapped(11)
+    assert selector.form.heads == 2 and selector.taps == Taps(heads=(1, 2))
+    whole = selector.landmarks(shown, 0)
+    part = Tapped(shown.ids[6:], {}, {}, {layer: k[:, 6:] for layer, k in shown.k.items()})
+    assert torch.equal(selector.landmarks(part, 6), whole[6:])
+
+
+def test_words_find_the_block_that_shares_a_rare_word() -> None:
+    held, _ = haystack(Words())
+    scores = Words().scores(tapped(2), "Where is APPLE13?", held, held.scope)
+    assert int(scores.argmax()) == 8
+    assert float(scores.sum()) == pytest.approx(float(scores.max()))
+
+
+def test_a_sum_adds_standardised_scores_and_keeps_what_its_parts_keep() -> None:
+    learned = Learned(2, projection())
+    both = Sum([(learned, 1.0), (Words(), 0.3)])
+    assert both.form.words and both.form.heads == 1 and both.taps == learned.taps
+    held, _ = haystack(both)
+    question = tapped(5, seed=99)
+    parts = [
+        selector.scores(question, "apple21", held, held.scope) for selector in (learned, Words())
+    ]
+    found = both.scores(question, "apple21", held, held.scope)
+    torch.testing.assert_close(found, standardise(parts[0]) + 0.3 * standardise(parts[1]))
+
+
+def test_a_sum_where_no_word_is_shared_is_its_other_part() -> None:
+    learned = Learned(2, projection())
+    both = Sum([(learned, 1.0), (Words(), 0.3)])
+    held, _ = haystack(both)
+    question = tapped(5, seed=99)
+    found = both.scores(question, "nothing like it", held, held.scope)
+    alone = standardise(learned.scores(question, "", held, held.scope))
+    torch.testing.assert_close(found, alone)
+
+
+def test_a_sum_of_two_kinds_of_token_landmarks_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="one selector of a sum"):
+        Sum([(Learned(2, projection()), 1.0), (pointers(), 1.0)])
+
+
+@given(
+    st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=40),
+    st.integers(1, 9),
+    st.floats(0, 4),
+)
+def test_chosen_blocks_are_the_best_in_the_order_of_the_text(
+    values: list[float], k: int, score_range: float
+) -> None:
+    scores = torch.tensor(values)
+    chosen = choose(scores, k, score_range)
+    assert 1 <= len(chosen) <= k
+    assert chosen.tolist() == sorted(set(chosen.tolist()))
+    assert scores[chosen].max() == scores.max()
+    left = [i for i in range(len(values)) if i not in chosen.tolist()]
+    if left:
+        assert scores[left].max() <= scores[chosen].min()
+    low = scores.max() - score_range * scores.std(correction=0)
+    assert (scores[chosen] >= low - 1e-4).all()
+
+
+def test_a_range_leaves_out_blocks_far_below_the_best() -> None:
+    scores = torch.zeros(100)
+    scores[[7, 3, 50]] = torch.tensor([9.0, 8.5, 4.0])
+    deviation = float(scores.std(correction=0))
+    assert choose(scores, 8, 0.6 / deviation).tolist() == [3, 7]
+    assert choose(scores, 2, 1e9).tolist() == [3, 7]
+    assert choose(torch.zeros(0), 4, 1.0).tolist() == []
+
+
+def test_confidence_of_chance_does_not_grow_with_the_memory() -> None:
+    draw = torch.Generator().manual_seed(0)
+    means = [
+        sum(confidence(torch.randn(n, generator=draw)) for _ in range(60)) / 60
+        for n in (64, 512, 8192)
+    ]
+    assert max(means) - min(means) < 0.4
+    stands_out = torch.randn(512, generator=draw)
+    stands_out[9] = 12.0
+    assert confidence(stands_out) > max(means) + 3
+
+
+def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
+    made = Adapted(
+        Sum([(Learned(2, projection()), 1.0), (Words(), 0.1)]),
+        MADE_FOR,
+        k=6,
+        score_range=0.7,
+        gate=1.5,
+        held_out={"literal": [1.0, 1.0, 1.0, 1.0]},
+        blocks=512,
+    )
+    path = tmp_path / "selector.safetensors"
+    save_selector(made, path)
+    loaded = load_selector(path, MADE_FOR, rotate)
+    assert replace(loaded, selector=made.selector) == made
+    assert loaded.selector.form == made.selector.form
+    held, _ = haystack(loaded.selector)
+    question = tapped(4, seed=5)
+    assert torch.equal(
+        loaded.selector.scores(question, "apple10", held, held.scope),
+        made.selector.scores(question, "apple10", held, held.scope),
+    )
+
+
+def test_pointer_heads_are_kept_in_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "selector.safetensors"
+    save_selector(Adapted(Sum([(pointers(), 1.0), (Words(), 0.5)]), MADE_FOR), path)
+    loaded = load_selector(path, MADE_FOR, rotate).selector
+    assert loaded.form == Sum([(pointers(), 1.0), (Words(), 0.5)]).form
+
+
+def test_a_selector_of_another_model_or_a_damaged_one_is_refused_in_one_line(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "selector.safetensors"
+    save_selector(Adapted(Learned(2, projection()), MADE_FOR), path)
+    with pytest.raises(InvalidWeights, match="made for another model \\(hidden_size 24, here 32"):
+        load_selector(path, replace(MADE_FOR, hidden_size=32), rotate)
+    with pytest.raises(InvalidWeights, match="memstore adapt"):
+        load_selector(path, replace(MADE_FOR, num_layers=9), rotate)
+    save_selector(Adapted(Learned(2, projection()), replace(MADE_FOR, weights="a")), path)
+    load_selector(path, MADE_FOR, rotate)
+    with pytest.raises(InvalidWeights, match="another model"):
+        load_selector(path, replace(MADE_FOR, weights="b"), rotate)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    broken = dict(tensors, projection=tensors["projection"] * float("nan"))
+    save_file(broken, path, metadata)
+    with pytest.raises(InvalidWeights, match="damaged"):
+        load_selector(path, MADE_FOR, rotate)
+    save_file(tensors, path, {"memstore.selector": "{}"})
+    with pytest.raises(InvalidWeights, match="no selector of this version"):
+        load_selector(path, MADE_FOR, rotate)
+    path.write_bytes(b"nothing")
+    with pytest.raises(InvalidWeights):
+        load_selector(path, MADE_FOR, rotate)
+    with pytest.raises(InvalidWeights):
+        load_selector(tmp_path / "absent", MADE_FOR, rotate)
