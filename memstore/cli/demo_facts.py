@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from memstore.child import python_command
 from memstore.cli import console
+from memstore.cli.readers import reader_for_command
 from memstore.errors import InvalidInput, MemstoreError
 from memstore.model.facts import (
     Fact,
@@ -26,8 +27,9 @@ from memstore.model.facts import (
     question,
     statement,
 )
-from memstore.model.landmark_model import LandmarkModel, load_model_for_command
 from memstore.model.text import Text
+from memstore.model.tokenizer import Tokenizer
+from memstore.model.verbs import Verbs
 from memstore.store.memory_store import MemoryStore
 
 TOKENS = 1 << 17  # read by default
@@ -98,7 +100,7 @@ def run_demo(
     whole of a file. Raises what ingesting and asking raise.
     """
     seed = SystemRandom().randrange(10**6) if seed is None else seed
-    reader = load_model_for_command(model)
+    reader = reader_for_command(model)
     plain = cut(reader, _read(text), tokens or (TOKENS if text is None else None))
     facts = draw_facts(Random(seed), questions)
     written, hidden = hide(Random(seed + 1), plain, facts)
@@ -211,11 +213,11 @@ def _read(path: Path | None) -> Iterator[str]:
     return python_text() if path is None else Text(path).pieces()
 
 
-def cut(reader: LandmarkModel, pieces: Iterator[str], tokens: int | None) -> str:
+def cut(reader: Verbs, pieces: Iterator[str], tokens: int | None) -> str:
     """The beginning of a text, about `tokens` long, to the end of a line."""
     taken: list[str] = []
     left = tokens
-    for segment in reader.tokenizer.segments(pieces):
+    for segment in Tokenizer.segments(pieces):
         if left is not None:
             ids = reader.tokenizer.encode(segment)
             if len(ids) >= left:
@@ -274,10 +276,10 @@ def hide(rng: Random, text: str, facts: Sequence[Fact]) -> tuple[str, list[Hidde
 # The memory and the new process
 
 
-def _memory(path: Path, reader: LandmarkModel) -> MemoryStore:
+def _memory(path: Path, reader: Verbs) -> MemoryStore:
     if (path / "data.mdb").exists():
         return MemoryStore.open(path, reader.signature)
-    return MemoryStore.create(path, reader.signature)
+    return MemoryStore.create(path, reader.signature, selector=reader.keeps)
 
 
 def _has_demo(memory: MemoryStore) -> bool:
