@@ -3,7 +3,7 @@ so that a run that was killed goes on.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -17,7 +17,9 @@ from benchmarks.real.results import Results, Row
 from benchmarks.real.rivals import Chooser, Right, Sentences, Words, minilm
 
 METHODS = {
-    "memory": "the memory",
+    "memory": "the memory as its reader asks it",
+    "memory@K": "the same with its best K blocks",
+    "memory-right": "the same with the right blocks (ceiling)",
     "right": "the right blocks as text in the prompt (ceiling)",
     "full": "the documents whole in the prompt",
     "bm25@K": "the best K blocks by BM25, in the prompt",
@@ -25,32 +27,38 @@ METHODS = {
     "none": "the question alone",
 }
 
+TOGETHER = 48  # questions that are asked by one method after the other
+
 
 class Method(Protocol):
     """Answers questions."""
 
-    def ask(self, question: Question) -> Row:
-        """What came of it: "right" (0..1) and "said", and of a method that chooses blocks
+    def ask(self, questions: Sequence[Question]) -> list[Row]:
+        """What came of each: "right" (0..1) and "said", and of a method that chooses blocks
         "rank", how many are preferred to the last one needed (None where nothing answers), "best",
         the best score, and "read", the blocks.
         """
 
 
 class Retrieval:
-    """Reads the best `k` blocks by a chooser as text in the prompt."""
+    """Reads the best `k` blocks by a chooser as text in the prompt; None: all with a score above
+    zero.
+    """
 
     def __init__(self, prompted: Prompted, blocks: Blocks, chooser: Chooser, k: int | None) -> None:
         self.prompted, self.blocks, self.chooser, self.k = prompted, blocks, chooser, k
 
-    def ask(self, question: Question) -> Row:
-        scores = self.chooser.scores(question)
-        scope = self.blocks.scope(question.documents)
-        k = int((scores > 0).sum()) if self.k is None else min(self.k, len(scope))
-        chosen = [scope[at] for at in sorted(best_first(scores)[:k].tolist())]
-        right, said = self.prompted.answer(question, self.blocks.texts(chosen))
-        return {"right": right, "said": said, "read": chosen} | standing(
-            scores, scope, self.blocks, question
-        )
+    def ask(self, questions: Sequence[Question]) -> list[Row]:
+        rows: list[Row] = []
+        asked: list[tuple[Question, list[str]]] = []
+        for question in questions:
+            scores = self.chooser.scores(question)
+            scope = self.blocks.scope(question.documents)
+            k = int((scores > 0).sum()) if self.k is None else min(self.k, len(scope))
+            chosen = [scope[at] for at in sorted(best_first(scores)[:k].tolist())]
+            asked.append((question, self.blocks.texts(chosen)))
+            rows.append({"read": chosen} | standing(scores, scope, self.blocks, question))
+        return [a._asdict() | row for a, row in zip(self.prompted.answers(asked), rows)]
 
 
 class Whole:
@@ -59,10 +67,9 @@ class Whole:
     def __init__(self, prompted: Prompted, documents: Mapping[str, str]) -> None:
         self.prompted, self.documents = prompted, documents
 
-    def ask(self, question: Question) -> Row:
-        texts = [self.documents[name] for name in question.documents]
-        right, said = self.prompted.answer(question, texts)
-        return {"right": right, "said": said}
+    def ask(self, questions: Sequence[Question]) -> list[Row]:
+        asked = [(q, [self.documents[name] for name in q.documents]) for q in questions]
+        return [answered._asdict() for answered in self.prompted.answers(asked)]
 
 
 class Nothing:
@@ -71,9 +78,9 @@ class Nothing:
     def __init__(self, prompted: Prompted) -> None:
         self.prompted = prompted
 
-    def ask(self, question: Question) -> Row:
-        right, said = self.prompted.answer(question, [])
-        return {"right": right, "said": said}
+    def ask(self, questions: Sequence[Question]) -> list[Row]:
+        answered = self.prompted.answers([(question, []) for question in questions])
+        return [one._asdict() for one in answered]
 
 
 def best_first(scores: np.ndarray) -> np.ndarray:
@@ -132,24 +139,30 @@ def ask_all(
     """
     order = list(questions)
     Random(seed).shuffle(order)
-    todo = [
-        (question, name)
-        for question in order
+    todo = {
+        (at, name): [
+            question
+            for question in order[at : at + TOGETHER]
+            if applies(question, name) and (question.name, name) not in results
+        ]
+        for at in range(0, len(order), TOGETHER)
         for name in methods
-        if applies(question, name) and (question.name, name) not in results
-    ]
+    }
     made: dict[str, Method] = {}
-    began = time.perf_counter()
-    for number, (question, name) in enumerate(todo, 1):
+    began, done, total = time.perf_counter(), 0, sum(map(len, todo.values()))
+    for (_, name), some in todo.items():
+        if not some:
+            continue
         if name not in made:
             made[name] = methods[name]()
         at = time.perf_counter()
-        row = made[name].ask(question)
-        about = {"question": question.name, "task": question.task, "length": question.length}
-        seconds = round(time.perf_counter() - at, 3)
-        results.add(about | {"method": name, "seconds": seconds} | row)
-        if number % 100 == 0 or number == len(todo):
-            print(f"  {number}/{len(todo)} in {time.perf_counter() - began:.0f} s", flush=True)
+        rows = made[name].ask(some)
+        seconds = round((time.perf_counter() - at) / len(some), 3)
+        for question, row in zip(some, rows, strict=True):
+            about = {"question": question.name, "task": question.task, "length": question.length}
+            results.add(about | {"method": name, "seconds": seconds} | row)
+        done += len(some)
+        print(f"  {done}/{total} in {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def _once(make: Callable[[], Prompted]) -> Callable[[], Prompted]:
