@@ -46,8 +46,12 @@ class Blocks:
 
     def right(self, question: Question) -> list[Block]:
         """The blocks on which the sentences that are needed stand, in the order of the text."""
-        found = set(chain.from_iterable(map(self._on, question.stated)))
+        found = set(chain.from_iterable(self.needed(question)))
         return sorted(found, key=lambda block: (question.documents.index(block[0]), block[1]))
+
+    def needed(self, question: Question) -> list[list[Block]]:
+        """Of each sentence that is needed, the blocks on which it stands."""
+        return [self._on(stated) for stated in question.stated]
 
     def values(self, question: Question) -> list[Block]:
         """The block in which each value that is asked for begins."""

@@ -155,14 +155,21 @@ def main() -> None:
         choosers["bm25"] = Words(blocks)
     if "minilm" in options.rivals:
         choosers["minilm"] = Sentences(blocks, minilm(work))
-    results = Results(work / f"choice-{options.seed}-{options.documents}-{options.dtype}.jsonl")
+    rows: list[Row] = []
+    named = f"choice-{options.seed}-{options.documents}-{options.questions}"
     for name, chooser in choosers.items():
+        by = name
+        if name == "memory":
+            form = reader.selector.form
+            by = f"{options.dtype}-{form.name}-{form.digest[:8]}"
+        results = Results(work / f"{named}-{by}.jsonl")
         for question in plan.questions:
             if (question.name, name) not in results:
                 length = options.documents * DOCUMENT
                 results.add(ask(question, name, chooser, blocks) | {"length": length})
-    rows = list(results)
-    print("\n" + finds(rows))
+        rows += results
+    for by in ("near", "rank"):
+        print("\n" + finds(rows, by))
     print("\n" + refusals(rows))
     print("\n" + speeds(rows, chosen.walks))
     write(options, {"rows": rows})

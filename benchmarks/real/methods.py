@@ -34,9 +34,8 @@ class Method(Protocol):
     """Answers questions."""
 
     def ask(self, questions: Sequence[Question]) -> list[Row]:
-        """What came of each: "right" (0..1) and "said", and of a method that chooses blocks
-        "rank", how many are preferred to the last one needed (None where nothing answers), "best",
-        the best score, and "read", the blocks.
+        """What came of each: "right" (0..1) and "said", and of a method that chooses blocks what
+        `standing` tells, and "read", the blocks.
         """
 
 
@@ -89,10 +88,18 @@ def best_first(scores: np.ndarray) -> np.ndarray:
 
 
 def standing(scores: np.ndarray, scope: list[Any], blocks: Blocks, question: Question) -> Row:
-    """Where the blocks stand that a question needs: its `rank`, and the `best` score of all."""
+    """Where the blocks stand that a question needs: "rank", how many are preferred to the last
+    value's block, "near", how many to the last sentence's first block to be found (None where
+    nothing answers); and "best", the best score of all.
+    """
     place = {scope[at]: rank for rank, at in enumerate(best_first(scores).tolist())}
-    needed = [place[block] for block in blocks.values(question)]
-    return {"rank": max(needed, default=None), "best": float(scores.max(initial=-np.inf))}
+    values = [place[block] for block in blocks.values(question)]
+    touched = [min(place[block] for block in some) for some in blocks.needed(question)]
+    return {
+        "rank": max(values, default=None),
+        "near": max(touched, default=None),
+        "best": float(scores.max(initial=-np.inf)),
+    }
 
 
 class Rivals:

@@ -42,7 +42,8 @@ def main() -> None:
     rows = run("recall", options, planned, plans=sorted(trials.items()))
     for length in options.lengths:
         print("\n" + answers(rows, length, options.methods))
-    print("\n" + finds(rows))
+    for by in ("near", "rank"):
+        print("\n" + finds(rows, by))
     print("\n" + refusals(rows))
     write(options, {"rows": rows})
 

@@ -24,17 +24,19 @@ def answers(rows: Sequence[Row], length: int, methods: Sequence[str]) -> str:
     return table([f"{tokens_text(length)} tokens", "questions", *methods], lines)
 
 
-def finds(rows: Sequence[Row], best: Sequence[int] = (1, 4, 8, 16)) -> str:
-    """How often the block of the answer is among the best, %: tasks and lengths by choosers."""
-    ranked = [row for row in rows if row.get("rank") is not None]
-    choosers = [name for name in _choosers(ranked) if name != "right"]
+def finds(rows: Sequence[Row], by: str = "near", best: Sequence[int] = (1, 4, 8, 16)) -> str:
+    """How often a block of the fact ("near") or the block in which its value begins ("rank") is
+    among the best, %: tasks and lengths by choosers.
+    """
+    ranked = [row for row in rows if row.get(by) is not None]
+    choosers = [name for name in _choosers(ranked) if name not in ("right", "memory-right")]
     lines = []
     for task, title in TASKS.items():
         for length in sorted({row["length"] for row in ranked if row["task"] == task}):
             cells = []
             for chooser in choosers:
                 ranks = {
-                    row["question"]: row["rank"]
+                    row["question"]: row[by]
                     for row in ranked
                     if (row["task"], row["length"]) == (task, length)
                     and _chooser(row["method"]) == chooser
@@ -42,7 +44,9 @@ def finds(rows: Sequence[Row], best: Sequence[int] = (1, 4, 8, 16)) -> str:
                 shares = [np.mean([rank < k for rank in ranks.values()]) for k in best if ranks]
                 cells.append("/".join(f"{100 * share:.0f}" for share in shares))
             lines.append([title, tokens_text(length), *cells])
-    return table([f"among the best {'/'.join(map(str, best))}, %", "tokens", *choosers], lines)
+    what = {"near": "a block of the fact", "rank": "the block of its value"}[by]
+    head = f"{what} among the best {'/'.join(map(str, best))}, %"
+    return table([head, "tokens", *choosers], lines)
 
 
 def refusals(rows: Sequence[Row]) -> str:
