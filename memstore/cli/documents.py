@@ -57,24 +57,32 @@ def stats(store: Store, as_json: Json = False) -> None:
     console.say(f"index: {most:,} landmarks a head ({index['kind']}{built})")
 
 
-@command("forget", "memstore forget diary --store mem")
+@command("forget", "memstore forget diary --store mem", "memstore forget diary --store mem --erase")
 def forget(
-    name: Annotated[str, typer.Argument(help="The document.")], store: Store, as_json: Json = False
+    name: Annotated[str, typer.Argument(help="The document.")],
+    store: Store,
+    erase: Annotated[
+        bool,
+        typer.Option("--erase", help="Rewrite the memory's file without any byte of the document."),
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Delete a document from a memory.
 
     The file keeps its size, and bytes of the text until later documents take their place, until
-    `compact`.
+    `compact`. With --erase nothing of it is left in the memory's files; no other process may have
+    the memory open, and an index is built again by `memstore index`.
     """
     from memstore.store.memory_store import MemoryStore
 
     with MemoryStore.open(store) as memory:
-        document = memory.forget(name)
+        document = memory.forget(name, erase=erase)
     if as_json:
-        console.emit({"forgotten": asdict(document)})
+        console.emit({"forgotten": asdict(document), "erased": erase})
     else:
         console.say(
-            f"{document.name}: forgotten, {document.tokens:,} tokens, "
+            f"{console.one_line(document.name)}: {'erased' if erase else 'forgotten'}, "
+            f"{document.tokens:,} tokens, "
             f"{console.size(document.bytes)}"
         )
 
@@ -95,9 +103,11 @@ def verify(
         console.emit({"clean": report.clean, **asdict(report)})
     else:
         for problem in report.problems:
-            console.say(f"damaged: {problem.name or 'the memory'}: {problem.what}")
+            console.say(
+                console.one_line(f"damaged: {problem.name or 'the memory'}: {problem.what}")
+            )
         for name in report.dropped:
-            console.say(f"dropped: {name}")
+            console.say(console.one_line(f"dropped: {name}"))
         size = console.size(report.bytes)
         whole = f"{report.documents:,} documents, {report.records:,} records, {size}"
         console.say(
@@ -126,7 +136,7 @@ def export(
     if as_json:
         console.emit({"name": name, "file": str(file), "bytes": written})
     else:
-        console.say(f"{name}: exported to {file}, {console.size(written)}")
+        console.say(f"{console.one_line(name)}: exported to {file}, {console.size(written)}")
 
 
 @command("import", "memstore import diary.memstore --store other")
@@ -156,7 +166,8 @@ def import_(
         console.emit({"imported": asdict(document)})
     else:
         console.say(
-            f"{document.name}: imported, {document.tokens:,} tokens, {console.size(document.bytes)}"
+            f"{console.one_line(document.name)}: imported, {document.tokens:,} tokens, "
+            f"{console.size(document.bytes)}"
         )
 
 

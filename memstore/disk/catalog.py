@@ -50,7 +50,7 @@ from memstore.disk.selector_form import SelectorForm
 from memstore.disk.selector_runs import Run
 from memstore.disk.selector_table import CURRENT, NEXT, SelectorTable
 from memstore.disk.signature import Signature
-from memstore.errors import CorruptMemory, DocumentNotFound, InvalidConfig, NewerFormat
+from memstore.errors import CorruptMemory, DocumentNotFound, InvalidConfig, NewerFormat, WrongModel
 
 FORMAT = 2
 SELECTOR_FORMAT = 3  # of memories with a selector, which older versions would take for damaged
@@ -209,10 +209,14 @@ class Catalog:
         """The next document id, never given out before (unless the transaction is not
         committed).
         """
-        value = txn.get_checked("meta", b"next_document")
-        number = self._unpack(value, Count, "its count of documents")
+        number = self.next_document_id(txn)
         txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
         return number
+
+    def next_document_id(self, txn: Transaction) -> int:
+        """The id that the next document gets. Raises CorruptMemory."""
+        value = txn.get_checked("meta", b"next_document")
+        return self._unpack(value, Count, "its count of documents")
 
     def documents(self, txn: Transaction) -> list[Document]:
         """Every document's row, whatever its state, in order of id."""
@@ -417,9 +421,21 @@ class Catalog:
             next(ahead, None)
 
     def put_selected(self, txn: Transaction, document: int, run: Run) -> None:
-        """Write a run of what the memory's selector finds blocks by."""
+        """Write a run of what the memory's selector finds blocks by. Raises WrongModel where that
+        selector was replaced since this was opened.
+        """
+        self.check_selector(txn)
         assert self.selector is not None
         self.selector.put(txn, document, run)
+
+    def check_selector(self, txn: Transaction) -> None:
+        """Raises WrongModel where the memory has another selector by now than when this was
+        opened.
+        """
+        if SelectorTable.read(txn, self.signature.block_size) != self.selector:
+            raise WrongModel(
+                f"the selector of {self.database.path} was replaced; open the memory anew"
+            )
 
     # The prefix: kept as document 0, which no listing shows
 

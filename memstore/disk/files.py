@@ -44,7 +44,8 @@ def occupy_standard_streams() -> None:
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     """Open a regular file that lies there itself; return the descriptor. A link in a directory from
-    elsewhere may lead anywhere, and opening a pipe may wait for ever. Raises InvalidInput, OSError.
+    elsewhere may lead anywhere, and opening a pipe may wait for ever. What is opened for writing
+    must have no other name. Raises InvalidInput, OSError.
     """
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
@@ -52,10 +53,24 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _no_file(path) from error
         raise
-    if not stat.S_ISREG(os.fstat(file).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise _no_file(path)
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            check_one_name(path, file)
+    except BaseException:
         os.close(file)
-        raise _no_file(path)
+        raise
     return file
+
+
+def check_one_name(path: Path, file: int) -> None:
+    """Refuse to write what is somebody else's file, too. Raises InvalidInput."""
+    if os.fstat(file).st_nlink > 1:
+        raise InvalidInput(
+            f"{path} is also another file (a hard link), which writing would change; give the "
+            "memory files of its own (cp -r)"
+        )
 
 
 # what `replacement` begins, and what index files were begun as by versions before
@@ -73,6 +88,20 @@ def sweep(directory: Path) -> None:
                     os.unlink(directory / name)
                 finally:
                     os.close(file)
+
+
+_INDEX_FILE = re.compile(r"(layer-\d+|queries)\.idx")
+
+
+def remove_index(path: Path) -> None:
+    """Remove the index files of a memory, which are made again from what it holds. Raises
+    OSError.
+    """
+    directory = path / INDEX
+    if directory.is_dir() and not directory.is_symlink():
+        for name in filter(_INDEX_FILE.fullmatch, os.listdir(directory)):
+            os.unlink(directory / name)
+        sync_directory(directory)
 
 
 def mode_of(path: Path) -> int | None:
@@ -113,25 +142,27 @@ def _new_file(directory: Path) -> tuple[BinaryIO, Path]:
 
 
 @contextmanager
-def replacement(path: Path, like: Path | None = None) -> Iterator[BinaryIO]:
+def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file, of a name that nobody knows before, that takes the place of `path` once the block
-    has ended; nothing of it is left where the block fails. Raises OSError.
+    has ended; nothing of it is left where the block fails. Raises OSError, which names `path`.
 
     It is locked until then, which tells it from what a killed process left. It has the mode of the
-    file whose place it takes; where there is none, that of `like`, or is its owner's alone.
+    file whose place it takes; where there is none, that of `like`, or `mode`.
     """
     out, part = _new_file(path.parent)
     with out:
         try:
             with suppress(PermissionError):  # where files have no modes
-                os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or 0o600)
+                os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or mode)
             yield out
             out.flush()
             os.fsync(out.fileno())
             os.replace(part, path)
-        except BaseException:
+        except BaseException as error:
             with suppress(FileNotFoundError):
                 part.unlink()
+            if isinstance(error, OSError):
+                error.filename = str(path)
             raise
 
 
@@ -143,7 +174,7 @@ def share(data: Path, *, create: bool) -> int:
         file = open_regular(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file), os.lstat(data)):
+            if lies_at(data, file):
                 if hasattr(os, "posix_fadvise"):
                     # read what is asked for, nothing around it
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
@@ -156,14 +187,41 @@ def share(data: Path, *, create: bool) -> int:
             ) from None
 
 
+def lies_at(path: Path, file: int) -> bool:
+    """Is an open file the one that lies at a path?"""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def take_room(path: Path, size: int, mode: int) -> None:
+    """Have a regular file, new or not, hold its bytes on the disk, `size` of them at least. Raises
+    InvalidInput, OSError.
+    """
+    file = open_regular(path, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        status = os.fstat(file)
+        size = max(size, status.st_size)
+        if hasattr(os, "posix_fallocate") and 512 * status.st_blocks < size:
+            os.posix_fallocate(file, 0, size)
+    finally:
+        os.close(file)
+
+
 def try_alone(file: int) -> bool:
     """Lock a data file that is shared against every other process, if no other has it open."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        fcntl.flock(file, fcntl.LOCK_SH)
+        not_alone(file)
         return False
     return True
+
+
+def not_alone(file: int) -> None:
+    """Share a data file again that was locked."""
+    fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def sync_directory(path: Path) -> None:

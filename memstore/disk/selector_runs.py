@@ -63,7 +63,9 @@ def encode(run: Run, form: SelectorForm) -> bytes:
 
 
 def decode(kind: Kind, first_block: int, value: bytes, form: SelectorForm) -> Run:
-    """The run of a value, its numbers copied. Raises ValueError for what is no run of this form."""
+    """The run of a value, whose numbers lie in it. Raises ValueError for what is no run of this
+    form.
+    """
     try:
         unpacker = msgpack.Unpacker(max_buffer_size=_MOST_HEADER, max_array_len=8, max_map_len=8)
         unpacker.feed(value[:_MOST_HEADER])
@@ -75,7 +77,7 @@ def decode(kind: Kind, first_block: int, value: bytes, form: SelectorForm) -> Ru
         dtype = numpy_dtype(form)
         _expect(told, _token_header(form, n))
         _expect_bytes(value, start, n * form.heads * form.width * dtype.itemsize)
-        flat = np.frombuffer(value, dtype, offset=start).copy()
+        flat = np.frombuffer(value, dtype, offset=start)
         if dtype.kind == "f" and not np.isfinite(flat).all():
             raise ValueError("it has token landmarks that are not finite")
         return TokenRun(first_block, flat.reshape(n, form.heads, form.width))
@@ -87,7 +89,7 @@ def decode(kind: Kind, first_block: int, value: bytes, form: SelectorForm) -> Ru
     counts = np.frombuffer(value, "<u2", offset=start + 4 * header.blocks + 4 * header.words)
     if int(sizes.sum(dtype=np.int64)) != header.words:
         raise ValueError("its words are not those of its blocks")
-    words = BlockWords(sizes.copy(), hashes.copy(), counts.copy())
+    words = BlockWords(sizes, hashes, counts)
     if not words.in_order or not words.counts.all():
         raise ValueError("its words are not in order, or told to be there no times")
     return WordRun(first_block, words)

@@ -30,6 +30,7 @@ Mode = Literal["new", "append", "replace"]
 
 _written: dict[Path, set[str]] = {}  # directory -> names that this process is writing there
 _changing = threading.Lock()
+_ALL = "\0all"  # in the place of a name: no document may be written
 
 
 @dataclass(frozen=True)
@@ -80,23 +81,24 @@ def written_here(committed: "Committed", name: str, *, wait: bool) -> Iterator[N
     path = catalog.database.path.resolve()
     with _changing:
         names = _written.setdefault(path, set())
-        if name in names:
-            raise MemoryLocked(
-                f"document {name!r} is being written by this process; finish that first"
-            )
+        if name in names or _ALL in names:
+            what = f"document {name!r}" if name in names else "what documents are found by"
+            raise MemoryLocked(f"{what} is being written by this process; finish that first")
         names.add(name)
     try:
         with catalog.database.writer(wait=wait):
             committed.refresh()
-            _remove_leftovers(committed, name)
+            remove_leftovers(committed, name)
             yield
     finally:
         with _changing:
             names.discard(name)
 
 
-def _remove_leftovers(committed: "Committed", name: str) -> None:
-    """Delete what interrupted imports left, but nothing that this process is importing now."""
+def remove_leftovers(committed: "Committed", name: str | None = None) -> None:
+    """Delete what interrupted imports left, but nothing that this process is importing now; name:
+    of the document that the caller is going to write. The caller holds the writer lock.
+    """
     catalog = committed.catalog
 
     def left(row: Document | None) -> bool:
@@ -113,6 +115,24 @@ def _remove_leftovers(committed: "Committed", name: str) -> None:
     there = [row.id for row in committed.rows.hidden() if left(row)]
     if there:
         catalog.database.write(delete, beyond_limit=True)
+
+
+@contextmanager
+def all_written_here(committed: "Committed", *, wait: bool) -> Iterator[None]:
+    """Hold what changing all documents needs. Raises as written_here does."""
+    path = committed.catalog.database.path.resolve()
+    with _changing:
+        names = _written.setdefault(path, set())
+        if names:
+            raise MemoryLocked(f"{path} is being written by this process; finish that first")
+        names.add(_ALL)
+    try:
+        with committed.catalog.database.writer(wait=wait):
+            committed.refresh()
+            yield
+    finally:
+        with _changing:
+            names.discard(_ALL)
 
 
 def is_there(found: Document, source_hash: str, settings: IngestSettings, mode: Mode) -> bool:

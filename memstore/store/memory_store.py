@@ -2,7 +2,7 @@
 sees a model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings
+from memstore.disk.files import remove_index
+from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, MemoryLocked
 from memstore.store import admission
 from memstore.store.admission import Mode, written_here
@@ -18,6 +20,7 @@ from memstore.store.rows import is_listed
 from memstore.store.tokens import TokenSpan, read_tokens
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
+    from memstore.store.replace_selector import Find
     from memstore.store.verify import Report
     from memstore.store.writer import DocumentWriter
 
@@ -59,6 +62,10 @@ class MemoryStore(Lookups):
                 )
         return found
 
+    def has(self, name: str) -> bool:
+        """Is there a document of this name, ready or still being read?"""
+        return any(map(is_listed, self._named(name)))
+
     def document(self, name: str) -> Document:
         """One document by name. Raises DocumentNotFound, which lists the names there are."""
         for row in self._named(name):
@@ -85,12 +92,14 @@ class MemoryStore(Lookups):
                 if row is not None:
                     return read_tokens(catalog, txn, row, first, end)
 
-    def forget(self, name: str) -> Document:
+    def forget(self, name: str, *, erase: bool = False) -> Document:
         """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return
         what it was.
 
-        The file keeps its size, and token ids on pages that are not used again yet, until
-        `compact`. Raises DocumentNotFound, ReadOnlyMemory, MemoryLocked.
+        The file keeps its size, and bytes of the document on pages that are not used again yet,
+        until `compact`. erase: rewrite the file without any byte of it, and remove the index files,
+        which are built from all documents; all or nothing, and the memory is needed alone. Raises
+        DocumentNotFound, ReadOnlyMemory, MemoryLocked, StorageFull (erase).
         """
         committed = self._writable()
         catalog = committed.catalog
@@ -102,7 +111,11 @@ class MemoryStore(Lookups):
                 for number in numbers:
                     catalog.delete_document(txn, number)
 
-            catalog.database.write(work, beyond_limit=True)
+            if erase:
+                path = catalog.database.path
+                catalog.database.rewrite(work, before_switch=lambda: remove_index(path))
+            else:
+                catalog.database.write(work, beyond_limit=True)
         self._refresh()
         return document
 
@@ -143,6 +156,8 @@ class MemoryStore(Lookups):
         catalog, retrieval = committed.catalog, self._retrieve()
         with ExitStack() as locks:
             locks.enter_context(written_here(committed, name, wait=self._wait_for_writer))
+            with catalog.database.read() as txn:
+                catalog.check_selector(txn)
             wanted = Document(0, name, "ingesting", source_hash=source_hash, settings=settings)
             admitted = admission.admit(self._named(name), wanted, mode)
             if admitted is None:
@@ -169,6 +184,33 @@ class MemoryStore(Lookups):
     def _store_staged(self) -> None:
         for writer in list(self._on_disk().writers.values()):
             writer.store_staged()
+
+    def replace_selector(
+        self,
+        form: SelectorForm,
+        find: "Find",
+        progress: Callable[[int, int], None] = lambda done, documents: None,
+    ) -> None:
+        """Find every document by what another selector keeps, from now on.
+
+        find: document -> pieces (first block, landmarks, words) one after the other that cover it,
+        as DocumentWriter.add_chunk takes them; it is asked about one document after the other, also
+        of those that are only partly read. progress: called with (documents done, documents).
+
+        Until all of it is there, the memory is searched as before; interrupted, the next call with
+        the same form goes on. Other stores of this memory, in whatever process, are told by
+        WrongModel to open it anew. Raises InvalidInput (also for a memory without a selector),
+        MemoryLocked (a document is being written), StorageFull, ReadOnlyMemory.
+        """
+        from memstore.store.replace_selector import replace_selector
+
+        committed = self._writable()
+        with admission.all_written_here(committed, wait=self._wait_for_writer):
+            table = replace_selector(committed.catalog, form, find, progress)
+            self._selector = committed.catalog.selector = table
+            if self._retrieval is not None:
+                self._retrieval.select(table)
+        self._refresh()
 
     # Transfer and care
 
@@ -205,14 +247,20 @@ class MemoryStore(Lookups):
         return found
 
     def compact(self) -> tuple[int, int]:
-        """Rewrite the file without the room that forgotten documents left; return its bytes before
-        and after.
+        """Rewrite the file without the room, and the bytes, that forgotten documents left; return
+        its bytes before and after.
 
         Needs the memory to itself. Raises MemoryLocked, StorageFull, ReadOnlyMemory.
         """
         committed = self._writable()
-        sizes = committed.catalog.database.compact()
-        committed.follow()  # transactions are numbered anew
+        database = committed.catalog.database
+        with database.writer():
+            before = database.file_bytes
+            committed.refresh()
+            admission.remove_leftovers(committed)
+            database.rewrite()
+            sizes = before, database.file_bytes
+        committed.refresh()
         return sizes
 
     def verify(self, *, repair: bool = False) -> "Report":

@@ -53,6 +53,16 @@ class FoundBy(NamedTuple):
             raise InvalidInput(f"expected the words of {blocks} blocks, got those of {len(words)}")
         return cls(bits, None if words is None else BlockWords.of(words))
 
+    @classmethod
+    def joined(cls, parts: "Sequence[FoundBy]") -> "FoundBy":
+        """What is kept of all blocks of some runs of them, one after the other, at least one."""
+        landmarks = [part.landmarks for part in parts if part.landmarks is not None]
+        words = [part.words for part in parts if part.words is not None]
+        return cls(
+            np.concatenate(landmarks) if landmarks else None,
+            BlockWords.joined(words) if words else None,
+        )
+
 
 class SelectorRuns:
     """The latest of what was given: what the next commit writes again with its own."""
@@ -116,19 +126,19 @@ class SelectorRuns:
         return -(-len(run.landmarks) // self._size)
 
 
-def runs_of(found_by: FoundBy, first_block: int, block_size: int) -> Iterator[Run]:
-    """What is kept of blocks from a run's first on, in runs."""
+def runs_of(found_by: FoundBy, block_size: int) -> Iterator[Run]:
+    """What is kept of a document from its first block on, in runs."""
     landmarks, words = found_by
     if landmarks is not None:
         step = RUN_BLOCKS["token"]
         for at in range(0, len(landmarks), step * block_size):
             piece = landmarks[at : at + step * block_size]
-            yield TokenRun(first_block + at // block_size, piece)
+            yield TokenRun(at // block_size, piece)
     if words is not None:
         step = RUN_BLOCKS["words"]
         for at in range(0, len(words.sizes), step):
             end = min(at + step, len(words.sizes))
-            yield WordRun(first_block + at, words.cut(at, end))
+            yield WordRun(at, words.cut(at, end))
 
 
 def run_of(kind: Kind, block: int) -> int:

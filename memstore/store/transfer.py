@@ -146,6 +146,7 @@ def _stored(catalog: Catalog, document: Document) -> Iterator[_Part]:
         for run in catalog.landmarks(txn, document.id):
             yield _Landmarks(run.layer, run.first_block, run.keys.tobytes(), run.per_block)
         if catalog.selector is not None:
+            catalog.check_selector(txn)
             form = catalog.selector.form
             for found in catalog.selector.all_runs(txn, document.id):
                 yield _Selected(kind_of(found), found.first_block, encode(found, form))
@@ -212,6 +213,7 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
         imported = replace(imported, writes=(write, *original.writes))
 
     def begin(txn: Transaction) -> Document:
+        catalog.check_selector(txn)
         row = replace(
             imported,
             id=catalog.new_document_id(txn),
