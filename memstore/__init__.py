@@ -11,6 +11,8 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from memstore.errors import MemstoreError as MemstoreError
+    from memstore.hf.load import load_reader as load_reader
+    from memstore.hf.load import wrap as wrap
     from memstore.model.answer import Answer as Answer
     from memstore.model.answer import DocumentMatch as DocumentMatch
     from memstore.model.answer import Source as Source
@@ -26,6 +28,8 @@ _HOME = {
     "LandmarkModel": "memstore.model.landmark_model",
     "Source": "memstore.model.answer",
     "load_model": "memstore.model.landmark_model",
+    "load_reader": "memstore.hf.load",
+    "wrap": "memstore.hf.load",
 }
 
 __all__ = [
@@ -37,6 +41,8 @@ __all__ = [
     "Source",
     "__version__",
     "load_model",
+    "load_reader",
+    "wrap",
 ]
 
 

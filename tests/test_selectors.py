@@ -12,11 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from memstore.errors import InvalidConfig, InvalidWeights
-from memstore.model.selector_file import Adapted, MadeFor, load_selector, save_selector
+from memstore.model.adaptation import Adaptation
+from memstore.model.selector_file import MadeFor, load_selector, save_selector
 from memstore.model.selector_heads import DISTANCE, PointerHeads
 from memstore.model.selector_learned import Learned, Projection, rooted
 from memstore.model.selector_sum import Sum, Words
-from memstore.model.selectors import Tapped, Taps, choose, confidence, standardise
+from memstore.model.selectors import choose, confidence, standardise
+from memstore.model.tapped import Tapped, Taps
 from memstore.training.adapt_measure import Haystack
 
 HIDDEN, WIDTH, VOCABULARY, BLOCK = 24, 8, 50, 4
@@ -214,17 +216,17 @@ def test_confidence_of_chance_does_not_grow_with_the_memory() -> None:
 
 
 def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
-    made = Adapted(
+    made = Adaptation(
         Sum([(Learned(2, projection()), 1.0), (Words(), 0.1)]),
-        MADE_FOR,
-        k=6,
+        read_from=1,
+        top_k=6,
         score_range=0.7,
-        gate=1.5,
-        held_out={"literal": [1.0, 1.0, 1.0, 1.0]},
-        blocks=512,
+        answerable=-1.5,
+        weights="abc",
+        scores={"literal": 0.99},
     )
     path = tmp_path / "selector.safetensors"
-    save_selector(made, path)
+    save_selector(made, MADE_FOR, path)
     loaded = load_selector(path, MADE_FOR, rotate)
     assert replace(loaded, selector=made.selector) == made
     assert loaded.selector.form == made.selector.form
@@ -238,7 +240,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
 
 def test_pointer_heads_are_kept_in_a_file_too(tmp_path: Path) -> None:
     path = tmp_path / "selector.safetensors"
-    save_selector(Adapted(Sum([(pointers(), 1.0), (Words(), 0.5)]), MADE_FOR), path)
+    save_selector(Adaptation(Sum([(pointers(), 1.0), (Words(), 0.5)])), MADE_FOR, path)
     loaded = load_selector(path, MADE_FOR, rotate).selector
     assert loaded.form == Sum([(pointers(), 1.0), (Words(), 0.5)]).form
 
@@ -247,12 +249,12 @@ def test_a_selector_of_another_model_or_a_damaged_one_is_refused_in_one_line(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "selector.safetensors"
-    save_selector(Adapted(Learned(2, projection()), MADE_FOR), path)
+    save_selector(Adaptation(Learned(2, projection())), MADE_FOR, path)
     with pytest.raises(InvalidWeights, match="made for another model \\(hidden_size 24, here 32"):
         load_selector(path, replace(MADE_FOR, hidden_size=32), rotate)
     with pytest.raises(InvalidWeights, match="memstore adapt"):
         load_selector(path, replace(MADE_FOR, num_layers=9), rotate)
-    save_selector(Adapted(Learned(2, projection()), replace(MADE_FOR, weights="a")), path)
+    save_selector(Adaptation(Learned(2, projection()), weights="a"), MADE_FOR, path)
     load_selector(path, MADE_FOR, rotate)
     with pytest.raises(InvalidWeights, match="another model"):
         load_selector(path, replace(MADE_FOR, weights="b"), rotate)

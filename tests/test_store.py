@@ -3,6 +3,7 @@ processes.
 """
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -1011,6 +1012,35 @@ def test_a_memory_whose_directory_was_removed_says_so(
                 verb()
         check_content(store, document, text=2 if written else 1)  # as it was
     assert not path.exists() and is_whole(tmp_path / "moved")
+
+
+def test_a_memory_whose_directory_was_made_anew_is_not_written_to_by_who_had_the_old_one_open(
+    path: Path, tmp_path: Path
+) -> None:
+    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+        ingest(store, "book", 100)
+        store.export_document("book", tmp_path / "export")
+    with reopened(path) as reader, reopened(path) as store:
+        document = ingest(store, "next", 50, text=2)
+        shutil.rmtree(path)
+        with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as other:
+            ingest(other, "another", 100, text=3)
+            before = stored(path)
+            for opened in (store, reader):
+                for verb in (
+                    lambda opened=opened: ingest(opened, "more", 100),
+                    lambda opened=opened: opened.import_document(tmp_path / "export", "again"),
+                    lambda opened=opened: opened.forget("book"),
+                    lambda opened=opened: opened.forget("book", erase=True),
+                    lambda opened=opened: opened.set_quota(1 << 30),
+                    opened.compact,
+                ):
+                    with pytest.raises(MemoryNotFound, match="replaced"):
+                        verb()
+                check_content(opened, document, text=2)
+            assert stored(path) == before
+            ingest(other, "more", 30, text=3)  # its lock was given back
+    assert is_whole(path)
 
 
 # Verify

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from memstore.disk.signature import Signature
+from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.reader import Attend, Enter, Shape
 from memstore.model.rotary import Rope
 from memstore.model.settings import LookupSettings
-from memstore.model.verbs import Verbs
 
 LETTERS = " \nabcdefghijklmnopqrstuvwxyz.?é"
 HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, BLOCK = 24, 3, 4, 2, 8, 5
@@ -37,7 +37,7 @@ class Letters:
         return self.decode(ids)
 
 
-class ToyReader(Verbs):
+class ToyReader(LandmarkVerbs):
     """Linear layers of random weights around the attention that it is given."""
 
     landmark_id = len(LETTERS)

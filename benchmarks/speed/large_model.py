@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memstore.model.checkpoint import SHIPPED
 from memstore.model.config import PRESETS, ModelConfig
+from memstore.model.generate import next_token
 from memstore.model.landmark_model import LandmarkModel
 from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
@@ -121,7 +122,7 @@ class Steps:
             wait(self.model.device)
             began = time.perf_counter()
             for token in ids[PROMPT:]:
-                session.next_token(session.feed([token])[-1], 0.0, None)
+                next_token(session, session.feed([token])[-1], 0.0, None)
             seconds = time.perf_counter() - began
             found = {
                 "tokens": len(ids) - PROMPT,

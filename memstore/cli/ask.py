@@ -24,11 +24,12 @@ from memstore.cli.options import (
     command,
     metrics_served,
 )
+from memstore.cli.readers import reader_for_command
 from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memstore.model.answer import Answer
-    from memstore.model.landmark_model import LandmarkModel
+    from memstore.model.verbs import Verbs
     from memstore.store.memory_store import MemoryStore
 
 
@@ -158,14 +159,11 @@ def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> di
 
 
 @contextmanager
-def _opened(
-    path: Path, model: str | None, tiers: Tiers
-) -> Iterator[tuple["LandmarkModel", "MemoryStore"]]:
+def _opened(path: Path, model: str | None, tiers: Tiers) -> Iterator[tuple["Verbs", "MemoryStore"]]:
     """The model, and a memory of its own that is only read."""
-    from memstore.model.landmark_model import load_model_for_command
     from memstore.store.memory_store import MemoryStore
 
-    reader = load_model_for_command(model)
+    reader = reader_for_command(model)
     options = tiers.options(ASK_BUDGET)
     with MemoryStore.open(path, reader.signature, read_only=True, **options) as memory:
         yield reader, memory

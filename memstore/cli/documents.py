@@ -57,24 +57,31 @@ def stats(store: Store, as_json: Json = False) -> None:
     console.say(f"index: {most:,} landmarks a head ({index['kind']}{built})")
 
 
-@command("forget", "memstore forget diary --store mem")
+@command("forget", "memstore forget diary --store mem", "memstore forget diary --store mem --erase")
 def forget(
-    name: Annotated[str, typer.Argument(help="The document.")], store: Store, as_json: Json = False
+    name: Annotated[str, typer.Argument(help="The document.")],
+    store: Store,
+    erase: Annotated[
+        bool,
+        typer.Option("--erase", help="Rewrite the memory's file without any byte of the document."),
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Delete a document from a memory.
 
     The file keeps its size, and bytes of the text until later documents take their place, until
-    `compact`.
+    `compact`. With --erase nothing of it is left in the memory's files; no other process may have
+    the memory open, and an index is built again by `memstore index`.
     """
     from memstore.store.memory_store import MemoryStore
 
     with MemoryStore.open(store) as memory:
-        document = memory.forget(name)
+        document = memory.forget(name, erase=erase)
     if as_json:
-        console.emit({"forgotten": asdict(document)})
+        console.emit({"forgotten": asdict(document), "erased": erase})
     else:
         console.say(
-            f"{document.name}: forgotten, {document.tokens:,} tokens, "
+            f"{document.name}: {'erased' if erase else 'forgotten'}, {document.tokens:,} tokens, "
             f"{console.size(document.bytes)}"
         )
 

@@ -20,12 +20,13 @@ from memstore.cli.options import (
     command,
     parse_size,
 )
+from memstore.cli.readers import reader_for_command
 from memstore.errors import InvalidInput, MemoryNotFound
 
 if TYPE_CHECKING:
     from memstore.model.ingest import IngestProgress, Mode
-    from memstore.model.landmark_model import LandmarkModel
     from memstore.model.text import Text
+    from memstore.model.verbs import Verbs
     from memstore.store.memory_store import MemoryStore
     from memstore.store.options import OpenOptions
 
@@ -98,7 +99,6 @@ def ingest(
     if name is not None and len(paths) > 1:
         raise typer.BadParameter("--name is for one PATH; several are named after their files")
     from memstore.disk.codec import codec_for_new
-    from memstore.model.landmark_model import load_model_for_command
     from memstore.model.text import Text
 
     if codec is not None:
@@ -107,19 +107,21 @@ def ingest(
     for text in texts:
         # a file that cannot be read is refused before anything is written
         text.check(keep=len(texts) == 1)
-    reader = load_model_for_command(model)
+    reader = reader_for_command(model)
     lookup: dict[str, Any] = {
         "top_k": top_k,
         "score_range": score_range,
         "chunk_blocks": chunk_blocks,
     }
     reader.lookup.changed(**lookup)  # a setting out of range is refused before a memory is created
+    if retrieve:
+        lookup["retrieve"] = True
     mode: Mode = "append" if append else "replace" if replace else "new"
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
     results = []
     with _open_or_create(store, reader, codec, quota, options) as memory:
         for text in texts:
-            results.append(_ingest_one(reader, memory, text, mode, retrieve, lookup))
+            results.append(_ingest_one(reader, memory, text, mode, lookup))
             if not as_json:
                 console.say(_told(results[-1]))
         if memory.update_index():
@@ -153,7 +155,6 @@ def index(
     searched exactly until there are enough of them to join it. Build it again after much has
     changed.
     """
-    from memstore.model.landmark_model import load_model_for_command
     from memstore.store.memory_store import MemoryStore
 
     options: OpenOptions = {}
@@ -161,7 +162,7 @@ def index(
         options["index"] = kind
     if recall is not None:
         options["index_recall"] = recall
-    reader = load_model_for_command(model)
+    reader = reader_for_command(model)
     began = time.monotonic()
     with (
         MemoryStore.open(store, reader.signature, **options) as memory,
@@ -194,7 +195,7 @@ def _printable(name: str) -> str:
 
 
 def _open_or_create(
-    path: Path, reader: "LandmarkModel", codec: str | None, quota: int | None, tiers: "OpenOptions"
+    path: Path, reader: "Verbs", codec: str | None, quota: int | None, tiers: "OpenOptions"
 ) -> "MemoryStore":
     from memstore.store.memory_store import MemoryStore
 
@@ -202,7 +203,12 @@ def _open_or_create(
         memory = MemoryStore.open(path, reader.signature, **tiers)
     except MemoryNotFound:
         return MemoryStore.create(
-            path, reader.signature, codec=codec or "zstd", quota=quota, **tiers
+            path,
+            reader.signature,
+            codec=codec or "zstd",
+            quota=quota,
+            selector=reader.keeps,
+            **tiers,
         )
     try:
         if codec is not None:
@@ -216,12 +222,7 @@ def _open_or_create(
 
 
 def _ingest_one(
-    reader: "LandmarkModel",
-    memory: "MemoryStore",
-    text: "Text",
-    mode: "Mode",
-    retrieve: bool,
-    lookup: dict[str, Any],
+    reader: "Verbs", memory: "MemoryStore", text: "Text", mode: "Mode", lookup: dict[str, Any]
 ) -> dict[str, Any]:
     """Read one text and say what came of it."""
     known = any(document.name == text.name for document in memory.documents())
@@ -235,9 +236,7 @@ def _ingest_one(
             seen[:] = [state]
             show(state.characters, state.total_characters, state.tokens)
 
-        document = reader.ingest(
-            text, memory, mode=mode, retrieve=retrieve, progress=progress, **lookup
-        )
+        document = reader.ingest(text, memory, mode=mode, progress=progress, **lookup)
     resumed_at = seen[0].resumed_tokens if seen else 0
     if not seen:
         status = "already read"
@@ -258,7 +257,7 @@ def _ingest_one(
     }
 
 
-def _expected(reader: "LandmarkModel", memory: "MemoryStore", text: "Text", characters: int) -> str:
+def _expected(reader: "Verbs", memory: "MemoryStore", text: "Text", characters: int) -> str:
     """How large a document will be, from its beginning, before anything is compressed."""
     from memstore.disk.codec import get_codec
 

@@ -143,8 +143,9 @@ Model = Annotated[
     str | None,
     _option(
         "--model",
-        "PATH",
-        "Directory of a model; default: the one that ships.",
+        "MODEL",
+        "A model's directory or GGUF file, its name on the Hugging Face hub, or smollm2; default: "
+        "the one that ships.",
         envvar="MEMSTORE_MODEL",
     ),
 ]
@@ -189,8 +190,9 @@ class Answering:
     """How a command that asks generates its answers: an option a field."""
 
     max_new_tokens: Annotated[
-        int, _option("--max-new-tokens", "N", "Longest answer, in tokens.")
-    ] = 24
+        int | None,
+        _option("--max-new-tokens", "N", "Longest answer, in tokens; default: the model's."),
+    ] = None
     temperature: Annotated[
         float, _option("--temperature", "T", "0 takes the likeliest token; above samples.")
     ] = 0.0

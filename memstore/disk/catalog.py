@@ -209,10 +209,14 @@ class Catalog:
         """The next document id, never given out before (unless the transaction is not
         committed).
         """
-        value = txn.get_checked("meta", b"next_document")
-        number = self._unpack(value, Count, "its count of documents")
+        number = self.next_document_id(txn)
         txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
         return number
+
+    def next_document_id(self, txn: Transaction) -> int:
+        """The id that the next document gets. Raises CorruptMemory."""
+        value = txn.get_checked("meta", b"next_document")
+        return self._unpack(value, Count, "its count of documents")
 
     def documents(self, txn: Transaction) -> list[Document]:
         """Every document's row, whatever its state, in order of id."""

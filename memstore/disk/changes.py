@@ -12,7 +12,7 @@ from typing import NamedTuple
 from memstore.disk.transaction import Transaction
 from memstore.errors import CorruptMemory
 
-_KEY = b"changes"  # in the table `meta`
+KEY = b"changes"  # in the table `meta`
 _HEAD = struct.Struct("<8sQ")
 _KEPT = 200  # changes that are told; more would not lie in the page itself
 
@@ -37,7 +37,7 @@ class Changes(NamedTuple):
 def read_changes(txn: Transaction) -> Changes:
     """The latest changes as the transaction sees them."""
     try:
-        value = txn.get_checked("meta", _KEY)
+        value = txn.get_checked("meta", KEY)
     except CorruptMemory:
         value = None
     if value is None:
@@ -52,4 +52,4 @@ def note_change(txn: Transaction, document: int) -> None:
     series, last, before = read_changes(txn)
     documents = (*before, document)[-_KEPT:]
     value = _HEAD.pack(series, last + 1) + struct.pack(f"<{len(documents)}Q", *documents)
-    txn.put_checked("meta", _KEY, value)
+    txn.put_checked("meta", KEY, value)

@@ -9,11 +9,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from memstore.disk.environment import COMMIT, Commit, Environment
+from memstore.disk import commit
+from memstore.disk.commit import Commit
+from memstore.disk.environment import Environment, Version
 from memstore.disk.files import DATA, OWN_NAMES, named_os_errors, whole_pages
 from memstore.disk.registry import acquire, release
 from memstore.disk.transaction import Transaction
-from memstore.errors import InvalidInput, MemoryClosed, MemoryNotFound, ReadOnlyMemory
+from memstore.errors import (
+    CorruptMemory,
+    InvalidInput,
+    MemoryClosed,
+    MemoryNotFound,
+    ReadOnlyMemory,
+)
 
 T = TypeVar("T")
 
@@ -109,23 +117,35 @@ class Database:
         """Bytes of the data file; it never shrinks but by compact. Raises MemoryNotFound."""
         with suppress(FileNotFoundError):
             return os.stat(self.path / DATA).st_size
-        raise self._gone()
+        raise self._environment.gone()
 
     @property
     def last_transaction(self) -> int:
-        """Number of the last commit, whichever process made it; cheap enough to be asked at every
-        step.
+        """Number of the last commit, whichever process made it; they count anew in a file that is
+        made anew.
+        """
+        return self.version.transaction
+
+    @property
+    def version(self) -> Version:
+        """What is another after every commit, whichever process made it; cheap enough to be asked
+        at every step.
         """
         self._check()
-        return self._environment.last_transaction()
+        return self._environment.version()
 
     def last_commit(self) -> Commit | None:
         """What the last commit said of itself; None where all were made in format 1. Raises
         CorruptMemory.
         """
         with self.read() as transaction:
-            value = transaction.get_checked("meta", b"commit")
-        return None if value is None else Commit(*COMMIT.unpack(value))
+            record = transaction.get(commit.TABLE, commit.KEY)
+        known = None if record is None else Commit.unpack(record)
+        if record is not None and known is None:
+            raise CorruptMemory(
+                f"{self.path}: the record of the last commit is damaged; run verify --repair"
+            )
+        return known
 
     @property
     def in_transaction(self) -> bool:
@@ -181,7 +201,7 @@ class Database:
                 f"{self.path} is open for reading only, or cannot be written; nothing was changed"
             )
         if not (self.path / DATA).exists():
-            raise self._gone()
+            raise self._environment.gone()
         self._environment.acquire_writer(wait=wait)
         try:
             yield
@@ -189,17 +209,33 @@ class Database:
             if self._environment.pid == os.getpid():
                 self._environment.lock.release()
 
-    def compact(self) -> tuple[int, int]:
-        """Rewrite the data file without its free pages; return its bytes before and after.
+    def rewrite(
+        self,
+        change: Callable[[Transaction], T] | None = None,
+        *,
+        before_switch: Callable[[], None] = lambda: None,
+    ) -> T | None:
+        """Put a new file in the place of the data file, that holds what is stored and no byte of
+        anything else; return what `change` returned.
 
-        Needs the memory to itself and room for the copy; killed at any point, the old file or the
-        new one is there. Raises MemoryLocked (another process has it open), StorageFull,
-        ReadOnlyMemory, MemoryClosed.
+        change: run first, as by `write`; what it deletes is in the new file nowhere.
+        before_switch: called when the new file is there and has not yet taken the place.
+
+        Needs the memory to itself and room for the new file; killed at any point, the old file or
+        the new one is there, `change` and all. Raises MemoryLocked (another process has it open),
+        StorageFull, ReadOnlyMemory, MemoryClosed, CorruptMemory.
         """
+
+        def all_of_it(transaction: Transaction) -> T | None:
+            if change is None:
+                return None
+            self.before_write(transaction)
+            result = change(transaction)
+            self._environment.record(transaction)
+            return result
+
         with self.writer():
-            before = self.file_bytes
-            self._environment.compact()
-            return before, self.file_bytes
+            return self._environment.rewrite(all_of_it, before_switch)
 
     def close(self) -> None:
         """Close; the last Database of a directory closes the environment. More than once is the
@@ -220,11 +256,6 @@ class Database:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _gone(self) -> MemoryNotFound:
-        return MemoryNotFound(
-            f"{self.path} holds the memory no longer: it was removed or moved while it was open"
-        )
 
     def _check(self) -> None:
         if self._environment.pid != os.getpid():

@@ -1,16 +1,14 @@
 """The LMDB environment of a memory's directory in this process: opening and its checks, running
 transactions, map growth.
 
-No other file knows LMDB. One environment is shared by all Database objects of a process that name
+One environment is shared by all Database objects of a process that name
 the same directory, and it is unusable in a forked child, which cannot open that directory either (a
 spawned process can, and one forked before the directory was opened). Every commit reaches the disk
 before it returns.
 """
 
-import errno
 import mmap
 import os
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,60 +18,42 @@ from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 
+from memstore.disk import commit
+from memstore.disk.commit import Commit
 from memstore.disk.files import (
     DATA,
     INDEX,
     LOCK,
     NETWORK,
-    NO_PERMISSION,
-    NO_SPACE,
     check_regular,
     file_system_of,
+    lies_at,
     mode_of,
     named_os_errors,
+    not_alone,
     occupy_standard_streams,
     replacement,
     share,
-    storage_full,
     sweep,
     sync_directory,
     try_alone,
     whole_pages,
 )
+from memstore.disk.lmdb_errors import MAX_READERS, named_lmdb_errors
 from memstore.disk.locks import Gate, WriterLock
 from memstore.disk.meta_pages import check_commits, check_length
-from memstore.disk.transaction import Transaction, digest
-from memstore.errors import (
-    CorruptMemory,
-    InvalidInput,
-    MemoryExists,
-    MemoryLocked,
-    MemoryNotFound,
-    MemstoreError,
-    ReadOnlyMemory,
-    StorageFull,
-)
+from memstore.disk.new_file import fill
+from memstore.disk.transaction import TABLES, Transaction
+from memstore.errors import InvalidInput, MemoryExists, MemoryLocked, MemoryNotFound, StorageFull
 
 T = TypeVar("T")
 
-TABLES = ("meta", "documents", "tokens", "landmarks", "blocks")
-_MAX_READERS = 512
-COMMIT = struct.Struct("<Qd")
 
+class Version(NamedTuple):
+    """Which state of a memory is the last that was committed."""
 
-def _recorded_number(table: str, key: bytes, value: bytes) -> int | None:
-    """The number of a commit as its record has it; None if the record is damaged."""
-    if len(value) != 8 + COMMIT.size or digest(table, key, value[8:]) != value[:8]:
-        return None
-    number: int = COMMIT.unpack(value[8:])[0]
-    return number
-
-
-class Commit(NamedTuple):
-    """A commit that was made."""
-
-    transaction: int  # its number
-    time: float  # seconds since 1970
+    file: int  # how often this process has made the file anew
+    transaction: int  # numbers count from 1 in each
 
 
 class Environment:
@@ -99,6 +79,7 @@ class Environment:
         self.tables: dict[str, Any] = {}
         self.writable = False  # whether the directory allows it
         self._read_write = False  # whether LMDB's environment is open for it
+        self.rewritten = 0
         kind = file_system_of(path)
         if kind in NETWORK:
             raise InvalidInput(
@@ -166,13 +147,13 @@ class Environment:
                 map_size = new_map_size
             else:
                 map_size = check_length(data, self.data_file)
-                check_commits(data, self.data_file, _recorded_number)
-        with self._named_errors():
+                check_commits(data, self.data_file)
+        with named_lmdb_errors(self.path):
             self._inner = lmdb.open(
                 str(self.path),
                 map_size=map_size,
                 max_dbs=len(TABLES),
-                max_readers=_MAX_READERS,
+                max_readers=MAX_READERS,
                 create=new,
                 readonly=not read_write,
                 mode=mode_of(data) or 0o600,
@@ -183,7 +164,6 @@ class Environment:
                 readahead=False,
                 sync=True,
                 metasync=False,
-                meminit=False,
             )
             self._read_write = read_write
             self.page_size = self._inner.stat()["psize"]
@@ -201,25 +181,45 @@ class Environment:
         return getattr(self._thread, "transaction", None) is not None
 
     def acquire_writer(self, *, wait: bool) -> None:
-        """Take the writer lock and be open for writing."""
+        """Take the writer lock and be open for writing, in the directory that was opened."""
         if self.in_transaction():
             raise RuntimeError(
                 "writing inside a transaction of the same thread: end that one first"
             )
         self.lock.acquire(wait=wait)
         try:
+            if not self.lies_at(self.path):
+                raise self.gone()
             if not self._read_write:
                 with self._gate.alone():
                     if not self._read_write:
                         self.close()
                         self._open(read_write=True)
-                sweep(self.path)
-                if not (self.path / INDEX).is_symlink():
-                    sweep(self.path / INDEX)
+                self._sweep()
                 self.set_limit(self.limit)
         except BaseException:
             self.lock.release()
             raise
+
+    def lies_at(self, path: Path) -> bool:
+        """Is the open data file the one of the directory `path`? True where none is open."""
+        self._gate.enter()  # not while another takes its place
+        try:
+            return self.data_file is None or lies_at(path / DATA, self.data_file)
+        finally:
+            self._gate.leave()
+
+    def gone(self) -> MemoryNotFound:
+        """The error for a directory that is not the one that was opened."""
+        return MemoryNotFound(
+            f"{self.path} holds the memory no longer: it was removed, moved or replaced while it "
+            "was open"
+        )
+
+    def _sweep(self) -> None:
+        sweep(self.path)
+        if not (self.path / INDEX).is_symlink():
+            sweep(self.path / INDEX)
 
     def close(self) -> None:
         if self._inner is not None:
@@ -240,7 +240,7 @@ class Environment:
     def _sync(self) -> None:
         # Commits leave the last meta page to the next one's sync; the last writer of all does not.
         if self._inner is not None and self._read_write:
-            with self._named_errors():
+            with named_lmdb_errors(self.path):
                 self._inner.sync(True)
 
     # Transactions
@@ -251,7 +251,7 @@ class Environment:
         if current is not None:
             yield current
             return
-        with self._named_errors():
+        with named_lmdb_errors(self.path):
             inner = self._begin(write=False)
             try:
                 self._thread.transaction = self._transaction(inner, writable=False)
@@ -261,7 +261,7 @@ class Environment:
                 self._end(inner)
 
     def write(self, work: Callable[[Transaction], T], *, beyond_limit: bool) -> T:
-        with self._write_mutex, self._named_errors():
+        with self._write_mutex, named_lmdb_errors(self.path):
             result = self._write(work, beyond_limit=beyond_limit)
             if beyond_limit:
                 # What a batch frees can be used from the second batch after it on: make this one
@@ -277,8 +277,7 @@ class Environment:
             self._thread.transaction = transaction
             try:
                 result = work(transaction)
-                commit = COMMIT.pack(transaction.inner.id(), time.time())
-                transaction.put_checked("meta", b"commit", commit)
+                self.record(transaction)
                 transaction.inner.commit()
                 return result
             except lmdb.MapFullError:
@@ -294,12 +293,15 @@ class Environment:
             inner, self.tables, self.path, self.data_file, self.page_size, writable=writable
         )
 
-    def last_transaction(self) -> int:
-        """Number of the last commit by any process."""
+    def record(self, transaction: Transaction) -> None:
+        """Have a transaction record that it will be committed now."""
+        made = Commit(transaction.inner.id(), time.time())
+        transaction.put(commit.TABLE, commit.KEY, made.pack())
+
+    def version(self) -> Version:
         self._gate.enter()
         try:
-            number: int = self._inner.info()["last_txnid"]
-            return number
+            return Version(self.rewritten, self._inner.info()["last_txnid"])
         finally:
             self._gate.leave()
 
@@ -374,73 +376,55 @@ class Environment:
                 if info["map_size"] > allowed:
                     self._set_map(allowed)
 
-    def compact(self) -> None:
-        assert self.data_file is not None
-        with (
-            self._write_mutex,
-            self._gate.alone(),
-            self._named_errors(),
-            named_os_errors(self.path),
-        ):
-            if not try_alone(self.data_file):
-                raise MemoryLocked(
-                    f"{self.path} is open in another process; compacting needs it alone"
-                )
-            try:
-                with replacement(self.path / DATA) as copy:
-                    self._inner.copyfd(copy.fileno(), compact=True)
-                    self._number_anew(Path(copy.name))
-                    self._inner.close()
-                    self._inner = None
-                sync_directory(self.path)
-            finally:
-                self._reopen()
+    # The file anew
 
-    def _number_anew(self, copy: Path) -> None:
-        """Commit twice in a compacted copy, which numbers its transactions from 1 on: its records
-        of commits have the numbers of those before.
+    def rewrite(self, change: Callable[[Transaction], T], before_switch: Callable[[], None]) -> T:
+        """Put a new file in the place of this one, that holds what `change` leaves and no other
+        byte. Nothing is changed where that fails.
         """
-        with self._inner.begin() as before:
-            value = before.get(b"commit", db=self.tables["meta"])
-        if value is None:  # of format 1
-            return
-        room = copy.stat().st_size + (1 << 20)
-        with lmdb.open(str(copy), subdir=False, lock=False, max_dbs=1, map_size=room) as inner:
-            table = inner.open_db(b"meta", create=False)
-            for _ in range(2):
-                with inner.begin(write=True, db=table) as txn:
-                    commit = COMMIT.pack(txn.id(), COMMIT.unpack(value[8:])[1])
-                    txn.put(b"commit", digest("meta", b"commit", commit) + commit)
+        with self._write_mutex, named_lmdb_errors(self.path), named_os_errors(self.path):
+            with self.read():
+                pass  # reopened if need be
+            while True:
+                try:
+                    with self._gate.alone():
+                        result = self._rewrite(change, before_switch)
+                    break
+                except lmdb.MapFullError:  # of the old file: a change takes room there too
+                    self._grow(0, beyond_limit=True)
+        self.set_limit(self.limit)
+        return result
 
-    # Errors
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
+    def _rewrite(self, change: Callable[[Transaction], T], before_switch: Callable[[], None]) -> T:
+        assert self.data_file is not None
+        if not try_alone(self.data_file):
+            raise MemoryLocked(
+                f"{self.path} is open in another process; rewriting its file needs it alone"
+            )
+        inner = self._inner.begin(write=True, buffers=True)
+        switched = False
         try:
-            yield
-        except lmdb.Error as error:
-            raise self._named(error) from error
-
-    def _named(self, error: lmdb.Error) -> MemstoreError:
-        text = str(error)
-        if isinstance(error, lmdb.DiskError) or any(
-            os.strerror(code) in text for code in (*NO_SPACE, errno.EIO)
-        ):
-            # LMDB reports a short write, which is how a disk fills up, as an input/output error.
-            return storage_full(self.path, text)
-        if isinstance(error, lmdb.MemoryError):
-            return StorageFull(
-                f"{self.path} could not be used ({text}): this process may not have more memory; "
-                "raise the limit (ulimit -v)"
+            transaction = self._transaction(inner, writable=True)
+            result = change(transaction)
+            entries = (
+                (table, key, value)
+                for table in TABLES
+                for key, value in transaction.scan(table)
+                if (table, key) != (commit.TABLE, commit.KEY)
             )
-        if isinstance(error, lmdb.ReadonlyError) or any(
-            os.strerror(code) in text for code in NO_PERMISSION
-        ):
-            return ReadOnlyMemory(f"{self.path} cannot be used ({text}); check its permissions")
-        if isinstance(error, lmdb.ReadersFullError):
-            return MemoryLocked(
-                f"{self.path} has {_MAX_READERS} readers already; try again when some are done"
-            )
-        return CorruptMemory(
-            f"{self.path} cannot be read ({text}); run verify, or restore it from a copy"
-        )
+            record = transaction.view(commit.TABLE, commit.KEY)
+            known = None if record is None else Commit.unpack(record)
+            with replacement(self.path / DATA) as file:
+                fill(Path(file.name), entries, None if known is None else known.time)
+                self._sweep()
+                before_switch()
+            switched = True
+            self.rewritten += 1
+            sync_directory(self.path)
+            return result
+        finally:
+            inner.abort()
+            if switched:
+                self._reopen()
+            else:
+                not_alone(self.data_file)

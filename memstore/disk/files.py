@@ -75,6 +75,20 @@ def sweep(directory: Path) -> None:
                     os.close(file)
 
 
+_INDEX_FILE = re.compile(r"(layer-\d+|queries)\.idx")
+
+
+def remove_index(path: Path) -> None:
+    """Remove the index files of a memory, which are made again from what it holds. Raises
+    OSError.
+    """
+    directory = path / INDEX
+    if directory.is_dir() and not directory.is_symlink():
+        for name in filter(_INDEX_FILE.fullmatch, os.listdir(directory)):
+            os.unlink(directory / name)
+        sync_directory(directory)
+
+
 def mode_of(path: Path) -> int | None:
     """Who may read and write a regular file; None where there is none."""
     with suppress(FileNotFoundError):
@@ -143,7 +157,7 @@ def share(data: Path, *, create: bool) -> int:
         file = open_regular(data, os.O_RDWR | os.O_CREAT if create else os.O_RDONLY)
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file), os.lstat(data)):
+            if lies_at(data, file):
                 if hasattr(os, "posix_fadvise"):
                     # read what is asked for, nothing around it
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
@@ -156,14 +170,27 @@ def share(data: Path, *, create: bool) -> int:
             ) from None
 
 
+def lies_at(path: Path, file: int) -> bool:
+    """Is an open file the one that lies at a path?"""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
 def try_alone(file: int) -> bool:
     """Lock a data file that is shared against every other process, if no other has it open."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        fcntl.flock(file, fcntl.LOCK_SH)
+        not_alone(file)
         return False
     return True
+
+
+def not_alone(file: int) -> None:
+    """Share a data file again that was locked."""
+    fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def sync_directory(path: Path) -> None:

@@ -7,12 +7,14 @@ would undo a commit; the record that every commit of ours leaves, with a checksu
 
 import os
 import struct
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from memstore.disk import commit
+from memstore.disk.commit import Commit
 from memstore.errors import CorruptMemory, MemoryNotFound
 
 
@@ -72,6 +74,31 @@ def _read_metas(file: int) -> list[_Meta]:
     return metas
 
 
+class States(NamedTuple):
+    """What is left of the file's meta pages."""
+
+    page_size: int
+    # root pages of the table of tables that they name, whatever else is wrong with them -> the
+    # transaction that they tell of, None where they are not understood
+    roots: dict[int, int | None]
+    newest: int  # of those
+    free_root: int  # of its list of free pages
+
+
+def read_states(file: int) -> States:
+    """What both meta pages tell. Raises OSError."""
+    metas = _read_metas(file)
+    page_size = metas[0].page_size if metas else os.sysconf("SC_PAGE_SIZE")
+    roots: dict[int, int | None] = {meta.root: meta.transaction for meta in metas}
+    for offset in (0, page_size):
+        with suppress(struct.error):
+            roots.setdefault(_META.unpack(os.pread(file, _META.size, offset))[9], None)
+    newest = max(metas, key=lambda meta: meta.transaction, default=None)
+    if newest is None:
+        return States(page_size, roots, _NO_PAGE, _NO_PAGE)
+    return States(page_size, roots, newest.root, newest.free_root)
+
+
 def check_length(path: Path, file: int) -> int:
     """Refuse a file that ends before a page in use, which would end the interpreter once mapped;
     return its map size.
@@ -105,32 +132,24 @@ def check_length(path: Path, file: int) -> int:
     return meta.map_size
 
 
-def check_commits(
-    path: Path, file: int, number_of: Callable[[str, bytes, bytes], int | None]
-) -> None:
+def check_commits(path: Path, file: int) -> None:
     """Refuse a file whose meta pages are not those of its last two transactions.
 
     A transaction's number is even on the first page and odd on the second, one apart from the
-    other's, and the same as in the record of the commit that is found from there. number_of: takes
-    a table, a key and the value that was found for the record; gives its number, None if it is
-    damaged. Raises CorruptMemory.
+    other's, and the same as in the record of the commit that is found from there. Raises
+    CorruptMemory.
     """
     metas = _read_metas(file)
-    while (wrong := _what_is_wrong(file, metas, number_of)) is not None:
+    while (wrong := _what_is_wrong(file, metas)) is not None:
         before, metas = metas, _read_metas(file)
         if metas == before:  # no other process has committed meanwhile
             raise CorruptMemory(
-                f"{path}: {wrong}: the last commit would be undone without a word; restore it from "
-                "a copy"
+                f"{path}: {wrong}: the last commit could be undone without a word; run verify "
+                "--repair"
             )
 
 
-COMMIT_RECORD = ("meta", b"commit")  # table and key
-
-
-def _what_is_wrong(
-    file: int, metas: list[_Meta], number_of: Callable[[str, bytes, bytes], int | None]
-) -> str | None:
+def _what_is_wrong(file: int, metas: list[_Meta]) -> str | None:
     if len(metas) < 2:
         return "one of its two meta pages is damaged"
     first, second = metas
@@ -151,29 +170,30 @@ def _what_is_wrong(
                 return "a meta page of transaction 0 tells of pages"
             continue
         try:
-            value = _commit_value(file, meta)
+            record = _commit_record(file, meta)
         except (ValueError, struct.error) as error:
             return f"transaction {meta.transaction} cannot be read ({error})"
-        number = None if value is None else number_of(*COMMIT_RECORD, value)
-        if value is not None and number != meta.transaction:
-            return f"transaction {meta.transaction} is recorded as {number or 'damaged'}"
-        recorded.append(value is not None)
+        if record is not None:
+            known = Commit.unpack(record)
+            if known is None or known.transaction != meta.transaction:
+                what = "damaged" if known is None else known.transaction
+                return f"transaction {meta.transaction} is recorded as {what}"
+        recorded.append(record is not None)
     # of a memory of format 1 no transaction is recorded, or only the last
     if recorded == [True, False]:
         return f"transaction {max(numbers)} is not recorded"
     return None
 
 
-def _commit_value(file: int, meta: _Meta) -> bytes | None:
+def _commit_record(file: int, meta: _Meta) -> bytes | None:
     """The record of the commit that a meta page tells of, None if it has none. Raises ValueError
     and struct.error where a page is not as it must be.
     """
-    table, key = COMMIT_RECORD
-    description = _value(file, meta, meta.root, table.encode(), _TABLE)
+    description = _value(file, meta, meta.root, commit.TABLE.encode(), _TABLE)
     if description is None:
         return None
     (root,) = struct.unpack_from("<40x Q", description)
-    return _value(file, meta, root, key, 0)
+    return _value(file, meta, root, commit.KEY, 0)
 
 
 def _value(file: int, meta: _Meta, number: int, key: bytes, kind: int) -> bytes | None:

@@ -32,6 +32,8 @@ def acquire(path: Path, begin: Callable[[Environment], None]) -> Environment:
                 f"{path} was open when this process was forked; open it in one that is spawned "
                 "instead"
             )
+        if environment is not None and not environment.lies_at(path):
+            environment = None  # of a directory that was removed: its inode was given out again
         if environment is None:
             environment = Environment(path)
             begin(environment)

@@ -81,6 +81,12 @@ class FaissFiles:
         with self.index.sampled():
             yield
 
+    def drop(self) -> None:
+        """Hold nothing that was built; what is in the files is read again when it is searched."""
+        with self._opening:
+            self.index.drop_engines()
+            self._opened.clear()
+
     def build(self, top_k: int, progress: Callable[[int, int], None] | None) -> dict[str, Any]:
         """Build every layer's engines anew and write them; return what was built. See
         MemoryStore.build_index.

@@ -136,6 +136,12 @@ class FaissIndex(PackedIndex):
                 built.scopes.clear()
             return True
 
+    def drop_engines(self) -> None:
+        """Hold no engine, and no queries to make one with."""
+        with self._changing, self._lock:
+            self.built.clear()
+            self._samples.clear()
+
     def install(self, layer: int, built: Built) -> None:
         """Take over a layer's engines from a file; keys that they lack join them where there are
         enough.

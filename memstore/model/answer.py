@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from memstore.disk.document import Document
 from memstore.model.reader import Reader
@@ -34,9 +34,17 @@ class Source:
 
     @classmethod
     def of(
-        cls, reader: Reader, store: MemoryStore, document: Document, block: int, reads: Reads
+        cls,
+        reader: Reader,
+        store: MemoryStore,
+        document: Document,
+        block: int,
+        reads: Reads,
+        weight: float | None = None,
     ) -> "Source":
-        """A block of a document. Raises DocumentNotFound, CorruptMemory."""
+        """A block of a document; weight: None for the sum of what was read. Raises
+        DocumentNotFound, CorruptMemory.
+        """
         size, tokenizer = reader.shape.block_size, reader.tokenizer
         first = block * size
         count = min(size, document.tokens - first)
@@ -48,12 +56,21 @@ class Source:
             block=block,
             span=(start, start + tokenizer.characters(ids)),
             text=tokenizer.whole_characters(ids, following),
-            weight=round(sum(reads.values()), 4),
+            weight=round(sum(reads.values()) if weight is None else weight, 4),
             reads=[
                 {"layer": layer, "head": head, "tier": tier, "weight": round(mass, 4)}
                 for (layer, head, tier), mass in sorted(reads.items(), key=lambda item: -item[1])
             ],
         )
+
+
+class Found(NamedTuple):
+    """A block that a search found, how much of the phrase it has, and what was read of it."""
+
+    document: int
+    block: int
+    weight: float
+    reads: Reads
 
 
 @dataclass(frozen=True)

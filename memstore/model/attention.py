@@ -6,8 +6,8 @@ the rows whose gate is open; a lease on the distinct units found; one attention 
 slots.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -24,19 +24,11 @@ from memstore.model.rotary import Rope
 from memstore.model.selection import Selection
 from memstore.model.session_blocks import Candidates, SessionBlocks
 from memstore.model.settings import LookupSettings
-from memstore.model.units import Read, Wanted, lease_units, units_read
+from memstore.model.units import Lookups, OnRead, Wanted, lease_units, units_read
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.base import Lease
 
 _GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
-
-
-@dataclass
-class Lookups:
-    """Lookups of (token, head, layer): done, and skipped because the gate was below the cutoff."""
-
-    done: int = 0
-    skipped: int = 0
 
 
 class Observer(Protocol):
@@ -62,7 +54,7 @@ class MemoryAttention:
         blocks: SessionBlocks,
         *,
         retrieve: bool = True,
-        on_read: Callable[[list[Read]], None] | None = None,
+        on_read: OnRead | None = None,
         read_all_rows: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from memstore.model import facts
-from memstore.model.reader import Reader
+from memstore.model.reader import LandmarkReader
 from memstore.model.session import ScratchSession
 from memstore.store.memory_store import MemoryStore
 
@@ -19,7 +19,7 @@ _BLOCKS = 32_768
 
 
 def build_index(
-    reader: Reader, store: MemoryStore, progress: Callable[[int, int], None] | None = None
+    reader: LandmarkReader, store: MemoryStore, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
     """Sample queries, then build and save the store's index; returns what was built (see
     MemoryStore.build_index).

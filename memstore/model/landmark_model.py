@@ -14,16 +14,16 @@ from memstore.kernels.api import NEG
 from memstore.kernels.products import accumulate
 from memstore.model.checkpoint import SHIPPED, SHIPPED_NAME, load_checkpoint, signature_of
 from memstore.model.config import ModelConfig
+from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.reader import Attend, Enter
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
-from memstore.model.verbs import Verbs
 
 _SMALL = 20_000_000  # parameters
 
 
-class LandmarkModel(Verbs):
-    """A Reader (memstore.model.reader) over a transformer and its tokenizer, with the verbs."""
+class LandmarkModel(LandmarkVerbs):
+    """A LandmarkReader over a transformer and its tokenizer, with the verbs."""
 
     def __init__(self, transformer: Transformer, tokenizer: Tokenizer) -> None:
         config = transformer.config

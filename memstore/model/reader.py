@@ -11,9 +11,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from memstore.disk.selector_form import SelectorForm
 from memstore.disk.signature import Signature
 from memstore.model.rotary import Rope
-from memstore.model.settings import LookupSettings
+from memstore.model.selectors import Selector
+from memstore.model.settings import AnswerSettings, LookupSettings
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Called once a layer with (layer_idx, q [B, H, T, D], k and v [B, Hkv, T, D]), position-free;
@@ -69,21 +71,34 @@ class TextTokenizer(Protocol):
         """The characters that begin in these ids; the last one may end in the ids that follow."""
 
 
+@dataclass(frozen=True)
+class LayerForm:
+    """How a layer attends, beside its keys: scores are scale * q.k, cap * tanh(scores / cap) where
+    there is a softcap; keys `window` or more positions before a query are out of its reach.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
 class Reader(Protocol):
     """A decoder with rotary positions whose attention is given from outside."""
 
     shape: Shape
     lookup: LookupSettings  # what lookups do unless told otherwise
-    rope: Rope
-    # by layer [Hkv, D], the context miss token's key at position -1, whose share of attention is
-    # the gate; None for a reader without a gate
-    cmt_keys: Sequence[Tensor] | None
-    landmark_id: int  # read after every block_size content tokens: its key is the landmark key
+    answering: AnswerSettings  # how answers are generated unless told otherwise
     tokenizer: TextTokenizer
 
     @property
     def signature(self) -> Signature:
         """What ties a memory to this reader."""
+
+    @property
+    def keeps(self) -> SelectorForm | None:
+        """What its memories keep to be found by; None for trained landmarks in every memory
+        layer.
+        """
 
     @property
     def device(self) -> torch.device:
@@ -107,6 +122,38 @@ class Reader(Protocol):
 
     def question_ids(self, question: str) -> list[int]:
         """A question as it is read: as typed, or in a template."""
+
+
+class LandmarkReader(Reader, Protocol):
+    """A reader whose every token and head looks blocks up by trained landmark keys."""
+
+    rope: Rope
+    # by layer [Hkv, D], the context miss token's key at position -1, whose share of attention is
+    # the gate; None for a reader without a gate
+    cmt_keys: Sequence[Tensor] | None
+    landmark_id: int  # read after every block_size content tokens: its key is the landmark key
+
+
+class ChoosingReader(Reader, Protocol):
+    """A reader whose blocks are chosen once for a question, by a selector, and read by every memory
+    layer at compact positions. Its `attend` gets keys without position; they are stored so.
+    """
+
+    selector: Selector
+    prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
+    forms: Sequence[LayerForm]
+    window_blocks: int  # before a chunk, that it sees while a document is read
+
+    def rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys [B, H, T, D] of a layer, turned to positions [T]."""
+
+    def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
+        """A question as the next turn of a conversation, behind the prefix if it is the first; and
+        which of these ids are the question's own words.
+        """
+
+    def ends_turn(self, token: int) -> bool:
+        """Does an answer end with this token?"""
 
 
 @runtime_checkable

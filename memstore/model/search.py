@@ -18,12 +18,10 @@ from memstore.errors import BudgetExceeded
 from memstore.index import Hits
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
-from memstore.model.reader import Reader
+from memstore.model.answer import Found
+from memstore.model.reader import LandmarkReader
 from memstore.model.rotary import Prefix
 from memstore.store.memory_store import MemoryStore
-
-SHORTLIST = 1 << 16
-"""Blocks whose own keys are read, by default; a smaller memory is ranked whole."""
 
 _HITS_OF_EVERY_HEAD = 64  # landmark keys taken a (token, head), to see which heads point sharply
 # heads that make a shortlist, and landmark keys taken for each of their tokens
@@ -31,20 +29,6 @@ _POINTING_HEADS, _HITS = 3, 1024
 # of exp(sharpness * (cosine - 1)): how like two keys must be to count as the same word
 _SHARPNESS = 16.0
 _UNITS = 256  # leased at once
-
-
-@dataclass(frozen=True)
-class Match:
-    """A block and how much of the phrase was found there, 0..1; the unit that was read for it, and
-    whence.
-    """
-
-    document: int
-    block: int
-    weight: float
-    layer: int
-    head: int
-    tier: str
 
 
 @dataclass(frozen=True)
@@ -62,12 +46,12 @@ class _Looks:
 
 @torch.no_grad()
 def search_blocks(
-    reader: Reader,
+    reader: LandmarkReader,
     store: MemoryStore,
     documents: Sequence[tuple[int, int]],
     ids: Sequence[int],
-    shortlist: int = SHORTLIST,
-) -> Iterator[Match]:
+    shortlist: int,
+) -> Iterator[Found]:
     """Blocks of documents (id, blocks), at most `shortlist`, best first; of equals the earlier in
     their order.
 
@@ -94,12 +78,13 @@ def search_blocks(
     weights, tiers = _compare(store, units, placed)
     order = weights.sort(descending=True, stable=True).indices.tolist()
     return (
-        Match(units[n].document, units[n].block, float(weights[n]), layer, head, tiers[n])
+        Found(units[n].document, units[n].block, weight, {(layer, head, tiers[n]): weight})
         for n in order
+        for weight in [float(weights[n])]
     )
 
 
-def _look(reader: Reader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
+def _look(reader: LandmarkReader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
     """What every memory layer looks for with each token of a phrase that was read without any
     memory.
 
@@ -118,7 +103,7 @@ def _look(reader: Reader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
     }
 
 
-def _look_piece(reader: Reader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
+def _look_piece(reader: LandmarkReader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
     shape, rope, cmt_keys, looks = reader.shape, reader.rope, reader.cmt_keys, {}
     sequence: list[int] = []
     rows = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,8 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from memstore.decode import Positive, from_json
+from memstore.decode import Amount, Layer, Positive, Share, from_json
 from memstore.errors import InvalidWeights
+from memstore.model.adaptation import Adaptation
 from memstore.model.selector_heads import PointerHeads, Rotate
 from memstore.model.selector_learned import Learned, Projection
 from memstore.model.selector_sum import Sum, Words
@@ -40,24 +41,6 @@ class MadeFor:
     weights: str = ""  # digest of the weights; "" = of any weights of these sizes
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """A selector, and what was calibrated with it.
-
-    k: blocks read at most. score_range: how many standard deviations below the best score a block
-    is still read (`choose`). gate: the `confidence` below which nothing is looked up. held_out: by
-    kind of question, the share whose block was among the best 1, 4, 8, 16 of `blocks`.
-    """
-
-    selector: Selector
-    made_for: MadeFor
-    k: int = 4
-    score_range: float = 1.0
-    gate: float = float("-inf")
-    held_out: Mapping[str, list[float]] = field(default_factory=dict)
-    blocks: int = 0
-
-
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["learned", "pointer heads", "words"]
     weight: float = 1.0
@@ -69,18 +52,18 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
     made_for: MadeFor
     parts: Annotated[list[_Part], Meta(min_length=1, max_length=4)]
-    k: Positive
-    score_range: Annotated[float, Meta(ge=0)]
-    gate: float | None
-    held_out: dict[str, list[float]]
-    blocks: int
+    read_from: Layer
+    top_k: Positive
+    score_range: Amount | None
+    answerable: float | None
+    scores: dict[str, Share]
 
 
-def save_selector(adapted: Adapted, path: Path) -> None:
-    """Write a selector; the file is replaced whole."""
+def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
+    """Write a selector and what was calibrated with it; the file is replaced whole."""
     tensors: dict[str, Tensor] = {}
     parts = []
-    for selector, weight in _parts(adapted.selector):
+    for selector, weight in _parts(adaptation.selector):
         part: dict[str, Any] = {"kind": selector.form.name, "weight": weight}
         if isinstance(selector, Learned):
             part["layer"] = selector.layer
@@ -92,13 +75,13 @@ def save_selector(adapted: Adapted, path: Path) -> None:
         parts.append(part)
     header = {
         "version": 1,
-        "made_for": asdict(adapted.made_for),
+        "made_for": asdict(replace(made_for, weights=adaptation.weights)),
         "parts": parts,
-        "k": adapted.k,
-        "score_range": adapted.score_range,
-        "gate": None if adapted.gate == float("-inf") else adapted.gate,
-        "held_out": dict(adapted.held_out),
-        "blocks": adapted.blocks,
+        "read_from": adaptation.read_from,
+        "top_k": adaptation.top_k,
+        "score_range": adaptation.score_range,
+        "answerable": adaptation.answerable,
+        "scores": dict(adaptation.scores),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
@@ -107,7 +90,7 @@ def save_selector(adapted: Adapted, path: Path) -> None:
     partial.replace(path)
 
 
-def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adapted:
+def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
     """Read a selector for this model. rotate: as PointerHeads wants it.
 
     Raises InvalidWeights for a file that is none, that was altered, or that is another model's.
@@ -125,15 +108,14 @@ def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adapted:
     _check_model(path, header.made_for, model)
     parts = [(_part(path, part, tensors, model, rotate), part.weight) for part in header.parts]
     selector = parts[0][0] if len(parts) == 1 else Sum(parts)
-    gate = float("-inf") if header.gate is None else header.gate
-    return Adapted(
+    return Adaptation(
         selector,
-        header.made_for,
-        header.k,
+        header.read_from,
+        header.top_k,
         header.score_range,
-        gate,
-        header.held_out,
-        header.blocks,
+        header.answerable,
+        header.made_for.weights,
+        header.scores,
     )
 
 

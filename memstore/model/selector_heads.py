@@ -13,7 +13,8 @@ from torch import Tensor
 
 from memstore.disk.selector_form import SelectorForm
 from memstore.index.base import Scope
-from memstore.model.selectors import Found, Tapped, Taps
+from memstore.model.selectors import Found
+from memstore.model.tapped import Tapped, Taps
 
 Rotate = Callable[[int, Tensor, Tensor], Tensor]
 """(layer, x [..., T, D], positions [T]) -> x rotated to these positions, as the layer's own

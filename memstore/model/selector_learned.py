@@ -16,7 +16,8 @@ from torch import Tensor
 
 from memstore.disk.selector_form import SelectorForm
 from memstore.index.base import Scope
-from memstore.model.selectors import Found, Tapped, Taps
+from memstore.model.selectors import Found
+from memstore.model.tapped import Tapped, Taps
 
 _STEPS = 127  # a landmark is a unit vector times this, in int8
 _LEAST_IDF = 0.05

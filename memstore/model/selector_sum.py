@@ -12,7 +12,8 @@ from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidConfig
 from memstore.index import words as index_words
 from memstore.index.base import Scope
-from memstore.model.selectors import Found, Selector, Tapped, Taps, standardise
+from memstore.model.selectors import Found, Selector, standardise
+from memstore.model.tapped import Tapped, Taps
 
 
 class Words:

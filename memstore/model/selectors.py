@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,33 +13,7 @@ from torch import Tensor
 
 from memstore.disk.selector_form import SelectorForm
 from memstore.index.base import Scope
-
-
-@dataclass(frozen=True)
-class Taps:
-    """What a selector looks at: the states entering these layers, the q and k of those."""
-
-    states: tuple[int, ...] = ()
-    heads: tuple[int, ...] = ()
-
-    @property
-    def layers(self) -> int:
-        """How many layers a walk has to run to show it all."""
-        return max((*self.states, *(layer + 1 for layer in self.heads)), default=0)
-
-
-@dataclass(frozen=True)
-class Tapped:
-    """What a walk shows of T consecutive tokens.
-
-    states: by layer, the residual [T, hidden] entering it. q, k: by layer [H, T, D] and
-    [Hkv, T, D], without position.
-    """
-
-    ids: Sequence[int]
-    states: Mapping[int, Tensor] = field(default_factory=dict)
-    q: Mapping[int, Tensor] = field(default_factory=dict)
-    k: Mapping[int, Tensor] = field(default_factory=dict)
+from memstore.model.tapped import Tapped, Taps
 
 
 class Found(Protocol):

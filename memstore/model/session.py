@@ -10,18 +10,17 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from memstore.errors import BudgetExceeded, InvalidConfig, InvalidInput
+from memstore.errors import BudgetExceeded, InvalidConfig
 from memstore.model.attention import MemoryAttention
 from memstore.model.chunk import FinishedBlocks
+from memstore.model.generate import generate
 from memstore.model.predict import Lookahead
-from memstore.model.reader import Foreseeing, Reader
+from memstore.model.reader import Foreseeing, LandmarkReader
 from memstore.model.session_blocks import SessionBlocks
 from memstore.model.settings import LookupSettings
-from memstore.model.units import Read
+from memstore.model.units import Lookups, OnRead
 from memstore.store.memory_store import MemoryStore
 
-OnRead = Callable[[list[Read]], None]
-"""Told the units that a row of a step has read."""
 Keep = Callable[[FinishedBlocks], None]
 """Takes a chunk's finished blocks into the session's own memory: the store must be able to lease
 them from then on.
@@ -36,7 +35,7 @@ class Session:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: LandmarkReader,
         settings: LookupSettings,
         store: MemoryStore,
         blocks: SessionBlocks,
@@ -86,6 +85,11 @@ class Session:
         if store.predictor != "off" and retrieve and isinstance(reader, Foreseeing):
             self._lookahead = self.attention.observer = Lookahead(reader, self.attention, store)
         self.content = 0  # content tokens in the open chunk
+
+    @property
+    def lookups(self) -> Lookups:
+        """Of (token, head, layer)."""
+        return self.attention.lookups
 
     @property
     def chunk_tokens(self) -> int:
@@ -163,22 +167,8 @@ class Session:
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
     ) -> Iterator[int]:
-        """Yield content tokens that follow `state` [hidden_size], each read back into the session
-        once the next one is asked for.
-
-        temperature 0 is greedy; otherwise samples, repeatably under `seed`. stop(token) ends after
-        that token.
-        """
-        if temperature < 0:
-            raise InvalidInput(f"temperature must not be negative, is {temperature}")
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        for step in range(max_new_tokens):
-            token = self.next_token(state, temperature, generator)
-            yield token
-            if stop is not None and stop(token):
-                return
-            if step + 1 < max_new_tokens:
-                state = self.feed([token])[-1]
+        """Yield content tokens that follow `state`: see memstore.model.generate."""
+        return generate(self, state, max_new_tokens, temperature=temperature, seed=seed, stop=stop)
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
@@ -186,17 +176,6 @@ class Session:
         predicted.
         """
         return self.reader.logits(states)
-
-    def next_token(
-        self, state: Tensor, temperature: float, generator: torch.Generator | None
-    ) -> int:
-        """The next content token after `state` [hidden_size]."""
-        logits = self.logits(state[None])[0]
-        if temperature == 0:
-            return int(logits.argmax())
-        # where the generator is: the same draw on every device
-        weights = (logits / temperature).softmax(-1).cpu()
-        return int(torch.multinomial(weights, 1, generator=generator))
 
 
 class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
@@ -208,7 +187,7 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: LandmarkReader,
         settings: LookupSettings,
         store: MemoryStore,
         documents: list[tuple[int, int]],
@@ -237,6 +216,17 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
         except BaseException:
             self._scratch.close()
             raise
+
+    def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
+        """Read a question; the state [hidden_size] that its answer begins with.
+
+        answering: called before the token that predicts the answer's first is read.
+        """
+        ids = self.reader.question_ids(question)
+        if len(ids) > 1:
+            self.feed(ids[:-1])
+        answering()
+        return self.feed(ids[-1:])[-1]
 
     def _take(self, blocks: FinishedBlocks) -> None:
         count = len(blocks[0][0])

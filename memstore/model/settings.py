@@ -71,10 +71,9 @@ class AnswerSettings:
         if self.temperature < 0:
             raise InvalidInput(f"temperature must not be negative, is {self.temperature}")
 
-    @classmethod
-    def of(cls, settings: dict[str, Any]) -> "AnswerSettings":
-        """The defaults with these in their place. Raises InvalidInput."""
-        return _changed(cls(), settings, ANSWER_SETTINGS)
+    def changed(self, **settings: Any) -> "AnswerSettings":
+        """These with others in their place; None leaves one as it is. Raises InvalidInput."""
+        return _changed(self, settings, ANSWER_SETTINGS)
 
 
 ANSWER_SETTINGS = tuple(field.name for field in fields(AnswerSettings))

@@ -186,7 +186,7 @@ class _File(msgspec.Struct):
 
 def _backend(vocab: dict[str, int], merges: Sequence[str | tuple[str, str]]) -> Backend:
     """Raises ValueError for what is no byte-level vocabulary with the merges that make it."""
-    symbols = set(_byte_symbols())
+    symbols = set(byte_symbols())
     if sorted(vocab.values()) != list(range(len(vocab))):
         raise ValueError("its ids are not 0, 1, 2, ...")
     if not symbols <= vocab.keys() or not all(token and symbols >= {*token} for token in vocab):
@@ -224,7 +224,7 @@ def _fingerprint(backend: Backend) -> str:
 
 def _token_bytes(backend: Backend) -> list[bytes]:
     """The bytes of every token."""
-    byte_of = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    byte_of = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
     tokens = sorted(backend.get_vocab().items(), key=lambda item: item[1])
     return [bytes(byte_of[symbol] for symbol in token) for token, _ in tokens]
 
@@ -234,7 +234,7 @@ def _beginning(data: bytes) -> int:
     return len(data.translate(None, _CONTINUATION))
 
 
-def _byte_symbols() -> list[str]:
+def byte_symbols() -> list[str]:
     """The printable character that stands for each of the 256 bytes in a byte-level vocabulary
     (GPT-2's table).
     """

@@ -29,6 +29,20 @@ class Read:
     tier: str
 
 
+OnRead = Callable[[list[Read]], None]
+"""Told the units that a row of a step has read."""
+
+
+@dataclass
+class Lookups:
+    """Lookups done, and skipped: of (token, head, layer) because the gate was below the cutoff; of
+    questions, by a reader that chooses once for each.
+    """
+
+    done: int = 0
+    skipped: int = 0
+
+
 @dataclass(frozen=True)
 class Wanted:
     """What rows chose: candidates [h, T or 1, K] (-1 = none) of a layer's query heads from

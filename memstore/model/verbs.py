@@ -3,33 +3,69 @@ was read.
 """
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from memstore.disk.document import Document
 from memstore.errors import InvalidInput
-from memstore.model.answer import Answer, Collector, DocumentMatch, Source
-from memstore.model.indexing import build_index
-from memstore.model.ingest import IngestProgress, ingest
+from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Source
+from memstore.model.ingest import OnProgress
 from memstore.model.reader import Reader
-from memstore.model.search import SHORTLIST, Match, search_blocks
-from memstore.model.session import OnRead, ScratchSession
-from memstore.model.settings import ANSWER_SETTINGS, AnswerSettings
+from memstore.model.settings import ANSWER_SETTINGS
 from memstore.model.text import Text
+from memstore.model.units import Lookups, OnRead
 from memstore.store.admission import Mode
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import COUNTS
+
+SHORTLIST = 1 << 16
+"""Blocks whose own keys are read in a search, by default; a smaller memory is ranked whole."""
+
+
+class AskingSession(AbstractContextManager["AskingSession"], Protocol):
+    """A session as a chat uses it: ScratchSession, or ChoosingSession."""
+
+    store: MemoryStore
+
+    @property
+    def lookups(self) -> Lookups:
+        """How often blocks were looked for."""
+
+    def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
+        """Read a question; the state [hidden_size] that its answer begins with. answering: called
+        before that state is computed.
+        """
+
+    def feed(self, ids: Sequence[int]) -> Tensor:
+        """Read tokens -> states [n, hidden_size]."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Next-token logits [n, vocabulary]."""
+
+    def generate(
+        self,
+        state: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: Callable[[int], bool] | None = None,
+    ) -> Iterator[int]:
+        """Yield tokens that follow `state`."""
 
 
 class Verbs(Reader):
     """What any reader can do with a MemoryStore; a reader inherits them."""
 
+    @abstractmethod
     def ingest(
         self,
         source: Text | Path | str,
@@ -37,29 +73,25 @@ class Verbs(Reader):
         *,
         name: str | None = None,
         mode: Mode = "new",
-        retrieve: bool = False,
-        progress: Callable[[IngestProgress], None] | None = None,
+        progress: OnProgress | None = None,
         **lookup: Any,
     ) -> Document:
         """Read a document (a path, or a text with a name) into the store; idempotent, and resumed
         where it was interrupted.
 
         mode: "new" refuses a name already used with other content; "append" continues the document;
-        "replace" swaps it. retrieve: attend to retrieved blocks while reading instead of the latest
-        ones (slower, for perplexity). lookup: LookupSettings that shall differ.
+        "replace" swaps it. lookup: LookupSettings that shall differ.
         """
-        text = source if isinstance(source, Text) else Text(source, name)
-        settings = self.lookup.changed(**lookup)
-        return ingest(self, settings, store, text, mode=mode, retrieve=retrieve, progress=progress)
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
-        """Build and save an approximate index of every document, for the queries of this reader:
-        see model.indexing.
+        """Build and save an approximate index of every document, for the queries of this reader.
+        Raises InvalidInput for a reader whose memories need none.
         """
-        return build_index(self, store, progress)
+        raise InvalidInput("memories of this model are searched exactly; there is nothing to build")
 
+    @abstractmethod
     def session(
         self,
         store: MemoryStore,
@@ -67,24 +99,20 @@ class Verbs(Reader):
         *,
         retrieve: bool = True,
         on_read: OnRead | None = None,
-        read_all_rows: bool = False,
         **lookup: Any,
-    ) -> ScratchSession:
+    ) -> AskingSession:
         """A session that has attached documents (None = every ready one, in the order they were
         created).
 
-        on_read: told what the last row of every step reads, or all rows if `read_all_rows`. lookup:
+        retrieve: look blocks up. on_read: told what the last row of every step reads. lookup:
         LookupSettings that shall differ from the reader's.
         """
-        return ScratchSession(
-            self,
-            self.lookup.changed(**lookup),
-            store,
-            [(document.id, document.blocks) for document in store.ready(documents)],
-            retrieve=retrieve,
-            on_read=on_read,
-            read_all_rows=read_all_rows,
-        )
+
+    @abstractmethod
+    def ranked(
+        self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
+    ) -> Iterator[Found]:
+        """Blocks of documents (id, blocks) where most of the phrase is found, best first."""
 
     def ask(
         self,
@@ -129,10 +157,8 @@ class Verbs(Reader):
         more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready
         document, DocumentNotFound.
         """
-        searched, matches = self._matches(phrase, store, documents, top_k, shortlist)
-        return [
-            self._found(store, searched[match.document], match) for match in islice(matches, top_k)
-        ]
+        searched, found = self._found(phrase, store, documents, top_k, shortlist)
+        return [self._source(store, searched, block) for block in islice(found, top_k)]
 
     def search_documents(
         self,
@@ -146,38 +172,37 @@ class Verbs(Reader):
         """The documents where most of the phrase is found in one block, best first; otherwise as
         `search`.
         """
-        searched, matches = self._matches(phrase, store, documents, top_k, shortlist)
+        searched, found = self._found(phrase, store, documents, top_k, shortlist)
         best: dict[int, Source] = {}
-        for match in matches:
-            if match.document not in best:
-                best[match.document] = self._found(store, searched[match.document], match)
+        for block in found:
+            if block.document not in best:
+                best[block.document] = self._source(store, searched, block)
                 if len(best) == min(top_k, len(searched)):
                     break
         return [DocumentMatch(source.document, source.weight, source) for source in best.values()]
 
-    def _matches(
+    def _found(
         self,
         phrase: str,
         store: MemoryStore,
         documents: Sequence[str] | None,
         top_k: int,
         shortlist: int,
-    ) -> tuple[dict[int, Document], Iterator[Match]]:
+    ) -> tuple[dict[int, Document], Iterator[Found]]:
         if not phrase.strip():
             raise InvalidInput("the phrase is empty")
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):
             if value < 1:
                 raise InvalidInput(f"{name} must be at least 1, is {value}")
         searched = {document.id: document for document in store.ready(documents, to="search")}
-        ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
         scope = [(document.id, document.blocks) for document in searched.values()]
-        return searched, search_blocks(self, store, scope, ids, max(shortlist, top_k))
+        return searched, self.ranked(phrase, store, scope, max(shortlist, top_k))
 
-    def _found(self, store: MemoryStore, document: Document, match: Match) -> Source:
-        reads = {(match.layer, match.head, match.tier): match.weight}
-        return Source.of(self, store, document, match.block, reads)
+    def _source(self, store: MemoryStore, searched: dict[int, Document], block: Found) -> Source:
+        document = searched[block.document]
+        return Source.of(self, store, document, block.block, block.reads, block.weight)
 
-    def score(self, session: ScratchSession, ids: Sequence[int]) -> np.ndarray:
+    def score(self, session: AskingSession, ids: Sequence[int]) -> np.ndarray:
         """Log probabilities [n - 1] of ids[1:], each after what stands before it in the session."""
         states = session.feed(list(ids[:-1]))
         logits = session.logits(states).log_softmax(-1)
@@ -190,26 +215,22 @@ class Chat:
     documents.
     """
 
-    def __init__(self, reader: Reader, session: ScratchSession, collector: Collector) -> None:
+    def __init__(self, reader: Reader, session: AskingSession, collector: Collector) -> None:
         self._reader, self._session, self._collector = reader, session, collector
 
     def ask(self, question: str, **settings: Any) -> Answer:
         """Continue the session with a question and generate its answer; settings: of
         AnswerSettings. Raises InvalidInput.
         """
-        chosen = AnswerSettings.of(settings)
+        chosen = self._reader.answering.changed(**settings)
         if not question.strip():
             raise InvalidInput("the question is empty")
         session, store, tokenizer = self._session, self._session.store, self._reader.tokenizer
         began, tiers = time.perf_counter(), store.tier_stats()
-        lookups = session.attention.lookups
+        lookups = session.lookups
         done, skipped = lookups.done, lookups.skipped
         self._collector.stop()
-        ids = self._reader.question_ids(question)
-        if len(ids) > 1:
-            session.feed(ids[:-1])
-        self._collector.start()  # from the row that predicts the first answer token
-        state = session.feed(ids[-1:])[-1]
+        state = session.ask(question, self._collector.start)
         tokens: list[int] = []
         first = 0.0
         for token in session.generate(

@@ -88,15 +88,17 @@ def written_here(committed: "Committed", name: str, *, wait: bool) -> Iterator[N
     try:
         with catalog.database.writer(wait=wait):
             committed.refresh()
-            _remove_leftovers(committed, name)
+            remove_leftovers(committed, name)
             yield
     finally:
         with _changing:
             names.discard(name)
 
 
-def _remove_leftovers(committed: "Committed", name: str) -> None:
-    """Delete what interrupted imports left, but nothing that this process is importing now."""
+def remove_leftovers(committed: "Committed", name: str | None = None) -> None:
+    """Delete what interrupted imports left, but nothing that this process is importing now; name:
+    of the document that the caller is going to write. The caller holds the writer lock.
+    """
     catalog = committed.catalog
 
     def left(row: Document | None) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings
+from memstore.disk.files import remove_index
 from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, MemoryLocked
 from memstore.store import admission
@@ -87,12 +88,14 @@ class MemoryStore(Lookups):
                 if row is not None:
                     return read_tokens(catalog, txn, row, first, end)
 
-    def forget(self, name: str) -> Document:
+    def forget(self, name: str, *, erase: bool = False) -> Document:
         """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return
         what it was.
 
-        The file keeps its size, and token ids on pages that are not used again yet, until
-        `compact`. Raises DocumentNotFound, ReadOnlyMemory, MemoryLocked.
+        The file keeps its size, and bytes of the document on pages that are not used again yet,
+        until `compact`. erase: rewrite the file without any byte of it, and remove the index files,
+        which are built from all documents; all or nothing, and the memory is needed alone. Raises
+        DocumentNotFound, ReadOnlyMemory, MemoryLocked, StorageFull (erase).
         """
         committed = self._writable()
         catalog = committed.catalog
@@ -104,7 +107,11 @@ class MemoryStore(Lookups):
                 for number in numbers:
                     catalog.delete_document(txn, number)
 
-            catalog.database.write(work, beyond_limit=True)
+            if erase:
+                path = catalog.database.path
+                catalog.database.rewrite(work, before_switch=lambda: remove_index(path))
+            else:
+                catalog.database.write(work, beyond_limit=True)
         self._refresh()
         return document
 
@@ -236,14 +243,20 @@ class MemoryStore(Lookups):
         return found
 
     def compact(self) -> tuple[int, int]:
-        """Rewrite the file without the room that forgotten documents left; return its bytes before
-        and after.
+        """Rewrite the file without the room, and the bytes, that forgotten documents left; return
+        its bytes before and after.
 
         Needs the memory to itself. Raises MemoryLocked, StorageFull, ReadOnlyMemory.
         """
         committed = self._writable()
-        sizes = committed.catalog.database.compact()
-        committed.follow()  # transactions are numbered anew
+        database = committed.catalog.database
+        with database.writer():
+            before = database.file_bytes
+            committed.refresh()
+            admission.remove_leftovers(committed)
+            database.rewrite()
+            sizes = before, database.file_bytes
+        committed.refresh()
         return sizes
 
     def verify(self, *, repair: bool = False) -> "Report":

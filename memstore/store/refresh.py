@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memstore.disk.catalog import Catalog
 from memstore.disk.changes import Changes
+from memstore.disk.database import Version
 from memstore.disk.document import Document
 from memstore.disk.transaction import Transaction
 from memstore.store.rows import Rows
@@ -23,14 +24,14 @@ class Committed:
         self.catalog = catalog
         self.rows = Rows()
         self.writers: dict[int, DocumentWriter] = {}  # of this store, by document
-        self._transaction = -1  # number of the last one that was followed
+        self._version = Version(0, -1)  # that was followed last
         self._changes: Changes | None = None  # of rows, that were followed
         self._retrieval: Retrieval | None = None
         self._following = threading.RLock()
 
     def refresh(self) -> None:
         """See what was committed since; nearly free where nothing was. Raises CorruptMemory."""
-        if self.catalog.database.last_transaction != self._transaction:
+        if self.catalog.database.version != self._version:
             self.follow()
 
     def attach(self, retrieval: "Retrieval") -> None:
@@ -63,8 +64,10 @@ class Committed:
         Raises CorruptMemory.
         """
         with self._following:
-            # before reading: too old a number only costs another look
-            last = self.catalog.database.last_transaction
+            # before reading: too old a version only costs another look
+            version = self.catalog.database.version
+            if version.file != self._version.file and self._retrieval is not None:
+                self._retrieval.rewritten()
             with self.catalog.database.read() as txn:
                 changes = self.catalog.changes(txn)
                 changed = self._changed(txn, changes)
@@ -73,7 +76,7 @@ class Committed:
                 if new is not None:
                     new.follow(txn, self.rows.by_number() | changed, but=self.writers)
             self.rows.change(changed)
-            self._transaction, self._changes = last, changes
+            self._version, self._changes = version, changes
 
     def _changed(self, txn: Transaction, changes: Changes) -> dict[int, Document | None]:
         """The rows that are others now, in order of id; None for one that is gone."""

@@ -96,6 +96,11 @@ class Retrieval:
         """The memory has another selector: hold nothing of the old."""
         self.selected = Selected(selector, self._catalog)
 
+    def rewritten(self) -> None:
+        """The memory's file was made anew without what was erased: hold no index of that."""
+        if self._engines is not None:
+            self._engines.drop()
+
     # Documents
 
     def follow(

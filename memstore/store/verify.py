@@ -8,9 +8,9 @@ verification are forked from one server (the module memstore.store.walk) that ha
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -51,8 +51,10 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     """Check every byte of a memory that a reader could use; with `repair`, drop damaged documents
     whole and check again.
 
-    The report of a repair says what was wrong before and what was dropped. Other processes may read
-    meanwhile, but a repair of damaged tree pages rewrites the file and needs the memory to itself.
+    The report of a repair says what was wrong before and what was dropped. Documents are dropped
+    where they lie, and other processes may read meanwhile; where pages of keys, the beginning of
+    the file or the memory's own rows are damaged, the file is made anew of all that can be reached,
+    for which the memory is needed alone.
 
     Raises MemoryNotFound, MemoryLocked, StorageFull; MemstoreError (no child can be started);
     CorruptMemory if a repair was asked for and
@@ -62,41 +64,78 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     if not (path / DATA).is_file():
         raise MemoryNotFound(f"{path} holds no memory; `memstore ingest` makes one")
     with _Children() as children:
-        report, died = _walk_in_children(children, path)
-        if report.clean or not repair:
-            return report
-        damaged = sorted(
-            {problem.document for problem in report.problems if problem.document is not None}
-        )
-        in_place = not died and all(problem.document is not None for problem in report.problems)
-        if not in_place or not _command(children, "drop", path, damaged):
-            _command(children, "salvage", path, damaged)
-        after, _ = _walk_in_children(children, path)
+        before = _walk_in_children(children, path)
+        if before.clean or not repair:
+            return before.report()
+        problems = list(before.problems)
+        dropped = before.damaged()
+        after = None
+        if before.is_of_documents and _drop(children, path, dropped):
+            after = _walk_in_children(children, path)
+        if after is None or not after.clean:
+            problems += _salvage(children, path)
+            after = _walk_in_children(children, path)
+            dropped |= after.damaged()
+            if not after.clean and after.is_of_documents and _drop(children, path, after.damaged()):
+                after = _walk_in_children(children, path)
     if not after.clean:
         raise CorruptMemory(
             f"{path} is still damaged after repair ({after.problems[0].what}); restore it from a "
             "copy"
         )
-    names = {
-        problem.document: problem.name
-        for problem in report.problems
-        if problem.document is not None
-    }
-    return Report(
-        after.documents,
-        after.records,
-        after.bytes,
-        report.problems,
-        [names[number] for number in damaged],
-    )
+    gone = [name for number, name in sorted(dropped.items()) if number not in after.whole]
+    return replace(after.report(), problems=problems, dropped=gone)
 
 
-def _walk_in_children(children: "_Children", path: Path) -> tuple[Report, bool]:
-    """Walk, again from the next document whenever a child dies; also whether one did."""
-    documents = records = size = 0
-    problems: list[Problem] = []
+@dataclass
+class _Walk:
+    """What a walk has met."""
+
+    records: int = 0
+    bytes: int = 0
+    whole: set[int] = field(default_factory=set)  # documents
+    problems: list[Problem] = field(default_factory=list)
+    died: bool = False  # a child did
+
+    @property
+    def clean(self) -> bool:
+        return not self.problems
+
+    @property
+    def is_of_documents(self) -> bool:
+        """Is nothing wrong but with documents, and was everything read?"""
+        return not self.died and all(problem.document is not None for problem in self.problems)
+
+    def damaged(self) -> dict[int, str]:
+        """The damaged documents, and their names as far as they can be read."""
+        return {
+            problem.document: problem.name
+            for problem in self.problems
+            if problem.document is not None
+        }
+
+    def report(self) -> Report:
+        return Report(len(self.whole), self.records, self.bytes, self.problems)
+
+
+def _drop(children: "_Children", path: Path, documents: Iterable[int]) -> bool:
+    """Drop documents where they lie; False if damaged pages keep from that."""
+    return _command(children, "drop", path, sorted(documents)) is not None
+
+
+def _salvage(children: "_Children", path: Path) -> list[Problem]:
+    """Make the file anew of what can be reached; what had to be undone for that."""
+    for event in _command(children, "salvage", path, []) or []:
+        if event["event"] == "undone" and event["commit"] is not None:
+            what = f"its last commit, number {event['commit']}, cannot be read and is undone"
+            return [Problem(None, "", what)]
+    return []
+
+
+def _walk_in_children(children: "_Children", path: Path) -> _Walk:
+    """Walk, again from the next document whenever a child dies."""
+    walk = _Walk()
     skip: list[int] = []
-    died = False
     while True:
         reading: dict[str, Any] | None = None
         ended = False
@@ -104,50 +143,50 @@ def _walk_in_children(children: "_Children", path: Path) -> tuple[Report, bool]:
             if event["event"] == "reading":
                 reading = event
             elif event["event"] == "problem":
-                problems.append(Problem(event["document"], event["name"], event["what"]))
+                walk.problems.append(Problem(event["document"], event["name"], event["what"]))
             elif event["event"] == "whole":
-                documents, records, size = (
-                    documents + 1,
-                    records + event["records"],
-                    size + event["bytes"],
-                )
+                walk.whole.add(event["document"])
+                walk.records += event["records"]
+                walk.bytes += event["bytes"]
             elif event["event"] == "end":
                 ended = True
             if event["event"] in ("whole", "done"):
                 skip.append(event["document"])
                 reading = None
         if ended:
-            return Report(documents, records, size, problems), died
-        died = True
+            return walk
+        walk.died = True
         if reading is None:
-            problems.append(Problem(None, "", "reading the memory's tables ended the process"))
-            return Report(documents, records, size, problems), died
-        problems.append(
-            Problem(reading["document"], reading["name"], "reading it ended the process")
-        )
-        skip.append(reading["document"])
+            walk.problems.append(Problem(None, "", "reading the memory's tables ended the process"))
+            return walk
+        number, name = reading["document"], reading["name"]
+        walk.problems.append(Problem(number, name, "reading it ended the process"))
+        skip.append(number)
 
 
-def _command(children: "_Children", what: str, path: Path, documents: list[int]) -> bool:
-    """Have a child change the memory; False if damaged pages kept it from that. Raises what else
-    the child met.
+def _command(
+    children: "_Children", what: str, path: Path, documents: list[int]
+) -> list[dict[str, Any]] | None:
+    """Have a child change the memory; its events, or None if damaged pages kept it from that.
+    Raises what else the child met.
     """
-    ended = False
-    for event in children.run(what, path, documents):
+    events = list(children.run(what, path, documents))
+    for event in events:
         if event["event"] == "error":
             kind = next(
                 (k for k in MemstoreError.__subclasses__() if k.__name__ == event["kind"]),
                 CorruptMemory,
             )
             if kind is CorruptMemory and what == "drop":
-                return False
+                return None
             raise kind(event["what"])
-        ended = ended or event["event"] == "end"
-    if not ended and what != "drop":
-        raise CorruptMemory(
-            f"{path} could not be repaired, reading it ended the process; restore it from a copy"
-        )
-    return ended
+    if events and events[-1]["event"] == "end":
+        return events
+    if what == "drop":
+        return None
+    raise MemstoreError(
+        f"{path} could not be repaired: the process that does it was ended; try again"
+    )
 
 
 class _Children:

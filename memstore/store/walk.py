@@ -1,5 +1,5 @@
-"""What the children of a verification do: walk over a memory, drop documents, or copy what is
-whole; and the server that forks them.
+"""What the children of a verification do: walk over a memory, drop documents, or salvage what can
+be reached; and the server that forks them.
 """
 
 import json
@@ -8,22 +8,11 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
-from memstore.disk.files import (
-    DATA,
-    LOCK,
-    WRITER,
-    mode_of,
-    named_os_errors,
-    open_regular,
-    sync_directory,
-    try_alone,
-)
 from memstore.disk.keys import (
     document_key,
     document_range,
@@ -31,10 +20,10 @@ from memstore.disk.keys import (
     record_key,
     tokens_key,
 )
+from memstore.disk.salvage import is_sound, salvage
 from memstore.disk.selector_table import NEXT, SelectorTable, check_parts
-from memstore.errors import CorruptMemory, DocumentNotFound, MemoryLocked, MemstoreError
+from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
 
-_BATCH_BYTES = 16 << 20
 _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
 
 
@@ -69,7 +58,7 @@ def _do(what: str, path: Path, documents: set[int]) -> None:
         elif what == "drop":
             _drop(path, documents)
         else:
-            _salvage(path, documents)
+            _say({"event": "undone", "commit": salvage(path)})
     except MemstoreError as error:
         if what == "walk":
             _say({"event": "problem", "document": None, "name": "", "what": str(error)})
@@ -85,7 +74,9 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
     catalog = Catalog.open(path, read_only=True)
     try:
         catalog.database.last_commit()
+        catalog.read_selector(NEXT)
         with catalog.database.read() as txn:
+            catalog.next_document_id(txn)
             rows = [read_document_key(key) for key, _ in txn.scan("documents")]
             owners = sorted(
                 set(rows).union(*(_owners(txn, table) for table in _DOCUMENT_TABLES[1:]))
@@ -184,7 +175,7 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
         ends[run.layer] = run.first_block + run.blocks
     if catalog.selector is not None:
         ends = {}
-        _check_selected(txn, catalog, catalog.selector, document)
+        _check_selected(txn, catalog.selector, document)
     for layer, end in ends.items():
         expect(end == blocks, f"landmark keys of {end} blocks in layer {layer} instead of {blocks}")
 
@@ -208,92 +199,28 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
     return records, size
 
 
-def _check_selected(
-    txn: Transaction, catalog: Catalog, selector: SelectorTable, document: Document
-) -> None:
-    """The same of what a selector finds the document by."""
-    following = SelectorTable.read(txn, catalog.signature.block_size, NEXT)
-    parts = [*selector.parts, *(following.parts if following is not None else [])]
-    check_parts(txn, document.id, parts)
+def _check_selected(txn: Transaction, selector: SelectorTable, document: Document) -> None:
+    """The same of what a selector finds the document by; what a replacement of it has begun with is
+    nobody's loss.
+    """
+    check_parts(txn, document.id)
     if document.id:  # the prefix is not searched
         selector.check(txn, document.id, document.tokens, document.blocks)
-    for _ in () if following is None else following.all_runs(txn, document.id):
-        pass  # some may be missing, none may be damaged
 
 
 def _drop(path: Path, documents: set[int]) -> None:
+    """Delete documents where they lie. Raises CorruptMemory where pages of keys are damaged."""
     catalog = Catalog.open(path)
     try:
-        for number in sorted(documents):
-            catalog.database.write(
-                partial(catalog.delete_document, document=number), beyond_limit=True
-            )
+        with catalog.database.writer():
+            if not is_sound(path):
+                raise CorruptMemory(f"{path}: pages of keys are damaged")
+            for number in sorted(documents):
+                catalog.database.write(
+                    partial(catalog.delete_document, document=number), beyond_limit=True
+                )
     finally:
         catalog.close()
-
-
-def _salvage(path: Path, damaged: set[int]) -> None:
-    """Copy every whole document, as it lies, into a new file, and put it in the place of the
-    damaged one.
-    """
-    with named_os_errors(path):
-        new = Path(mkdtemp(prefix="repair-", dir=path))
-    try:
-        _copy_whole(path, damaged, new)
-        file = open_regular(path / DATA, os.O_RDWR)
-        try:
-            if not try_alone(file):
-                raise MemoryLocked(f"{path} is open in another process; this repair needs it alone")
-            os.chmod(new / DATA, mode_of(path / DATA) or 0o600)
-            os.replace(new / DATA, path / DATA)
-            sync_directory(path)
-        finally:
-            os.close(file)
-    finally:
-        for name in (DATA, LOCK, WRITER):
-            (new / name).unlink(missing_ok=True)
-        new.rmdir()
-
-
-def _copy_whole(path: Path, damaged: set[int], new: Path) -> None:
-    """Copy every whole document into a new memory."""
-    old = Catalog.open(path)
-    try:
-        with old.database.writer():
-            copy = Catalog.create(new, old.signature)  # its own row is copied, too
-            try:
-                with old.database.read() as txn:
-                    numbers = [read_document_key(key) for key, _ in txn.scan("documents")]
-                    _copy(copy, [("meta", key, bytes(value)) for key, value in txn.scan("meta")])
-                    for number in numbers:
-                        if number not in damaged:
-                            _copy_document(txn, copy, number)
-            finally:
-                copy.close()
-    finally:
-        old.close()
-
-
-def _copy_document(txn: Transaction, copy: Catalog, number: int) -> None:
-    # The row last: a document without one would not be seen.
-    for table in reversed(_DOCUMENT_TABLES):
-        batch: list[tuple[str, bytes, bytes]] = []
-        size = 0
-        for key, value in txn.scan(table, *document_range(number)):
-            batch.append((table, key, bytes(value)))
-            size += len(value)
-            if size >= _BATCH_BYTES:
-                _copy(copy, batch)
-                batch, size = [], 0
-        _copy(copy, batch)
-
-
-def _copy(copy: Catalog, entries: list[tuple[str, bytes, bytes]]) -> None:
-    def work(txn: Transaction) -> None:
-        for table, key, value in entries:
-            txn.put(table, key, value)
-
-    copy.database.write(work)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Any Hugging Face decoder as a reader: the only room that imports transformers."""

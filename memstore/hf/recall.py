@@ -1,0 +1,66 @@
+"""A memory for a pipeline of one's own: `model.generate` with what a prompt should read."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from memstore.errors import InvalidInput
+from memstore.hf.seam import WalkCache
+from memstore.model.choosing_session import ChoosingSession
+from memstore.store.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from memstore.hf.reader import HuggingFaceReader
+
+
+class Recall(AbstractContextManager["Recall"]):
+    """What a prompt reads of a memory, as `generate` takes it: `model.generate(**recall.inputs,
+    past_key_values=recall.cache)`. For one prompt, greedy or sampled.
+    """
+
+    def __init__(
+        self,
+        reader: "HuggingFaceReader",
+        store: MemoryStore,
+        input_ids: Tensor | Sequence[int],
+        documents: Sequence[str] | None,
+        **lookup: Any,
+    ) -> None:
+        """Use HuggingFaceReader.recall."""
+        ids = _one_prompt(input_ids)
+        prefix = reader.prefix_ids
+        if ids[: len(prefix)] != prefix:
+            raise InvalidInput(
+                "the prompt does not begin as the memory's texts do (the chat template's "
+                "beginning, with its own system prompt); put another system prompt into the "
+                "question"
+            )
+        local = ids[len(prefix) :]
+        if not local:
+            raise InvalidInput("the prompt has nothing behind the chat template's beginning")
+        self.session: ChoosingSession = reader.session(store, documents, **lookup)
+        words = reader.last_words(local)
+        question = reader.tokenizer.decode(local[words.start : words.stop])
+        self.session.choose(question, local, words)
+        given = torch.tensor([local], device=reader.device)
+        self.inputs = {"input_ids": given, "attention_mask": torch.ones_like(given)}
+        self.cache: WalkCache = WalkCache(self.session.attend)
+
+    def __exit__(self, *args: object) -> None:
+        self.session.close()
+
+
+def _one_prompt(input_ids: Tensor | Sequence[int]) -> list[int]:
+    """Raises InvalidInput for a batch."""
+    given = torch.as_tensor(input_ids)
+    if given.dim() == 2 and len(given) == 1:
+        given = given[0]
+    if given.dim() != 1 or given.is_floating_point():
+        raise InvalidInput(
+            f"input_ids of shape {list(given.shape)}; a memory is recalled for one prompt at a "
+            "time, [1, tokens]"
+        )
+    return [int(token) for token in given.tolist()]

@@ -1,0 +1,127 @@
+"""A Hugging Face tokenizer whose ids tell which characters they stand for."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+
+from memstore.errors import InvalidInput, InvalidWeights
+from memstore.model.tokenizer import Tokenizer, byte_symbols
+
+_CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
+_SPACE = "▁"  # stands for a space in SentencePiece's vocabularies
+_PROBE = "Zoë's 3 naïve cafés — 12,345 §; 記憶\n\n\tend  of   it. "
+
+
+class OffsetTokenizer:
+    """A TextTokenizer (memstore.model.reader) over a transformers tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """tokenizer: a transformers tokenizer. Raises InvalidWeights for one that changes the text,
+        or that does not say what its tokens stand for.
+        """
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise InvalidWeights(
+                f"{type(tokenizer).__name__} gives no character offsets, so no source could be "
+                "named; a fast tokenizer (tokenizer.json) is needed"
+            )
+        described = _plain(json.loads(backend.to_str()))
+        text = json.dumps(described, sort_keys=True)
+        self.fingerprint: str = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        self._backend = Backend.from_str(text)
+        self._backend.encode_special_tokens = True  # what a text says is text
+        self._bytes = _token_bytes(described, len(tokenizer))
+        self.character_counts = np.array(
+            [len(data.translate(None, _CONTINUATION)) for data in self._bytes], dtype=np.int64
+        )
+        ids = self.encode(_PROBE)
+        if b"".join(self._bytes[token] for token in ids).decode("utf-8", "replace") != _PROBE:
+            raise InvalidWeights(
+                f"{type(tokenizer).__name__} changes the text that it cuts (or hides what its "
+                "tokens stand for), so no source could be named"
+            )
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without any that the model's template would add. Raises InvalidInput
+        for what is not Unicode.
+        """
+        try:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidInput(
+                "the text holds a lone surrogate and is not valid Unicode; read it again as UTF-8"
+            ) from error
+
+    def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
+        """The ids of a text that arrives in pieces, segment by segment (Tokenizer.segments)."""
+        for segment in Tokenizer.segments(pieces):
+            yield self.encode(segment)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; a character that is cut shows as U+FFFD."""
+        return self._joined(ids).decode("utf-8", "replace")
+
+    def characters(self, ids: Sequence[int]) -> int:
+        """How many characters begin in these ids."""
+        return int(self.character_counts[np.asarray(ids, dtype=np.int64)].sum())
+
+    def whole_characters(self, ids: Sequence[int], following: Sequence[int]) -> str:
+        """The characters that begin in these ids; the last one may end in the ids that follow."""
+        data, after = self._joined(ids).lstrip(_CONTINUATION), self._joined(following)
+        if data:
+            data += after[: len(after) - len(after.lstrip(_CONTINUATION))]
+        return data.decode("utf-8", "replace")
+
+    def _joined(self, ids: Sequence[int]) -> bytes:
+        return b"".join(self._bytes[int(token)] for token in ids)
+
+
+def _plain(described: dict[str, Any]) -> dict[str, Any]:
+    """A `tokenizers` file that puts nothing before a text and cuts nothing off."""
+
+    def plain(part: Any) -> Any:
+        if isinstance(part, list):
+            return [plain(inner) for inner in part if not _prepends(inner)]
+        if not isinstance(part, dict):
+            return part
+        part = {name: plain(inner) for name, inner in part.items()}
+        if part.get("type") == "Metaspace":
+            part["prepend_scheme"] = "never"
+        if "add_prefix_space" in part:
+            part["add_prefix_space"] = False
+        return part
+
+    changed = {name: plain(described[name]) for name in ("normalizer", "pre_tokenizer", "decoder")}
+    if _prepends(described["normalizer"]):
+        changed["normalizer"] = None
+    return {**described, **changed, "truncation": None, "padding": None, "post_processor": None}
+
+
+def _prepends(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "Prepend"
+
+
+def _token_bytes(described: dict[str, Any], size: int) -> list[bytes]:
+    """The bytes of every token of a `tokenizers` file; special ones stand for no text."""
+    model = described["model"]
+    vocabulary = model.get("vocab", {})
+    if isinstance(vocabulary, list):  # of a Unigram model: [token, score]
+        vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+    by_byte = "ByteLevel" in json.dumps([described["pre_tokenizer"], described["decoder"]])
+    symbols = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
+    tokens = [b""] * max(size, len(vocabulary), 1 + max(vocabulary.values(), default=0))
+    for token, number in vocabulary.items():
+        if by_byte:
+            known = all(symbol in symbols for symbol in token)
+            tokens[number] = bytes(symbols[symbol] for symbol in token) if known else token.encode()
+        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            tokens[number] = bytes([int(token[3:5], 16)])
+        else:
+            tokens[number] = token.replace(_SPACE, " ").encode()
+    for added in described.get("added_tokens", []):
+        tokens[added["id"]] = b"" if added["special"] else added["content"].encode()
+    return tokens

@@ -1,0 +1,74 @@
+"""A conversation as a model's chat template writes it, in the parts that a session reads one by
+one.
+"""
+
+from typing import Any
+
+from memstore.hf.tokenizer import OffsetTokenizer
+
+_FIRST, _SAID, _NEXT = "Qfirst0", "Qsaid0", "Qnext0"  # stand for texts in a template
+_QUESTIONS = ("Qfirst", "7", "(x", "é")  # texts that begin with different tokens
+
+
+class Turns:
+    """The ids before, between and behind what is said. Without a chat template a question is read
+    as typed, behind the tokenizer's own beginning.
+    """
+
+    def __init__(self, template: Any, tokenizer: OffsetTokenizer) -> None:
+        """template: the transformers tokenizer; tokenizer: what cuts what people type."""
+        self._tokenizer = tokenizer
+        self.ends = {token for token in (template.eos_token_id,) if token is not None}
+        begin = [] if template.bos_token_id is None else [template.bos_token_id]
+        self.prefix, self._between, self._behind = begin, list[int](), list[int]()
+        self._lead = ""  # of the template, cut together with a question
+        self._templated = getattr(template, "chat_template", None) is not None
+        if not self._templated:
+            return
+
+        def cut(text: str) -> list[int]:
+            return list(template(text, add_special_tokens=False).input_ids)
+
+        said = [
+            {"role": "user", "content": _FIRST},
+            {"role": "assistant", "content": _SAID},
+            {"role": "user", "content": _NEXT},
+        ]
+        whole = template.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        before, _, rest = whole.partition(_FIRST)
+        _, _, rest = rest.partition(_SAID)
+        between, _, behind = rest.partition(_NEXT)
+        # what stands before a question may share its first token with it, such as a space
+        beginnings = [template(before + text, add_special_tokens=False) for text in _QUESTIONS]
+        shared = 0
+        for tokens in zip(*(beginning.input_ids for beginning in beginnings)):
+            if len(set(tokens)) > 1:
+                break
+            shared += 1
+        self.prefix = list(beginnings[0].input_ids[:shared])
+        cut_at = beginnings[0].token_to_chars(shared - 1).end if shared else 0
+        self._lead = before[cut_at:]
+        self._between, self._behind = cut(between.removesuffix(self._lead)), cut(behind)
+        self.ends |= set(self._between[:1])  # what ends an answer in the template
+
+    def of(self, question: str, *, first: bool) -> tuple[list[int], range]:
+        """The ids of a question as the first or as a later turn, behind the prefix, and which of
+        them are its own words.
+        """
+        typed = question.strip() if self._templated else question.rstrip()
+        words = self._tokenizer.encode(self._lead + typed)
+        before = [] if first else self._between
+        place = range(len(before), len(before) + len(words))
+        return [*before, *words, *self._behind], place
+
+    def last_words(self, local: list[int]) -> range:
+        """Which ids of a prompt behind the prefix are the last turn's own words."""
+        end = len(local)
+        if self._behind and local[-len(self._behind) :] == self._behind:
+            end -= len(self._behind)
+        start, between = 0, self._between
+        for at in range(end - len(between), 0, -1) if between else ():
+            if local[at : at + len(between)] == between:
+                start = at + len(between)
+                break
+        return range(start, end) if start < end else range(len(local))

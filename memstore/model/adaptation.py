@@ -1,0 +1,26 @@
+"""What was found out about a model, so that it can choose and read blocks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memstore.model.selector_sum import Words
+from memstore.model.selectors import Selector
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """A model's selector, and how what it finds is read: what `memstore adapt` writes."""
+
+    selector: Selector
+    read_from: int = 0  # the first layer that reads blocks; those below are not stored whole
+    top_k: int = 8  # blocks read of a question at most
+    # of these, the best and those whose score is within so many standard deviations; None = all
+    score_range: float | None = None
+    # the `confidence` below which nothing in a memory answers; None = it always may
+    answerable: float | None = None
+    weights: str = ""  # digest of the model's; "" = of any
+    scores: Mapping[str, float] = field(default_factory=dict)  # on held-out questions
+
+
+UNADAPTED = Adaptation(Words(), top_k=4, score_range=1.0)
+"""For a model that nothing is known of: the words of a question choose."""

@@ -1,0 +1,81 @@
+"""The verbs of a reader that chooses once for a question."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memstore.disk.document import Document
+from memstore.disk.selector_form import SelectorForm
+from memstore.model.answer import Found
+from memstore.model.choosing_ingest import ingest_in_windows
+from memstore.model.choosing_session import ChoosingSession, tap
+from memstore.model.compact import read_beginning
+from memstore.model.ingest import OnProgress
+from memstore.model.reader import ChoosingReader
+from memstore.model.settings import AnswerSettings
+from memstore.model.text import Text
+from memstore.model.units import OnRead
+from memstore.model.verbs import Verbs
+from memstore.store.admission import Mode
+from memstore.store.memory_store import MemoryStore
+
+
+class ChoosingVerbs(Verbs, ChoosingReader):
+    """Verbs, by a selector and CompactAttention in every layer."""
+
+    answering = AnswerSettings(max_new_tokens=64, until_sentence=False)
+
+    @property
+    def keeps(self) -> SelectorForm:
+        """What its selector needs."""
+        return self.selector.form
+
+    def ingest(
+        self,
+        source: Text | Path | str,
+        store: MemoryStore,
+        *,
+        name: str | None = None,
+        mode: Mode = "new",
+        progress: OnProgress | None = None,
+        **lookup: Any,
+    ) -> Document:
+        """As Verbs.ingest."""
+        self.lookup.changed(**lookup)  # none of them changes what is stored
+        text = source if isinstance(source, Text) else Text(source, name)
+        return ingest_in_windows(self, store, text, mode=mode, progress=progress)
+
+    def session(
+        self,
+        store: MemoryStore,
+        documents: Sequence[str] | None = None,
+        *,
+        retrieve: bool = True,
+        on_read: OnRead | None = None,
+        **lookup: Any,
+    ) -> ChoosingSession:
+        """As Verbs.session."""
+        return ChoosingSession(
+            self,
+            self.lookup.changed(**lookup),
+            store,
+            [(document.id, document.blocks) for document in store.ready(documents)],
+            retrieve=retrieve,
+            on_read=on_read,
+        )
+
+    def ranked(
+        self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
+    ) -> Iterator[Found]:
+        """As Verbs.ranked, by the selector's scores."""
+        runs = [(document, 0, blocks) for document, blocks in scope if blocks]
+        ids, words = self.turn_ids(phrase, first=True)
+        tapped = tap(self, read_beginning(self), ids).part(words)
+        scores = self.selector.scores(tapped, phrase, store, runs)
+        places = [(document, block) for document, _, end in runs for block in range(end)]
+        best = torch.sort(scores, descending=True, stable=True)
+        for score, place in zip(best.values.tolist(), best.indices.tolist()):
+            document, block = places[place]
+            yield Found(document, block, score, {})

@@ -1,0 +1,258 @@
+"""A session of a reader that chooses once for a question: the question is read without memory, a
+selector chooses blocks, and every memory layer reads them with the question.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.errors import InvalidConfig, InvalidInput
+from memstore.model.compact import CompactAttention, read_beginning
+from memstore.model.generate import generate
+from memstore.model.reader import Attend, ChoosingReader, Enter
+from memstore.model.selectors import choose
+from memstore.model.settings import LookupSettings
+from memstore.model.tapped import Tapped, Taps
+from memstore.model.units import Lookups, OnRead, Read
+from memstore.store.memory_store import MemoryStore
+
+
+class Chosen(NamedTuple):
+    """A block that is read."""
+
+    document: int
+    block: int
+    score: float
+
+
+class ChoosingSession(AbstractContextManager["ChoosingSession"]):
+    """Local text behind the reader's prefix, and the blocks that it reads now."""
+
+    def __init__(
+        self,
+        reader: ChoosingReader,
+        settings: LookupSettings,
+        store: MemoryStore,
+        documents: Sequence[tuple[int, int]],
+        *,
+        retrieve: bool = True,
+        on_read: OnRead | None = None,
+    ) -> None:
+        """documents: attached ones, as (id, blocks), in the order in which their blocks are read.
+        retrieve: choose at every question; otherwise only `read` says what is read.
+
+        Raises InvalidConfig if the memory's blocks are on another device.
+        """
+        if store.slot_lengths.device.type != reader.device.type:
+            raise InvalidConfig(
+                f"the model is on {reader.device.type} and the memory's blocks on "
+                f"{store.slot_lengths.device.type}; open the memory with "
+                f"device={str(reader.device)!r}, or load the model with the memory's"
+            )
+        self.reader, self.settings, self.store = reader, settings, store
+        self.lookups = Lookups()
+        self.chosen: list[Chosen] = []  # that are read now, in the order of the text
+        self._scope = [(document, 0, blocks) for document, blocks in documents if blocks]
+        self._retrieve, self._on_read = retrieve, on_read
+        self._beginning = read_beginning(reader)
+        size = reader.shape.block_size
+        self._attention = CompactAttention(
+            reader, self._beginning, settings.top_k * size, None if on_read is None else self._told
+        )
+        self._local: list[int] = []  # ids behind the prefix
+        self._lengths: list[int] = []  # tokens of each of the blocks read
+        self._tiers: list[str] = []  # of each of the units read, where it was
+
+    # The text
+
+    def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
+        """Read a question as the next turn; the state [hidden_size] that its answer begins with.
+
+        answering: called before the step whose last row predicts the answer's first token.
+        """
+        ids, words = self.reader.turn_ids(question, first=not self._local)
+        if self._retrieve and self._scope:
+            self.choose(question, ids, words)
+        answering()
+        return self.feed(ids)[-1]
+
+    @torch.no_grad()
+    def feed(self, ids: Sequence[int]) -> Tensor:
+        """Read tokens -> [n, hidden_size], row i being the state that predicts what follows
+        ids[i].
+        """
+        if not ids:
+            shape = self.reader.shape
+            return torch.zeros(
+                (0, shape.hidden_size), dtype=self.reader.dtype, device=self.reader.device
+            )
+        self._local.extend(ids)
+        given = torch.tensor([list(ids)], device=self.reader.device)
+        return self.reader.hidden(given, self.attend)[0]
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What Reader.hidden takes: the local text goes on, and attends to what is read."""
+        return self._attention.attend(layer_idx, q, k, v)
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """Next-token logits [n, vocabulary] of states [n, hidden_size]."""
+        return self.reader.logits(states)
+
+    def generate(
+        self,
+        state: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        seed: int | None = None,
+        stop: Callable[[int], bool] | None = None,
+    ) -> Iterator[int]:
+        """Yield tokens that follow `state`, until the turn ends: see memstore.model.generate."""
+        return generate(
+            self,
+            state,
+            max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop=stop,
+            end=self.reader.ends_turn,
+        )
+
+    # What is read
+
+    def choose(self, question: str, ids: Sequence[int], words: range) -> list[Chosen]:
+        """Choose blocks for a turn that is about to be read, and read them from now on.
+
+        question: as typed; ids: of the turn, `words` those of the question itself. The local turns
+        before it are read with it, memory never is.
+        """
+        selector, settings = self.reader.selector, self.settings
+        local = self._local + list(ids)
+        at = range(len(self._local) + words.start, len(self._local) + words.stop)
+        tapped = tap(self.reader, self._beginning, local).part(at)
+        scores = selector.scores(tapped, question, self.store, self._scope)
+        spread = math.inf if settings.score_range is None else settings.score_range
+        self.lookups.done += 1
+        found = [
+            Chosen(*self._locate(candidate), float(scores[candidate]))
+            for candidate in choose(scores, settings.top_k, spread).tolist()
+        ]
+        self.read(found)
+        return found
+
+    def read(self, blocks: Sequence[Chosen]) -> None:
+        """Read these blocks, in this order, from now on; none for reading nothing.
+
+        Raises InvalidInput for more than top_k, BudgetExceeded, DocumentNotFound, CorruptBlock.
+        """
+        if len(blocks) > self.settings.top_k:
+            raise InvalidInput(f"{len(blocks)} blocks; top_k is {self.settings.top_k}")
+        layers = self.reader.shape.memory_layers
+        at_once = max(1, self.store.capacity // max(1, len(blocks) * self._kv_heads))
+        self._tiers = []
+        for first in range(0, len(layers), at_once):
+            self._read_layers(blocks, layers[first : first + at_once])
+        self.chosen = list(blocks)
+
+    def _read_layers(self, blocks: Sequence[Chosen], layers: Sequence[int]) -> None:
+        shape, heads = self.reader.shape, self._kv_heads
+        units = [
+            BlockKey(block.document, layer, block.block, head)
+            for layer in layers
+            for block in blocks
+            for head in range(heads)
+        ]
+        with self.store.lease(units) as lease:
+            of_blocks = lease.slots[: len(blocks) * heads : heads]
+            self._lengths = self.store.slot_lengths[of_blocks].tolist()
+            size = (len(layers), len(blocks), heads, shape.block_size, shape.head_dim)
+            k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
+            self._tiers += [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
+        for row, layer in enumerate(layers):
+            self._attention.remember(layer, self._text(k[row]), self._text(v[row]))
+
+    def _text(self, blocks: Tensor) -> Tensor:
+        """Blocks [n, Hkv, block_size, D] as one text [Hkv, m, D]."""
+        parts = [block[:, :length] for block, length in zip(blocks, self._lengths)]
+        return (
+            torch.cat(parts, 1)
+            if parts
+            else blocks.new_zeros(blocks.shape[1], 0, *blocks.shape[3:])
+        )
+
+    @property
+    def _kv_heads(self) -> int:
+        return self.reader.shape.num_kv_heads
+
+    def _locate(self, candidate: int) -> tuple[int, int]:
+        for document, first, end in self._scope:
+            if candidate < end - first:
+                return document, first + candidate
+            candidate -= end - first
+        raise IndexError(candidate)
+
+    def _told(self, layer_idx: int, weights: Tensor) -> None:
+        """Tell what the last row of a step read in a layer: weights [H, m]."""
+        assert self._on_read is not None
+        shape = self.reader.shape
+        parts = [part.sum(-1) for part in weights.split(self._lengths, 1)]
+        of_blocks = torch.stack(parts, 1).tolist()
+        first = shape.memory_layers.index(layer_idx) * len(self.chosen) * self._kv_heads
+        self._on_read(
+            [
+                Read(
+                    layer_idx,
+                    head,
+                    block.document,
+                    block.block,
+                    part,
+                    self._tiers[first + row * self._kv_heads + head // shape.group],
+                )
+                for head, of_head in enumerate(of_blocks)
+                for row, (block, part) in enumerate(zip(self.chosen, of_head))
+            ]
+        )
+
+    def close(self) -> None:
+        """Let go of what is read; the documents stay."""
+        self.chosen = []
+        self._attention = CompactAttention(self.reader, self._beginning, 0)
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+
+def tapping(ids: Sequence[int], taps: Taps, attend: Attend) -> tuple[Tapped, Attend, Enter]:
+    """What a walk of these ids will have shown, and the `attend` and `enter` that show it."""
+    tapped = Tapped(list(ids))
+
+    def attending(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        tapped.keep_heads(taps, layer_idx, q, k)
+        return attend(layer_idx, q, k, v)
+
+    def enter(layer_idx: int, states: Tensor) -> None:
+        tapped.keep_states(taps, layer_idx, states)
+
+    return tapped, attending, enter
+
+
+@torch.no_grad()
+def tap(
+    reader: ChoosingReader, beginning: Sequence[tuple[Tensor, Tensor]], ids: Sequence[int]
+) -> Tapped:
+    """What the reader's selector needs to see of ids that stand behind the prefix, read without
+    memory.
+    """
+    taps = reader.selector.taps
+    tapped, attend, enter = tapping(ids, taps, CompactAttention(reader, beginning, 0).attend)
+    if taps.layers:
+        given = torch.tensor([list(ids)], device=reader.device)
+        states = reader.hidden(given, attend, layers=taps.layers, enter=enter)
+        enter(taps.layers, states)
+    return tapped

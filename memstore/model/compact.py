@@ -1,0 +1,153 @@
+"""Attention at compact positions: a fixed beginning, what is remembered, and the local text, one
+after the other, under one ordinary softmax.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from memstore.model.reader import ChoosingReader, LayerForm
+
+KeysValues = tuple[Tensor, Tensor]
+"""k and v [Hkv, n, D], position-free."""
+Observe = Callable[[int, Tensor], None]
+"""Told (layer_idx, how much the last row attends to each remembered token [H, m])."""
+
+_GROW = 256  # tokens of room at a time
+
+
+@dataclass
+class _Layer:
+    """Keys as rotated, and values, [1, Hkv, capacity, D]; `length` of them are there."""
+
+    k: Tensor
+    v: Tensor
+    remembered: int  # tokens between the beginning and the local text
+    length: int
+
+
+@dataclass
+class CompactAttention:
+    """What one text attends to: the reader's beginning at 0 .. P - 1, remembered tokens from P on,
+    and its own tokens from P + room on.
+
+    `attend` is what Reader.hidden takes; of one row and one thread.
+    """
+
+    reader: ChoosingReader
+    beginning: Sequence[KeysValues]  # of every layer; empty ones where there is none
+    room: int  # positions kept free for what is remembered
+    observe: Observe | None = None  # asked of the last row of every step
+    _layers: dict[int, _Layer] = field(default_factory=dict)
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
+        layer = self._layer(layer_idx)
+        rows, start = q.shape[2], self._base + layer.length - layer.remembered - self._first
+        positions = torch.arange(start, start + rows, device=q.device)
+        self._append(layer, self.reader.rotate(layer_idx, k, positions), v)
+        q = self.reader.rotate(layer_idx, q, positions)
+        keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
+        form = self.reader.forms[layer_idx]
+        mask = self._mask(layer, rows, form, q.device)
+        if self.observe is not None and layer.remembered:
+            weights = _weights(q[:, :, -1:], keys, form, None if mask is None else mask[-1:])
+            remembered = slice(self._first, self._first + layer.remembered)
+            self.observe(layer_idx, weights[0, :, 0, remembered])
+        if form.softcap is not None:
+            group = q.shape[1] // keys.shape[1]
+            return _weights(q, keys, form, mask) @ values.repeat_interleave(group, 1)
+        return scaled_dot_product_attention(
+            q, keys, values, attn_mask=mask, scale=form.scale, enable_gqa=True
+        )
+
+    def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
+        """Put these tokens in the place of what was remembered in a layer: k, v [Hkv, m, D],
+        position-free, m <= room.
+        """
+        layer, dtype = self._layer(layer_idx), self.reader.dtype
+        positions = torch.arange(self._first, self._first + k.shape[1], device=k.device)
+        turned = self.reader.rotate(layer_idx, k.to(dtype)[None], positions)
+        local = slice(self._first + layer.remembered, layer.length)
+        first = slice(0, self._first)
+        layer.k = torch.cat((layer.k[:, :, first], turned, layer.k[:, :, local]), 2)
+        layer.v = torch.cat((layer.v[:, :, first], v.to(dtype)[None], layer.v[:, :, local]), 2)
+        layer.remembered, layer.length = k.shape[1], layer.k.shape[2]
+
+    @property
+    def _first(self) -> int:
+        return self.beginning[0][0].shape[1] if self.beginning else 0
+
+    @property
+    def _base(self) -> int:
+        return self._first + self.room
+
+    def _layer(self, layer_idx: int) -> _Layer:
+        layer = self._layers.get(layer_idx)
+        if layer is None:
+            reader, shape = self.reader, self.reader.shape
+            if self.beginning:
+                k, v = (x.to(reader.dtype)[None] for x in self.beginning[layer_idx])
+                k = reader.rotate(layer_idx, k, torch.arange(self._first, device=k.device))
+            else:
+                size = (1, shape.num_kv_heads, 0, shape.head_dim)
+                k = v = torch.zeros(size, dtype=reader.dtype, device=reader.device)
+            layer = self._layers[layer_idx] = _Layer(k, v, 0, self._first)
+        return layer
+
+    @staticmethod
+    def _append(layer: _Layer, k: Tensor, v: Tensor) -> None:
+        end = layer.length + k.shape[2]
+        missing = end - layer.k.shape[2]
+        if missing > 0:
+            grow = (0, 0, 0, max(missing, _GROW))
+            layer.k, layer.v = (torch.nn.functional.pad(x, grow) for x in (layer.k, layer.v))
+        layer.k[:, :, layer.length : end] = k
+        layer.v[:, :, layer.length : end] = v
+        layer.length = end
+
+    def _mask(
+        self, layer: _Layer, rows: int, form: LayerForm, device: torch.device
+    ) -> Tensor | None:
+        """bool [rows, length]: what each row sees; None for a single row that sees everything."""
+        local = layer.length - layer.remembered - self._first
+        reach = self._base + local
+        if rows == 1 and (form.window is None or reach <= form.window):
+            return None
+        at = torch.arange(layer.length, device=device)
+        remembered_end = self._first + layer.remembered
+        at[remembered_end:] += self.room - layer.remembered
+        distance = at[-rows:, None] - at
+        seen = distance >= 0
+        return seen if form.window is None else seen & (distance < form.window)
+
+
+def _weights(q: Tensor, k: Tensor, form: LayerForm, mask: Tensor | None) -> Tensor:
+    """Attention [B, H, T, S] of q [B, H, T, D] to k [B, Hkv, S, D]."""
+    batch, heads, rows, dim = q.shape
+    grouped = q.reshape(batch, k.shape[1], -1, dim)
+    scores = (grouped @ k.transpose(-1, -2)).view(batch, heads, rows, -1) * form.scale
+    if form.softcap is not None:
+        scores = form.softcap * (scores / form.softcap).tanh()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.float().softmax(-1).to(q.dtype)
+
+
+def read_beginning(reader: ChoosingReader) -> list[KeysValues]:
+    """The keys and values of the reader's prefix in every layer; no pairs without a prefix."""
+    if not reader.prefix_ids:
+        return []
+    context = CompactAttention(reader, [], 0)
+    kept: list[KeysValues] = []
+
+    def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept.append((k[0].clone(), v[0].clone()))
+        return context.attend(layer_idx, q, k, v)
+
+    with torch.no_grad():
+        reader.hidden(torch.tensor([reader.prefix_ids], device=reader.device), attend)
+    return kept

@@ -1,0 +1,85 @@
+"""The verbs of a reader whose every token and head looks blocks up by trained landmark keys."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from memstore.disk.document import Document
+from memstore.model.answer import Found
+from memstore.model.indexing import build_index
+from memstore.model.ingest import OnProgress
+from memstore.model.landmark_ingest import ingest_by_landmarks
+from memstore.model.reader import LandmarkReader
+from memstore.model.search import search_blocks
+from memstore.model.session import ScratchSession
+from memstore.model.settings import AnswerSettings
+from memstore.model.text import Text
+from memstore.model.units import OnRead
+from memstore.model.verbs import Verbs
+from memstore.store.admission import Mode
+from memstore.store.memory_store import MemoryStore
+
+
+class LandmarkVerbs(Verbs, LandmarkReader):
+    """Verbs, by MemoryAttention in every layer."""
+
+    answering = AnswerSettings()
+    keeps = None
+
+    def ingest(
+        self,
+        source: Text | Path | str,
+        store: MemoryStore,
+        *,
+        name: str | None = None,
+        mode: Mode = "new",
+        retrieve: bool = False,
+        progress: OnProgress | None = None,
+        **lookup: Any,
+    ) -> Document:
+        """As Verbs.ingest. retrieve: attend to retrieved blocks while reading instead of the latest
+        ones (slower, for perplexity).
+        """
+        text = source if isinstance(source, Text) else Text(source, name)
+        settings = self.lookup.changed(**lookup)
+        return ingest_by_landmarks(
+            self, settings, store, text, mode=mode, retrieve=retrieve, progress=progress
+        )
+
+    def build_index(
+        self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Build and save an approximate index of every document, for the queries of this reader:
+        see model.indexing.
+        """
+        return build_index(self, store, progress)
+
+    def session(
+        self,
+        store: MemoryStore,
+        documents: Sequence[str] | None = None,
+        *,
+        retrieve: bool = True,
+        on_read: OnRead | None = None,
+        read_all_rows: bool = False,
+        **lookup: Any,
+    ) -> ScratchSession:
+        """As Verbs.session. read_all_rows: on_read is told what every row reads."""
+        return ScratchSession(
+            self,
+            self.lookup.changed(**lookup),
+            store,
+            [(document.id, document.blocks) for document in store.ready(documents)],
+            retrieve=retrieve,
+            on_read=on_read,
+            read_all_rows=read_all_rows,
+        )
+
+    def ranked(
+        self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
+    ) -> Iterator[Found]:
+        """As Verbs.ranked; shortlist: blocks that the landmark keys choose to be compared with the
+        phrase word by word.
+        """
+        ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
+        return search_blocks(self, store, scope, ids, shortlist)

@@ -1,0 +1,97 @@
+"""SmolLM2-135M-Instruct, from its package: read a text once, ask about it in a new process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from memstore.cli.demo_facts import python_text
+from memstore.hf.load import load_reader
+from memstore.store.memory_store import MemoryStore
+
+pytestmark = [pytest.mark.models, pytest.mark.timeout(600)]
+
+FACTS = {
+    "What is the pass key?": (" The pass key is 71432. Remember it. ", "71432"),
+    "What is the price of the silver lantern?": (
+        " The price of the silver lantern is 845 crowns. ",
+        "845",
+    ),
+    "Where does the captain of the Heron live?": (
+        " The captain of the Heron lives in Port Averill. ",
+        "Averill",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache directory of the tests' own; a model is converted there once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMSTORE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def reader(cache):
+    return load_reader("smollm2")
+
+
+@pytest.fixture(scope="module")
+def text():
+    plain = next(iter(python_text()))[:14_000]
+    parts = []
+    for number, (statement, _) in enumerate(FACTS.values()):
+        parts += [plain[number * 4_000 : (number + 1) * 4_000], statement]
+    return "".join([*parts, plain[12_000:]])
+
+
+def command(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "memstore", *map(str, arguments), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_text_is_read_once_and_asked_about_by_a_new_process(reader, text, tmp_path):
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    store = tmp_path / "memory"
+    read = command("ingest", tmp_path / "text.txt", "--store", store, "--model", "smollm2")
+    assert read["documents"][0]["tokens"] > 3_000
+    again = command("ingest", tmp_path / "text.txt", "--store", store, "--model", "smollm2")
+    assert again["documents"][0]["status"] == "already read"
+    right = 0
+    for question, (statement, value) in FACTS.items():
+        answer = command(
+            "ask", question, "--store", store, "--model", "smollm2", "--max-new-tokens", 24
+        )
+        assert any(statement.strip()[:20] in source["text"] for source in answer["sources"])
+        right += value in answer["text"]
+    assert right == len(FACTS)
+
+
+def test_without_a_memory_it_is_the_stock_model(reader):
+    from transformers import AutoModelForCausalLM
+
+    path = reader.model.name_or_path
+    stock = AutoModelForCausalLM.from_pretrained(path, dtype=reader.dtype)
+    ids, _ = reader.turn_ids("What is the capital of France?", first=True)
+    given = torch.tensor([[*reader.prefix_ids, *ids]])
+    options = {"max_new_tokens": 10, "do_sample": False}
+    assert torch.equal(reader.model.generate(given, **options), stock.generate(given, **options))
+
+
+def test_what_is_stored_serves_the_model_in_every_precision(reader, text, tmp_path):
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(text[:4_100], store, name="text")
+    other = torch.float32 if reader.dtype == torch.bfloat16 else torch.bfloat16
+    reader = load_reader("smollm2", dtype=other)
+    question, (_, value) = next(iter(FACTS.items()))
+    with MemoryStore.open(tmp_path / "m", reader.signature) as store:
+        assert value in reader.ask(question, store, max_new_tokens=16).text
