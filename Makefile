@@ -27,8 +27,9 @@ test-models: models
 soak: setup
 	MEMSTORE_KILLS=$${MEMSTORE_KILLS:-100} MEMSTORE_FLIPS=$${MEMSTORE_FLIPS:-1000} \
 		MEMSTORE_SOAK_LOOKUPS=$${MEMSTORE_SOAK_LOOKUPS:-1000000} MEMSTORE_SOAK_SECONDS=$${MEMSTORE_SOAK_SECONDS:-300} \
-		MEMSTORE_HOSTILE=$${MEMSTORE_HOSTILE:-100000} \
-		$(TEST) tests/test_durability.py tests/test_soak.py tests/test_hostile.py -s --timeout 7200 $(ARGS)
+		MEMSTORE_HOSTILE=$${MEMSTORE_HOSTILE:-100000} MEMSTORE_STOPS=$${MEMSTORE_STOPS:-40} \
+		$(TEST) tests/test_durability.py tests/test_soak.py tests/test_hostile.py tests/test_signals.py \
+		-s --timeout 7200 $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -5,10 +5,10 @@ keys, stay on disk, and any later process attends to them directly.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
+TYPE_CHECKING = False  # typing takes longer to import than all that is here
 if TYPE_CHECKING:
     from memstore.errors import MemstoreError as MemstoreError
     from memstore.hf.load import load_reader as load_reader
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import public names where they are first used: `import memstore` alone loads neither torch
     nor lmdb.
     """

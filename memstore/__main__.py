@@ -1,5 +1,18 @@
-"""`python -m memstore` is the command line."""
+"""The command line: `memstore`, and `python -m memstore`."""
 
-from memstore.cli.main import main
+from memstore.cli.signals import end_in_order
 
-main()
+
+def main() -> None:
+    """Entry point of `memstore`."""
+    end_in_order(_command_line)
+
+
+def _command_line() -> None:
+    from memstore.cli.main import main
+
+    main()
+
+
+if __name__ == "__main__":
+    main()

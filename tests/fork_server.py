@@ -24,6 +24,7 @@ from memstore import errors
 from memstore.errors import MemstoreError
 from memstore.model.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
 from memstore.store.walk import walk
 
 BUDGET = 1 << 20
@@ -108,6 +109,19 @@ def changes_job(path: str, export: str) -> int:
     return RIGHT
 
 
+def index_job(path: str) -> int:
+    """Build the files of an index."""
+    with MemoryStore.open(path, host_budget=BUDGET, index="faiss-ivf") as store:
+        store.build_index()
+    return RIGHT
+
+
+def repair_job(path: str) -> int:
+    """Repair, in children of this child."""
+    report = verify_memory(path, repair=True)
+    return RIGHT if report.dropped else NAMED_ERROR
+
+
 def read_all_job(path: str) -> int:
     """Read everything that a memory says it holds and compare it with what was written."""
     outcome = RIGHT
@@ -152,6 +166,8 @@ JOBS = {
         replace_selector_job,
         several_job,
         changes_job,
+        index_job,
+        repair_job,
         read_all_job,
         verify_job,
         python_job,
@@ -167,6 +183,7 @@ def serve() -> None:
         name, *arguments = json.loads(line)
         pid = os.fork()
         if not pid:
+            os.setpgid(0, 0)  # so that its own children can be killed with it
             signal.alarm(100)  # a child that hangs ends by SIGALRM
             outcome = CRASHED
             try:

@@ -33,6 +33,7 @@ from memstore.model.checkpoint import SHIPPED, save_checkpoint
 from memstore.model.config import PRESETS, ModelConfig
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
+from memstore.store.memory_store import MemoryStore
 from memstore.store.walk import walk
 from memstore.training import curriculum
 
@@ -306,6 +307,24 @@ def test_ingest_reads_several_files_each_as_a_document(tmp_path: Path, story: Pa
         == 2
     )
     intact(tmp_path / "mem", "story", "other")
+
+
+def test_ingest_of_many_texts_does_not_list_all_documents_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listings = []
+    listed = MemoryStore.documents
+
+    def documents(store: MemoryStore) -> object:
+        listings.append(store)
+        return listed(store)
+
+    monkeypatch.setattr(MemoryStore, "documents", documents)
+    texts = [tmp_path / f"{number}.txt" for number in range(6)]
+    for text in texts:
+        text.write_text(f"This is {text.stem}.\n" * 9)
+    assert run("ingest", *texts, "--store", tmp_path / "mem").status == 0
+    assert len(listings) <= 1
 
 
 def test_a_memory_is_made_with_any_codec_and_keeps_it(tmp_path: Path, story: Path) -> None:

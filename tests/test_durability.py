@@ -7,6 +7,7 @@ MEMSTORE_SEED makes other instants.
 
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -14,8 +15,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fork_server import BUDGET, NAMED_ERROR, RIGHT, TOKENS, ForkServer, changes_job, ingest_job
+import torch
+from fork_server import (
+    BUDGET,
+    NAMED_ERROR,
+    RIGHT,
+    TOKENS,
+    ForkServer,
+    changes_job,
+    index_job,
+    ingest_job,
+)
 from synthetic_documents import CHUNK, SIGNATURE, check_content, ingest, stored
+from test_hostile_files import damage_tree
 
 from memstore.errors import CorruptMemory, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
@@ -126,6 +138,82 @@ def test_other_changes_killed_at_random_instants_leave_old_or_new(
             "changes": ("ready", f"3:{25 * CHUNK + 3}"),
             "comes": ("ready", f"5:{20 * CHUNK + 5}"),
         }
+        shutil.rmtree(memory)
+
+
+def killed_with_its_children(
+    children: ForkServer, seconds: float, job: str, *arguments: object
+) -> bool:
+    """Begin a job and SIGKILL it and all that it started after some time; False if it was done."""
+    pid = children.start(job, *arguments)
+    time.sleep(seconds)
+    os.killpg(pid, signal.SIGKILL)
+    code = children.end()
+    assert code in (RIGHT, -signal.SIGKILL)
+    return code != RIGHT
+
+
+def test_an_index_killed_at_random_instants_is_built_or_not(
+    children: ForkServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    chance = random.Random(SEED + 4)
+    origin = new_memory(tmp_path / "origin")
+    with MemoryStore.open(origin, host_budget=BUDGET) as store:
+        ingest(store, "book", 300 * CHUNK, commit_bytes=1 << 20)
+    seconds = min(
+        seconds_of(children, "index_job", shutil.copytree(origin, tmp_path / name))
+        for name in ("first", "second")
+    )
+    wanted = {file.name for file in (tmp_path / "second" / "index").iterdir()}
+    for kill in range(max(1, KILLS // 2)):
+        memory = shutil.copytree(origin, tmp_path / str(kill))
+        killed(children, chance.uniform(0, seconds), "index_job", memory)
+        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
+            check_content(store, store.document("book"), text=1)
+            q = torch.ones(SIGNATURE.num_kv_heads, 1, SIGNATURE.head_dim)
+            scope = [(store.document("book").id, 0, store.document("book").blocks)]
+            for layer in SIGNATURE.memory_layers:
+                assert torch.isfinite(store.search_landmarks(layer, q, scope, 2).scores).all()
+        index_job(str(memory))
+        assert {file.name for file in (memory / "index").iterdir()} == wanted
+        check_memory(children, memory)
+        shutil.rmtree(memory)
+
+
+@pytest.mark.parametrize("damage", ["record", "tree"])
+def test_a_repair_killed_at_random_instants_is_done_or_can_be_done_again(
+    children: ForkServer, tmp_path: Path, damage: str
+) -> None:
+    chance = random.Random(SEED + 5)
+    origin = new_memory(tmp_path / "origin")
+    with MemoryStore.open(origin, host_budget=BUDGET) as store:
+        ingest(store, "kept", 20 * CHUNK + 5, text=1)
+        ingest(store, "too", 20 * CHUNK, text=3)
+        if damage == "record":
+            (write,) = ingest(store, "damaged", 20 * CHUNK, text=2).writes
+    if damage == "tree":
+        damage_tree(origin)
+    else:
+        data = bytearray((origin / "data.mdb").read_bytes())
+        for record in re.finditer(b"mR\x02.{33}" + re.escape(write.id), bytes(data), re.DOTALL):
+            data[record.end() + 60] ^= 255
+        (origin / "data.mdb").write_bytes(data)
+    seconds = min(
+        seconds_of(children, "repair_job", shutil.copytree(origin, tmp_path / name))
+        for name in ("first", "second")
+    )
+    for kill in range(max(1, KILLS // 4)):
+        memory = shutil.copytree(origin, tmp_path / str(kill))
+        killed_with_its_children(children, chance.uniform(0, seconds), "repair_job", memory)
+        verify_memory(memory, repair=True)
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            assert [document.name for document in store.documents()] == ["kept", "too"]
+            ingest(store, "after", 5 * CHUNK, text=7)
+        check_memory(children, memory)
+        assert {entry.name for entry in memory.iterdir()} == {
+            "data.mdb", "lock.mdb", "writer.lock"
+        }  # fmt: skip
         shutil.rmtree(memory)
 
 

@@ -18,7 +18,19 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from synthetic_documents import BLOCK, CHUNK, DIM, HEADS, SIGNATURE, ingest, is_whole, stored
+from synthetic_documents import (
+    BLOCK,
+    CHUNK,
+    DIM,
+    HEADS,
+    SETTINGS,
+    SIGNATURE,
+    chunk,
+    ingest,
+    is_whole,
+    stored,
+    token_ids,
+)
 from test_index_engines import build, filled, queries
 from tiny_model import save_tiny_model
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
@@ -250,6 +262,19 @@ def test_numbers_that_are_not_finite_and_lengths_that_no_block_has_are_refused(
         store.import_document(file)
 
 
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_what_a_model_gives_that_is_not_finite_is_refused_before_it_is_stored(store, part):
+    made = {"source_hash": "x", "settings": SETTINGS}
+    for number in (NAN, float("inf")):
+        with store.write_document("new", **made) as writer:
+            layers, _ = chunk(1, 0, CHUNK)
+            layers[2][part].view(-1)[-1] = number
+            with pytest.raises(InvalidInput, match=r"layer 2.*not finite"):
+                writer.add_chunk(token_ids(1, 0, CHUNK), 0, layers)
+    assert store.document("new").tokens == 0
+    ingest(store, "other", 20)
+
+
 @fuzzed
 @given(data=st.data())
 def test_a_crafted_export_is_refused_or_harmless(store, frames, tmp_path, data):
@@ -436,6 +461,69 @@ def test_weights_of_another_shape_or_type_than_the_config_says_are_not_read(mode
     data = (model / "model.safetensors").read_bytes()
     for content in (b"", data[:100], b"\xff" * 64, data[:-1], b"\0" * 8 + data[8:]):
         assert not loads(with_file(model, tmp_path / "crafted", "model.safetensors", content))
+
+
+@pytest.mark.parametrize("number", [NAN, float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(model, tmp_path, number):
+    weights = load_file(model / "model.safetensors")
+    for name in (sorted(weights)[0], sorted(weights)[-1]):
+        wrong = weights[name].clone()
+        wrong.view(-1)[-1] = number
+        crafted = with_file(model, tmp_path / "crafted", "", b"")
+        save_file({**weights, name: wrong}, crafted / "model.safetensors")
+        with pytest.raises(InvalidWeights, match=f"{name} holds numbers that are not finite"):
+            load_checkpoint(crafted)
+
+
+def test_weights_that_overflow_in_a_smaller_type_are_refused(model, tmp_path):
+    weights = load_file(model / "model.safetensors")
+    name = sorted(weights)[0]
+    crafted = with_file(model, tmp_path / "crafted", "", b"")
+    large = weights[name].clone()
+    large.view(-1)[0] = 1e30
+    save_file({**weights, name: large}, crafted / "model.safetensors")
+    with pytest.raises(InvalidWeights, match="float16"):
+        load_checkpoint(crafted, torch.float16)
+
+
+HEADER = struct.Struct("<Q")
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_crafted_header_of_weights_is_refused_or_a_model(model, tmp_path, data):
+    content = (model / "model.safetensors").read_bytes()
+    (size,) = HEADER.unpack_from(content)
+    header, numbers = json.loads(content[8 : 8 + size]), content[8 + size :]
+    for _ in range(data.draw(st.integers(1, 2))):
+        how = data.draw(st.sampled_from(["value", "value", "overlap", "type", "size", "more"]))
+        if how == "value":
+            path = data.draw(st.sampled_from(list(places(header))))
+            to = data.draw(st.sampled_from([value for value in WRONG if type(value) is not bytes]))
+            header = changed(header, path, to)
+            if not isinstance(header, dict):
+                break
+        names = [name for name, part in header.items() if isinstance(part, dict)]
+        if how in ("overlap", "type") and names:
+            one, other = (header[data.draw(st.sampled_from(names))] for _ in range(2))
+            key = "data_offsets" if how == "overlap" else "dtype"
+            if key in other:
+                one[key] = (
+                    other[key]
+                    if how == "overlap"
+                    else data.draw(
+                        st.sampled_from(
+                            ["F16", "BF16", "F64", "I32", "U8", "BOOL", "F8_E4M3", "F4"]
+                        )
+                    )
+                )
+        elif how == "size":
+            numbers = numbers[: data.draw(st.integers(0, len(numbers)))]
+        elif how == "more":
+            numbers += bytes(data.draw(st.integers(0, 64)))
+    packed = json.dumps(header).encode()
+    crafted = HEADER.pack(len(packed)) + packed + numbers
+    loads(with_file(model, tmp_path / "crafted", "model.safetensors", crafted))
 
 
 # Traces

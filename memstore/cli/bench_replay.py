@@ -111,14 +111,14 @@ def print_replay(result: dict[str, Any]) -> None:
         missed = result["requested"] - bound["hits"]
         best = dict.fromkeys(COUNTED, 0) | bound | {"misses": missed}
         rows.append((share, *run_columns(best | {"policy": "belady", "prefetch": "off"})))
-    print(console.columns(rows))
-    print()
-    print(
+    console.say(console.columns(rows))
+    console.say("")
+    console.say(
         f"{result['lookups']:,} lookups of {result['requested']:,} units, {result['units']:,} of "
         "them distinct; "
         f"{result['predicted']:,} predictions recorded"
     )
-    print(
+    console.say(
         "predicted units are taken to arrive at once: an upper bound; belady is the bound of "
         "fetching on demand"
     )

@@ -230,11 +230,11 @@ def print_live(result: dict[str, Any]) -> None:
         rows.append((f"{run['share']:4.0%}", *run_columns(run), run["late"], *seconds))
     tokens = sum(book["tokens"] for book in result["books"])
     size = console.size(result["units"] * result["unit_bytes"])
-    print(console.columns(rows))
-    print()
+    console.say(console.columns(rows))
+    console.say("")
     same = "the same" if result["same_answers"] else "NOT the same"
-    print(
+    console.say(
         f"{len(result['books'])} books, {tokens:,} tokens; a budget is a share of "
         f"{result['units']:,} blocks, {size}"
     )
-    print(f"{result['questions']} questions, answers {same} in every run")
+    console.say(f"{result['questions']} questions, answers {same} in every run")

@@ -105,7 +105,7 @@ def print_sources(
         weight = f"{source['weight']:7.0%}" if shares else f"{source['weight']:7.2f}"
         first, end = source["span"]
         tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
-        place = f"{source['document']}[{first:,}-{end:,}] ({tiers})"
+        place = f"{one_line(source['document'])}[{first:,}-{end:,}] ({tiers})"
         say(f"  {weight}  {place}  {shorten(source['text'], width)}")
 
 
@@ -129,11 +129,11 @@ def cost(answer: Mapping[str, Any]) -> str:
 def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
     """An answer (unless it was streamed), its sources and its cost."""
     if not answer["text"]:
-        print("(nothing was found)")
+        say("(nothing was found)")
     elif not streamed:
         say(answer["text"])
     print_sources(answer["sources"])
-    print(f"  {cost(answer)}", flush=True)
+    say(f"  {cost(answer)}")
 
 
 def read_lines(prompt: str = "") -> Iterator[str]:

@@ -122,7 +122,7 @@ def run_demo(
                 written,
                 memory,
                 name=DOCUMENT,
-                mode="replace" if _has_demo(memory) else "new",
+                mode="replace" if memory.has(DOCUMENT) else "new",
                 progress=lambda state: show(state.characters, state.total_characters, state.tokens),
             )
             file_bytes = memory.stats()["file_bytes"]
@@ -178,26 +178,26 @@ def print_demo(result: dict[str, Any]) -> None:
                 f"{row['seconds']:.3f}",
             )
         )
-    print(console.columns(rows))
+    console.say(console.columns(rows))
     tiers = "; ".join(
         f"{name} {counts['hits']:,} hits, {counts['misses']:,} misses"
         for name, counts in result["tiers"].items()
     )
     lookups = result["lookups"]
     times = result["reading_seconds"] / result["seconds_per_question"]
-    print()
-    print(f"text: {result['text']}, {result['tokens']:,} tokens; seed {result['seed']}")
-    print(f"memory on disk: {console.size(result['bytes'])}")
-    print(f"tiers: {tiers}")
-    print(f"lookups: {lookups['done']:,} done, {lookups['skipped']:,} skipped by the gate")
-    print(
+    console.say("")
+    console.say(f"text: {result['text']}, {result['tokens']:,} tokens; seed {result['seed']}")
+    console.say(f"memory on disk: {console.size(result['bytes'])}")
+    console.say(f"tiers: {tiers}")
+    console.say(f"lookups: {lookups['done']:,} done, {lookups['skipped']:,} skipped by the gate")
+    console.say(
         f"time: {result['reading_seconds']:.1f} s to read the text once (ingest, storing "
         "included); "
         f"{result['seconds_per_question']:.3f} s a question, {times:,.0f}x less than reading it "
         "again; "
         f"{result['open_seconds']:.1f} s for the new process to load the model and open the memory"
     )
-    print(f"facts right: {result['right']} of {result['of']}")
+    console.say(f"facts right: {result['right']} of {result['of']}")
 
 
 # The text
@@ -288,10 +288,6 @@ def _memory(path: Path, reader: Verbs) -> MemoryStore:
     if (path / "data.mdb").exists():
         return MemoryStore.open(path, reader.signature)
     return MemoryStore.create(path, reader.signature, selector=reader.keeps)
-
-
-def _has_demo(memory: MemoryStore) -> bool:
-    return any(document.name == DOCUMENT for document in memory.documents())
 
 
 def _ask_in_new_process(store: Path, model: str | None, questions: Sequence[str]) -> dict[str, Any]:

@@ -81,7 +81,8 @@ def forget(
         console.emit({"forgotten": asdict(document), "erased": erase})
     else:
         console.say(
-            f"{document.name}: {'erased' if erase else 'forgotten'}, {document.tokens:,} tokens, "
+            f"{console.one_line(document.name)}: {'erased' if erase else 'forgotten'}, "
+            f"{document.tokens:,} tokens, "
             f"{console.size(document.bytes)}"
         )
 
@@ -102,9 +103,11 @@ def verify(
         console.emit({"clean": report.clean, **asdict(report)})
     else:
         for problem in report.problems:
-            console.say(f"damaged: {problem.name or 'the memory'}: {problem.what}")
+            console.say(
+                console.one_line(f"damaged: {problem.name or 'the memory'}: {problem.what}")
+            )
         for name in report.dropped:
-            console.say(f"dropped: {name}")
+            console.say(console.one_line(f"dropped: {name}"))
         size = console.size(report.bytes)
         whole = f"{report.documents:,} documents, {report.records:,} records, {size}"
         console.say(
@@ -133,7 +136,7 @@ def export(
     if as_json:
         console.emit({"name": name, "file": str(file), "bytes": written})
     else:
-        console.say(f"{name}: exported to {file}, {console.size(written)}")
+        console.say(f"{console.one_line(name)}: exported to {file}, {console.size(written)}")
 
 
 @command("import", "memstore import diary.memstore --store other")
@@ -163,7 +166,8 @@ def import_(
         console.emit({"imported": asdict(document)})
     else:
         console.say(
-            f"{document.name}: imported, {document.tokens:,} tokens, {console.size(document.bytes)}"
+            f"{console.one_line(document.name)}: imported, {document.tokens:,} tokens, "
+            f"{console.size(document.bytes)}"
         )
 
 

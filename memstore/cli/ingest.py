@@ -225,7 +225,7 @@ def _ingest_one(
     reader: "Verbs", memory: "MemoryStore", text: "Text", mode: "Mode", lookup: dict[str, Any]
 ) -> dict[str, Any]:
     """Read one text and say what came of it."""
-    known = any(document.name == text.name for document in memory.documents())
+    known = memory.has(text.name)
     began = time.monotonic()
     seen: list[IngestProgress] = []  # the latest only
     with console.reading(text.name) as show:
@@ -269,7 +269,8 @@ def _expected(reader: "Verbs", memory: "MemoryStore", text: "Text", characters: 
     )
     blocks = -(-tokens // signature.block_size)
     stored = blocks * per_head * signature.num_kv_heads * len(signature.memory_layers)
-    return f"{text.name}: about {tokens:,} tokens, up to {console.size(stored)} on disk"
+    name, size = console.one_line(text.name), console.size(stored)
+    return f"{name}: about {tokens:,} tokens, up to {size} on disk"
 
 
 def _told(result: dict[str, Any]) -> str:
@@ -279,7 +280,7 @@ def _told(result: dict[str, Any]) -> str:
     figures = (
         f"{result['blocks']:,} blocks, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
     )
-    return f"{result['name']}: {status}; {figures}, {result['seconds']:.1f} s"
+    return f"{console.one_line(result['name'])}: {status}; {figures}, {result['seconds']:.1f} s"
 
 
 COMMANDS = (ingest, index)

@@ -95,7 +95,7 @@ def train(
     if as_json:
         console.emit({"out": str(out), "metrics": lines[-1] if lines else None})
     else:
-        print(f"trained; ask with --model {out}")
+        console.say(f"trained; ask with --model {out}")
 
 
 COMMANDS = (train,)

@@ -25,6 +25,7 @@ from memstore.disk.files import (
     INDEX,
     LOCK,
     NETWORK,
+    check_one_name,
     check_regular,
     file_system_of,
     lies_at,
@@ -36,6 +37,7 @@ from memstore.disk.files import (
     share,
     sweep,
     sync_directory,
+    take_room,
     try_alone,
     whole_pages,
 )
@@ -47,6 +49,8 @@ from memstore.disk.transaction import TABLES, Transaction
 from memstore.errors import InvalidInput, MemoryExists, MemoryLocked, MemoryNotFound, StorageFull
 
 T = TypeVar("T")
+
+_LOCK_BYTES = 64 * (MAX_READERS + 2)  # of LMDB's lock file
 
 
 class Version(NamedTuple):
@@ -148,19 +152,22 @@ class Environment:
             else:
                 map_size = check_length(data, self.data_file)
                 check_commits(data, self.data_file)
+            # Without permission to write the lock file (LMDB's readers register in it) a reader
+            # goes without: the pages it reads may be reused under it by a writer, which the
+            # checksums then refuse.
+            locked = self.writable or os.access(lock, os.W_OK)
+            if locked:  # LMDB maps it: a page that finds no room would end the process
+                take_room(lock, _LOCK_BYTES, mode_of(data) or 0o600)
         with named_lmdb_errors(self.path):
             self._inner = lmdb.open(
-                str(self.path),
+                os.fsencode(self.path),
                 map_size=map_size,
                 max_dbs=len(TABLES),
                 max_readers=MAX_READERS,
                 create=new,
                 readonly=not read_write,
                 mode=mode_of(data) or 0o600,
-                # Without permission to write the lock file (LMDB's readers register in it) a reader
-                # goes without: the pages it reads may be reused under it by a writer, which the
-                # checksums then refuse.
-                lock=self.writable or os.access(lock, os.W_OK),
+                lock=locked,
                 readahead=False,
                 sync=True,
                 metasync=False,
@@ -193,6 +200,8 @@ class Environment:
             if not self._read_write:
                 with self._gate.alone():
                     if not self._read_write:
+                        if self.data_file is not None:
+                            check_one_name(self.path / DATA, self.data_file)
                         self.close()
                         self._open(read_write=True)
                 self._sweep()

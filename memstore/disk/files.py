@@ -44,7 +44,8 @@ def occupy_standard_streams() -> None:
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
     """Open a regular file that lies there itself; return the descriptor. A link in a directory from
-    elsewhere may lead anywhere, and opening a pipe may wait for ever. Raises InvalidInput, OSError.
+    elsewhere may lead anywhere, and opening a pipe may wait for ever. What is opened for writing
+    must have no other name. Raises InvalidInput, OSError.
     """
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
@@ -52,10 +53,24 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise _no_file(path) from error
         raise
-    if not stat.S_ISREG(os.fstat(file).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise _no_file(path)
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            check_one_name(path, file)
+    except BaseException:
         os.close(file)
-        raise _no_file(path)
+        raise
     return file
+
+
+def check_one_name(path: Path, file: int) -> None:
+    """Refuse to write what is somebody else's file, too. Raises InvalidInput."""
+    if os.fstat(file).st_nlink > 1:
+        raise InvalidInput(
+            f"{path} is also another file (a hard link), which writing would change; give the "
+            "memory files of its own (cp -r)"
+        )
 
 
 # what `replacement` begins, and what index files were begun as by versions before
@@ -127,25 +142,27 @@ def _new_file(directory: Path) -> tuple[BinaryIO, Path]:
 
 
 @contextmanager
-def replacement(path: Path, like: Path | None = None) -> Iterator[BinaryIO]:
+def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A new file, of a name that nobody knows before, that takes the place of `path` once the block
-    has ended; nothing of it is left where the block fails. Raises OSError.
+    has ended; nothing of it is left where the block fails. Raises OSError, which names `path`.
 
     It is locked until then, which tells it from what a killed process left. It has the mode of the
-    file whose place it takes; where there is none, that of `like`, or is its owner's alone.
+    file whose place it takes; where there is none, that of `like`, or `mode`.
     """
     out, part = _new_file(path.parent)
     with out:
         try:
             with suppress(PermissionError):  # where files have no modes
-                os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or 0o600)
+                os.fchmod(out.fileno(), mode_of(path) or mode_of(like or path) or mode)
             yield out
             out.flush()
             os.fsync(out.fileno())
             os.replace(part, path)
-        except BaseException:
+        except BaseException as error:
             with suppress(FileNotFoundError):
                 part.unlink()
+            if isinstance(error, OSError):
+                error.filename = str(path)
             raise
 
 
@@ -176,6 +193,20 @@ def lies_at(path: Path, file: int) -> bool:
         return os.path.samestat(os.lstat(path), os.fstat(file))
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def take_room(path: Path, size: int, mode: int) -> None:
+    """Have a regular file, new or not, hold its bytes on the disk, `size` of them at least. Raises
+    InvalidInput, OSError.
+    """
+    file = open_regular(path, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        status = os.fstat(file)
+        size = max(size, status.st_size)
+        if hasattr(os, "posix_fallocate") and 512 * status.st_blocks < size:
+            os.posix_fallocate(file, 0, size)
+    finally:
+        os.close(file)
 
 
 def try_alone(file: int) -> bool:

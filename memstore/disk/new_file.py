@@ -4,6 +4,7 @@ Nothing is in it but what it was filled with. LMDB's own compacting copies pages
 was deleted from them.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def fill(file: Path, entries: Iterable[Entry], committed: float | None) -> None:
     lmdb.Error.
     """
     with lmdb.open(
-        str(file),
+        os.fsencode(file),
         subdir=False,
         lock=False,
         max_dbs=len(TABLES),

@@ -2,7 +2,6 @@
 that is needed.
 """
 
-import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from memstore.disk.files import NO_SPACE, sweep
 from memstore.errors import InvalidInput, ReadOnlyMemory, StorageFull
 from memstore.index import faiss_format
 from memstore.index.faiss_head import has_faiss
@@ -92,6 +92,8 @@ class FaissFiles:
         MemoryStore.build_index.
         """
         self._opened.update(self.layers)
+        if self.directory is not None and not self.directory.is_symlink():
+            sweep(self.directory)
         if not self.index.samples:
             self._take_samples()
         for done, layer in enumerate(self.layers):
@@ -155,7 +157,7 @@ class FaissFiles:
         try:
             yield
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in NO_SPACE:
                 raise StorageFull(
                     f"{self.directory}: no room for the index; make room and run it again"
                 ) from error

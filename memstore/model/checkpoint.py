@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch.overrides import TorchFunctionMode
 
+from memstore.disk.files import replacement, sweep
 from memstore.disk.signature import Signature
 from memstore.errors import InvalidWeights
 from memstore.model.config import ModelConfig
@@ -27,20 +28,18 @@ def save_checkpoint(
     model: Transformer, tokenizer: Tokenizer, directory: Path, dtype: torch.dtype = torch.float32
 ) -> None:
     """Write config, weights (as `dtype`) and tokenizer; each file is replaced whole, so an
-    interrupted save leaves the old one.
+    interrupted save leaves the old one. Raises OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    sweep(directory)
     weights = {
         name: tensor.detach().to("cpu", dtype).contiguous()
         for name, tensor in model.state_dict().items()
     }
-    temporary = directory / "model.safetensors.partial"
-    save_file(weights, temporary)
-    temporary.chmod(0o644)  # safetensors makes it private, and a wheel keeps the mode
-    temporary.replace(directory / "model.safetensors")
-    temporary = directory / "config.json.partial"
-    temporary.write_text(model.config.to_json() + "\n", encoding="utf-8")
-    temporary.replace(directory / "config.json")
+    with replacement(directory / "model.safetensors", mode=0o644) as file:
+        file.write(save(weights))
+    with replacement(directory / "config.json", mode=0o644) as file:
+        file.write(model.config.to_json().encode() + b"\n")
     tokenizer.save(directory / "tokenizer.json")
 
 
@@ -98,7 +97,14 @@ def load_checkpoint(
         raise InvalidWeights(f"{path} is truncated or not a safetensors file: {error}") from None
     except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that torch cannot multiply
         raise InvalidWeights(f"{path} cannot be loaded: {error}") from None
-    model.load_state_dict({name: tensor.to(dtype) for name, tensor in weights.items()}, assign=True)
+    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    for name, tensor in weights.items():
+        if not all(bound.isfinite() for bound in tensor.aminmax()):
+            raise InvalidWeights(
+                f"{path}: {name} holds numbers that are not finite, or not in {dtype}; get the "
+                "weights again, or load them in another type"
+            )
+    model.load_state_dict(weights, assign=True)
     return model.requires_grad_(False).eval(), tokenizer
 
 

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from memstore.decode import from_json
+from memstore.disk.files import replacement
 from memstore.errors import InvalidInput, InvalidWeights
 
 SPECIAL_IDS = 2  # landmark and context miss token, the two highest ids
@@ -94,8 +95,9 @@ class Tokenizer:
             raise InvalidWeights(f"{path} is not a tokenizer file: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer as one JSON file."""
-        Path(path).write_text(self._backend.to_str(), encoding="utf-8")
+        """Write the tokenizer as one JSON file, whole or not at all. Raises OSError."""
+        with replacement(Path(path), mode=0o644) as file:
+            file.write(self._backend.to_str().encode())
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; the same ids, in one list, as `encode_stream` gives in segments.

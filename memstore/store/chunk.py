@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
@@ -111,6 +112,13 @@ class Chunk:
                 f"{len(ids)} tokens in {n} blocks, the last of {last}, are no chunk of "
                 f"{chunk_blocks} blocks"
             )
+        for layer, parts in layers.items():
+            if not _finite(parts):
+                raise InvalidInput(
+                    f"layer {layer}: keys, values or landmark keys of blocks {first_block} to "
+                    f"{first_block + n} are not finite; the model cannot read this text in "
+                    f"{signature.kv_dtype}, use one that can"
+                )
         found_by = None
         if selector is not None:
             found_by = FoundBy.of(token_landmarks, words, selector, len(ids), n)
@@ -142,3 +150,10 @@ class Chunk:
     def boundary(self) -> int:
         """The last boundary of chunks, in blocks, once this chunk is there."""
         return self.end_block if self.whole else self.first_block
+
+
+def _finite(parts: LayerBlocks) -> bool:
+    # A sum is finite only of numbers that are; it may overflow of some that are, too.
+    if torch.stack([part.sum(dtype=torch.float32) for part in parts]).isfinite().all():
+        return True
+    return all(bool(part.isfinite().all()) for part in parts)

@@ -62,6 +62,10 @@ class MemoryStore(Lookups):
                 )
         return found
 
+    def has(self, name: str) -> bool:
+        """Is there a document of this name, ready or still being read?"""
+        return any(map(is_listed, self._named(name)))
+
     def document(self, name: str) -> Document:
         """One document by name. Raises DocumentNotFound, which lists the names there are."""
         for row in self._named(name):

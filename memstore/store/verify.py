@@ -7,6 +7,8 @@ verification are forked from one server (the module memstore.store.walk) that ha
 """
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -200,6 +202,7 @@ class _Children:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            process_group=0,  # with what it forks: what interrupts this process is not for them
         )
         assert self._server.stdout is not None
         if not self._server.stdout.readline():  # that is no damage of the memory
@@ -216,6 +219,9 @@ class _Children:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is not None:  # nobody waits for what they do, and a repair may end anywhere
+            with suppress(ProcessLookupError):
+                os.killpg(self._server.pid, signal.SIGKILL)
         self._server.communicate()
 
     def run(self, what: str, path: Path, documents: list[int]) -> Iterator[dict[str, Any]]:

@@ -34,12 +34,12 @@ class TraceWriter:
     writes nothing.
 
     A lookup is never lost to its trace: the first error of writing ends the trace, and `close`
-    raises it.
+    raises it, with the name of the file.
     """
 
     def __init__(self, path: Path | str, *, unit_bytes: int) -> None:
         """unit_bytes: of one unit in a slot. Raises OSError."""
-        self._pid = os.getpid()
+        self._pid, self._path = os.getpid(), path
         self._error: OSError | None = None
         # Unbuffered: nothing is left for a forked child to write a second time.
         self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 - open for as long as the trace is
@@ -93,11 +93,14 @@ class TraceWriter:
             if not self._file.closed:
                 try:
                     self._stream.close()  # closes the file too
+                except OSError as error:
+                    self._error = error
                 finally:
                     self._file.close()
-            error, self._error = self._error, None
-        if error is not None:
-            raise error
+            failed, self._error = self._error, None
+        if failed is not None:
+            failed.filename = str(self._path)
+            raise failed
 
 
 @dataclass(frozen=True)

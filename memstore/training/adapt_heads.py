@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memstore.model.selector_heads import DISTANCE, Rotate
-from memstore.model.selectors import Taps
+from memstore.model.tapped import Taps
 from memstore.training.adapt_states import Walk
 from memstore.training.selector_windows import Question, Window
 

@@ -14,7 +14,8 @@ from memstore.disk.selector_form import SelectorForm
 from memstore.index.base import Scope
 from memstore.index.late import LANDMARK_DTYPES, TokenIndex
 from memstore.index.words import WordIndex
-from memstore.model.selectors import Selector, Tapped, confidence
+from memstore.model.selectors import Selector, confidence
+from memstore.model.tapped import Tapped
 
 KS = (1, 4, 8, 16)
 

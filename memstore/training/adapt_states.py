@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from memstore.model.selector_learned import rooted
-from memstore.model.selectors import Tapped, Taps
+from memstore.model.tapped import Tapped, Taps
 from memstore.training.selector_windows import WINDOW, Question, Window
 
 Walk = Callable[[Sequence[Sequence[int]], Taps], list[Tapped]]
@@ -49,6 +49,12 @@ class States:
     rows: dict[int, Tensor]
     row_ids: Tensor
     asked: tuple[Asked, ...]
+
+    def question(self, window: int, place: int) -> Tapped:
+        """What was shown of a window's question number `place`, of its own words."""
+        asked = [one for one in self.asked if one.window == window][place]
+        rows = {layer: states[asked.first : asked.end] for layer, states in self.rows.items()}
+        return Tapped(list(asked.question.ids), rows)
 
 
 def read_states(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from random import Random
 import numpy as np
 import zstandard
 
+from memstore.disk.files import replacement, sweep
 from memstore.errors import InvalidInput
 from memstore.model.tokenizer import Tokenizer
 
@@ -133,12 +133,14 @@ class TokenCorpus:
             raise InvalidInput("no files to read; give at least one .txt or .jsonl.zst file")
         cache = Path(cache_dir)
         cache.mkdir(parents=True, exist_ok=True)
+        sweep(cache)
         key = _cache_key(files, tokenizer)
         ids_file, words_file = cache / f"{key}.tokens", cache / f"{key}.json"
         if not words_file.exists():  # written last: its presence says that both are whole
             counts = _write_tokens(files, tokenizer, ids_file)
             words, held_out = _entity_words(counts)
-            _replace(words_file, json.dumps({"words": words, "held_out_words": held_out}).encode())
+            with replacement(words_file, mode=0o644) as file:
+                file.write(json.dumps({"words": words, "held_out_words": held_out}).encode())
         stored = json.loads(words_file.read_text())
         tokens = np.memmap(ids_file, dtype=np.uint16, mode="r")
         return cls(tokens, tuple(stored["words"]), tuple(stored["held_out_words"]))
@@ -174,18 +176,11 @@ def _write_tokens(paths: Sequence[Path], tokenizer: Tokenizer, target: Path) -> 
             counts.update(re.findall(r"\b[a-z]{4,10}\b", text[:_WORDS_PER_DOCUMENT]))
             yield text
 
-    # A name of its own for each process, so that two that build the same cache do not write into
-    # each other's file.
-    partial = target.with_suffix(f".{os.getpid()}")
-    try:
-        with partial.open("wb") as file:
-            segments = (segment for text in documents() for segment in tokenizer.segments([text]))
-            while batch := list(islice(segments, _SLICE_SEGMENTS)):
-                for ids in tokenizer.encode_batch(batch):
-                    file.write(np.asarray(ids, dtype=np.uint16).tobytes())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacement(target, mode=0o644) as file:
+        segments = (segment for text in documents() for segment in tokenizer.segments([text]))
+        while batch := list(islice(segments, _SLICE_SEGMENTS)):
+            for ids in tokenizer.encode_batch(batch):
+                file.write(np.asarray(ids, dtype=np.uint16).tobytes())
     return counts
 
 
@@ -206,9 +201,3 @@ def is_held_out(word: str) -> bool:
     """
     digest = hashlib.blake2b(word.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % 100 < HELD_OUT_PERCENT
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_bytes(content)
-    partial.replace(path)

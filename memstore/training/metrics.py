@@ -42,7 +42,11 @@ class Metrics:
         self.write(line)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Add a line as it is."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        """Add a line as it is. Raises OSError."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
         self._report(line)

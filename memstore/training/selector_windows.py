@@ -88,7 +88,7 @@ class WindowWriter:
         if not self._texts:
             raise InvalidInput(f"no text has {2 * _CHARACTERS:,} characters; give longer ones")
         self._encode = encode
-        self._block_size = block_size
+        self.block_size = block_size
         self._subjects: list[Subject] = []
         self._attributes: list[str] = []
 
@@ -172,7 +172,7 @@ class WindowWriter:
         end = start + len(fact.sentence)
         tokens = [i for i, (low, high) in enumerate(spans) if high > start and low < end]
         value = next(i for i, (_, high) in enumerate(spans) if high > at)
-        size = self._block_size
+        size = self.block_size
         asked = fact.question + (f" {fact.begun}" if self.rng.random() < _BEGUN else "")
         return self._question(
             fact.kind,
@@ -191,7 +191,7 @@ class WindowWriter:
         return Question(kind, tuple(ids[:first]), tuple(ids[first:]), text, key, block, touched)
 
     def _passages(self, text: str, spans: Sequence[tuple[int, int]]) -> list[Question]:
-        found, size = [], self._block_size
+        found, size = [], self.block_size
         for block in self.rng.sample(range(WINDOW // size), self.mix.passages):
             piece = text[spans[block * size][0] : spans[block * size + size - 1][1]]
             asked = self.facts.passage(piece)

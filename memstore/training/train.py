@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from memstore import devices
+from memstore.disk.files import replacement, sweep
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.checkpoint import load_checkpoint, save_checkpoint
 from memstore.model.config import ModelConfig
@@ -137,18 +138,18 @@ def _tokenizer(config: TrainConfig, texts: Sequence[Path]) -> Tokenizer:
         tokenizer = Tokenizer.load(path)
     elif config.init is not None:
         tokenizer = load_checkpoint(config.init)[1]
-        tokenizer.save(path)
     else:
         tokenizer = Tokenizer.train(
             passages(read_documents(texts), random.Random(config.seed)), config.model.vocab_size
         )
-        tokenizer.save(path)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise InvalidConfig(
             f"{path} has {tokenizer.vocab_size} ids but the model's vocab_size is "
             f"{config.model.vocab_size}; "
             "train on more text or choose another directory"
         )
+    if not path.is_file():
+        tokenizer.save(path)
     return tokenizer
 
 
@@ -296,9 +297,14 @@ class _Run:
             "stages": [stage.name for stage in self.config.stages],
             "precision": self.precision,
         }
-        temporary = self.config.out / "state.pt.partial"
-        torch.save(tree_map_only(Tensor, Tensor.cpu, state), temporary)
-        temporary.replace(self.config.out / "state.pt")
+        sweep(self.config.out)
+        with replacement(self.config.out / "state.pt", mode=0o644) as file:
+            try:
+                torch.save(tree_map_only(Tensor, Tensor.cpu, state), file)
+            except RuntimeError as error:
+                if isinstance(error.__context__, OSError):  # of a disk that is full
+                    raise error.__context__ from None
+                raise
         save_checkpoint(self.model, self.tokenizer, self.config.out)
 
     def restore(self, state: dict[str, Any]) -> None:

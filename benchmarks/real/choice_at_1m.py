@@ -1,0 +1,230 @@
+"""Is the right block chosen among those of a million tokens, and how soon?
+
+The choice alone: texts are read up to the layer that the reader's selector taps, in chunks over a
+window as an ingest does, and only what the selector keeps of them stays (no keys and values). One
+document of 128K tokens carries the facts of real.recall, others of 128K are books without any; they
+compete in one search. A run goes on where it was killed, with --work.
+
+Rivals: BM25 (bm25s) and all-MiniLM-L6-v2 over the same blocks. Seconds are of scoring alone, the
+question's own walk to the tap told beside it.
+
+    python -m benchmarks.real.choice_at_1m --text books-test.jsonl.zst --model smollm2/ --work real/
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.common.options import add
+from benchmarks.common.results import write
+from benchmarks.common.tables import table
+from benchmarks.common.timing import timed
+from benchmarks.real.blocks import Blocks
+from benchmarks.real.hay import Hay
+from benchmarks.real.methods import standing
+from benchmarks.real.plan import Plan, Question
+from benchmarks.real.prompting import DTYPES, counting
+from benchmarks.real.questions import build
+from benchmarks.real.recall_tables import finds, refusals
+from benchmarks.real.results import Results, Row
+from benchmarks.real.rivals import Chooser, Sentences, Words, minilm
+from benchmarks.real.running import parser, read
+from memstore.disk.block_words import BlockWords
+from memstore.hf.load import load_reader
+from memstore.index.late import LANDMARK_DTYPES, TokenIndex
+from memstore.index.words import WordIndex
+from memstore.model.choosing_session import tap, tapping
+from memstore.model.compact import CompactAttention, read_beginning
+from memstore.model.selectors import confidence
+from memstore.training.corpus import read_documents
+
+DOCUMENT = 128 * 1024  # tokens
+
+
+class Found:
+    """What a selector asks of a memory, of documents by number."""
+
+    def __init__(self, form: Any) -> None:
+        self.tokens = TokenIndex(form.heads, form.width, 64, LANDMARK_DTYPES[form.dtype])
+        self.words = WordIndex()
+
+    def token_maxima(self, q: Tensor, head: int, scope: Any) -> Tensor:
+        return self.tokens.maxima(q, head, scope)
+
+    def word_scores(self, words: Any, scope: Any) -> Tensor:
+        return self.words.scores(words, scope)
+
+
+class Chosen:
+    """The reader's selector over documents that were read up to its tap."""
+
+    def __init__(self, reader: Any, blocks: Blocks, work: Path, name: str) -> None:
+        self.reader, self.blocks, self.work, self.name = reader, blocks, work, name
+        self.beginning = read_beginning(reader)
+        self.found = Found(reader.selector.form)
+        self.numbers: dict[str, int] = {}
+        self.walks: list[float] = []
+
+    def scores(self, question: Question) -> np.ndarray:
+        scope = [
+            (self._known(name), 0, len(self.blocks.spans(name))) for name in question.documents
+        ]
+        ids, words = self.reader.turn_ids(question.text, first=True)
+        seconds, tapped = timed(lambda: tap(self.reader, self.beginning, ids).part(words))
+        self.walks.append(seconds)
+        scores: Tensor = self.reader.selector.scores(tapped, question.text, self.found, scope)
+        return scores.cpu().numpy()
+
+    def _known(self, name: str) -> int:
+        """The number of a document, which is read when it is first needed."""
+        if name not in self.numbers:
+            number = self.numbers[name] = len(self.numbers)
+            selector, texts = self.reader.selector, self.blocks.scope([name])
+            if (landmarks := self._landmarks(name)) is not None:
+                self.found.tokens.add(number, 0, landmarks)
+            words = selector.words([self.blocks.text(block) for block in texts])
+            if words is not None:
+                self.found.words.add(number, 0, BlockWords.of(words))
+        return self.numbers[name]
+
+    def _landmarks(self, name: str) -> Tensor | None:
+        """A document's landmarks, from an earlier run if there was one."""
+        selector = self.reader.selector
+        if not selector.form.heads:
+            return None
+        file = self.work / f"landmarks-{self.name}-{selector.form.digest[:8]}-{name}.pt"
+        if not file.exists():
+            ids = self.reader.tokenizer.encode(self.blocks.documents[name])
+            seconds, landmarks = timed(lambda: torch.cat(list(self._read(ids))))
+            print(f"  {name}: {len(ids) / seconds:.0f} tokens a second", flush=True)
+            torch.save(landmarks, file.with_suffix(".part"))
+            file.with_suffix(".part").rename(file)
+        kept: Tensor = torch.load(file)
+        return kept
+
+    @torch.no_grad()
+    def _read(self, ids: Sequence[int]) -> Any:
+        """Yield the landmarks of one chunk after the other, each read over the window before it."""
+        reader, shape, taps = self.reader, self.reader.shape, self.reader.selector.taps
+        chunk = reader.lookup.chunk_blocks * shape.block_size
+        window = reader.window_blocks * shape.block_size
+        before: dict[int, tuple[Tensor, Tensor]] = {}
+        for first in range(0, len(ids), chunk):
+            part = list(ids[first : first + chunk])
+            context = CompactAttention(reader, self.beginning, min(first, window))
+            for layer, (k, v) in before.items():
+                context.remember(layer, k, v)
+
+            def keeping(
+                layer: int, q: Tensor, k: Tensor, v: Tensor, context: Any = context
+            ) -> Tensor:
+                old = before.get(layer)
+                both = [half[0].to(shape.kv_dtype) for half in (k, v)]
+                if old is not None:
+                    both = [torch.cat(halves, 1)[:, -window:] for halves in zip(old, both)]
+                before[layer] = (both[0], both[1])
+                attended: Tensor = context.attend(layer, q, k, v)
+                return attended
+
+            tapped, attend, enter = tapping(part, taps, keeping)
+            given = torch.tensor([part], device=reader.device)
+            states = reader.hidden(given, attend, layers=taps.layers, enter=enter)
+            enter(taps.layers, states)
+            yield reader.selector.landmarks(tapped, first)
+
+
+def main() -> None:
+    options = read_options()
+    torch.set_num_threads(options.threads)
+    work = options.work
+    work.mkdir(parents=True, exist_ok=True)
+    plan = planned(options, work)
+    blocks = Blocks(counting(options.model), plan.documents)
+    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    chosen = Chosen(reader, blocks, work, f"{options.dtype}-{options.seed}")
+    choosers: dict[str, Chooser] = {"memory": chosen}
+    if "bm25" in options.rivals:
+        choosers["bm25"] = Words(blocks)
+    if "minilm" in options.rivals:
+        choosers["minilm"] = Sentences(blocks, minilm(work))
+    rows: list[Row] = []
+    named = f"choice-{options.seed}-{options.documents}-{options.questions}"
+    for name, chooser in choosers.items():
+        by = name
+        if name == "memory":
+            form = reader.selector.form
+            by = f"{options.dtype}-{form.name}-{form.digest[:8]}"
+        results = Results(work / f"{named}-{by}.jsonl")
+        for question in plan.questions:
+            if (question.name, name) not in results:
+                length = options.documents * DOCUMENT
+                results.add(ask(question, name, chooser, blocks) | {"length": length})
+        rows += results
+    for by in ("near", "rank"):
+        print("\n" + finds(rows, by))
+    print("\n" + refusals(rows))
+    print("\n" + speeds(rows, chosen.walks))
+    write(options, {"rows": rows})
+
+
+def read_options() -> argparse.Namespace:
+    options = parser(__doc__, lengths=["128K"])
+    add(options, "--documents", 8, "of 128K tokens each")
+    add(options, "--questions", 100, "of each task")
+    add(options, "--rivals", ["bm25", "minilm"], choices=["bm25", "minilm"], nargs="*")
+    given = read(options)
+    if given.work is None:
+        options.error("--work is needed: what was read is kept there")
+    return given
+
+
+def planned(options: argparse.Namespace, work: Path) -> Plan:
+    """Recall's questions at 128K tokens, and documents of books beside theirs."""
+    path = work / f"choice-{options.seed}-{options.documents}-{options.questions}.json"
+    if not path.exists():
+        texts, offsets = list(read_documents(options.text)), counting(options.model)
+        plan = build(offsets, texts, [DOCUMENT], {DOCUMENT: options.questions}, options.seed)
+        hay = Hay(offsets, texts, Random(f"choice {options.seed}"))
+        more = {f"books {number}": hay.prose(DOCUMENT) for number in range(1, options.documents)}
+        asked = [
+            Question(**{**vars(q), "documents": (*q.documents, *more)})
+            for q in plan.questions
+            if q.task != "natural"
+        ]
+        Plan(plan.documents | more, asked).save(path)
+    return Plan.load(path)
+
+
+def ask(question: Question, name: str, chooser: Chooser, blocks: Blocks) -> Row:
+    """Where the right block stands for a chooser, and how long that took."""
+    chooser.scores(question)  # documents are read and indexed
+    seconds, scores = timed(lambda: chooser.scores(question))
+    place = standing(scores, blocks.scope(question.documents), blocks, question)
+    if name == "memory":
+        place["best"] = confidence(torch.from_numpy(scores))
+    about = {"question": question.name, "task": question.task}
+    return about | {"method": name, "seconds": seconds} | place
+
+
+def speeds(rows: Sequence[Row], walks: Sequence[float]) -> str:
+    """Milliseconds of a question, the median."""
+    lines = []
+    for name in dict.fromkeys(row["method"] for row in rows):
+        taken = [row["seconds"] for row in rows if row["method"] == name]
+        walk = f"{1000 * statistics.median(walks):.0f}" if name == "memory" and walks else ""
+        lines.append([name, f"{1000 * statistics.median(taken):.0f}", walk])
+    return table(["chooser", "ms a question", "of these the walk to the tap"], lines)
+
+
+if __name__ == "__main__":
+    began = time.perf_counter()
+    main()
+    print(f"{time.perf_counter() - began:.0f} s")

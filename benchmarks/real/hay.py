@@ -1,0 +1,101 @@
+"""The hay: prose of books or noise, cut to a number of tokens, and sentences planted in it."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from benchmarks.real.plan import Stated
+
+Offsets = Callable[[str], list[tuple[int, int]]]  # of a text, each token's characters
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+_SENTENCE_END = re.compile(r"(?<=[a-z][.!?])[\"”’']?(?=\s)")
+
+
+@dataclass(frozen=True)
+class Needle:
+    """A sentence to plant, and what of it is the value that will be asked for."""
+
+    text: str
+    value: str
+
+    def place(self, document: str, start: int) -> Stated:
+        """Where it stands once its first character is the text's `start`."""
+        at = self.text.rfind(self.value) if self.value else 0
+        return Stated(document, start, start + len(self.text), start + max(0, at))
+
+
+class Hay:
+    """Text to hide sentences in, in lengths counted with a reader's tokens.
+
+    texts: books; None: the noise that the literature uses. Raises SystemExit if no text is as long
+    as what is asked for.
+    """
+
+    def __init__(self, offsets: Offsets, texts: Sequence[str] | None, rng: Random) -> None:
+        self.offsets, self.rng = offsets, rng
+        self.texts = None if texts is None else [_plain(text) for text in texts]
+
+    def prose(self, tokens: int) -> str:
+        """`tokens` consecutive tokens, from the beginning of a sentence of a random book."""
+        characters = 8 * tokens + 1000
+        if self.texts is None:
+            text = f"{NOISE} " * (characters // len(NOISE) + 1)
+        else:
+            text = self._from_a_book(characters)
+        ends = self.offsets(text)
+        if len(ends) < tokens:
+            raise SystemExit(f"no book has {tokens:,} tokens; give longer texts")
+        return text[: ends[tokens - 1][1]]
+
+    def _from_a_book(self, characters: int) -> str:
+        assert self.texts is not None
+        room = [max(0, len(text) - characters // 2) for text in self.texts]
+        if not any(room):
+            return max(self.texts, key=len)
+        book = self.rng.choices(self.texts, room)[0]
+        start = self.rng.randrange(max(1, len(book) - characters // 2))
+        after = _SENTENCE_END.search(book, start)
+        return book[after.end() if after else start :][:characters].lstrip()
+
+    def plant(
+        self, name: str, tokens: int, groups: Sequence[Sequence[Needle]]
+    ) -> tuple[str, list[list[Stated]]]:
+        """A document of `tokens` tokens with needles after random sentences; those of a group stand
+        in their order. Returns the text, and where each needle of each group stands.
+        """
+        needles = sum(map(len, groups))
+        added = sum(len(self.offsets(" " + needle.text)) for group in groups for needle in group)
+        if added > 0.8 * tokens:
+            raise ValueError(f"{needles} sentences of {added} tokens leave no hay in {tokens:,}")
+        hay = self.prose(tokens - added + 32)
+        ends = [match.end() for match in _SENTENCE_END.finditer(hay)]
+        last = len(hay) * (tokens - added - 40) // (tokens - added + 32)
+        ends = [end for end in ends if 0 < end < last]
+        if len(ends) < needles:
+            ends = sorted({*ends, *(m.start() for m in re.finditer(r" ", hay[: max(1, last)]))})
+        slots = self.rng.sample(ends, needles)
+        order: list[tuple[int, int, int]] = []  # place in the hay, group, number in the group
+        for number, group in enumerate(groups):
+            own = sorted(slots.pop() for _ in group)
+            order += [(slot, number, index) for index, slot in enumerate(own)]
+        pieces, length, before = [], 0, 0
+        stated: dict[tuple[int, int], Stated] = {}
+        for slot, number, index in sorted(order):
+            needle = groups[number][index]
+            pieces += [hay[before:slot], " "]
+            length += slot - before + 1
+            stated[number, index] = needle.place(name, length)
+            pieces.append(needle.text)
+            length, before = length + len(needle.text), slot
+        text = "".join([*pieces, hay[before:]])
+        ends_of_tokens = self.offsets(text)
+        text = text[: ends_of_tokens[min(tokens, len(ends_of_tokens)) - 1][1]]
+        return text, [[stated[n, i] for i in range(len(g))] for n, g in enumerate(groups)]
+
+
+def _plain(text: str) -> str:
+    """A book as flowing text: no carriage returns, emphasis or hard line ends."""
+    text = text.replace("\r", "").replace("_", "").replace("*", "")
+    text = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
+    return re.sub(r"[ \t]+", " ", re.sub(r"\n{2,}", "\n\n", text))

@@ -1,0 +1,95 @@
+"""The tables of recall.py: answers, blocks found, and questions that nothing answers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.common.tables import rate, table, tokens_text
+from benchmarks.real.questions import TASKS
+from benchmarks.real.results import Row
+
+ABSENT = {"absent": "fact", "absent_reworded": "reworded"}  # and the answerable ones beside them
+LOST = 0.05
+
+
+def answers(rows: Sequence[Row], length: int, methods: Sequence[str]) -> str:
+    """How often answers are right at one length: tasks by methods."""
+    lines = []
+    for task, title in TASKS.items():
+        here = [row for row in rows if row["task"] == task and row["length"] == length]
+        if task in ABSENT or not here:
+            continue
+        cells = [_rate([row["right"] for row in here if row["method"] == m]) for m in methods]
+        lines.append([title, max(sum(r["method"] == m for r in here) for m in methods), *cells])
+    return table([f"{tokens_text(length)} tokens", "questions", *methods], lines)
+
+
+def finds(rows: Sequence[Row], by: str = "near", best: Sequence[int] = (1, 4, 8, 16)) -> str:
+    """How often a block of the fact ("near") or the block in which its value begins ("rank") is
+    among the best, %: tasks and lengths by choosers.
+    """
+    ranked = [row for row in rows if row.get(by) is not None]
+    choosers = [name for name in _choosers(ranked) if name not in ("right", "memory-right")]
+    lines = []
+    for task, title in TASKS.items():
+        for length in sorted({row["length"] for row in ranked if row["task"] == task}):
+            cells = []
+            for chooser in choosers:
+                ranks = {
+                    row["question"]: row[by]
+                    for row in ranked
+                    if (row["task"], row["length"]) == (task, length)
+                    and _chooser(row["method"]) == chooser
+                }
+                shares = [np.mean([rank < k for rank in ranks.values()]) for k in best if ranks]
+                cells.append("/".join(f"{100 * share:.0f}" for share in shares))
+            lines.append([title, tokens_text(length), *cells])
+    what = {"near": "a block of the fact", "rank": "the block of its value"}[by]
+    head = f"{what} among the best {'/'.join(map(str, best))}, %"
+    return table([head, "tokens", *choosers], lines)
+
+
+def refusals(rows: Sequence[Row]) -> str:
+    """Of the questions that nothing answers, how many would be answered if the best score had to be
+    one that 95% of the answerable ones reach.
+    """
+    choosers = [name for name in _choosers(rows) if name != "right"]
+    lines = []
+    for absent, answerable in ABSENT.items():
+        for length in sorted({row["length"] for row in rows if row["task"] == absent}):
+            cells = []
+            for chooser in choosers:
+                those, others = (
+                    list(
+                        {
+                            row["question"]: row["best"]
+                            for row in rows
+                            if (row["task"], row["length"]) == (task, length)
+                            and _chooser(row["method"]) == chooser
+                        }.values()
+                    )
+                    for task in (absent, answerable)
+                )
+                cells.append(_false_answers(those, others))
+            lines.append([TASKS[absent], tokens_text(length), *cells])
+    return table(["false answers, 5% of the answerable lost", "tokens", *choosers], lines)
+
+
+def _false_answers(absent: Sequence[float], answerable: Sequence[float]) -> str:
+    if not absent or not answerable:
+        return ""
+    least = sorted(answerable)[int(LOST * len(answerable))]
+    return rate(sum(best >= least for best in absent), len(absent))
+
+
+def _rate(right: Sequence[float]) -> str:
+    return rate(round(sum(right)), len(right)) if right else ""
+
+
+def _chooser(method: str) -> str:
+    return method.partition("@")[0]
+
+
+def _choosers(rows: Sequence[Row]) -> list[str]:
+    """What chose blocks, in the order of the rows."""
+    return list(dict.fromkeys(_chooser(row["method"]) for row in rows if "best" in row))

@@ -1,0 +1,106 @@
+"""What the benchmarks of real models share: their options, and a run over a plan's questions that
+goes on where it was killed.
+"""
+
+import argparse
+import hashlib
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.tables import tokens_number
+from benchmarks.real.blocks import Blocks
+from benchmarks.real.memory import Memory
+from benchmarks.real.methods import METHODS, Rivals, ask_all
+from benchmarks.real.plan import Plan, Question
+from benchmarks.real.prompting import DTYPES, counting
+from benchmarks.real.results import Results, Row
+from memstore.hf.load import load_reader
+
+DEFAULT_METHODS = ["memory", "right", "full", "bm25@4", "minilm@4", "none"]
+
+
+def parser(doc: str | None, lengths: Sequence[str]) -> argparse.ArgumentParser:
+    """A parser with the options of these benchmarks."""
+    options = plain_parser(doc)
+    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
+    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
+    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    options.add_argument("--work", type=Path, help="keep texts, memory and results here")
+    add(options, "--lengths", list(lengths), "tokens of memory, e.g. 32K")
+    methods = "; ".join(f"{name}: {about}" for name, about in METHODS.items())
+    add(options, "--methods", DEFAULT_METHODS, methods, metavar="METHOD")
+    add(options, "--full-up-to", "2K", "longest text read whole", type=tokens_number)
+    return options
+
+
+def read(options: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options given, with lengths as numbers."""
+    given = options.parse_args()
+    given.lengths = sorted(tokens_number(text) for text in given.lengths)
+    return given
+
+
+def run(
+    kind: str,
+    options: argparse.Namespace,
+    build: Callable[[], Plan],
+    *,
+    decides: Sequence[Any] = (),
+    plans: Sequence[Any] = (),
+) -> list[Row]:
+    """Ask the questions of a plan by --methods; the rows of --tasks and --lengths.
+
+    build: makes the plan, if --work has none. decides: what, beside texts, model and seed, decides
+    what a question or document of a name is; plans: what, beside lengths, decides which there are.
+    """
+    prepare(options.threads)
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.work or Path(temporary)
+        texts = [f"{Path(text).name} {Path(text).stat().st_size}" for text in options.text]
+        same = _digest(*texts, Path(options.model).name, options.seed, *decides)
+        path = work / f"{kind}-{same}-{_digest(options.lengths, *plans)}.json"
+        if not path.exists():
+            build().save(path)
+        plan = Plan.load(path)
+        blocks = Blocks(counting(options.model), plan.documents)
+        questions = plan.of(options.tasks, options.lengths)
+        named = f"{kind}-{same}-{options.dtype}"
+
+        def applies(question: Question, method: str) -> bool:
+            if method in ("right", "memory-right") and not question.stated:
+                return False
+            if not question.answers and method in ("full", "none"):
+                return False
+            return method != "full" or question.length <= options.full_up_to
+
+        by_memory = [name for name in options.methods if name.startswith("memory")]
+        rivals = Rivals(options.model, options.dtype, blocks, work)
+        methods = {
+            name: partial(rivals.method, name) for name in options.methods if name not in by_memory
+        }
+        results = Results(work / f"{named}.jsonl")
+        ask_all(questions, methods, results, applies=applies)
+        rows = list(results)
+        if by_memory:
+            reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+            form, lookup = reader.selector.form, reader.lookup
+            stored = _digest(form.digest, reader.shape.memory_layers)
+            chosen = _digest(stored, lookup.top_k, lookup.score_range)
+            results = Results(work / f"{named}-{form.name}-{chosen}.jsonl")
+            with Memory(reader, work / f"memory-{named}-{stored}", blocks) as memory:
+                memory.read_in(
+                    dict.fromkeys(n for question in questions for n in question.documents)
+                )
+                methods = {name: partial(memory.method, name) for name in by_memory}
+                ask_all(questions, methods, results, applies=applies)
+            rows += results
+        asked = {question.name for question in questions}
+        return [row for row in rows if row["question"] in asked]
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.blake2b("\n".join(map(str, values)).encode(), digest_size=4).hexdigest()

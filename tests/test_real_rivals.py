@@ -1,0 +1,134 @@
+"""The rivals of real models' memories: retrieval finds words, and a model that reads several
+prompts side by side answers as if it read each alone.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_decoder import decoder, tokenizer
+
+from benchmarks.real.blocks import Blocks
+from benchmarks.real.methods import Nothing, Retrieval, Whole, ask_all
+from benchmarks.real.plan import Question, Stated
+from benchmarks.real.recall_tables import answers, finds, refusals
+from benchmarks.real.results import Results, Row
+
+pytest.importorskip("transformers")
+pytest.importorskip("bm25s")
+
+from benchmarks.real.memory import Memory
+from benchmarks.real.prompting import Prompted, counting
+from benchmarks.real.rivals import Right, Words
+from memstore.hf.load import load_reader
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of a few layers."""
+    path = tmp_path_factory.mktemp("model")
+    decoder("llama").save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
+
+
+HAY = "the grass is green and the sky is blue . "
+DOCUMENTS = {
+    "a": HAY * 8 + "the code of the fox is 7 .",
+    "b": HAY * 8 + "the code of the owl is 4 . " + HAY * 8,
+}
+
+
+def asked(name: str, thing: str, document: str, value: str, **more: object) -> Question:
+    at = DOCUMENTS[document].index(f"the code of the {thing}")
+    stated = Stated(document, at, at + 24, DOCUMENTS[document].index(value))
+    given = {"text": f"what is the code of the {thing} ?", "primed": "the code is "} | more
+    return Question(
+        name, "fact", 64, ("a", "b"), str(given["text"]), str(given["primed"]), (value,),
+        "all" if "rule" in more else "forced", (stated,), 5,
+    )  # fmt: skip
+
+
+QUESTIONS = [
+    asked("1", "fox", "a", "7"),
+    asked("2", "owl", "b", "4"),
+    asked("3", "fox", "a", "7", rule="all", primed=""),
+    asked("4", "owl", "b", "4", rule="all", text="owl ?"),
+]
+
+
+def test_words_find_the_block_that_has_them(directory: Path) -> None:
+    blocks = Blocks(counting(directory), DOCUMENTS, size=32)
+    for question in QUESTIONS:
+        scores = Words(blocks).scores(question)
+        scope = blocks.scope(question.documents)
+        assert scope[int(np.argmax(scores))] in blocks.right(question)
+    unknown = Question("", "", 0, ("a",), "where lies Rome", "", (), "forced")
+    assert not Words(blocks).scores(unknown).any()
+
+
+def test_prompts_read_side_by_side_are_answered_as_each_alone(directory: Path) -> None:
+    texts = [["the code of the fox is 7 ."], [], ["grass", "sky is blue"], DOCUMENTS.values()]
+    pairs = [(question, list(some)) for question in QUESTIONS for some in texts]
+    together = Prompted(directory).answers(pairs)
+    alone = [Prompted(directory).answers([pair])[0] for pair in pairs]
+    assert together == alone
+    assert any(answered.said for answered in alone)
+
+
+def test_a_forced_answer_is_right_if_greedy_decoding_says_it(directory: Path) -> None:
+    prompted = Prompted(directory)
+    prompt = prompted.ids("q what is the code of the fox ? a the code is")
+    said = prompted.ids(prompted.generate([prompt], 3)[0])
+    assert said and prompted.forced([prompt], [said]) == [True]
+    assert prompted.forced([prompt], [[said[0], (said[1] + 1) % 20]]) == [False]
+
+
+def test_a_run_that_was_stopped_goes_on_and_its_tables_tell_all(
+    directory: Path, tmp_path: Path
+) -> None:
+    blocks, prompted = Blocks(counting(directory), DOCUMENTS, size=32), Prompted(directory)
+    made: list[str] = []
+
+    def method(name: str) -> object:
+        made.append(name)
+        return {
+            "right": Retrieval(prompted, blocks, Right(blocks), None),
+            "bm25@1": Retrieval(prompted, blocks, Words(blocks), 1),
+            "full": Whole(prompted, DOCUMENTS),
+            "none": Nothing(prompted),
+        }[name]
+
+    names = ("right", "bm25@1", "full", "none")
+    methods = {name: (lambda name=name: method(name)) for name in names}
+    results = Results(tmp_path / "rows.jsonl")
+    ask_all(QUESTIONS[:3], methods, results)  # type: ignore[arg-type]
+    again = Results(tmp_path / "rows.jsonl")
+    absent = Question("5", "absent", 64, ("a",), "what is blue ?", "it is ", (), "forced")
+    made.clear()
+    ask_all([*QUESTIONS, absent], methods, again, applies=lambda q, m: m == "bm25@1")
+    assert made == ["bm25@1"] and len(list(again)) == 3 * 4 + 2
+    rows = list(again)
+    assert [row["rank"] for row in rows if row["method"] == "bm25@1"][:3] == [0, 0, 0]
+    assert "| one fact, a number" in answers(rows, 64, names)
+    assert "100/100/100/100" in finds(rows)
+    assert "(0." in refusals(rows)
+
+
+def test_a_memory_is_read_into_once_and_tells_what_it_chose(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = Blocks(counting(directory), DOCUMENTS, size=64)
+
+    def asked_anew() -> list[list[Row]]:
+        with Memory(load_reader(directory), tmp_path / "memory", blocks) as memory:
+            memory.read_in(DOCUMENTS)
+            return [memory.method(name).ask(QUESTIONS) for name in ("memory@1", "memory-right")]
+
+    first = asked_anew()
+    assert "2/2 documents read" in capsys.readouterr().out
+    assert asked_anew() == first
+    assert "read" not in capsys.readouterr().out
+    for row, given, question in zip(*first, QUESTIONS):
+        assert row["rank"] == 0 and row["read"] == blocks.right(question) == given["read"]
+        assert (row["right"], row["said"]) == (given["right"], given["said"])
