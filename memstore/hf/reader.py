@@ -56,6 +56,7 @@ class HuggingFaceReader(ChoosingVerbs):
         self.tokenizer = OffsetTokenizer(tokenizer)
         self.selector = adaptation.selector
         self.adaptation = adaptation
+        self.answerable = adaptation.answerable
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
         self._decoder = attach(model)
