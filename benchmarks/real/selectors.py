@@ -117,7 +117,7 @@ def run(given: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
         f"pointer heads {' + '.join(given.heads)}": PointerHeads(heads, shape, size, reader.rotate),
         learned.form.name: learned,
     }
-    for weight in (0.05, 0.1, 0.2):
+    for weight in (0.02, 0.05, 0.1, 0.2):
         selectors[f"{learned.form.name} + {weight} BM25"] = Sum([(learned, 1), (Words(), weight)])
     for weight in (0.2, 0.5):
         joined = Sum([(PointerHeads(heads, shape, size, reader.rotate), 1), (Words(), weight)])
