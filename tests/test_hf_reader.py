@@ -13,7 +13,7 @@ from memstore.block import BlockKey
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.tokenizer import OffsetTokenizer
-from memstore.model.adaptation import UNADAPTED, Adaptation
+from memstore.model.adaptation import Adaptation
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Words
 
@@ -34,7 +34,7 @@ def reader_of(model=None, *, chat=True, **adapted):
     made = HuggingFaceReader(
         decoder("llama") if model is None else model,
         tokenizer(chat),
-        Adaptation(Words(), **adapted) if adapted else UNADAPTED,
+        Adaptation(Words(), **{"top_k": 1, "neighbours": 0, **adapted}),
     )
     made.lookup = made.lookup.changed(chunk_blocks=2)
     made.window_blocks = 4
@@ -224,7 +224,10 @@ def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
         reader.recall(store, reader.tokenizer.encode("Quite another beginning"))
     with pytest.raises(InvalidInput, match="one prompt at a time"):
         reader.recall(store, torch.zeros(2, 9, dtype=torch.long))
-    with reader.session(store, top_k=1) as session, pytest.raises(InvalidInput, match="top_k is 1"):
+    with (
+        reader.session(store, top_k=1, neighbours=0) as session,
+        pytest.raises(InvalidInput, match="top_k is 1"),
+    ):
         session.read([None, None])
 
 
@@ -287,7 +290,7 @@ def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tm
 
 
 def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
-    reader = reader_of(answerable=-2.0)
+    reader = reader_of(answerable=1.0)
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
         there = reader.ask(QUESTION, store, max_new_tokens=2)
@@ -297,3 +300,20 @@ def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
         assert absent.lookups == {"done": 0, "skipped": 1}
         with reader.chat(store) as chat:  # where the model may answer by itself
             assert chat.ask("Why do whales sing?", max_new_tokens=2).tokens
+
+
+def test_neighbours_are_read_with_a_block_and_end_where_its_document_does(reader, tmp_path):
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        for name, sentences in (("first", SENTENCES[:30]), ("second", SENTENCES[90:])):
+            reader.ingest("".join(sentences), store, name=name)
+        first, second = (store.document(name) for name in ("first", "second"))
+        ids, words = reader.turn_ids("copper lantern harbour", first=True)
+        with reader.session(store, top_k=1, neighbours=2) as session:
+            chosen = session.choose("copper lantern harbour", ids, words)
+            assert [(c.document, c.block) for c in chosen] == [(second.id, b) for b in range(3)]
+            assert max(chosen, key=lambda c: c.score).block == 0
+            ends = session.choose(f"{SENTENCES[29]}", ids, words)
+            last = first.blocks - 1
+            assert [c.document for c in ends] == [first.id] * len(ends)
+            assert ends[-1].block == last and len(ends) in (3, 4)
+            assert session.chosen == ends and session.ask("Which?", lambda: None).isfinite().all()
