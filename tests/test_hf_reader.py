@@ -1,5 +1,10 @@
 """A Hugging Face decoder with a memory: stored, resumed, asked, recalled, and refused."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_decoder import decoder, tokenizer
@@ -317,3 +322,41 @@ def test_neighbours_are_read_with_a_block_and_end_where_its_document_does(reader
             assert [c.document for c in ends] == [first.id] * len(ends)
             assert ends[-1].block == last and len(ends) in (3, 4)
             assert session.chosen == ends and session.ask("Which?", lambda: None).isfinite().all()
+
+
+def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    decoder("llama").save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    generated = "out = model.generate(**memory.inputs, max_new_tokens=2, "
+    example = example.replace("model.generate(**memory.inputs, ", generated)
+    told: dict[str, object] = {"name": "model", "text": TEXT}
+    exec(example, told)
+    assert told["memory"].session.lookups.done == 1
+    assert told["out"].shape[1] == told["memory"].inputs["input_ids"].shape[1] + 2
+
+
+def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
+    decoder("llama").save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
+
+    def command(*given):
+        done = subprocess.run(
+            [sys.executable, "-m", "memstore", *given, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    assert command("ingest", str(tmp_path / "text.txt"))[0] == 0
+    status, told = command("index")
+    assert status == 0 and "was found already by words" in told
+    status, told = command("ask", QUESTION, "--max-new-tokens", "2")
+    assert status == 0 and "copper anchor" in told and "Traceback" not in told
+    assert "Loading weights" not in told
