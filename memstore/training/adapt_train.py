@@ -24,13 +24,14 @@ class LearnConfig:
     """How the projection is trained. shares: of a batch, by kind of question."""
 
     width: int = 64
-    steps: int = 400
+    steps: int = 350
     batch: int = 40
     unanswered: int = 8  # plain text and absent questions of a batch, whose target is no block
     others: int = 96  # blocks of a batch beside those that answer
     rate: float = 2e-3
     decay: float = 1e-3
     dropped: float = 0.1  # of a question's tokens
+    blanked: float = 0.2  # of the dimensions of every state, so that no pair is learned by heart
     seed: int = 0
     shares: tuple[tuple[str, float], ...] = (
         ("literal", 0.2),
@@ -50,8 +51,9 @@ class Trained(nn.Module):
     question_deviation: Tensor
     idf: Tensor
 
-    def __init__(self, states: States, layer: int, idf: Tensor, width: int) -> None:
+    def __init__(self, states: States, layer: int, idf: Tensor, width: int, blanked: float) -> None:
         super().__init__()
+        self.blanked = blanked
         documents = states.windows[layer].flatten(0, 1)[::7].float()
         rows = states.rows[layer].float()
         hidden = documents.shape[1]
@@ -68,6 +70,7 @@ class Trained(nn.Module):
     def landmarks(self, states: Tensor) -> Tensor:
         """[..., hidden] of documents -> unit vectors [..., width]."""
         x = (states - self.document_mean) / self.document_deviation
+        x = F.dropout(x, self.blanked, self.training)
         return F.normalize(x @ self.projection, dim=-1)
 
     def scores(self, rows: Tensor, ids: Tensor, lengths: Sequence[int], keys: Tensor) -> Tensor:
@@ -75,6 +78,7 @@ class Trained(nn.Module):
         [questions, blocks].
         """
         x = (rows - self.question_mean) / self.question_deviation
+        x = F.dropout(x, self.blanked, self.training)
         logits = x @ self.attend + self.idf[ids].float().clamp_min(0.05).log()
         weights = torch.cat([part.softmax(0) for part in logits.split(list(lengths))])
         q = F.normalize(x @ self.projection, dim=-1)
@@ -126,7 +130,7 @@ class _Run:
         torch.manual_seed(config.seed)
         self.blocks = states.windows[layer].flatten(0, 1).unflatten(0, (-1, block_size))
         self.per_window = states.windows[layer].shape[1] // block_size
-        self.model = Trained(states, layer, idf, config.width)
+        self.model = Trained(states, layer, idf, config.width, config.blanked)
         self.kinds: dict[str, list[Asked]] = defaultdict(list)
         self.same: dict[str, set[int]] = defaultdict(set)  # blocks that answer the same
         self.like: dict[str, list[Asked]] = defaultdict(list)  # of a subject, of a relation

@@ -55,12 +55,12 @@ class Mix:
     subject, as another one of the last windows.
     """
 
-    literal: float = 2.2
-    key: float = 0.6
-    reworded: float = 2.2
-    synonyms: float = 2.6
-    otherwise: float = 0.8  # literal but for the subject, which is asked for by synonyms
-    passages: int = 4
+    literal: float = 1.8
+    key: float = 0.5
+    reworded: float = 2.1
+    synonyms: float = 3.3
+    otherwise: float = 1.1  # literal but for the subject, which is asked for by synonyms
+    passages: int = 3
     plain: int = 1
     absent: int = 2
     like: float = 0.45
