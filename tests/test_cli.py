@@ -52,6 +52,7 @@ COMMANDS = [
     "import",
     "compact",
     "train",
+    "adapt",
     "demo",
 ]
 STORY = (

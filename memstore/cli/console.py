@@ -128,7 +128,9 @@ def cost(answer: Mapping[str, Any]) -> str:
 
 def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
     """An answer (unless it was streamed), its sources and its cost."""
-    if not answer["text"]:
+    if not answer["answered"]:
+        say("(not in the memory)")
+    elif not answer["text"]:
         say("(nothing was found)")
     elif not streamed:
         say(answer["text"])

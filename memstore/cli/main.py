@@ -13,7 +13,7 @@ from typing import Annotated, cast
 import typer
 
 from memstore import __version__
-from memstore.cli import ask, bench, console, demo, documents, ingest, train
+from memstore.cli import adapt, ask, bench, console, demo, documents, ingest, train
 from memstore.cli.options import abandon_stdout
 from memstore.disk.files import occupy_standard_streams
 
@@ -73,6 +73,7 @@ for _command in (
     *ask.COMMANDS,
     *documents.COMMANDS,
     *train.COMMANDS,
+    *adapt.COMMANDS,
     *demo.COMMANDS,
 ):
     app.command(_command.name, epilog=_command.epilog)(_command.run)

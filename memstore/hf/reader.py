@@ -15,6 +15,7 @@ from memstore.errors import InvalidWeights
 from memstore.hf.recall import Recall
 from memstore.hf.rotary import ModelRotary
 from memstore.hf.seam import WalkCache, attach, walk
+from memstore.hf.selectors import adaptation_of
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.turns import Turns
 from memstore.hf.weights import digest_of
@@ -22,6 +23,7 @@ from memstore.model.adaptation import Adaptation
 from memstore.model.choosing import ChoosingVerbs
 from memstore.model.compact import CompactAttention
 from memstore.model.reader import Attend, Enter, LayerForm, Shape
+from memstore.model.selector_file import MadeFor
 from memstore.model.settings import LookupSettings
 from memstore.store.memory_store import MemoryStore
 
@@ -40,22 +42,21 @@ class HuggingFaceReader(ChoosingVerbs):
         self,
         model: Any,
         tokenizer: Any,
-        adaptation: Adaptation,
+        adaptation: Adaptation | None = None,
         *,
         weights: str | None = None,
         kv_dtype: torch.dtype = torch.float16,
     ) -> None:
-        """weights: hex digest of the model's weights, if it is known. kv_dtype: of stored keys and
-        values. Raises InvalidWeights for an
-        architecture whose attention cannot be given from outside: shown by a short text, which has
-        to give the same logits both ways.
+        """adaptation: None for the one that was made for these weights. weights: hex digest of the
+        model's, if it is known. kv_dtype: of stored keys and values.
+
+        Raises InvalidWeights for an architecture whose attention cannot be given from outside:
+        shown by a short text, which has to give the same logits both ways.
         """
         self.model = model.eval()
         self._config = model.config.get_text_config()
-        self._weights = weights
+        self._weights = weights or digest_of(model)
         self.tokenizer = OffsetTokenizer(tokenizer)
-        self.selector = adaptation.selector
-        self.adaptation = adaptation
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
         self._decoder = attach(model)
@@ -65,6 +66,19 @@ class HuggingFaceReader(ChoosingVerbs):
         self._rotary = ModelRotary(self._decoder, self._config, probe.turned)
         heads, kv_heads, dim = probe.geometry
         layers = len(self.forms)
+        self.made_for = MadeFor(
+            self._config.hidden_size,
+            layers,
+            heads,
+            kv_heads,
+            dim,
+            self._config.vocab_size,
+            BLOCK_SIZE,
+            self._weights,
+        )
+        adaptation = adaptation or adaptation_of(self.made_for, self.rotate)
+        self.adaptation, self.selector = adaptation, adaptation.selector
+        self.answerable = adaptation.answerable
         self.lookup = LookupSettings(
             top_k=adaptation.top_k, score_range=adaptation.score_range, chunk_blocks=_CHUNK_BLOCKS
         )
@@ -87,7 +101,7 @@ class HuggingFaceReader(ChoosingVerbs):
         """What ties a memory to this model, its tokenizer and its chat template's beginning."""
         shape = self.shape
         return Signature(
-            weights=self._weights or digest_of(self.model),
+            weights=self._weights,
             tokenizer=self.tokenizer.fingerprint,
             architecture={
                 "model_type": self._config.model_type,

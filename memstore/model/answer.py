@@ -88,8 +88,10 @@ class DocumentMatch:
 class Answer:
     """What was answered, from where, and what it cost.
 
-    lookups: {"done", "skipped"} of (token, head, layer). tiers: {name: counts} of this answer, the
-    fields of TierStats. seconds: from the question to the last token.
+    answered: False where nothing in the memory answers, as far as its reader can tell; the text is
+    then empty, or the model's own (AnswerSettings.from_memory). lookups: {"done", "skipped"}, see
+    memstore.model.units.Lookups. tiers: {name: counts} of this answer, the fields of TierStats.
+    seconds: from the question to the last token.
     """
 
     text: str
@@ -99,6 +101,7 @@ class Answer:
     tiers: dict[str, dict[str, int | float]]
     seconds: float
     first_token_seconds: float
+    answered: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -1,6 +1,6 @@
 """The verbs of a reader that chooses once for a question."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,9 @@ import torch
 
 from memstore.disk.document import Document
 from memstore.disk.selector_form import SelectorForm
+from memstore.errors import WrongModel
 from memstore.model.answer import Found
-from memstore.model.choosing_ingest import ingest_in_windows
+from memstore.model.choosing_ingest import find_again, ingest_in_windows
 from memstore.model.choosing_session import ChoosingSession, tap
 from memstore.model.compact import read_beginning
 from memstore.model.ingest import OnProgress
@@ -43,9 +44,38 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         **lookup: Any,
     ) -> Document:
         """As Verbs.ingest."""
+        self._check(store)
         self.lookup.changed(**lookup)  # none of them changes what is stored
         text = source if isinstance(source, Text) else Text(source, name)
         return ingest_in_windows(self, store, text, mode=mode, progress=progress)
+
+    def build_index(
+        self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Have a memory that another selector of this model wrote be found by this one: its texts
+        are read again, through the layers that the selector needs. Returns {"engines": {},
+        "replaced": whether that was so}.
+
+        progress: called with (documents done, documents). Raises what replace_selector raises.
+        """
+        replaced = store.selector != self.keeps
+        if replaced:
+            store.replace_selector(
+                self.keeps,
+                lambda document: find_again(self, store, document),
+                progress or (lambda done, documents: None),
+            )
+        return {"engines": {}, "replaced": replaced}
+
+    def _check(self, store: MemoryStore) -> None:
+        """Raises WrongModel for a memory that another selector wrote."""
+        found = store.selector
+        if found != self.keeps:
+            name = "trained landmarks" if found is None else f"{found.name} {found.digest[:12]}"
+            raise WrongModel(
+                f"{store.path} is found by {name}, this model's selector is {self.keeps.name} "
+                f"{self.keeps.digest[:12]}; `memstore index` with this model changes it"
+            )
 
     def session(
         self,
@@ -57,6 +87,7 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         **lookup: Any,
     ) -> ChoosingSession:
         """As Verbs.session."""
+        self._check(store)
         return ChoosingSession(
             self,
             self.lookup.changed(**lookup),
@@ -70,6 +101,7 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
     ) -> Iterator[Found]:
         """As Verbs.ranked, by the selector's scores."""
+        self._check(store)
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]
         ids, words = self.turn_ids(phrase, first=True)
         tapped = tap(self, read_beginning(self), ids).part(words)

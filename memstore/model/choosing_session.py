@@ -15,7 +15,7 @@ from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.compact import CompactAttention, read_beginning
 from memstore.model.generate import generate
 from memstore.model.reader import Attend, ChoosingReader, Enter
-from memstore.model.selectors import choose
+from memstore.model.selectors import choose, confidence
 from memstore.model.settings import LookupSettings
 from memstore.model.tapped import Tapped, Taps
 from memstore.model.units import Lookups, OnRead, Read
@@ -57,6 +57,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self.reader, self.settings, self.store = reader, settings, store
         self.lookups = Lookups()
         self.chosen: list[Chosen] = []  # that are read now, in the order of the text
+        self.answered = True  # False: nothing in the memory answers the last question
         self._scope = [(document, 0, blocks) for document, blocks in documents if blocks]
         self._retrieve, self._on_read = retrieve, on_read
         self._beginning = read_beginning(reader)
@@ -130,13 +131,19 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         """Choose blocks for a turn that is about to be read, and read them from now on.
 
         question: as typed; ids: of the turn, `words` those of the question itself. The local turns
-        before it are read with it, memory never is.
+        before it are read with it, memory never is. Nothing is read where nothing answers.
         """
         selector, settings = self.reader.selector, self.settings
         local = self._local + list(ids)
         at = range(len(self._local) + words.start, len(self._local) + words.stop)
         tapped = tap(self.reader, self._beginning, local).part(at)
         scores = selector.scores(tapped, question, self.store, self._scope)
+        least = self.reader.answerable
+        self.answered = least is None or confidence(scores) >= least
+        if not self.answered:
+            self.lookups.skipped += 1
+            self.read([])
+            return []
         spread = math.inf if settings.score_range is None else settings.score_range
         self.lookups.done += 1
         found = [

@@ -140,6 +140,7 @@ class ChoosingReader(Reader, Protocol):
     """
 
     selector: Selector
+    answerable: float | None  # the confidence below which nothing in a memory answers
     prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
     forms: Sequence[LayerForm]
     window_blocks: int  # before a chunk, that it sees while a document is read

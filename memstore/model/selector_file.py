@@ -95,16 +95,7 @@ def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
 
     Raises InvalidWeights for a file that is none, that was altered, or that is another model's.
     """
-    try:
-        with safe_open(path, "pt") as file:
-            header = from_json((file.metadata() or {})[_KEY], _Header)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except OSError as error:
-        raise InvalidWeights(f"cannot read the selector {path}: {error}") from None
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise InvalidWeights(
-            f"{path} is no selector of this version ({error}); make it anew with `memstore adapt`"
-        ) from None
+    header, tensors = _read(path)
     _check_model(path, header.made_for, model)
     parts = [(_part(path, part, tensors, model, rotate), part.weight) for part in header.parts]
     selector = parts[0][0] if len(parts) == 1 else Sum(parts)
@@ -117,6 +108,25 @@ def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
         header.made_for.weights,
         header.scores,
     )
+
+
+def read_made_for(path: Path) -> MadeFor:
+    """The model that a file's selector was made for. Raises InvalidWeights as load_selector."""
+    return _read(path)[0].made_for
+
+
+def _read(path: Path) -> tuple[_Header, dict[str, Tensor]]:
+    try:
+        with safe_open(path, "pt") as file:
+            header = from_json((file.metadata() or {})[_KEY], _Header)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise InvalidWeights(f"cannot read the selector {path}: {error}") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise InvalidWeights(
+            f"{path} is no selector of this version ({error}); make it anew with `memstore adapt`"
+        ) from None
+    return header, tensors
 
 
 def _parts(selector: Selector) -> list[tuple[Selector, float]]:

@@ -25,8 +25,8 @@ DISTANCE = 256  # positions that a question is seen from
 
 
 class PointerHeads:
-    """score(B) = sum over heads and the question's tokens i of softmax over B of max over j in B of
-    <R(256) q_i, R(j mod block_size) k_j> / sqrt(D).
+    """score(B) = mean over heads and the question's tokens i of softmax over B of s_iB, with
+    s_iB = max over j in B of <R(256) q_i, R(j mod block_size) k_j> / sqrt(D).
     """
 
     def __init__(
@@ -63,23 +63,25 @@ class PointerHeads:
     def landmarks(self, tapped: Tapped, first: int) -> Tensor:
         """float16 [T, KV heads kept, D], rotated by the token's offset in its block."""
         offsets = torch.arange(first, first + len(tapped.ids)) % self._block_size
-        kept = [
-            self._rotate(layer, tapped.k[layer][head], offsets).half() for layer, head in self._kept
-        ]
+        kept = []
+        for layer, head in self._kept:
+            k = tapped.k[layer][head]
+            kept.append(self._rotate(layer, k, offsets.to(k.device)).half())
         return torch.stack(kept, dim=1).cpu()
 
     def words(self, text_of_block: Sequence[str]) -> None:
         return None
 
     def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
-        """float32 [blocks of the scope]; over all blocks the sum is heads times tokens."""
+        """float32 [blocks of the scope], shares of 1."""
         positions = torch.full((len(tapped.ids),), DISTANCE)
         total: Tensor | None = None
         for layer, head in self.heads:
-            q = self._rotate(layer, tapped.q[layer][head], positions).float().cpu()
+            q = tapped.q[layer][head]
+            q = self._rotate(layer, q, positions.to(q.device)).float().cpu()
             number = self._kept[layer, head // self._group]
             found = store.token_maxima(q * self._width**-0.5, number, scope)
-            share = found.softmax(-1).sum(0)
+            share = found.softmax(-1).mean(0) / len(self.heads)
             total = share if total is None else total + share
         assert total is not None
         return total

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from memstore.disk.selector_form import SelectorForm
@@ -35,7 +34,8 @@ class Words:
 
 
 class Sum:
-    """Scores of several selectors, each standardised over the blocks, weighted and added.
+    """Scores of several selectors, each standardised over the blocks, weighted and added; told in
+    the units of the first, whose best score says whether anything answers at all.
 
     One of them at most keeps token landmarks. Raises InvalidConfig for more.
     """
@@ -85,8 +85,10 @@ class Sum:
         return None
 
     def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
-        weighted = [
-            weight * standardise(selector.scores(tapped, question, store, scope))
-            for selector, weight in self.parts
-        ]
-        return torch.stack(weighted).sum(0)
+        (first, own), *others = self.parts
+        scores = first.scores(tapped, question, store, scope)
+        unit = scores.std(correction=0) / own
+        for selector, weight in others:
+            added = standardise(selector.scores(tapped, question, store, scope))
+            scores = scores + weight * unit * added
+        return scores

@@ -4,7 +4,6 @@ scores mean.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -71,9 +70,7 @@ def choose(scores: Tensor, k: int, score_range: float) -> Tensor:
 
 
 def confidence(scores: Tensor) -> float:
-    """How far the best of scores [blocks] stands out: its deviations above the mean, less what the
-    best of that many chance scores would have; comparable between memories of any size.
+    """The best of scores [blocks], by which a question that something answers is told from others;
+    to be compared with those of the same selector only.
     """
-    if len(scores) < 2:
-        return 0.0
-    return float(standardise(scores).max()) - math.sqrt(2 * math.log(len(scores)))
+    return float(scores.max()) if len(scores) else float("-inf")

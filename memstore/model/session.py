@@ -86,6 +86,8 @@ class Session:
             self._lookahead = self.attention.observer = Lookahead(reader, self.attention, store)
         self.content = 0  # content tokens in the open chunk
 
+    answered = True  # its gate is of every token and head: it says nothing of a question
+
     @property
     def lookups(self) -> Lookups:
         """Of (token, head, layer)."""

@@ -63,6 +63,9 @@ class AnswerSettings:
     seed: int | None = None  # makes samples repeatable
     until_sentence: bool = True  # stop at the end of a sentence or line
     max_sources: int = 5
+    # say nothing where a reader that can tell finds that nothing in the memory answers; otherwise
+    # the model answers by itself
+    from_memory: bool = False
     on_token: Callable[[str], None] | None = None  # told every piece of text as it is generated
 
     def __post_init__(self) -> None:

@@ -34,6 +34,7 @@ class AskingSession(AbstractContextManager["AskingSession"], Protocol):
     """A session as a chat uses it: ScratchSession, or ChoosingSession."""
 
     store: MemoryStore
+    answered: bool  # False: nothing in the memory answers the last question
 
     @property
     def lookups(self) -> Lookups:
@@ -131,7 +132,7 @@ class Verbs(Reader):
         store.ready(documents, to="ask")
         answering = {name: settings.pop(name) for name in ANSWER_SETTINGS if name in settings}
         with self.chat(store, documents, **settings) as chat:
-            return chat.ask(question, **answering)
+            return chat.ask(question, **{"from_memory": True, **answering})
 
     @contextmanager
     def chat(
@@ -233,9 +234,10 @@ class Chat:
         state = session.ask(question, self._collector.start)
         tokens: list[int] = []
         first = 0.0
+        silent = chosen.from_memory and not session.answered
         for token in session.generate(
             state,
-            chosen.max_new_tokens,
+            0 if silent else chosen.max_new_tokens,
             temperature=chosen.temperature,
             seed=chosen.seed,
             stop=self._ends_answer if chosen.until_sentence else None,
@@ -251,6 +253,7 @@ class Chat:
             tokens=tokens,
             sources=self._collector.sources(self._reader, store, chosen.max_sources),
             lookups={"done": lookups.done - done, "skipped": lookups.skipped - skipped},
+            answered=session.answered,
             tiers={
                 name: {count: after[name][count] - counts[count] for count in COUNTS}
                 for name, counts in tiers.items()

@@ -5,7 +5,7 @@ joined with words, and measured with words, relations and forms that it has not 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -51,7 +51,7 @@ class AdaptOptions:
     calibration: int = 24
     held_out: int = 48
     layer: int | None = None
-    learn: LearnConfig = LearnConfig()
+    learn: LearnConfig = field(default_factory=LearnConfig)
     seed: int = 0
 
 

@@ -47,14 +47,15 @@ def rank_heads(
         shown = walk([window.ids], taps)[0]
         offsets = torch.arange(len(window.ids)) % block_size
         for layer in taps.heads:
-            keys[layer].append(rotate(layer, shown.k[layer], offsets).half())
+            k = shown.k[layer]
+            keys[layer].append(rotate(layer, k, offsets.to(k.device)).half().cpu())
         questions = [question for question in window.questions if question.kind in kinds]
         for question in questions:
             row = walk([question.lead + question.ids], taps)[0]
             positions = torch.full((len(question.ids),), DISTANCE)
             for layer in taps.heads:
                 own = row.q[layer][:, len(question.lead) :]
-                queries[layer].append(rotate(layer, own, positions).half())
+                queries[layer].append(rotate(layer, own, positions.to(own.device)).half().cpu())
             asked.append((number, question))
         if report:
             report(number + 1, len(windows))

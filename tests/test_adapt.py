@@ -1,0 +1,257 @@
+"""Making a selector: windows with facts, states that are read once, training, calibration."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from tiny_decoder import decoder
+from tiny_decoder import tokenizer as tiny_tokenizer
+from torch import Tensor
+
+from memstore.cli.main import app
+from memstore.errors import InvalidInput
+from memstore.hf.load import load_reader
+from memstore.model.adaptation import Adaptation
+from memstore.model.selector_file import MadeFor, load_selector, save_selector
+from memstore.model.selector_heads import PointerHeads
+from memstore.model.selector_learned import Learned
+from memstore.model.selector_sum import Sum
+from memstore.model.tapped import Tapped, Taps
+from memstore.model.tokenizer import Tokenizer
+from memstore.training.adapt import AdaptOptions, Subject, adapt, encoder
+from memstore.training.adapt_heads import rank_heads
+from memstore.training.adapt_measure import Outcome, gate_threshold, recalls
+from memstore.training.adapt_states import read_states
+from memstore.training.adapt_train import LearnConfig, rarity
+from memstore.training.selector_windows import WINDOW, Mix, WindowWriter
+
+SHIPPED = Path(__file__).parents[1] / "memstore" / "model" / "weights" / "tokenizer.json"
+HIDDEN, LAYERS, HEADS, KV_HEADS, DIM = 96, 3, 4, 2, 16
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(SHIPPED)
+
+
+def prose(seed: int, sentences: int = 2500) -> str:
+    rng = Random(seed)
+    nouns = ["river", "window", "morning", "captain", "letter", "garden", "winter", "answer"]
+    verbs = ["followed", "watched", "remembered", "carried", "opened", "crossed", "noticed"]
+    made = []
+    for _ in range(sentences):
+        first, second, third = rng.sample(nouns, 3)
+        made.append(f"When the {first} came, she {rng.choice(verbs)} the {second} by the {third}.")
+    return " ".join(made)
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return [prose(1), prose(2)]
+
+
+class Walker:
+    """A made-up model: a state says which token stands there and which ones before it; one query
+    head of layer 1 asks for the keys of the same tokens, all others for anything.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.embedding = torch.randn(vocabulary, HIDDEN, generator=draw)
+        self.pointing = torch.randn(vocabulary, DIM, generator=draw) * 3
+        self.rows = 0
+
+    def __call__(self, rows: Sequence[Sequence[int]], taps: Taps) -> list[Tapped]:
+        self.rows += len(rows)
+        shown = []
+        for ids in rows:
+            e = self.embedding[torch.tensor(list(ids))]
+            x = e + 0.5 * e.roll(1, 0) + 0.2 * e.roll(2, 0)
+            tapped = Tapped(list(ids), {layer: x * (layer + 1) for layer in taps.states})
+            for layer in taps.heads:
+                draw = torch.Generator().manual_seed(layer)
+                tapped.q[layer] = torch.randn(HEADS, len(ids), DIM, generator=draw)
+                tapped.k[layer] = torch.randn(KV_HEADS, len(ids), DIM, generator=draw)
+                if layer == 1:
+                    tapped.q[layer][3] = tapped.k[layer][1] = self.pointing[torch.tensor(list(ids))]
+            shown.append(tapped)
+        return shown
+
+
+def still(layer: int, x: Tensor, positions: Tensor) -> Tensor:
+    return x
+
+
+@pytest.fixture
+def subject(tokenizer: Tokenizer) -> Subject:
+    made_for = MadeFor(HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, tokenizer.vocab_size, 64)
+    return Subject(made_for, tokenizer, Walker(tokenizer.vocab_size), still)
+
+
+OPTIONS = AdaptOptions(
+    windows=16,
+    calibration=6,
+    held_out=10,
+    layer=1,
+    learn=LearnConfig(width=32, steps=60, others=48),
+)
+
+
+def test_a_window_holds_what_its_questions_ask_for(tokenizer: Tokenizer, texts: list[str]) -> None:
+    writer = WindowWriter(texts, encoder(tokenizer), "train", seed=3)
+    for window in writer.windows(6):
+        assert len(window.ids) == WINDOW
+        kinds = {question.kind for question in window.questions}
+        assert {"passage", "plain", "absent"} <= kinds
+        for question in window.questions:
+            assert tokenizer.decode(question.ids).strip() == question.text.strip()
+            if question.kind in ("plain", "absent"):
+                assert question.block == -1 and not question.touched
+                continue
+            assert question.block in question.touched
+            blocks = [list(window.ids[b * 64 : b * 64 + 64]) for b in question.touched]
+            near = tokenizer.decode([token for block in blocks for token in block])
+            if question.kind == "literal":
+                subject = question.key.split("|")[1]
+                assert subject.split()[-1][:4] in near
+
+
+def test_windows_are_the_same_for_the_same_seed_and_refuse_short_texts(
+    tokenizer: Tokenizer, texts: list[str]
+) -> None:
+    encode = encoder(tokenizer)
+    first = WindowWriter(texts, encode, "validation", seed=5).window()
+    assert first == WindowWriter(texts, encode, "validation", seed=5).window()
+    assert first != WindowWriter(texts, encode, "validation", seed=6).window()
+    with pytest.raises(InvalidInput, match="give longer ones"):
+        WindowWriter(["too short"], encode, "train", seed=0)
+
+
+def test_characters_of_tokens_are_those_of_the_text(tokenizer: Tokenizer) -> None:
+    text = "A naïve “reader” paid 42 dollars — twice."
+    ids, spans = encoder(tokenizer)(text)
+    assert ids == tokenizer.encode(text)
+    assert spans[0][0] == 0 and spans[-1][1] == len(text)
+    for token, (low, high) in zip(ids, spans, strict=True):
+        if "\ufffd" not in tokenizer.decode([token]):
+            assert text[low:high] == tokenizer.decode([token])
+
+
+def test_states_are_read_once_and_an_interrupted_reading_goes_on(
+    tokenizer: Tokenizer, texts: list[str], tmp_path: Path
+) -> None:
+    windows = list(WindowWriter(texts, encoder(tokenizer), "train", seed=1).windows(18))
+    walk = Walker(tokenizer.vocab_size)
+
+    def stop(done: int, of: int) -> None:
+        if done >= 16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read_states(windows, walk, [1, 2], tmp_path, stop)
+    before = walk.rows
+    resumed = read_states(windows, walk, [1, 2], tmp_path)
+    assert walk.rows - before == sum(1 + len(window.questions) for window in windows[16:])
+    whole = read_states(windows, Walker(tokenizer.vocab_size), [1, 2], tmp_path / "other")
+    assert torch.equal(resumed.windows[2], whole.windows[2])
+    assert torch.equal(resumed.rows[1], whole.rows[1])
+    assert resumed.asked == whole.asked
+    for place, question in enumerate(windows[3].questions):
+        shown = resumed.question(3, place)
+        assert shown.ids == list(question.ids) and len(shown.states[1]) == len(question.ids)
+    walk.rows = 0
+    read_states(windows[:8], walk, [1], tmp_path)
+    assert walk.rows > 0  # other layers are other states
+
+
+def test_rarity_counts_blocks_that_hold_a_token() -> None:
+    ids = torch.tensor([0, 1, 1, 2, 0, 3, 3, 3, 4])
+    expected = [(3 / 2.5), (3 / 1.5), (3 / 1.5), (3 / 1.5), (3 / 0.5)]
+    torch.testing.assert_close(rarity(ids, 5, 4), torch.tensor(expected).log())
+
+
+def test_calibration_finds_the_head_that_points(
+    tokenizer: Tokenizer, texts: list[str], subject: Subject
+) -> None:
+    mix = Mix(reworded=0, synonyms=0, otherwise=0)
+    windows = list(WindowWriter(texts, encoder(tokenizer), "train", 2, mix=mix).windows(5))
+    ranked = rank_heads(windows, subject.walk, LAYERS, still)
+    assert len(ranked) == LAYERS * HEADS
+    assert ranked[0][:2] == (1, 3)
+    assert ranked[0].reciprocal_rank > 2 * ranked[1].reciprocal_rank
+
+
+def test_pointer_heads_are_adapted_and_scored_on_what_was_held_out(
+    subject: Subject, texts: list[str], tmp_path: Path
+) -> None:
+    made = adapt(subject, texts, tmp_path, train=False, options=OPTIONS)
+    pointing = made.selector.parts[0][0] if isinstance(made.selector, Sum) else made.selector
+    assert isinstance(pointing, PointerHeads) and pointing.heads[0] == (1, 3)
+    assert made.scores["literal"] > 0.8
+    assert made.answerable is not None
+
+
+def test_a_projection_is_learned_that_finds_held_out_facts_and_is_kept_in_a_file(
+    subject: Subject, texts: list[str], tmp_path: Path
+) -> None:
+    told: list[str] = []
+    made = adapt(subject, texts, tmp_path, train=True, options=OPTIONS, report=told.append)
+    again = adapt(subject, texts, tmp_path, train=True, options=OPTIONS)
+    learned = made.selector.parts[0][0] if isinstance(made.selector, Sum) else made.selector
+    assert isinstance(learned, Learned) and learned.layer == 1
+    assert made.selector.form == again.selector.form  # the same bits of the same seed
+    assert made.scores["literal"] > 0.8
+    assert any(line.startswith("step 50") for line in told)
+    path = tmp_path / "selector.safetensors"
+    save_selector(made, subject.made_for, path)
+    loaded = load_selector(path, subject.made_for, still)
+    assert isinstance(loaded, Adaptation)
+    assert loaded.selector.form == made.selector.form and loaded.scores == made.scores
+
+
+def test_training_without_a_kind_of_question_says_so(
+    subject: Subject, tokenizer: Tokenizer, texts: list[str], tmp_path: Path
+) -> None:
+    from memstore.training.adapt_train import learn
+
+    mix = Mix(reworded=0, synonyms=0, otherwise=0)
+    windows = list(WindowWriter(texts, encoder(tokenizer), "train", 2, mix=mix).windows(2))
+    states = read_states(windows, subject.walk, [1], tmp_path)
+    idf = rarity(states.ids.flatten(), tokenizer.vocab_size, 64)
+    with pytest.raises(InvalidInput, match="no reworded question"):
+        learn(states, 1, idf, LearnConfig(steps=1))
+
+
+def test_a_gate_loses_at_most_what_it_may_and_ranks_become_recalls() -> None:
+    outcomes = [
+        Outcome("literal", rank, confidence, 0.0)
+        for rank, confidence in zip([0, 0, 3, 20], [0.9, 0.8, 0.7, 0.1], strict=True)
+    ]
+    assert recalls(outcomes) == {"literal": [0.5, 0.75, 0.75, 0.75]}
+    many = [Outcome("literal", 0, i / 100, 0.0) for i in range(100)]
+    gate = gate_threshold(many)
+    assert sum(outcome.confidence < gate for outcome in many) == 5
+
+
+def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
+    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "model"
+    decoder("llama").save_pretrained(model)
+    tiny_tokenizer().save_pretrained(model)
+    prose_file = tmp_path / "prose.txt"
+    prose_file.write_text(texts[0])
+    assert load_reader(model).selector.form.name == "words"
+    command = ["adapt", str(model), "--text", str(prose_file), "--windows", "8", "--json"]
+    assert app(command, standalone_mode=False) in (None, 0)
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["scores"]) >= {"literal", "reworded", "synonyms"}
+    reader = load_reader(model)
+    assert reader.selector.form.name == told["selector"]
+    assert reader.selector.form.name.startswith("pointer heads")
+    assert reader.adaptation.weights == reader.signature.weights
