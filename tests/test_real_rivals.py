@@ -11,7 +11,7 @@ from tiny_decoder import decoder, tokenizer
 from benchmarks.real.blocks import Blocks
 from benchmarks.real.methods import Nothing, Retrieval, Whole, ask_all
 from benchmarks.real.plan import Question, Stated
-from benchmarks.real.recall_tables import answers, finds, refusals
+from benchmarks.real.recall_tables import answers, finds, gate, refusals
 from benchmarks.real.results import Results, Row
 
 pytest.importorskip("transformers")
@@ -118,6 +118,8 @@ def test_a_run_that_was_stopped_goes_on_and_its_tables_tell_all(
     assert "| one fact, a number" in answers(rows, 64, names)
     assert "100/100/100/100" in finds(rows)
     assert "(0." in refusals(rows)
+    told = [{"task": "fact", "length": 64, "method": "memory", "answered": n < 3} for n in range(4)]
+    assert "| 0.750 (" in gate(told)
 
 
 def test_a_memory_is_read_into_once_and_tells_what_it_chose(
@@ -139,7 +141,9 @@ def test_a_memory_is_read_into_once_and_tells_what_it_chose(
         assert (row["right"], row["said"]) == (given["right"], given["said"])
 
 
-def test_the_choice_alone_scores_blocks_as_a_memory_does(directory: Path, tmp_path: Path) -> None:
+def test_the_choice_alone_scores_blocks_as_a_memory_that_changed_its_selector_does(
+    directory: Path, tmp_path: Path
+) -> None:
     import torch
 
     hidden, generator = 64, torch.Generator().manual_seed(0)
@@ -150,8 +154,9 @@ def test_the_choice_alone_scores_blocks_as_a_memory_does(directory: Path, tmp_pa
     adaptation = Adaptation(Sum([(learned, 1.0), (OurWords(), 0.1)]))
     long = {"a": DOCUMENTS["a"] * 20, "b": DOCUMENTS["b"]}  # beyond a chunk and its window
     blocks = Blocks(counting(directory), long)
+    with Memory(load_reader(directory), tmp_path / "m", blocks) as memory:
+        memory.read_in(long)  # to be found by another selector
     with Memory(load_reader(directory, adaptation=adaptation), tmp_path / "m", blocks) as memory:
-        memory.read_in(long)
         memory.method("memory").ask(QUESTIONS[:1])
         expected = memory.seen.last.numpy()
     alone = Chosen(load_reader(directory, adaptation=adaptation), blocks, tmp_path, "test")
