@@ -15,6 +15,7 @@ from fork_server import RIGHT, ForkServer
 from selected_documents import FORM, OTHER, QUESTION, check_content, create, find, ingest, selected
 from synthetic_documents import CHUNK, SETTINGS, SIGNATURE, is_whole
 
+from memstore.disk.database import Database
 from memstore.disk.document import Document
 from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, MemoryLocked, WrongModel
@@ -143,6 +144,34 @@ def test_one_that_was_given_up_leaves_nothing(path: Path) -> None:
     assert is_whole(path)
     assert {len(key) for key in selected(path)["landmarks"]} == {15}
     assert len(selected(path)["landmarks"]) == len(SIZES)  # a run of words each
+
+
+def test_damage_to_one_that_was_interrupted_costs_no_document(path: Path) -> None:
+    def stop(document: Document) -> object:
+        if document.name == "3":
+            raise KeyboardInterrupt
+        return find(OTHER)(document)
+
+    def spoil(table: str, key: bytes) -> None:
+        with Database.open(path) as database:
+            with database.read() as txn:
+                value = bytearray(txn.get(table, key) or b"")
+            value[len(value) // 2] ^= 1
+            database.write(lambda txn: txn.put(table, key, bytes(value)))
+
+    with MemoryStore.open(path) as store, pytest.raises(KeyboardInterrupt):
+        store.replace_selector(OTHER, stop)
+    begun = [key for key in selected(path)["landmarks"] if key[8:10] == b"\0\2"]
+    spoil("landmarks", begun[0])
+    assert verify_memory(path).clean
+    spoil("meta", b"selector_next")
+    assert [problem.document for problem in verify_memory(path).problems] == [None]
+    assert not verify_memory(path, repair=True).dropped
+    with MemoryStore.open(path) as store:
+        check_all(store)
+        store.replace_selector(OTHER, find(OTHER))
+        check_all(store)
+    assert verify_memory(path).clean
 
 
 def test_a_document_that_is_partly_read_goes_on_with_the_new_selector(path: Path) -> None:

@@ -386,10 +386,26 @@ def test_verify_misses_no_run_that_is_missing_or_extra(sound: Path, path: Path) 
         shutil.rmtree(memory)
     memory = shutil.copytree(sound, path)
     changed = Catalog.open(memory)
-    extra = keys[0][:8] + (3).to_bytes(2, "big") + keys[0][10:]
+    extra = keys[0][:8] + (4).to_bytes(2, "big") + keys[0][10:]
     changed.database.write(lambda txn: txn.put_checked("landmarks", extra, b"x"))
     changed.close()
     assert problems(memory)
+
+
+def test_erased_documents_leave_no_words_that_they_were_found_by(path: Path) -> None:
+    with create(path, codec="raw") as store:
+        ingest(store, "kept", 20 * CHUNK, text=2)
+        secret = ingest(store, "secret", 20 * CHUNK, text=3)
+        told = as_words(3, secret.blocks).hashes[1:3].astype("<u4").tobytes()
+        assert told not in as_words(2, secret.blocks).hashes.astype("<u4").tobytes()
+        assert told in (path / "data.mdb").read_bytes()
+        check_content(store, secret, text=3)
+        store.forget("secret", erase=True)
+        with pytest.raises(DocumentNotFound):
+            store.token_maxima(QUESTION, 0, [(secret.id, 0, 4)])
+        check_content(store, store.document("kept"), text=2)
+    assert told not in (path / "data.mdb").read_bytes()
+    assert is_whole(path)
 
 
 def test_a_damaged_word_on_the_selector_is_named(path: Path) -> None:

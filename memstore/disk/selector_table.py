@@ -5,7 +5,7 @@ While landmarks of another selector take the place of the old ones, both are the
 two generations; `selector` tells which one is read, and `selector_next` that there is another.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgpack
@@ -174,10 +174,10 @@ class SelectorTable(NamedTuple):
         return TokenRun(run.first_block, run.landmarks[: blocks * self.block_size])
 
 
-def check_parts(txn: Transaction, document: int, parts: Collection[int]) -> None:
-    """Raises CorruptMemory where a document has runs but those of these parts."""
+def check_parts(txn: Transaction, document: int) -> None:
+    """Raises CorruptMemory where a document has runs that are of no generation of a selector."""
     for key, _ in txn.scan(_TABLE, *document_range(document)):
-        if read_selector_key(key)[1] not in parts:
+        if read_selector_key(key)[1] >= 2 * len(_KINDS):
             raise CorruptMemory(
                 f"document {document}: landmarks that no selector wrote ({key.hex()})"
             )

@@ -92,14 +92,14 @@ class Retrieval:
         if self.selected is not None:
             self.selected.reopened(catalog)
 
+    def select(self, selector: SelectorTable) -> None:
+        """The memory has another selector: hold nothing of the old."""
+        self.selected = Selected(selector, self._catalog)
+
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""
         if self._engines is not None:
             self._engines.drop()
-
-    def select(self, selector: SelectorTable) -> None:
-        """The memory has another selector: hold nothing of the old."""
-        self.selected = Selected(selector, self._catalog)
 
     # Documents
 
