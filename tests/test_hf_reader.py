@@ -1,5 +1,10 @@
 """A Hugging Face decoder with a memory: stored, resumed, asked, recalled, and refused."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from tiny_decoder import decoder, tokenizer
@@ -13,7 +18,7 @@ from memstore.block import BlockKey
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.tokenizer import OffsetTokenizer
-from memstore.model.adaptation import UNADAPTED, Adaptation
+from memstore.model.adaptation import Adaptation
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Words
 
@@ -34,7 +39,7 @@ def reader_of(model=None, *, chat=True, **adapted):
     made = HuggingFaceReader(
         decoder("llama") if model is None else model,
         tokenizer(chat),
-        Adaptation(Words(), **adapted) if adapted else UNADAPTED,
+        Adaptation(Words(), **{"top_k": 1, "neighbours": 0, **adapted}),
     )
     made.lookup = made.lookup.changed(chunk_blocks=2)
     made.window_blocks = 4
@@ -224,7 +229,10 @@ def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
         reader.recall(store, reader.tokenizer.encode("Quite another beginning"))
     with pytest.raises(InvalidInput, match="one prompt at a time"):
         reader.recall(store, torch.zeros(2, 9, dtype=torch.long))
-    with reader.session(store, top_k=1) as session, pytest.raises(InvalidInput, match="top_k is 1"):
+    with (
+        reader.session(store, top_k=1, neighbours=0) as session,
+        pytest.raises(InvalidInput, match="top_k is 1"),
+    ):
         session.read([None, None])
 
 
@@ -287,7 +295,7 @@ def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tm
 
 
 def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
-    reader = reader_of(answerable=-2.0)
+    reader = reader_of(answerable=1.0)
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
         there = reader.ask(QUESTION, store, max_new_tokens=2)
@@ -297,3 +305,58 @@ def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
         assert absent.lookups == {"done": 0, "skipped": 1}
         with reader.chat(store) as chat:  # where the model may answer by itself
             assert chat.ask("Why do whales sing?", max_new_tokens=2).tokens
+
+
+def test_neighbours_are_read_with_a_block_and_end_where_its_document_does(reader, tmp_path):
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        for name, sentences in (("first", SENTENCES[:30]), ("second", SENTENCES[90:])):
+            reader.ingest("".join(sentences), store, name=name)
+        first, second = (store.document(name) for name in ("first", "second"))
+        ids, words = reader.turn_ids("copper lantern harbour", first=True)
+        with reader.session(store, top_k=1, neighbours=2) as session:
+            chosen = session.choose("copper lantern harbour", ids, words)
+            assert [(c.document, c.block) for c in chosen] == [(second.id, b) for b in range(3)]
+            assert max(chosen, key=lambda c: c.score).block == 0
+            ends = session.choose(f"{SENTENCES[29]}", ids, words)
+            last = first.blocks - 1
+            assert [c.document for c in ends] == [first.id] * len(ends)
+            assert ends[-1].block == last and len(ends) in (3, 4)
+            assert session.chosen == ends and session.ask("Which?", lambda: None).isfinite().all()
+
+
+def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    decoder("llama").save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    generated = "out = model.generate(**memory.inputs, max_new_tokens=2, "
+    example = example.replace("model.generate(**memory.inputs, ", generated)
+    told: dict[str, object] = {"name": "model", "text": TEXT}
+    exec(example, told)
+    assert told["memory"].session.lookups.done == 1
+    assert told["out"].shape[1] == told["memory"].inputs["input_ids"].shape[1] + 2
+
+
+def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
+    decoder("llama").save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
+
+    def command(*given):
+        done = subprocess.run(
+            [sys.executable, "-m", "memstore", *given, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    assert command("ingest", str(tmp_path / "text.txt"))[0] == 0
+    status, told = command("index")
+    assert status == 0 and "was found already by words" in told
+    status, told = command("ask", QUESTION, "--max-new-tokens", "2")
+    assert status == 0 and "copper anchor" in told and "Traceback" not in told
+    assert "Loading weights" not in told

@@ -11,16 +11,21 @@ from tiny_decoder import decoder, tokenizer
 from benchmarks.real.blocks import Blocks
 from benchmarks.real.methods import Nothing, Retrieval, Whole, ask_all
 from benchmarks.real.plan import Question, Stated
-from benchmarks.real.recall_tables import answers, finds, refusals
+from benchmarks.real.recall_tables import answers, finds, gate, refusals
 from benchmarks.real.results import Results, Row
 
 pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
 
+from benchmarks.real.choice_at_1m import Chosen
 from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import Prompted, counting
 from benchmarks.real.rivals import Right, Words
 from memstore.hf.load import load_reader
+from memstore.model.adaptation import Adaptation
+from memstore.model.selector_learned import Learned, Projection
+from memstore.model.selector_sum import Sum
+from memstore.model.selector_sum import Words as OurWords
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +118,8 @@ def test_a_run_that_was_stopped_goes_on_and_its_tables_tell_all(
     assert "| one fact, a number" in answers(rows, 64, names)
     assert "100/100/100/100" in finds(rows)
     assert "(0." in refusals(rows)
+    told = [{"task": "fact", "length": 64, "method": "memory", "answered": n < 3} for n in range(4)]
+    assert "| 0.750 (" in gate(told)
 
 
 def test_a_memory_is_read_into_once_and_tells_what_it_chose(
@@ -132,3 +139,27 @@ def test_a_memory_is_read_into_once_and_tells_what_it_chose(
     for row, given, question in zip(*first, QUESTIONS):
         assert row["rank"] == 0 and row["read"] == blocks.right(question) == given["read"]
         assert (row["right"], row["said"]) == (given["right"], given["said"])
+
+
+def test_the_choice_alone_scores_blocks_as_a_memory_that_changed_its_selector_does(
+    directory: Path, tmp_path: Path
+) -> None:
+    import torch
+
+    hidden, generator = 64, torch.Generator().manual_seed(0)
+    flat, ones = torch.zeros(hidden), torch.ones(hidden)
+    weights = torch.randn(hidden, 8, generator=generator)
+    idf = torch.ones(len(tokenizer()), dtype=torch.float16)
+    learned = Learned(2, Projection(weights, flat, ones, flat, ones, flat, idf))
+    adaptation = Adaptation(Sum([(learned, 1.0), (OurWords(), 0.1)]))
+    long = {"a": DOCUMENTS["a"] * 20, "b": DOCUMENTS["b"]}  # beyond a chunk and its window
+    blocks = Blocks(counting(directory), long)
+    with Memory(load_reader(directory), tmp_path / "m", blocks) as memory:
+        memory.read_in(long)  # to be found by another selector
+    with Memory(load_reader(directory, adaptation=adaptation), tmp_path / "m", blocks) as memory:
+        memory.method("memory").ask(QUESTIONS[:1])
+        expected = memory.seen.last.numpy()
+    alone = Chosen(load_reader(directory, adaptation=adaptation), blocks, tmp_path, "test")
+    np.testing.assert_allclose(alone.scores(QUESTIONS[0]), expected, atol=1e-4)
+    kept = Chosen(load_reader(directory, adaptation=adaptation), blocks, tmp_path, "test")
+    assert np.array_equal(kept.scores(QUESTIONS[0]), alone.scores(QUESTIONS[0]))

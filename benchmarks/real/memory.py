@@ -30,9 +30,10 @@ class Memory(AbstractContextManager["Memory"]):
         reader.selector = self.seen = _Seen(reader.selector)
         known = (directory / "data.mdb").exists()
         open_or_create = MemoryStore.open if known else MemoryStore.create
-        more = {} if known else {"selector": reader.selector.form}
+        more = {} if known else {"selector": reader.keeps}
         self.store = open_or_create(directory, reader.signature, **more)
-        self._names: dict[int, str] = {}
+        if reader.build_index(self.store)["replaced"]:
+            print("  the memory is found by another selector now", flush=True)
 
     def read_in(self, documents: Iterable[str]) -> None:
         """Ingest documents that are not there yet, by name; says how fast that was."""
@@ -49,7 +50,6 @@ class Memory(AbstractContextManager["Memory"]):
                     f"{tokens / seconds:.0f} a second",
                     flush=True,
                 )
-        self._names = {document.id: document.name for document in self.store.documents()}
 
     def __exit__(self, *error: object) -> None:
         self.store.close()
@@ -66,12 +66,15 @@ class Memory(AbstractContextManager["Memory"]):
 
     def names(self, chosen: list[Chosen]) -> list[tuple[str, int]]:
         """Blocks by their documents' names."""
-        return [(self._names[block.document], block.block) for block in chosen]
+        name_of = {document.id: document.name for document in self.store.documents()}
+        return [(name_of[block.document], block.block) for block in chosen]
 
     def given(self, question: Question) -> list[Chosen]:
         """The right blocks of a question."""
-        ids = {name: document for document, name in self._names.items()}
-        return [Chosen(ids[name], block, 0.0) for name, block in self.blocks.right(question)]
+        return [
+            Chosen(self.store.document(name).id, block, 0.0)
+            for name, block in self.blocks.right(question)
+        ]
 
 
 class _Seen:
@@ -108,7 +111,8 @@ class _Asked:
             if self.given:
                 session.read(blocks)
             right, said = answer(memory.reader, session, question)
-            row: Row = {"right": right, "said": said, "read": memory.names(session.chosen)}
+            row: Row = {"right": right, "said": said, "answered": session.answered}
+            row["read"] = memory.names(session.chosen)
         if not self.given:
             scores = memory.seen.last.cpu()
             scope = memory.blocks.scope(question.documents)
@@ -118,9 +122,13 @@ class _Asked:
 
 
 def answer(reader: Any, session: ChoosingSession, question: Question) -> tuple[float, str]:
-    """How right a session's answer is, 0..1, and what was generated ("" where it was forced)."""
+    """How right a session's answer is, 0..1, and what was generated ("" where it was forced);
+    nothing is said where nothing in the memory answers.
+    """
     encode = reader.tokenizer.encode
     state = session.ask(question.text, lambda: None)
+    if not session.answered:
+        return 0.0, ""
     if question.primed:
         state = session.feed(encode(question.primed))[-1]
     if question.rule != "forced":

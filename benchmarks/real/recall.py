@@ -26,7 +26,7 @@ from benchmarks.common.results import write
 from benchmarks.real.plan import Plan
 from benchmarks.real.prompting import counting
 from benchmarks.real.questions import TASKS, build
-from benchmarks.real.recall_tables import answers, finds, refusals
+from benchmarks.real.recall_tables import answers, finds, gate, refusals
 from benchmarks.real.running import parser, read, run
 from memstore.training.corpus import read_documents
 
@@ -45,6 +45,8 @@ def main() -> None:
     for by in ("near", "rank"):
         print("\n" + finds(rows, by))
     print("\n" + refusals(rows))
+    if "memory" in options.methods:
+        print("\n" + gate(rows))
     write(options, {"rows": rows})
 
 

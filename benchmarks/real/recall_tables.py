@@ -75,6 +75,21 @@ def refusals(rows: Sequence[Row]) -> str:
     return table(["false answers, 5% of the answerable lost", "tokens", *choosers], lines)
 
 
+def gate(rows: Sequence[Row]) -> str:
+    """How many questions the memory's own gate lets through: tasks by lengths."""
+    told = [row for row in rows if row["method"] == "memory"]
+    lengths = sorted({row["length"] for row in told})
+    lines = []
+    for task, title in TASKS.items():
+        passed = [
+            [row["answered"] for row in told if (row["task"], row["length"]) == (task, length)]
+            for length in lengths
+        ]
+        if any(passed):
+            lines.append([title, *(rate(sum(some), len(some)) if some else "" for some in passed)])
+    return table(["let through by the memory's gate", *map(tokens_text, lengths)], lines)
+
+
 def _false_answers(absent: Sequence[float], answerable: Sequence[float]) -> str:
     if not absent or not answerable:
         return ""

@@ -87,11 +87,10 @@ def run(
         rows = list(results)
         if by_memory:
             reader = load_reader(options.model, dtype=DTYPES[options.dtype])
-            form, lookup = reader.selector.form, reader.lookup
-            stored = _digest(form.digest, reader.shape.memory_layers)
-            chosen = _digest(stored, lookup.top_k, lookup.score_range)
-            results = Results(work / f"{named}-{form.name}-{chosen}.jsonl")
-            with Memory(reader, work / f"memory-{named}-{stored}", blocks) as memory:
+            lookup, layers = reader.lookup, reader.shape.memory_layers
+            chooses = (reader.keeps.digest, lookup.top_k, lookup.score_range, reader.answerable)
+            results = Results(work / f"{named}-memory-{_digest(layers, *chooses)}.jsonl")
+            with Memory(reader, work / f"memory-{named}-{_digest(layers)}", blocks) as memory:
                 memory.read_in(
                     dict.fromkeys(n for question in questions for n in question.documents)
                 )

@@ -173,6 +173,11 @@ def index(
     if as_json:
         console.emit({"store": str(store), "index": built})
         return
+    if "replaced" in built:
+        found = reader.keeps.name if reader.keeps is not None else ""
+        how = "is now found" if built["replaced"] else "was found already"
+        console.say(f"the memory {how} by {found}; {built['seconds']:.1f} s")
+        return
     for layer, engine in built["engines"].items():
         efforts, recalls = (", ".join(map(str, engine[name])) for name in ("effort", "recall"))
         held = f"{engine['family']} over {engine['landmarks']:,} landmarks"

@@ -4,6 +4,8 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +41,14 @@ def load_reader(
     given a memory, InvalidConfig for a device that this machine lacks.
     """
     place = usable_device(device)
+    _transformers()
+    with _without_bars():
+        return _loaded(name, place, dtype, adaptation)
+
+
+def _loaded(
+    name: str | Path, place: torch.device, dtype: torch.dtype | None, adaptation: Adaptation | None
+) -> HuggingFaceReader:
     directory = _directory(name)
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -77,7 +87,6 @@ def wrap(model: Any, tokenizer: Any, adaptation: Adaptation | None = None) -> Hu
 
 def _directory(name: str | Path) -> Path | str:
     """Where a model's files are; a hub name as it is. Raises InvalidInput, InvalidConfig."""
-    _transformers()
     path = Path(name)
     if str(name) in _PACKAGED:
         return _converted(_packaged(str(name)))
@@ -92,6 +101,20 @@ def _directory(name: str | Path) -> Path | str:
             f"(owner/name), or one of {known}"
         )
     return str(name)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Transformers draws a progress bar for whatever it loads."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _transformers() -> None:

@@ -80,7 +80,10 @@ class HuggingFaceReader(ChoosingVerbs):
         self.adaptation, self.selector = adaptation, adaptation.selector
         self.answerable = adaptation.answerable
         self.lookup = LookupSettings(
-            top_k=adaptation.top_k, score_range=adaptation.score_range, chunk_blocks=_CHUNK_BLOCKS
+            top_k=adaptation.top_k,
+            score_range=adaptation.score_range,
+            neighbours=adaptation.neighbours,
+            chunk_blocks=_CHUNK_BLOCKS,
         )
         self.window_blocks = _WINDOW_BLOCKS
         self.shape = Shape(

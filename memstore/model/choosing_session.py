@@ -61,10 +61,10 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self._scope = [(document, 0, blocks) for document, blocks in documents if blocks]
         self._retrieve, self._on_read = retrieve, on_read
         self._beginning = read_beginning(reader)
-        size = reader.shape.block_size
-        self._attention = CompactAttention(
-            reader, self._beginning, settings.top_k * size, None if on_read is None else self._told
-        )
+        self._most = settings.top_k * (1 + 2 * settings.neighbours)  # blocks read at once
+        room = self._most * reader.shape.block_size
+        told = None if on_read is None else self._told
+        self._attention = CompactAttention(reader, self._beginning, room, told)
         self._local: list[int] = []  # ids behind the prefix
         self._lengths: list[int] = []  # tokens of each of the blocks read
         self._tiers: list[str] = []  # of each of the units read, where it was
@@ -146,9 +146,10 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
             return []
         spread = math.inf if settings.score_range is None else settings.score_range
         self.lookups.done += 1
+        chosen = choose(scores, settings.top_k, spread).tolist()
         found = [
             Chosen(*self._locate(candidate), float(scores[candidate]))
-            for candidate in choose(scores, settings.top_k, spread).tolist()
+            for candidate in self._with_neighbours(chosen)
         ]
         self.read(found)
         return found
@@ -156,10 +157,14 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
     def read(self, blocks: Sequence[Chosen]) -> None:
         """Read these blocks, in this order, from now on; none for reading nothing.
 
-        Raises InvalidInput for more than top_k, BudgetExceeded, DocumentNotFound, CorruptBlock.
+        Raises InvalidInput for more than top_k with their neighbours, BudgetExceeded,
+        DocumentNotFound, CorruptBlock.
         """
-        if len(blocks) > self.settings.top_k:
-            raise InvalidInput(f"{len(blocks)} blocks; top_k is {self.settings.top_k}")
+        if len(blocks) > self._most:
+            raise InvalidInput(
+                f"{len(blocks)} blocks; top_k is {self.settings.top_k}, with "
+                f"{self.settings.neighbours} neighbours on either side {self._most}"
+            )
         layers = self.reader.shape.memory_layers
         at_once = max(1, self.store.capacity // max(1, len(blocks) * self._kv_heads))
         self._tiers = []
@@ -196,6 +201,20 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
     @property
     def _kv_heads(self) -> int:
         return self.reader.shape.num_kv_heads
+
+    def _with_neighbours(self, candidates: Sequence[int]) -> list[int]:
+        """Candidates and those around each in its document, in the order of the text."""
+        around = self.settings.neighbours
+        found: set[int] = set()
+        first = 0
+        for _, begin, end in self._scope:
+            last = first + end - begin
+            for candidate in candidates:
+                if first <= candidate < last:
+                    near = range(candidate - around, candidate + around + 1)
+                    found.update(at for at in near if first <= at < last)
+            first = last
+        return sorted(found)
 
     def _locate(self, candidate: int) -> tuple[int, int]:
         for document, first, end in self._scope:

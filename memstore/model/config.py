@@ -116,7 +116,8 @@ class ModelConfig:
     @property
     def lookup(self) -> LookupSettings:
         """What lookups do unless told otherwise."""
-        return LookupSettings(**{name: getattr(self, name) for name in LOOKUP_SETTINGS})
+        own = {name: getattr(self, name) for name in LOOKUP_SETTINGS if hasattr(self, name)}
+        return LookupSettings(**own)
 
     @property
     def shape(self) -> Shape:

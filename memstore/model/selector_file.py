@@ -57,6 +57,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     score_range: Amount | None
     answerable: float | None
     scores: dict[str, Share]
+    neighbours: Annotated[int, Meta(ge=0, le=64)] = 1
 
 
 def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
@@ -81,6 +82,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         "top_k": adaptation.top_k,
         "score_range": adaptation.score_range,
         "answerable": adaptation.answerable,
+        "neighbours": adaptation.neighbours,
         "scores": dict(adaptation.scores),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,12 +103,13 @@ def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
     selector = parts[0][0] if len(parts) == 1 else Sum(parts)
     return Adaptation(
         selector,
-        header.read_from,
-        header.top_k,
-        header.score_range,
-        header.answerable,
-        header.made_for.weights,
-        header.scores,
+        read_from=header.read_from,
+        top_k=header.top_k,
+        score_range=header.score_range,
+        neighbours=header.neighbours,
+        answerable=header.answerable,
+        weights=header.made_for.weights,
+        scores=header.scores,
     )
 
 
