@@ -55,13 +55,13 @@ class Memory(AbstractContextManager["Memory"]):
         self.store.close()
 
     def method(self, name: str) -> Method:
-        """memory: the reader's own settings; memory@K: the best K blocks; memory-right: the right
-        blocks. Raises SystemExit for another name.
+        """memory: the reader's own settings; memory@K: the best K blocks and no neighbours;
+        memory-right: the right blocks. Raises SystemExit for another name.
         """
         kind, _, number = name.partition("@")
         if kind not in ("memory", "memory-right") or (number and not number.isdigit()):
             raise SystemExit(f"no method {name!r}")
-        settings = {"top_k": int(number), "score_range": 1e9} if number else {}
+        settings = {"top_k": int(number), "score_range": 1e9, "neighbours": 0} if number else {}
         return _Asked(self, settings, given=kind == "memory-right")
 
     def names(self, chosen: list[Chosen]) -> list[tuple[str, int]]:
@@ -104,7 +104,9 @@ class _Asked:
     def _ask(self, question: Question) -> Row:
         memory = self.memory
         blocks = memory.given(question) if self.given else []
-        settings = {"top_k": max(1, len(blocks))} if self.given else self.settings
+        settings = self.settings
+        if self.given:
+            settings = {"top_k": max(1, len(blocks)), "neighbours": 0}
         with memory.reader.session(
             memory.store, question.documents, retrieve=not self.given, **settings
         ) as session:
