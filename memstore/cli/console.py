@@ -128,7 +128,7 @@ def cost(answer: Mapping[str, Any]) -> str:
 
 def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
     """An answer (unless it was streamed), its sources and its cost."""
-    if not answer["answered"]:
+    if not answer.get("answered", True):
         say("(not in the memory)")
     elif not answer["text"]:
         say("(nothing was found)")
