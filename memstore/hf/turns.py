@@ -22,22 +22,11 @@ class Turns:
         begin = [] if template.bos_token_id is None else [template.bos_token_id]
         self.prefix, self._between, self._behind = begin, list[int](), list[int]()
         self._lead = ""  # of the template, cut together with a question
-        self._templated = getattr(template, "chat_template", None) is not None
-        if not self._templated:
+        parts = _parts(template)
+        self._templated = parts is not None
+        if parts is None:
             return
-
-        def cut(text: str) -> list[int]:
-            return list(template(text, add_special_tokens=False).input_ids)
-
-        said = [
-            {"role": "user", "content": _FIRST},
-            {"role": "assistant", "content": _SAID},
-            {"role": "user", "content": _NEXT},
-        ]
-        whole = template.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-        before, _, rest = whole.partition(_FIRST)
-        _, _, rest = rest.partition(_SAID)
-        between, _, behind = rest.partition(_NEXT)
+        before, between, behind = parts
         # what stands before a question may share its first token with it, such as a space
         beginnings = [template(before + text, add_special_tokens=False) for text in _QUESTIONS]
         shared = 0
@@ -46,10 +35,13 @@ class Turns:
                 break
             shared += 1
         self.prefix = list(beginnings[0].input_ids[:shared])
-        cut_at = beginnings[0].token_to_chars(shared - 1).end if shared else 0
-        self._lead = before[cut_at:]
-        self._between, self._behind = cut(between.removesuffix(self._lead)), cut(behind)
-        self.ends |= set(self._between[:1])  # what ends an answer in the template
+        self._lead = before[beginnings[0].token_to_chars(shared - 1).end if shared else 0 :]
+        self._between, self._behind = (
+            list(template(text, add_special_tokens=False).input_ids)
+            for text in (between.removesuffix(self._lead), behind)
+        )
+        # what ends an answer in the template
+        self.ends |= set(self._between[:1]) & set(template.all_special_ids)
 
     def of(self, question: str, *, first: bool) -> tuple[list[int], range]:
         """The ids of a question as the first or as a later turn, behind the prefix, and which of
@@ -72,3 +64,24 @@ class Turns:
                 start = at + len(between)
                 break
         return range(start, end) if start < end else range(len(local))
+
+
+def _parts(template: Any) -> tuple[str, str, str] | None:
+    """What a chat template writes before the first question, between an answer and the next
+    question, and behind a question; None without a template, or one that cannot be taken apart.
+    """
+    if getattr(template, "chat_template", None) is None:
+        return None
+    said = [
+        {"role": "user", "content": _FIRST},
+        {"role": "assistant", "content": _SAID},
+        {"role": "user", "content": _NEXT},
+    ]
+    try:
+        whole = template.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    except Exception:  # a template is a program, and raises what it likes
+        return None
+    before, first, rest = whole.partition(_FIRST)
+    _, second, rest = rest.partition(_SAID)
+    between, third, behind = rest.partition(_NEXT)
+    return (before, between, behind) if first and second and third else None
