@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from memstore.devices import fast_dtype, usable_device
-from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, MemstoreError
+from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.adaptation import Adaptation
@@ -58,8 +58,6 @@ def _loaded(
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype="auto", use_safetensors=True, **local
         )
-    except MemstoreError:
-        raise
     except Exception as error:  # transformers raises whatever it meets
         raise InvalidWeights(
             f"{name} cannot be loaded as a Hugging Face model: {_first_line(error)}"

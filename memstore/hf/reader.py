@@ -120,9 +120,6 @@ class HuggingFaceReader(ChoosingVerbs):
             block_size=shape.block_size,
         )
 
-    def question_ids(self, question: str) -> list[int]:
-        return self.turn_ids(question, first=True)[0]
-
     def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
         return self._turns.of(question, first=first)
 

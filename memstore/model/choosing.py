@@ -8,7 +8,7 @@ import torch
 
 from memstore.disk.document import Document
 from memstore.disk.selector_form import SelectorForm
-from memstore.errors import WrongModel
+from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found
 from memstore.model.choosing_ingest import find_again, ingest_in_windows
 from memstore.model.choosing_session import ChoosingSession, tap
@@ -43,9 +43,12 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         progress: OnProgress | None = None,
         **lookup: Any,
     ) -> Document:
-        """As Verbs.ingest."""
+        """As Verbs.ingest; none of the settings changes what is stored, and chunk_blocks is the
+        reader's own. Raises InvalidInput for another.
+        """
         self._check(store)
-        self.lookup.changed(**lookup)  # none of them changes what is stored
+        if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
+            raise InvalidInput(f"this model reads {self.lookup.chunk_blocks} blocks at once")
         text = source if isinstance(source, Text) else Text(source, name)
         return ingest_in_windows(self, store, text, mode=mode, progress=progress)
 

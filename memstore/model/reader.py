@@ -120,9 +120,6 @@ class Reader(Protocol):
         landmark) has a large negative number.
         """
 
-    def question_ids(self, question: str) -> list[int]:
-        """A question as it is read: as typed, or in a template."""
-
 
 class LandmarkReader(Reader, Protocol):
     """A reader whose every token and head looks blocks up by trained landmark keys."""
@@ -132,6 +129,9 @@ class LandmarkReader(Reader, Protocol):
     # the gate; None for a reader without a gate
     cmt_keys: Sequence[Tensor] | None
     landmark_id: int  # read after every block_size content tokens: its key is the landmark key
+
+    def question_ids(self, question: str) -> list[int]:
+        """A question as it is read: as typed, or in a template."""
 
 
 class ChoosingReader(Reader, Protocol):
