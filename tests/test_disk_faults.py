@@ -16,9 +16,21 @@ import pytest
 import torch
 from faulty_source import FailingSource, SlowSource
 from test_database import hear, other_process, say
-from test_disk_tier import BLOCKS, DIM, HEADS, LAYERS, ROWS, keys_and_values, make, new_slab, write
+from test_disk_tier import (
+    BLOCKS,
+    DIM,
+    HEADS,
+    LAYERS,
+    ROWS,
+    keys_and_values,
+    make,
+    new_slab,
+    share,
+    write,
+)
 
 from memstore.block import BlockKey, RecordKey
+from memstore.disk.batch import Batch, Wanted
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.keys import record_key
@@ -55,6 +67,17 @@ def check_right(disk: DiskTier, units: Sequence[BlockKey] = UNITS) -> None:
     for slot, unit in enumerate(units):
         want_k, want_v = keys_and_values(unit.document, unit.layer, unit.block)
         assert torch.equal(k[slot], want_k[unit.head]) and torch.equal(v[slot], want_v[unit.head])
+
+
+def spoil(catalog: Catalog, key: RecordKey) -> None:
+    """Flip a bit of a record's last head."""
+    with catalog.database.read() as txn:
+        place = txn.places_of("blocks", [record_key(key)])[0]
+        assert place is not None
+        end = place.offset + place.size - 1
+    file = os.open(catalog.database.path / "data.mdb", os.O_RDWR)
+    os.pwrite(file, bytes([os.pread(file, 1, end)[0] ^ 4]), end)
+    os.close(file)
 
 
 def reading(monkeypatch: pytest.MonkeyPatch, change: Callable[..., int]) -> None:
@@ -100,8 +123,8 @@ def test_a_file_that_ends_within_a_record_is_an_error(memory, cold, monkeypatch)
 
 
 def test_a_slow_disk_gives_the_right_blocks_and_its_waits_overlap(memory, cold, monkeypatch):
-    _, disk = memory
-    monkeypatch.setattr("memstore.disk.cold_read._COPIERS", 4)
+    catalog, _ = memory
+    disk = DiskTier(catalog, threads=4)
     units = [
         BlockKey(1, layer, block, head)
         for layer in (0, 1)
@@ -151,13 +174,7 @@ def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(
     memory, monkeypatch, watch, reads
 ):
     catalog, disk = memory
-    with catalog.database.read() as txn:
-        place = txn.places_of("blocks", [record_key(RecordKey(1, 4, 1))])[0]
-        assert place is not None
-        end = place.offset + place.size - 1
-    file = os.open(catalog.database.path / "data.mdb", os.O_RDWR)
-    os.pwrite(file, bytes([os.pread(file, 1, end)[0] ^ 4]), end)  # the last head's payload
-    os.close(file)
+    spoil(catalog, RecordKey(1, 4, 1))
     monkeypatch.setattr("memstore.tiers.disk._WATCH", watch)
     monkeypatch.setattr("memstore.disk.cold_read.disk_reads", itertools.count(0, reads).__next__)
     disk = DiskTier(catalog)
@@ -243,6 +260,95 @@ def in_child(disk: DiskTier, results: multiprocessing.Queue) -> None:
         results.put(str(error))
     else:
         results.put("read")
+
+
+def in_shared_child(tier: DiskTier, path: Path, results: "multiprocessing.Queue[str]") -> None:
+    in_child(tier, results)
+    catalog, disk = make(path)
+    check_right(disk)
+    catalog.close()
+    results.put("right")
+
+
+def test_a_child_forked_while_threads_read_has_threads_of_its_own(tmp_path, monkeypatch):
+    share(monkeypatch)
+    monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
+    catalog, disk = make(tmp_path / "memory")
+    true, reading, forked = Batch.fill, threading.Event(), threading.Event()
+
+    def waiting(batch: Batch, record: Wanted, data: memoryview) -> None:
+        reading.set()
+        assert forked.wait(60)
+        true(batch, record, data)
+
+    monkeypatch.setattr(Batch, "fill", waiting)
+    reader = threading.Thread(target=check_right, args=(disk,))
+    reader.start()
+    assert reading.wait(60)
+    monkeypatch.setattr(Batch, "fill", true)  # as the child has it
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(target=in_shared_child, args=(disk, tmp_path / "child", results))
+    child.start()
+    assert f"opened by process {os.getpid()}" in results.get(timeout=60)
+    assert results.get(timeout=60) == "right"
+    child.join()
+    forked.set()
+    reader.join()
+    check_right(disk)
+    catalog.close()
+
+
+def test_an_interrupt_leaves_no_thread_that_fills_slots(tmp_path, monkeypatch):
+    share(monkeypatch)
+    monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
+    catalog, disk = make(tmp_path / "memory")
+    true, helped = Batch.fill, threading.Event()
+
+    def interrupted(batch: Batch, record: Wanted, data: memoryview) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert helped.wait(60)
+            raise KeyboardInterrupt
+        helped.set()
+        time.sleep(0.1)
+        true(batch, record, data)
+
+    monkeypatch.setattr(Batch, "fill", interrupted)
+    slab = new_slab(len(UNITS))
+    with pytest.raises(KeyboardInterrupt):
+        disk.read(UNITS, slab, range(len(UNITS)))
+    before = slab.clone()
+    time.sleep(0.3)
+    assert torch.equal(slab, before)
+    monkeypatch.setattr(Batch, "fill", true)
+    check_right(disk)
+    catalog.close()
+
+
+def test_a_closed_memory_has_no_threads_and_says_that_it_is_closed(tmp_path, monkeypatch):
+    share(monkeypatch)
+    before = threading.active_count()
+    catalog, disk = make(tmp_path / "memory")
+    check_right(disk)
+    disk.close()
+    assert threading.active_count() == before
+    check_right(disk)  # by this thread alone
+    catalog.close()
+    with pytest.raises(MemoryClosed):
+        check_right(disk)
+
+
+def test_of_several_damaged_records_the_first_is_named(tmp_path, monkeypatch):
+    share(monkeypatch)
+    for number, watch in enumerate((0, 64)):
+        monkeypatch.setattr("memstore.tiers.disk._WATCH", watch)
+        catalog, disk = make(tmp_path / str(number))
+        for block in (9, 4, 6):
+            spoil(catalog, RecordKey(1, block, 1))
+        for _ in range(20):  # whichever thread meets it
+            with pytest.raises(CorruptBlock, match="document 1, block 4, layer 1 is damaged"):
+                check_right(disk)
+        catalog.close()
 
 
 def test_a_forked_child_cannot_read_through_its_parents_tier(memory, cold):

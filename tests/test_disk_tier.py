@@ -33,14 +33,26 @@ HEADS, ROWS, DIM, LAYERS, BLOCKS = 3, 8, 64, 2, 12
 WRITE = b"first write, 16b"
 
 
-@pytest.fixture(params=["mapped", "asked", "both"])
+@pytest.fixture(params=["mapped", "shared", "asked", "both"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Records are read as if the page cache held them all, or none of them, or as it really is."""
+    """Records are read as if the page cache held them all, by one thread or by several, or none of
+    them, or as it really is.
+    """
     if request.param == "mapped":
         monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
+    elif request.param == "shared":
+        monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
+        share(monkeypatch)
     elif request.param == "asked":
         monkeypatch.setattr("memstore.disk.cold_read.disk_reads", itertools.count(0, 2).__next__)
     return str(request.param)
+
+
+def share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiers made from now on read every batch with three threads, a record at a time."""
+    monkeypatch.setattr("memstore.disk.threads.cores", lambda: 3)
+    for name in ("_TOGETHER", "_DECODED_TOGETHER", "_SHARED"):
+        monkeypatch.setattr(f"memstore.tiers.disk.{name}", 0)
 
 
 def keys_and_values(

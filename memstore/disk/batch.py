@@ -30,7 +30,16 @@ class Slots:
         """bits: of the slab, contiguous [S, 2, block_size, head_dim]; they are written to."""
         self.bits = bits
         self.rows = bits.reshape(len(bits), -1).view(np.uint8)  # [S, bytes of a unit]
-        self.bytes = self.rows.reshape(-1).data
+        self._flat = self.rows.reshape(-1)
+        self.bytes = self._flat.data
+
+    def put(self, at: int, data: memoryview) -> None:
+        """Copy bytes to byte `at`."""
+        self.bytes[at : at + len(data)] = data
+
+    def put_aside(self, at: int, data: memoryview) -> None:
+        """The same, while other threads go on: it takes longer to begin."""
+        self._flat[at : at + len(data)] = np.frombuffer(data, np.uint8)
 
 
 class Batch:
@@ -40,6 +49,7 @@ class Batch:
         self, units: Sequence[BlockKey], slots: Slots, numbers: Sequence[int], table: BlockTable
     ) -> None:
         self.units, self.slots, self.numbers = units, slots, numbers
+        self.shared = False  # by several threads
         self.lengths = [table.geometry.block_size] * len(units)
         self._table = table
         self.unit_bytes = slots.rows.shape[1]
@@ -106,13 +116,14 @@ class Batch:
         while the transaction lasts nothing changes a record, but for a reader that LMDB's lock file
         cannot know; then a page is written anew under it, and does not become again what it was.
         """
-        size, numbers, to, heads = self.unit_bytes, self.numbers, self.slots.bytes, len(self._heads)
+        size, numbers, heads = self.unit_bytes, self.numbers, len(self._heads)
+        put = self.slots.put_aside if self.shared else self.slots.put
         start = len(records[0]) - heads * size
         parts = [(at, at + size) for at in range(start, len(records[0]), size)]
         for (_, _, _, places), data, expected in zip(wanted, records, digests):
             slot = numbers[places[0]] * size
             if self._in_a_row or (self._whole and self._are_in_a_row(places)):
-                to[slot : slot + heads * size] = data[start:]
+                put(slot, data[start:])
                 if tuple([xxh3_64_digest(data[at:end]) for at, end in parts]) != expected:
                     return False
                 continue
@@ -120,7 +131,7 @@ class Batch:
                 head, slot = self.units[place][3], numbers[place] * size
                 at, end = parts[head]
                 part = data[at:end]
-                to[slot : slot + size] = part
+                put(slot, part)
                 if xxh3_64_digest(part) != expected[head]:
                     return False
         return True

@@ -6,7 +6,6 @@ of the process) by several threads.
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from operator import itemgetter
 
 from xxhash import xxh3_64_digest
@@ -16,6 +15,7 @@ from memstore.disk.blocks import BlockTable
 from memstore.disk.database import Database, Transaction
 from memstore.disk.pages import CAN_ASK, Place, ask
 from memstore.disk.record import WriteId, damaged_head
+from memstore.disk.threads import Threads
 from memstore.errors import CorruptBlock, CorruptMemory
 
 try:
@@ -25,10 +25,7 @@ except ImportError:  # not Linux: the disk is never asked in advance there
 else:
     CAN_WATCH = CAN_ASK  # and what it did can be told
 
-# threads that read and check records; one takes _SHARE of them at least
-_COPIERS = min(4, os.cpu_count() or 1)
-_SHARE = 8
-_THREADS = 8  # that all callers share
+_SHARE = 8  # records that one thread reads and checks at least
 _WINDOW, _WINDOW_BYTES = 16, 2 << 20  # records, and bytes, that are asked for ahead of what is read
 
 
@@ -43,16 +40,14 @@ def disk_reads() -> int:
 
 
 class ColdReader:
-    """Reads records of one database whose places are known, on threads of its own where there are
+    """Reads records of one database whose places are known, on several threads where there are
     many.
     """
 
-    def __init__(self, database: Database, table: BlockTable) -> None:
-        self._database, self._table = database, table
+    def __init__(self, database: Database, table: BlockTable, threads: Threads) -> None:
+        self._database, self._table, self._threads = database, table, threads
         self._heads = table.geometry.num_kv_heads
         self._images = threading.local()  # where each reading thread puts a record
-        self._pool: ThreadPoolExecutor | None = None
-        self._pool_lock = threading.Lock()
 
     def read(
         self, txn: Transaction, batch: Batch, wanted: Sequence[Wanted]
@@ -93,20 +88,15 @@ class ColdReader:
         Threads that share the work need no transaction of their own: the caller's keeps every place
         as it is.
         """
-        threads = min(_COPIERS, len(placed) // _SHARE)
-        if threads < 2:
-            return self._read_share(file, placed, batch, 1)
-        with self._pool_lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="memstore-disk")
+        threads = max(1, min(self._threads.count, len(placed) // _SHARE))
         share = -(-len(placed) // threads)
-        parts = [placed[start : start + share] for start in range(0, len(placed), share)]
-        jobs = [self._pool.submit(self._read_share, file, part, batch, threads) for part in parts]
-        try:
-            wait(jobs)
-        finally:
-            wait(jobs)  # though this thread is interrupted: they use what the caller lent them
-        return [record for job in jobs for record in job.result()]
+        failed: list[Wanted] = []
+        self._threads.share(
+            (placed[start : start + share] for start in range(0, len(placed), share)),
+            lambda part: failed.extend(self._read_share(file, part, batch, threads)),
+            threads,
+        )
+        return failed
 
     def _read_share(
         self, file: int, placed: Sequence[tuple[Place, Wanted]], batch: Batch, threads: int

@@ -66,7 +66,10 @@ class Cascade:
 
     def replace_disk(self, disk: DiskTier | None) -> None:
         """The memory was opened anew below: read misses from there."""
+        before = self.disk
         self.disk, self.host.source = disk, _source(disk)
+        if before is not None:
+            before.close()
 
     def settle(self) -> None:
         """Read nothing ahead any more of what is expected now: wait for what is under way, forget
@@ -76,11 +79,13 @@ class Cascade:
         self.prefetcher.drain()
 
     def close(self) -> None:
-        """End the prefetcher's threads and the trace; more than once is the same as once.
+        """End all threads and the trace; more than once is the same as once.
 
         Raises the OSError that ended the trace early, when everything is closed.
         """
         self.prefetcher.close()
+        if self.disk is not None:
+            self.disk.close()
         if self.trace is not None:
             self.trace.close()
 

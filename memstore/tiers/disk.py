@@ -6,7 +6,7 @@ memstore.disk.cold_read.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from memstore.disk import cold_read
 from memstore.disk.batch import Batch, Slots, Wanted
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
+from memstore.disk.threads import Threads
 from memstore.errors import CorruptBlock
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
@@ -23,18 +24,29 @@ _WATCH = 64  # batches for which the disk is asked in advance, after one that ne
 _SLOW = 50e-6  # seconds for a record: beyond, it may have come from the disk
 # records at least, or bytes, that are read before it is seen that the disk had to
 _FEW, _FEW_BYTES = 8, 1 << 20
+# Of a batch that threads share: bytes that one takes together, of records that are copied and of
+# those that are decoded; and bytes of the records that are worth it where they are copied only.
+_TOGETHER, _DECODED_TOGETHER = 1 << 20, 128 << 10
+_SHARED = 100 << 10
+
+# Records, and as they lie in the mapped file; and before that was looked up, what the disk had read
+# and the time.
+_Part = tuple[Sequence[Wanted], Sequence[memoryview], int, float]
 
 
 class DiskTier:
     """Blocks as records of a database: the truth that the tiers above cache."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        """Of the memory that `catalog` has open."""
+    def __init__(self, catalog: Catalog, threads: int | None = None) -> None:
+        """Of the memory that `catalog` has open. threads: that read one batch at most, by default
+        one a core, up to four.
+        """
         self.database = catalog.database
         self.geometry = catalog.signature.geometry
         self.stats = TierCounter()
         self._catalog = catalog
-        self._cold = cold_read.ColdReader(self.database, catalog.blocks)
+        self._threads = Threads(threads)
+        self._cold = cold_read.ColdReader(self.database, catalog.blocks, self._threads)
         # batches to come for which the disk is asked in advance
         self._watch = _WATCH if cold_read.CAN_WATCH else 0
         # of the latest call; nearly always those of the next
@@ -60,11 +72,11 @@ class DiskTier:
                 {document: self._catalog.writes(txn, document) for document in {*batch.documents}}
             )
             if not self._watch:
-                rest = self._read_mapped(txn, rest, batch)
+                rest = self._read_mapped(txn, rest, batch, watching=True)
             if rest:
                 rest, needed = self._cold.read(txn, batch, rest)
                 self._watch = _WATCH if needed else max(0, self._watch - 1)
-                batch.fill_all(rest, self._views(txn, rest))
+                self._read_mapped(txn, rest, batch, watching=False)
         seconds = time.perf_counter() - started
         for layer in set(batch.layers):
             count = batch.layers.count(layer)
@@ -73,21 +85,52 @@ class DiskTier:
         return batch.lengths
 
     def _read_mapped(
-        self, txn: Transaction, wanted: Sequence[Wanted], batch: Batch
+        self, txn: Transaction, wanted: Sequence[Wanted], batch: Batch, *, watching: bool
     ) -> Sequence[Wanted]:
-        """Copy records from the mapped file, which is fast where the page cache has them; as soon
-        as some had to come from the disk, return those that are left.
+        """Copy records from the mapped file, which is fast where the page cache has them.
+
+        watching: as soon as some had to come from the disk, return those that are left.
         """
-        before = cold_read.disk_reads()
-        each = max(_FEW, _FEW_BYTES // self.geometry.record_bytes)
-        for start in range(0, len(wanted), each):
-            began = time.perf_counter()
-            few = wanted[start : start + each]
-            batch.fill_all(few, self._views(txn, few))
-            if time.perf_counter() - began > _SLOW * len(few) and cold_read.disk_reads() != before:
-                self._watch = _WATCH
-                return wanted[start + each :]
-        return ()
+        each, threads = self._shares(len(wanted), alone=txn.writable)
+        batch.shared = threads > 1
+        taken, slow = 0, False
+
+        def parts() -> Iterator[_Part]:
+            nonlocal taken
+            while taken < len(wanted) and not slow:
+                few = wanted[taken : taken + each]
+                taken += len(few)
+                before, began = cold_read.disk_reads() if watching else 0, time.perf_counter()
+                yield few, self._views(txn, few), before, began
+
+        def fill(part: _Part) -> None:
+            nonlocal slow
+            few, views, before, began = part
+            batch.fill_all(few, views)
+            if (
+                watching
+                and time.perf_counter() - began > _SLOW * len(few)
+                and cold_read.disk_reads() != before
+            ):
+                slow = True
+
+        self._threads.share(parts(), fill, threads)
+        if slow:
+            self._watch = _WATCH
+        return wanted[taken:]
+
+    def _shares(self, count: int, *, alone: bool) -> tuple[int, int]:
+        """How many records of a batch are read together, and by how many threads (alone: by one,
+        as a transaction that writes belongs to its thread).
+        """
+        size = self.geometry.record_bytes
+        raw = self._catalog.blocks.codec == "raw"  # imported documents may have another
+        together = _TOGETHER if raw else _DECODED_TOGETHER
+        each = max(1, together // size)
+        threads = min(self._threads.count, -(-count // each))
+        if alone or threads < 2 or (raw and size < _SHARED):
+            return max(_FEW, _FEW_BYTES // size), 1
+        return each, threads
 
     def _views(self, txn: Transaction, wanted: Sequence[Wanted]) -> list[memoryview]:
         """Records as they lie in the mapped file. Raises CorruptBlock."""
@@ -97,3 +140,7 @@ class DiskTier:
             key = next(record[1] for record in wanted if txn.view("blocks", record[0]) is None)
             raise CorruptBlock(f"{key}: no such record in {self.database.path}; run verify")
         return views
+
+    def close(self) -> None:
+        """End its threads; it still reads, on the caller's."""
+        self._threads.close()

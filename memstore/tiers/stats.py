@@ -1,6 +1,7 @@
 """What the tiers count: lookups, reads and prefetches, by tier and layer."""
 
 import threading
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 
@@ -64,15 +65,12 @@ class LayerCounts:
         """One lease: its units, the distinct ones that were missing, and the seconds it waited."""
         if not units:
             return
-        layers = {unit.layer for unit in units}
-        # a step asks for one layer at a time, a tier above that reads ahead for several
-        for layer in layers:
-            several = len(layers) > 1
-            asked = sum(unit.layer == layer for unit in units) if several else len(units)
-            missed = sum(unit.layer == layer for unit in missing) if several else len(missing)
+        # a step asks for one layer at a time; a session that chooses once, for all
+        missed = Counter([unit.layer for unit in missing])
+        for layer, asked in Counter([unit.layer for unit in units]).items():
             counts = self.of(layer)
-            counts[HITS] += asked - missed
-            counts[MISSES] += missed
+            counts[HITS] += asked - missed[layer]
+            counts[MISSES] += missed[layer]
             counts[BYTES] += asked * unit_bytes
         self.of(units[0].layer)[SECONDS] += waited
 

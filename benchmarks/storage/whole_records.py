@@ -1,0 +1,167 @@
+"""What do whole records of real models' sizes cost to read, by one thread and by several, beside
+LMCache's files?
+
+The disk tier reads batches of 32 records that the page cache holds into slots, every checksum
+taken: with one thread, and with as many as it takes by itself. With --lmcache, naming a python that
+has LMCache (0.5.6 was measured), its `fs_native` backend loads batches of 32 files of the same size
+and number, by the functions of `lmcache bench l2` and for every number of --workers; it takes no
+checksums.
+
+Fresh random bytes, codec raw. Batches are taken in turns, A B B A, so that whatever else the
+machine does meets all alike; of a repeat's batches the median and the fastest tenth count (the
+latter tells of a machine that has its cores free), then the medians of all repeats; ratios within a
+repeat, to the number of workers that was best in all.
+
+    python -m benchmarks.storage.whole_records --lmcache /opt/lmcache/bin/python
+"""
+
+import argparse
+import os
+import random
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.common.memories import workplace
+from benchmarks.common.options import add
+from benchmarks.common.results import write_part
+from benchmarks.common.tables import spread, table
+from benchmarks.common.timing import interleaved, paired_ratio
+from benchmarks.storage.records import (
+    BATCH,
+    SHAPES,
+    Memory,
+    Shape,
+    begin,
+    gigabytes,
+    number,
+    reading_parser,
+)
+from memstore.block import BlockKey
+from memstore.disk.threads import Threads
+from memstore.tiers.disk import DiskTier
+
+RECORDS = (Shape("49 KB", 3, 64, 64), *(shape for shape in SHAPES if shape.record > 100_000))
+ASKED = 70  # batches before the first turn: after 64 the tier asks the disk in advance no more
+RIVAL = Path(__file__).with_name("lmcache_files.py")
+COUNTED = {"median": 0.5, "fast": 0.9}  # of the rates of a repeat's batches
+
+
+def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
+    """One row: a shape."""
+    memory = Memory(work / "memory", shape)
+    memory.write(options.megabytes << 20)
+    memory.reopen()
+    count = BATCH * shape.heads
+    slab = torch.zeros(count, 2, shape.rows, shape.dim, dtype=torch.float16)
+
+    def disk(tier: DiskTier, _: int) -> float:
+        blocks = memory.sample(1)[0]
+        units = [BlockKey(1, 0, block, head) for block in blocks for head in range(shape.heads)]
+        return gigabytes(BATCH * shape.record, lambda: tier.read(units, slab, range(count)))
+
+    tiers = {"one": DiskTier(memory.catalog, threads=1), "several": DiskTier(memory.catalog)}
+    runs: dict[str, Callable[[int], float]] = {
+        name: partial(disk, tier) for name, tier in tiers.items()
+    }
+    with loads(work / "files", shape, memory.records // BATCH, options) as rivals:
+        runs |= rivals
+        for name, run in runs.items():
+            for _ in range(ASKED if name in tiers else 5):
+                run(0)
+        found: dict[str, dict[str, list[float]]] = {
+            kind: {name: [] for name in runs} for kind in COUNTED
+        }
+        for _ in range(options.repeats):
+            for name, rates in interleaved(runs, options.batches).items():
+                for kind, share in COUNTED.items():
+                    found[kind][name].append(sorted(rates)[int(share * len(rates))])
+    memory.close()
+    shutil.rmtree(memory.path)
+    row: dict[str, Any] = {"record": shape.name}
+    for kind, rates in found.items():
+        medians = {name: statistics.median(of_runs) for name, of_runs in rates.items()}
+        row[kind] = {"gb_s": medians, "to_one": paired_ratio(rates["several"], rates["one"])}
+        if rivals:
+            best = max(rivals, key=medians.__getitem__)
+            row[kind] |= {"best": best, "to_best": paired_ratio(rates["several"], rates[best])}
+    return row
+
+
+@contextmanager
+def loads(
+    files: Path, shape: Shape, batches: int, options: argparse.Namespace
+) -> Iterator[dict[str, Callable[[int], float]]]:
+    """A run for every number of LMCache's workers, where LMCache is."""
+    if options.lmcache is None:
+        yield {}
+        return
+    files.mkdir(parents=True)
+    given = [shape.record, BATCH, batches, *options.workers]
+    quiet = {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
+    with subprocess.Popen(
+        [options.lmcache, RIVAL, files, *map(str, given)],
+        env={**os.environ, **quiet},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as rival:
+        assert rival.stdin is not None and rival.stdout is not None
+        asked, answers = rival.stdin, rival.stdout
+
+        def load(workers: int, _: int) -> float:
+            print(workers, random.randrange(batches), file=asked, flush=True)
+            return BATCH * shape.record / float(answers.readline()) / 1e9
+
+        if answers.readline() != "ready\n":
+            raise SystemExit(f"{options.lmcache} {RIVAL} does not run; try it by hand")
+        yield {f"lmcache {workers}": partial(load, workers) for workers in options.workers}
+    shutil.rmtree(files)
+
+
+def main() -> None:
+    arguments = reading_parser(__doc__)
+    add(arguments, "--lmcache", None, "a python that has LMCache", type=str)
+    add(arguments, "--workers", [1, 2, 4], "of LMCache")
+    add(arguments, "--batches", 40, "of each kind in a repeat")
+    options = arguments.parse_args()
+    begin(options)
+    rows = []
+    with workplace(options) as directory:
+        for shape in RECORDS:
+            rows.append(measure(directory, shape, options))
+            print(f"{shape.name} measured", flush=True)
+    print("\nWarm, batches of 32 into slots (GB/s)\n\n" + report(rows))
+    write_part(options, "whole records", rows)
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """The table."""
+    head = ["record", "batches", "one thread", f"{Threads().count} threads", "ratio"]
+    lines = []
+    for row in rows:
+        for kind, name in zip(COUNTED, ("median", "fastest tenth")):
+            found = row[kind]
+            rates = found["gb_s"]
+            cells = [row["record"], name, number(rates["one"]), number(rates["several"])]
+            cells.append(spread(found["to_one"]))
+            if "best" in found:
+                best = found["best"]
+                cells.append(f"{number(rates[best])}, {best.removeprefix('lmcache ')}")
+                cells.append(spread(found["to_best"]))
+            lines.append(cells)
+    if "best" in rows[0]["median"]:
+        head += ["LMCache, workers", "ratio"]
+    return table(head, lines)
+
+
+if __name__ == "__main__":
+    main()
