@@ -335,6 +335,25 @@ def test_a_margin_is_read_around_a_block_and_ends_where_its_document_does(reader
             assert session.chosen == ends and session.ask("Which?", lambda: None).isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("place", "around"),
+    [((0, 3), [-1, 0]), ((60, 63), [0, 1]), ((16, 47), [0]), ((3, 50), [-1, 0, 1])],
+)
+def test_a_margin_is_read_on_the_side_where_the_question_was_found(
+    reader, store, monkeypatch, place, around
+):
+    document = store.document("inventory")
+    ids, words = reader.turn_ids(QUESTION, first=True)
+    with reader.session(store, top_k=1) as session:
+        (chosen,) = session.choose(QUESTION, ids, words)
+    monkeypatch.setattr(Words, "places", lambda *given: torch.tensor([place]))
+    with reader.session(store, top_k=1, margin=24) as session:
+        read = session.choose(QUESTION, ids, words)
+    assert [(c.document, c.block - chosen.block) for c in read] == [
+        (document.id, offset) for offset in around
+    ]
+
+
 def test_a_margin_of_a_whole_block_reads_what_three_blocks_are(reader, store):
     document, around = store.document("inventory"), []
     with reader.session(store, top_k=1, margin=64) as session:

@@ -21,6 +21,8 @@ from memstore.model.tapped import Tapped, Taps
 from memstore.model.units import Lookups, OnRead, Read
 from memstore.store.memory_store import MemoryStore
 
+_NEAR = 16  # tokens from a block's end: what is found there may go on beyond it
+
 
 class Chosen(NamedTuple):
     """A block that is read."""
@@ -149,9 +151,11 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         spread = math.inf if settings.score_range is None else settings.score_range
         self.lookups.done += 1
         chosen = choose(scores, settings.top_k, spread).tolist()
+        blocks = [self._locate(candidate) for candidate in chosen]
+        places = selector.places(tapped, self.store, [(d, b, b + 1) for d, b in blocks])
         found = [
             Chosen(*self._locate(candidate), float(scores[candidate]), first, end)
-            for candidate, (first, end) in self._with_margins(chosen).items()
+            for candidate, (first, end) in self._with_margins(chosen, places).items()
         ]
         self.read(found)
         return found
@@ -208,24 +212,28 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
     def _kv_heads(self) -> int:
         return self.reader.shape.num_kv_heads
 
-    def _with_margins(self, candidates: Sequence[int]) -> dict[int, tuple[int, int]]:
+    def _with_margins(
+        self, candidates: Sequence[int], places: Tensor | None
+    ) -> dict[int, tuple[int, int]]:
         """The tokens (first, end) to read of candidates and of the blocks beside each in its
-        document, in the order of the text.
+        document, in the order of the text. places: see Selector.places.
         """
         size, margin = self.reader.shape.block_size, self._margin
+        whole = [(0, size - 1)] * len(candidates)
+        at = dict(zip(candidates, whole if places is None else places.tolist()))
         tokens: dict[int, tuple[int, int]] = {}
-        wanted = dict.fromkeys(candidates, (0, size))
         first = 0
         for _, begin, end in self._scope:
             last = first + end - begin
-            for candidate in wanted if margin else ():
+            for candidate in at if margin else ():
                 if first <= candidate < last:
-                    if candidate > first:
+                    begun, ended = at[candidate]
+                    if candidate > first and begun < _NEAR:
                         _widen(tokens, candidate - 1, size - margin, size)
-                    if candidate + 1 < last:
+                    if candidate + 1 < last and ended >= size - _NEAR:
                         _widen(tokens, candidate + 1, 0, margin)
             first = last
-        return dict(sorted((tokens | wanted).items()))
+        return dict(sorted((tokens | dict.fromkeys(candidates, (0, size))).items()))
 
     def _locate(self, candidate: int) -> tuple[int, int]:
         for document, first, end in self._scope:

@@ -26,8 +26,8 @@ class LookupSettings:
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
     cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
     chunk_blocks: int = 8  # blocks read at once
-    # of a reader that chooses once for a question: tokens before and behind each chosen block that
-    # are read with it, since what is said does not end where a block does
+    # of a reader that chooses once for a question: tokens before and behind a chosen block that are
+    # read with it where the question was found near its end: what is said may go on beyond it
     margin: int = 0
 
     def __post_init__(self) -> None:
