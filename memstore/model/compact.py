@@ -3,7 +3,7 @@ after the other, under one ordinary softmax.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,35 @@ Observe = Callable[[int, Tensor], None]
 _GROW = 256  # tokens of room at a time
 
 
+@dataclass(frozen=True)
+class Window:
+    """How much local text is held: `tokens`, and what is left of a block; older blocks leave."""
+
+    tokens: int  # whole blocks
+    block_size: int
+    step: int  # tokens read at once where blocks leave, at most `tokens`
+
+    @property
+    def most(self) -> int:
+        """Tokens that are held at most."""
+        return self.tokens + self.block_size - 1
+
+    def pieces(self, ids: Sequence[int], held: int) -> list[Sequence[int]]:
+        """Ids that follow `held` tokens, as they are read: at once where nothing has to leave."""
+        if held + len(ids) <= self.most:
+            return [ids]
+        return [ids[at : at + self.step] for at in range(0, len(ids), self.step)]
+
+    def surplus(self, held: int, coming: int) -> int:
+        """How many of the `held` tokens leave before so many come: those of whole blocks."""
+        over = held + coming - self.most
+        return (
+            0
+            if over <= 0
+            else min(-(-over // self.block_size), held // self.block_size) * (self.block_size)
+        )
+
+
 @dataclass
 class _Layer:
     """Keys as rotated, and values, [1, Hkv, capacity, D]; `length` of them are there."""
@@ -27,6 +56,7 @@ class _Layer:
     v: Tensor
     remembered: int  # tokens between the beginning and the local text
     length: int
+    plain: Tensor | None = None  # of a rolling one: local keys without position, as k
 
 
 @dataclass
@@ -41,14 +71,20 @@ class CompactAttention:
     beginning: Sequence[KeysValues]  # of every layer; empty ones where there is none
     room: int  # positions kept free for what is remembered
     observe: Observe | None = None  # asked of the last row of every step
+    rolling: bool = False  # the oldest local text can be let go
     _layers: dict[int, _Layer] = field(default_factory=dict)
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
         layer = self._layer(layer_idx)
-        rows, start = q.shape[2], self._base + layer.length - layer.remembered - self._first
+        rows, local = q.shape[2], layer.length - layer.remembered - self._first
+        start = self._base + local
         positions = torch.arange(start, start + rows, device=q.device)
-        self._append(layer, self.reader.rotate(layer_idx, k, positions), v)
+        if layer.plain is not None:
+            layer.plain = _put(layer.plain, local, k)
+        layer.k = _put(layer.k, layer.length, self.reader.rotate(layer_idx, k, positions))
+        layer.v = _put(layer.v, layer.length, v)
+        layer.length += rows
         q = self.reader.rotate(layer_idx, q, positions)
         keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
         form = self.reader.forms[layer_idx]
@@ -78,6 +114,49 @@ class CompactAttention:
         layer.remembered, layer.length = k.shape[1], layer.k.shape[2]
 
     @property
+    def local(self) -> int:
+        """Tokens of local text."""
+        for layer in self._layers.values():
+            return layer.length - layer.remembered - self._first
+        return 0
+
+    def let_go(self, tokens: int) -> dict[int, KeysValues]:
+        """Take the oldest tokens of the local text away, in every layer; those behind them move up.
+        Returns what they were, by layer. Only of a rolling one.
+        """
+        return {
+            index: self._let_go(index, layer, tokens)
+            for index, layer in (self._layers.items() if tokens else ())
+        }
+
+    def _let_go(self, layer_idx: int, layer: _Layer, tokens: int) -> KeysValues:
+        assert layer.plain is not None
+        start = self._first + layer.remembered
+        left = layer.length - start - tokens
+        plain, values = layer.plain[:, :, : left + tokens], layer.v[:, :, start : layer.length]
+        gone = plain[0, :, :tokens], values[0, :, :tokens]
+        layer.plain = plain[:, :, tokens:].clone()
+        positions = torch.arange(self._base, self._base + left, device=plain.device)
+        kept = self.reader.rotate(layer_idx, layer.plain, positions)
+        layer.k = torch.cat((layer.k[:, :, :start], kept), 2)
+        layer.v = torch.cat((layer.v[:, :, :start], values[:, :, tokens:]), 2)
+        layer.length -= tokens
+        return gone
+
+    def fork(self) -> "CompactAttention":
+        """Another one that attends to the same, until it is given more."""
+        other = replace(self, _layers={})
+        for index, layer in self._layers.items():
+            held = slice(0, layer.length)
+            local = slice(0, layer.length - layer.remembered - self._first)
+            plain = None if layer.plain is None else layer.plain[:, :, local]
+            # without room: what is appended goes into tensors of its own
+            other._layers[index] = replace(
+                layer, k=layer.k[:, :, held], v=layer.v[:, :, held], plain=plain
+            )
+        return other
+
+    @property
     def _first(self) -> int:
         return self.beginning[0][0].shape[1] if self.beginning else 0
 
@@ -96,18 +175,9 @@ class CompactAttention:
                 size = (1, shape.num_kv_heads, 0, shape.head_dim)
                 k = v = torch.zeros(size, dtype=reader.dtype, device=reader.device)
             layer = self._layers[layer_idx] = _Layer(k, v, 0, self._first)
+            if self.rolling:
+                layer.plain = k[:, :, :0]
         return layer
-
-    @staticmethod
-    def _append(layer: _Layer, k: Tensor, v: Tensor) -> None:
-        end = layer.length + k.shape[2]
-        missing = end - layer.k.shape[2]
-        if missing > 0:
-            grow = (0, 0, 0, max(missing, _GROW))
-            layer.k, layer.v = (torch.nn.functional.pad(x, grow) for x in (layer.k, layer.v))
-        layer.k[:, :, layer.length : end] = k
-        layer.v[:, :, layer.length : end] = v
-        layer.length = end
 
     def _mask(
         self, layer: _Layer, rows: int, form: LayerForm, device: torch.device
@@ -123,6 +193,18 @@ class CompactAttention:
         distance = at[-rows:, None] - at
         seen = distance >= 0
         return seen if form.window is None else seen & (distance < form.window)
+
+
+def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
+    """Tokens [1, Hkv, n, D] behind the first `at` of a tensor with room [1, Hkv, capacity, D], or
+    in a larger one.
+    """
+    end = at + more.shape[2]
+    missing = end - held.shape[2]
+    if missing > 0:
+        held = torch.nn.functional.pad(held, (0, 0, 0, max(missing, _GROW)))
+    held[:, :, at:end] = more
+    return held
 
 
 def _weights(q: Tensor, k: Tensor, form: LayerForm, mask: Tensor | None) -> Tensor:

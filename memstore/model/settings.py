@@ -29,6 +29,11 @@ class LookupSettings:
     # of a reader that chooses once for a question: blocks before and behind each chosen one that
     # are read with it, since what is said does not end where a block does
     neighbours: int = 0
+    # and of its sessions: blocks of local text held whole (None = as many as the reader sees while
+    # a document is read), the older ones being chosen like those of documents; and after how many
+    # generated tokens blocks are chosen anew (None = once a turn)
+    local_blocks: int | None = None
+    choose_every: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= 1024:
@@ -45,6 +50,10 @@ class LookupSettings:
             raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {self.cmt_cutoff}")
         if not 0 <= self.neighbours <= 64:
             raise InvalidInput(f"neighbours must lie in 0..64, is {self.neighbours}")
+        if self.local_blocks is not None and not 1 <= self.local_blocks <= 1 << 20:
+            raise InvalidInput(f"local_blocks must be at least 1, is {self.local_blocks}")
+        if self.choose_every is not None and self.choose_every < 0:
+            raise InvalidInput(f"choose_every must be at least 0, is {self.choose_every}")
         if not 1 <= self.chunk_blocks <= 256:
             raise InvalidInput(f"chunk_blocks must lie in 1..256, is {self.chunk_blocks}")
 
