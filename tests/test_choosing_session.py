@@ -29,9 +29,7 @@ DOCUMENT = KETTLE * 8 + LADDER * 8
 def reader_of(pointing=False, **adapted):
     """Four local blocks, read two at once; found by words, or by words and pointer heads."""
     made = HuggingFaceReader(
-        decoder("llama"),
-        tokenizer(),
-        Adaptation(Words(), **{"top_k": 1, "neighbours": 0, **adapted}),
+        decoder("llama"), tokenizer(), Adaptation(Words(), **{"top_k": 1, "margin": 0, **adapted})
     )
     if pointing:
         shape = made.shape
@@ -86,7 +84,7 @@ def test_until_the_window_overflows_all_of_the_text_is_local(reader, tmp_path):
 def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
     """Oracle: the keys and values that are left, attended to in a fresh context."""
     beginning = read_beginning(reader)
-    rolling = CompactAttention(reader, beginning, 32, rolling=True)
+    rolling = CompactAttention(reader, beginning)
     kept = {}
 
     def keeping(layer, q, k, v):
@@ -102,7 +100,7 @@ def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
             reader.hidden(torch.tensor([filler(piece, seed=piece)]), keeping)
         gone = rolling.let_go(BLOCK)
         assert rolling.local == 131 - BLOCK
-        fresh = CompactAttention(reader, beginning, 32)
+        fresh = CompactAttention(reader, beginning)
         fresh.remember(1, *remembered)
         for layer, (k, v) in kept.items():
             for taken, all_of_it in zip(gone[layer], (k, v)):
@@ -133,12 +131,8 @@ def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(pointing, tm
     selector = pointing.selector
 
     class Watched:
-        form, taps, landmarks, words = (
-            selector.form,
-            selector.taps,
-            selector.landmarks,
-            selector.words,
-        )
+        def __getattr__(self, name):
+            return getattr(selector, name)
 
         def scores(self, tapped, *given):
             seen.append(tapped)

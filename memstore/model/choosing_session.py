@@ -20,8 +20,11 @@ from memstore.model.reader import ChoosingReader
 from memstore.model.selectors import choose, confidence
 from memstore.model.session_blocks import Run
 from memstore.model.settings import LookupSettings
+from memstore.model.tapped import Tapped
 from memstore.model.units import Lookups, OnRead, Read
 from memstore.store.memory_store import MemoryStore
+
+_NEAR = 16  # tokens from a block's end: what is found there may go on beyond it
 
 
 class Chosen(NamedTuple):
@@ -30,6 +33,8 @@ class Chosen(NamedTuple):
     document: int
     block: int
     score: float
+    first: int = 0  # of its tokens, those from here
+    end: int | None = None  # up to here are read; None = all
 
 
 class ChoosingSession(AbstractContextManager["ChoosingSession"]):
@@ -62,17 +67,17 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self.answered = True  # False: nothing in the memory answers the last question
         self._retrieve, self._on_read = retrieve, on_read
         self._beginning = read_beginning(reader)
-        self._most = settings.top_k * (1 + 2 * settings.neighbours)  # blocks read at once
-        room = self._most * reader.shape.block_size
+        self._margin = min(settings.margin, reader.shape.block_size)
+        self._most = settings.top_k * (3 if self._margin else 1)  # blocks read at once
         told = None if on_read is None else self._told
-        self._attention = CompactAttention(reader, self._beginning, room, told, rolling=True)
+        self._attention = CompactAttention(reader, self._beginning, told)
         local = settings.local_blocks or reader.window_blocks
         size, step = reader.shape.block_size, min(local, settings.chunk_blocks)
         self._window = Window(local * size, size, step * size)
         self._local = LocalText(reader, self._beginning, self._window)
         self._question = ""  # the last one, as typed
         self._own = FoundBlocks(store, list(documents), self._block_units)
-        self._lengths: list[int] = []  # tokens of each of the blocks read
+        self._spans: list[tuple[int, int]] = []  # of each of the blocks read, the tokens
         self._tiers: list[str] = []  # of each of the units read, where it was
 
     # The text
@@ -173,7 +178,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self._question = question
         scores = self.reader.selector.scores(tapped, question, self.store, self._scope)
         self.answered = self._answers(scores)
-        found = self._best(scores) if self.answered else []
+        found = self._best(scores, tapped) if self.answered else []
         self.read(found)
         return found
 
@@ -187,9 +192,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         rows = self._local.rows
         scores = self.reader.selector.scores(rows, question, self.store, self._scope)
         if self._answers(scores):
-            found = self._best(scores)
-            if [block[:2] for block in found] != [block[:2] for block in self.chosen]:
-                self.read(found)
+            self.read(self._best(scores, rows))
         return self.chosen
 
     def _answers(self, scores: Tensor) -> bool:
@@ -199,26 +202,31 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self.lookups.skipped += not answers
         return answers
 
-    def _best(self, scores: Tensor) -> list[Chosen]:
-        """The blocks that scores [blocks of the scope] mean, with their neighbours."""
+    def _best(self, scores: Tensor, tapped: Tapped) -> list[Chosen]:
+        """The blocks that scores [blocks of the scope] mean, with margins where what was tapped was
+        found near their ends.
+        """
         settings = self.settings
         spread = math.inf if settings.score_range is None else settings.score_range
         chosen = choose(scores, settings.top_k, spread).tolist()
+        blocks = [self._locate(candidate) for candidate in chosen]
+        runs = [(document, block, block + 1) for document, block in blocks]
+        places = self.reader.selector.places(tapped, self.store, runs)
         return [
-            Chosen(*self._locate(candidate), float(scores[candidate]))
-            for candidate in self._with_neighbours(chosen)
+            Chosen(*self._locate(candidate), float(scores[candidate]), first, end)
+            for candidate, (first, end) in self._with_margins(chosen, places).items()
         ]
 
     def read(self, blocks: Sequence[Chosen]) -> None:
         """Read these blocks, in this order, from now on; none for reading nothing.
 
-        Raises InvalidInput for more than top_k with their neighbours, BudgetExceeded,
+        Raises InvalidInput for more blocks than top_k and those beside them, BudgetExceeded,
         DocumentNotFound, CorruptBlock.
         """
         if len(blocks) > self._most:
             raise InvalidInput(
-                f"{len(blocks)} blocks; top_k is {self.settings.top_k}, with "
-                f"{self.settings.neighbours} neighbours on either side {self._most}"
+                f"{len(blocks)} blocks; top_k {self.settings.top_k} and a margin of "
+                f"{self.settings.margin} tokens read {self._most} at most"
             )
         layers = self.reader.shape.memory_layers
         free = self.store.capacity - self._own.blocks.own * self._block_units  # own ones are pinned
@@ -238,7 +246,11 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         ]
         with self.store.lease(units) as lease:
             of_blocks = lease.slots[: len(blocks) * heads : heads]
-            self._lengths = self.store.slot_lengths[of_blocks].tolist()
+            lengths = self.store.slot_lengths[of_blocks].tolist()
+            self._spans = [
+                (block.first, length if block.end is None else min(block.end, length))
+                for block, length in zip(blocks, lengths)
+            ]
             size = (len(layers), len(blocks), heads, shape.block_size, shape.head_dim)
             k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
             self._tiers += [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
@@ -247,7 +259,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
 
     def _text(self, blocks: Tensor) -> Tensor:
         """Blocks [n, Hkv, block_size, D] as one text [Hkv, m, D]."""
-        parts = [block[:, :length] for block, length in zip(blocks, self._lengths)]
+        parts = [block[:, first:end] for block, (first, end) in zip(blocks, self._spans)]
         return (
             torch.cat(parts, 1)
             if parts
@@ -267,19 +279,28 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         """What is chosen from: attached documents, then the blocks that left the local text."""
         return self._own.blocks.runs(self._own.blocks.count)
 
-    def _with_neighbours(self, candidates: Sequence[int]) -> list[int]:
-        """Candidates and those around each in its document, in the order of the text."""
-        around = self.settings.neighbours
-        found: set[int] = set()
+    def _with_margins(
+        self, candidates: Sequence[int], places: Tensor | None
+    ) -> dict[int, tuple[int, int]]:
+        """The tokens (first, end) to read of candidates and of the blocks beside each in its
+        document, in the order of the text. places: see Selector.places.
+        """
+        size, margin = self.reader.shape.block_size, self._margin
+        whole = [(0, size - 1)] * len(candidates)
+        at = dict(zip(candidates, whole if places is None else places.tolist()))
+        tokens: dict[int, tuple[int, int]] = {}
         first = 0
         for _, begin, end in self._scope:
             last = first + end - begin
-            for candidate in candidates:
+            for candidate in at if margin else ():
                 if first <= candidate < last:
-                    near = range(candidate - around, candidate + around + 1)
-                    found.update(at for at in near if first <= at < last)
+                    begun, ended = at[candidate]
+                    if candidate > first and begun < _NEAR:
+                        _widen(tokens, candidate - 1, size - margin, size)
+                    if candidate + 1 < last and ended >= size - _NEAR:
+                        _widen(tokens, candidate + 1, 0, margin)
             first = last
-        return sorted(found)
+        return dict(sorted((tokens | dict.fromkeys(candidates, (0, size))).items()))
 
     def _locate(self, candidate: int) -> tuple[int, int]:
         for document, first, end in self._scope:
@@ -292,7 +313,8 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         """Tell what the last row of a step read in a layer: weights [H, m]."""
         assert self._on_read is not None
         shape = self.reader.shape
-        parts = [part.sum(-1) for part in weights.split(self._lengths, 1)]
+        lengths = [end - first for first, end in self._spans]
+        parts = [part.sum(-1) for part in weights.split(lengths, 1)]
         of_blocks = torch.stack(parts, 1).tolist()
         first = shape.memory_layers.index(layer_idx) * len(self.chosen) * self._kv_heads
         self._on_read(
@@ -319,7 +341,13 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         """Let go of what is read and of the session's own blocks; the documents stay."""
         self.chosen = []
         self._own.close()
-        self._attention = CompactAttention(self.reader, self._beginning, 0)
+        self._attention = CompactAttention(self.reader, self._beginning)
 
     def __exit__(self, *args: object) -> None:
         self.close()
+
+
+def _widen(tokens: dict[int, tuple[int, int]], candidate: int, first: int, end: int) -> None:
+    """Read these tokens of a candidate too, and what lies between them and others of it."""
+    begun, ended = tokens.get(candidate, (first, end))
+    tokens[candidate] = (min(begun, first), max(ended, end))

@@ -40,12 +40,8 @@ class Window:
 
     def surplus(self, held: int, coming: int) -> int:
         """How many of the `held` tokens leave before so many come: those of whole blocks."""
-        over = held + coming - self.most
-        return (
-            0
-            if over <= 0
-            else min(-(-over // self.block_size), held // self.block_size) * (self.block_size)
-        )
+        over = max(0, held + coming - self.most)
+        return min(-(-over // self.block_size), held // self.block_size) * self.block_size
 
 
 @dataclass
@@ -54,36 +50,32 @@ class _Layer:
 
     k: Tensor
     v: Tensor
+    plain: Tensor  # keys of the local text without position, [1, Hkv, capacity, D]
     remembered: int  # tokens between the beginning and the local text
     length: int
-    plain: Tensor | None = None  # of a rolling one: local keys without position, as k
 
 
 @dataclass
 class CompactAttention:
-    """What one text attends to: the reader's beginning at 0 .. P - 1, remembered tokens from P on,
-    and its own tokens from P + room on.
+    """What one text attends to: the reader's beginning at 0 .. P - 1, m remembered tokens from P
+    on, and its own from P + m on. No room is left between them: that loses answers.
 
     `attend` is what Reader.hidden takes; of one row and one thread.
     """
 
     reader: ChoosingReader
     beginning: Sequence[KeysValues]  # of every layer; empty ones where there is none
-    room: int  # positions kept free for what is remembered
     observe: Observe | None = None  # asked of the last row of every step
-    rolling: bool = False  # the oldest local text can be let go
     _layers: dict[int, _Layer] = field(default_factory=dict)
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
         layer = self._layer(layer_idx)
-        rows, local = q.shape[2], layer.length - layer.remembered - self._first
-        start = self._base + local
+        rows, start = q.shape[2], layer.length
         positions = torch.arange(start, start + rows, device=q.device)
-        if layer.plain is not None:
-            layer.plain = _put(layer.plain, local, k)
-        layer.k = _put(layer.k, layer.length, self.reader.rotate(layer_idx, k, positions))
-        layer.v = _put(layer.v, layer.length, v)
+        layer.plain = _put(layer.plain, start - layer.remembered - self._first, k)
+        layer.k = _put(layer.k, start, self.reader.rotate(layer_idx, k, positions))
+        layer.v = _put(layer.v, start, v)
         layer.length += rows
         q = self.reader.rotate(layer_idx, q, positions)
         keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
@@ -101,15 +93,16 @@ class CompactAttention:
         )
 
     def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
-        """Put these tokens in the place of what was remembered in a layer: k, v [Hkv, m, D],
-        position-free, m <= room.
+        """Put these tokens in the place of what was remembered in a layer, k, v [Hkv, m, D],
+        position-free; the local text moves behind them.
         """
         layer, dtype = self._layer(layer_idx), self.reader.dtype
-        positions = torch.arange(self._first, self._first + k.shape[1], device=k.device)
-        turned = self.reader.rotate(layer_idx, k.to(dtype)[None], positions)
         local = slice(self._first + layer.remembered, layer.length)
+        behind = torch.cat((k.to(dtype)[None], layer.plain[:, :, : local.stop - local.start]), 2)
+        positions = torch.arange(self._first, self._first + behind.shape[2], device=k.device)
+        turned = self.reader.rotate(layer_idx, behind, positions)
         first = slice(0, self._first)
-        layer.k = torch.cat((layer.k[:, :, first], turned, layer.k[:, :, local]), 2)
+        layer.k = torch.cat((layer.k[:, :, first], turned), 2)
         layer.v = torch.cat((layer.v[:, :, first], v.to(dtype)[None], layer.v[:, :, local]), 2)
         layer.remembered, layer.length = k.shape[1], layer.k.shape[2]
 
@@ -122,7 +115,7 @@ class CompactAttention:
 
     def let_go(self, tokens: int) -> dict[int, KeysValues]:
         """Take the oldest tokens of the local text away, in every layer; those behind them move up.
-        Returns what they were, by layer. Only of a rolling one.
+        Returns what they were, by layer.
         """
         return {
             index: self._let_go(index, layer, tokens)
@@ -130,13 +123,12 @@ class CompactAttention:
         }
 
     def _let_go(self, layer_idx: int, layer: _Layer, tokens: int) -> KeysValues:
-        assert layer.plain is not None
         start = self._first + layer.remembered
         left = layer.length - start - tokens
         plain, values = layer.plain[:, :, : left + tokens], layer.v[:, :, start : layer.length]
         gone = plain[0, :, :tokens], values[0, :, :tokens]
         layer.plain = plain[:, :, tokens:].clone()
-        positions = torch.arange(self._base, self._base + left, device=plain.device)
+        positions = torch.arange(start, start + left, device=plain.device)
         kept = self.reader.rotate(layer_idx, layer.plain, positions)
         layer.k = torch.cat((layer.k[:, :, :start], kept), 2)
         layer.v = torch.cat((layer.v[:, :, :start], values[:, :, tokens:]), 2)
@@ -147,22 +139,19 @@ class CompactAttention:
         """Another one that attends to the same, until it is given more."""
         other = replace(self, _layers={})
         for index, layer in self._layers.items():
-            held = slice(0, layer.length)
-            local = slice(0, layer.length - layer.remembered - self._first)
-            plain = None if layer.plain is None else layer.plain[:, :, local]
+            local = layer.length - layer.remembered - self._first
             # without room: what is appended goes into tensors of its own
             other._layers[index] = replace(
-                layer, k=layer.k[:, :, held], v=layer.v[:, :, held], plain=plain
+                layer,
+                k=layer.k[:, :, : layer.length],
+                v=layer.v[:, :, : layer.length],
+                plain=layer.plain[:, :, :local],
             )
         return other
 
     @property
     def _first(self) -> int:
         return self.beginning[0][0].shape[1] if self.beginning else 0
-
-    @property
-    def _base(self) -> int:
-        return self._first + self.room
 
     def _layer(self, layer_idx: int) -> _Layer:
         layer = self._layers.get(layer_idx)
@@ -174,22 +163,15 @@ class CompactAttention:
             else:
                 size = (1, shape.num_kv_heads, 0, shape.head_dim)
                 k = v = torch.zeros(size, dtype=reader.dtype, device=reader.device)
-            layer = self._layers[layer_idx] = _Layer(k, v, 0, self._first)
-            if self.rolling:
-                layer.plain = k[:, :, :0]
+            layer = self._layers[layer_idx] = _Layer(k, v, k[:, :, :0], 0, self._first)
         return layer
 
-    def _mask(
-        self, layer: _Layer, rows: int, form: LayerForm, device: torch.device
-    ) -> Tensor | None:
+    @staticmethod
+    def _mask(layer: _Layer, rows: int, form: LayerForm, device: torch.device) -> Tensor | None:
         """bool [rows, length]: what each row sees; None for a single row that sees everything."""
-        local = layer.length - layer.remembered - self._first
-        reach = self._base + local
-        if rows == 1 and (form.window is None or reach <= form.window):
+        if rows == 1 and (form.window is None or layer.length <= form.window):
             return None
         at = torch.arange(layer.length, device=device)
-        remembered_end = self._first + layer.remembered
-        at[remembered_end:] += self.room - layer.remembered
         distance = at[-rows:, None] - at
         seen = distance >= 0
         return seen if form.window is None else seen & (distance < form.window)
@@ -223,7 +205,7 @@ def read_beginning(reader: ChoosingReader) -> list[KeysValues]:
     """The keys and values of the reader's prefix in every layer; no pairs without a prefix."""
     if not reader.prefix_ids:
         return []
-    context = CompactAttention(reader, [], 0)
+    context = CompactAttention(reader, [])
     kept: list[KeysValues] = []
 
     def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class TapWalk:
     ) -> None:
         """beginning: as CompactAttention takes it. window: None for the whole text."""
         self._reader, self._beginning, self._window = reader, beginning, window
-        self._attention = CompactAttention(reader, beginning, 0, rolling=window is not None)
+        self._attention = CompactAttention(reader, beginning)
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> Tapped:
