@@ -36,8 +36,7 @@ def reader_of(pointing=False, **adapted):
         sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
         heads = PointerHeads([(2, 1), (1, 3)], sizes, BLOCK, made.rotate)
         made.selector = Sum([(heads, 1.0), (Words(), 50.0)])
-    made.lookup = made.lookup.changed(chunk_blocks=2)
-    made.window_blocks = 4
+    made.lookup = made.lookup.changed(chunk_blocks=2, local_blocks=4)
     return made
 
 

@@ -71,9 +71,8 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self._most = settings.top_k * (3 if self._margin else 1)  # blocks read at once
         told = None if on_read is None else self._told
         self._attention = CompactAttention(reader, self._beginning, told)
-        local = settings.local_blocks or reader.window_blocks
-        size, step = reader.shape.block_size, min(local, settings.chunk_blocks)
-        self._window = Window(local * size, size, step * size)
+        size, step = reader.shape.block_size, min(settings.local_blocks, settings.chunk_blocks)
+        self._window = Window(settings.local_blocks * size, size, step * size)
         self._local = LocalText(reader, self._beginning, self._window)
         self._question = ""  # the last one, as typed
         self._own = FoundBlocks(store, list(documents), self._block_units)
