@@ -41,9 +41,9 @@ from memstore.disk.block_words import BlockWords
 from memstore.hf.load import load_reader
 from memstore.index.late import LANDMARK_DTYPES, TokenIndex
 from memstore.index.words import WordIndex
-from memstore.model.choosing_session import tap, tapping
 from memstore.model.compact import CompactAttention, read_beginning
 from memstore.model.selectors import confidence
+from memstore.model.tap import tap, tapping
 from memstore.training.corpus import read_documents
 
 DOCUMENT = 128 * 1024  # tokens

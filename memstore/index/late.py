@@ -67,6 +67,12 @@ class TokenIndex:
             self._held.rows.keep(document, 0, blocks)
             self._held.scopes.clear()
 
+    def trim(self, document: int, first_block: int) -> None:
+        """Drop the landmarks of blocks < `first_block`."""
+        with self._lock:
+            self._held.rows.keep(document, first_block, 1 << 62)
+            self._held.scopes.clear()
+
     def span(self, document: int) -> tuple[int, int]:
         """The blocks [first, end) that are held of a document; (0, 0) if none."""
         with self._lock:

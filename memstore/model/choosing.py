@@ -11,11 +11,12 @@ from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found
 from memstore.model.choosing_ingest import find_again, ingest_in_windows
-from memstore.model.choosing_session import ChoosingSession, tap
+from memstore.model.choosing_session import ChoosingSession
 from memstore.model.compact import read_beginning
 from memstore.model.ingest import OnProgress
 from memstore.model.reader import ChoosingReader
 from memstore.model.settings import AnswerSettings
+from memstore.model.tap import tap
 from memstore.model.text import Text
 from memstore.model.units import OnRead
 from memstore.model.verbs import Verbs

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from memstore.disk.document import Document, IngestSettings
 from memstore.errors import InvalidWeights
-from memstore.model.choosing_session import tapping
 from memstore.model.compact import CompactAttention, KeysValues, read_beginning
 from memstore.model.ingest import OnProgress, ingest
 from memstore.model.reader import ChoosingReader
+from memstore.model.tap import tapping
 from memstore.model.tapped import Tapped
 from memstore.model.text import Text
 from memstore.store.admission import Mode
@@ -67,7 +67,7 @@ class _WindowReader:
             blocks,
             length_of_last=len(ids) % reader.shape.block_size or None,
             landmarks=reader.selector.landmarks(tapped, first),
-            words=_words(reader, ids),
+            words=words_of(reader, ids),
         )
 
 
@@ -98,7 +98,7 @@ def find_again(
             landmarks = reader.selector.landmarks(tapped, first * size)
             for layer, halves in blocks.items():
                 recent[layer] = [*recent.get(layer, []), halves][-chunks:]
-        yield first, landmarks, _words(reader, ids)
+        yield first, landmarks, words_of(reader, ids)
 
 
 @torch.no_grad()
@@ -122,7 +122,7 @@ def _read_chunk(
     blocks: dict[int, tuple[Tensor, Tensor]] = {}
 
     def keeping(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        blocks[layer_idx] = _blocks(reader, k[0]), _blocks(reader, v[0])
+        blocks[layer_idx] = blocks_of(reader, k[0]), blocks_of(reader, v[0])
         return context.attend(layer_idx, q, k, v)
 
     taps = reader.selector.taps
@@ -134,7 +134,8 @@ def _read_chunk(
     return tapped, blocks
 
 
-def _words(reader: ChoosingReader, ids: Sequence[int]) -> list[list[tuple[int, int]]] | None:
+def words_of(reader: ChoosingReader, ids: Sequence[int]) -> list[list[tuple[int, int]]] | None:
+    """What the reader's selector keeps of the words of consecutive blocks."""
     size = reader.shape.block_size
     return reader.selector.words(
         [reader.tokenizer.decode(ids[at : at + size]) for at in range(0, len(ids), size)]
@@ -146,7 +147,7 @@ def as_text(blocks: Tensor) -> Tensor:
     return blocks.transpose(0, 1).flatten(1, 2)
 
 
-def _blocks(reader: ChoosingReader, half: Tensor) -> Tensor:
+def blocks_of(reader: ChoosingReader, half: Tensor) -> Tensor:
     """Keys or values of a chunk [Hkv, T, D] as they are stored, [n, Hkv, block_size, D]."""
     shape = reader.shape
     stored = half.to("cpu", shape.kv_dtype)

@@ -12,12 +12,15 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidConfig, InvalidInput
-from memstore.model.compact import CompactAttention, read_beginning
+from memstore.model.compact import CompactAttention, Window, read_beginning
 from memstore.model.generate import generate
-from memstore.model.reader import Attend, ChoosingReader, Enter
+from memstore.model.local_text import LocalText
+from memstore.model.own_blocks import FoundBlocks
+from memstore.model.reader import ChoosingReader
 from memstore.model.selectors import choose, confidence
+from memstore.model.session_blocks import Run
 from memstore.model.settings import LookupSettings
-from memstore.model.tapped import Tapped, Taps
+from memstore.model.tapped import Tapped
 from memstore.model.units import Lookups, OnRead, Read
 from memstore.store.memory_store import MemoryStore
 
@@ -62,14 +65,17 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self.lookups = Lookups()
         self.chosen: list[Chosen] = []  # that are read now, in the order of the text
         self.answered = True  # False: nothing in the memory answers the last question
-        self._scope = [(document, 0, blocks) for document, blocks in documents if blocks]
         self._retrieve, self._on_read = retrieve, on_read
         self._beginning = read_beginning(reader)
         self._margin = min(settings.margin, reader.shape.block_size)
         self._most = settings.top_k * (3 if self._margin else 1)  # blocks read at once
         told = None if on_read is None else self._told
         self._attention = CompactAttention(reader, self._beginning, told)
-        self._local: list[int] = []  # ids behind the prefix
+        size, step = reader.shape.block_size, min(settings.local_blocks, settings.chunk_blocks)
+        self._window = Window(settings.local_blocks * size, size, step * size)
+        self._local = LocalText(reader, self._beginning, self._window)
+        self._question = ""  # the last one, as typed
+        self._own = FoundBlocks(store, list(documents), self._block_units)
         self._spans: list[tuple[int, int]] = []  # of each of the blocks read, the tokens
         self._tiers: list[str] = []  # of each of the units read, where it was
 
@@ -78,9 +84,16 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
         """Read a question as the next turn; the state [hidden_size] that its answer begins with.
 
-        answering: called before the step whose last row predicts the answer's first token.
+        answering: called before the step whose last row predicts the answer's first token. Blocks
+        that the turn pushes out of the local text leave before the choice, which may choose them;
+        so do the first ones of a turn that is longer than what is held.
         """
-        ids, words = self.reader.turn_ids(question, first=not self._local)
+        ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
+        early = max(0, len(ids) - self._window.tokens)
+        self.feed(ids[:early])
+        ids = ids[early:]
+        words = range(max(0, words.start - early), max(0, words.stop - early))
+        self._make_room(len(ids))
         if self._retrieve and self._scope:
             self.choose(question, ids, words)
         answering()
@@ -91,14 +104,30 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         """Read tokens -> [n, hidden_size], row i being the state that predicts what follows
         ids[i].
         """
-        if not ids:
-            shape = self.reader.shape
-            return torch.zeros(
-                (0, shape.hidden_size), dtype=self.reader.dtype, device=self.reader.device
-            )
-        self._local.extend(ids)
-        given = torch.tensor([list(ids)], device=self.reader.device)
-        return self.reader.hidden(given, self.attend)[0]
+        shape = self.reader.shape
+        size = (0, shape.hidden_size)
+        states = [torch.zeros(size, dtype=self.reader.dtype, device=self.reader.device)]
+        pieces = self._window.pieces(ids, self._attention.local) if ids else []
+        for piece in pieces:
+            self._make_room(len(piece))
+            given = torch.tensor([list(piece)], device=self.reader.device)
+            states.append(self.reader.hidden(given, self.attend)[0])
+            self._local.extend(piece)
+        return states[1] if len(states) == 2 else torch.cat(states)
+
+    def _make_room(self, coming: int) -> None:
+        """Have the oldest blocks of the local text leave where so many tokens would be too many:
+        from then on they are chosen like those of documents, if anything is.
+        """
+        surplus = self._window.surplus(self._attention.local, coming)
+        if not surplus:
+            return
+        layers = self._attention.let_go(surplus)
+        if not self._retrieve:
+            self._local.forget(surplus)
+            return
+        ids, landmarks = self._local.let_go(surplus)
+        self._own.add(self.reader, ids, layers, landmarks)
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What Reader.hidden takes: the local text goes on, and attends to what is read."""
@@ -118,8 +147,10 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
     ) -> Iterator[int]:
-        """Yield tokens that follow `state`, until the turn ends: see memstore.model.generate."""
-        return generate(
+        """Yield tokens that follow `state`, until the turn ends: see memstore.model.generate. Every
+        settings.choose_every of them blocks are chosen anew.
+        """
+        tokens = generate(
             self,
             state,
             max_new_tokens,
@@ -128,6 +159,11 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
             stop=stop,
             end=self.reader.ends_turn,
         )
+        every = self.settings.choose_every
+        for number, token in enumerate(tokens):
+            if every and number and number % every == 0 and self._retrieve:
+                self.choose_again()
+            yield token
 
     # What is read
 
@@ -137,28 +173,48 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         question: as typed; ids: of the turn, `words` those of the question itself. The local turns
         before it are read with it, memory never is. Nothing is read where nothing answers.
         """
-        selector, settings = self.reader.selector, self.settings
-        local = self._local + list(ids)
-        at = range(len(self._local) + words.start, len(self._local) + words.stop)
-        tapped = tap(self.reader, self._beginning, local).part(at)
-        scores = selector.scores(tapped, question, self.store, self._scope)
+        tapped = self._local.look_ahead(ids, words)
+        self._question = question
+        scores = self.reader.selector.scores(tapped, question, self.store, self._scope)
+        self.answered = self._answers(scores)
+        found = self._best(scores, tapped) if self.answered else []
+        self.read(found)
+        return found
+
+    def choose_again(self) -> list[Chosen]:
+        """Choose blocks by the last question and all that was read since, and read them from now
+        on. What is read stays where nothing answers, and `answered` is the question's.
+        """
+        if not self._scope:
+            return self.chosen
+        question = f"{self._question} {self.reader.tokenizer.decode(self._local.said)}"
+        rows = self._local.rows
+        scores = self.reader.selector.scores(rows, question, self.store, self._scope)
+        if self._answers(scores):
+            self.read(self._best(scores, rows))
+        return self.chosen
+
+    def _answers(self, scores: Tensor) -> bool:
         least = self.reader.answerable
-        self.answered = least is None or confidence(scores) >= least
-        if not self.answered:
-            self.lookups.skipped += 1
-            self.read([])
-            return []
+        answers = least is None or confidence(scores) >= least
+        self.lookups.done += answers
+        self.lookups.skipped += not answers
+        return answers
+
+    def _best(self, scores: Tensor, tapped: Tapped) -> list[Chosen]:
+        """The blocks that scores [blocks of the scope] mean, with margins where what was tapped was
+        found near their ends.
+        """
+        settings = self.settings
         spread = math.inf if settings.score_range is None else settings.score_range
-        self.lookups.done += 1
         chosen = choose(scores, settings.top_k, spread).tolist()
         blocks = [self._locate(candidate) for candidate in chosen]
-        places = selector.places(tapped, self.store, [(d, b, b + 1) for d, b in blocks])
-        found = [
+        runs = [(document, block, block + 1) for document, block in blocks]
+        places = self.reader.selector.places(tapped, self.store, runs)
+        return [
             Chosen(*self._locate(candidate), float(scores[candidate]), first, end)
             for candidate, (first, end) in self._with_margins(chosen, places).items()
         ]
-        self.read(found)
-        return found
 
     def read(self, blocks: Sequence[Chosen]) -> None:
         """Read these blocks, in this order, from now on; none for reading nothing.
@@ -172,7 +228,8 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
                 f"{self.settings.margin} tokens read {self._most} at most"
             )
         layers = self.reader.shape.memory_layers
-        at_once = max(1, self.store.capacity // max(1, len(blocks) * self._kv_heads))
+        free = self.store.capacity - self._own.blocks.own * self._block_units  # own ones are pinned
+        at_once = max(1, free // max(1, len(blocks) * self._kv_heads))
         self._tiers = []
         for first in range(0, len(layers), at_once):
             self._read_layers(blocks, layers[first : first + at_once])
@@ -211,6 +268,15 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
     @property
     def _kv_heads(self) -> int:
         return self.reader.shape.num_kv_heads
+
+    @property
+    def _block_units(self) -> int:
+        return len(self.reader.shape.memory_layers) * self._kv_heads
+
+    @property
+    def _scope(self) -> tuple[Run, ...]:
+        """What is chosen from: attached documents, then the blocks that left the local text."""
+        return self._own.blocks.runs(self._own.blocks.count)
 
     def _with_margins(
         self, candidates: Sequence[int], places: Tensor | None
@@ -265,43 +331,19 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
             ]
         )
 
+    @property
+    def held(self) -> dict[str, int]:
+        """How much is held of the session's own text: "local_tokens", and "own_blocks" beside."""
+        return {"local_tokens": self._attention.local, "own_blocks": self._own.blocks.own}
+
     def close(self) -> None:
-        """Let go of what is read; the documents stay."""
+        """Let go of what is read and of the session's own blocks; the documents stay."""
         self.chosen = []
+        self._own.close()
         self._attention = CompactAttention(self.reader, self._beginning)
 
     def __exit__(self, *args: object) -> None:
         self.close()
-
-
-def tapping(ids: Sequence[int], taps: Taps, attend: Attend) -> tuple[Tapped, Attend, Enter]:
-    """What a walk of these ids will have shown, and the `attend` and `enter` that show it."""
-    tapped = Tapped(list(ids))
-
-    def attending(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        tapped.keep_heads(taps, layer_idx, q, k)
-        return attend(layer_idx, q, k, v)
-
-    def enter(layer_idx: int, states: Tensor) -> None:
-        tapped.keep_states(taps, layer_idx, states)
-
-    return tapped, attending, enter
-
-
-@torch.no_grad()
-def tap(
-    reader: ChoosingReader, beginning: Sequence[tuple[Tensor, Tensor]], ids: Sequence[int]
-) -> Tapped:
-    """What the reader's selector needs to see of ids that stand behind the prefix, read without
-    memory.
-    """
-    taps = reader.selector.taps
-    tapped, attend, enter = tapping(ids, taps, CompactAttention(reader, beginning).attend)
-    if taps.layers:
-        given = torch.tensor([list(ids)], device=reader.device)
-        states = reader.hidden(given, attend, layers=taps.layers, enter=enter)
-        enter(taps.layers, states)
-    return tapped
 
 
 def _widen(tokens: dict[int, tuple[int, int]], candidate: int, first: int, end: int) -> None:

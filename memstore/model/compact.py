@@ -3,7 +3,7 @@ after the other, under one ordinary softmax.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,31 @@ Observe = Callable[[int, Tensor], None]
 """Told (layer_idx, how much the last row attends to each remembered token [H, m])."""
 
 _GROW = 256  # tokens of room at a time
+
+
+@dataclass(frozen=True)
+class Window:
+    """How much local text is held: `tokens`, and what is left of a block; older blocks leave."""
+
+    tokens: int  # whole blocks
+    block_size: int
+    step: int  # tokens read at once where blocks leave, at most `tokens`
+
+    @property
+    def most(self) -> int:
+        """Tokens that are held at most."""
+        return self.tokens + self.block_size - 1
+
+    def pieces(self, ids: Sequence[int], held: int) -> list[Sequence[int]]:
+        """Ids that follow `held` tokens, as they are read: at once where nothing has to leave."""
+        if held + len(ids) <= self.most:
+            return [ids]
+        return [ids[at : at + self.step] for at in range(0, len(ids), self.step)]
+
+    def surplus(self, held: int, coming: int) -> int:
+        """How many of the `held` tokens leave before so many come: those of whole blocks."""
+        over = max(0, held + coming - self.most)
+        return min(-(-over // self.block_size), held // self.block_size) * self.block_size
 
 
 @dataclass
@@ -80,6 +105,49 @@ class CompactAttention:
         layer.k = torch.cat((layer.k[:, :, first], turned), 2)
         layer.v = torch.cat((layer.v[:, :, first], v.to(dtype)[None], layer.v[:, :, local]), 2)
         layer.remembered, layer.length = k.shape[1], layer.k.shape[2]
+
+    @property
+    def local(self) -> int:
+        """Tokens of local text."""
+        for layer in self._layers.values():
+            return layer.length - layer.remembered - self._first
+        return 0
+
+    def let_go(self, tokens: int) -> dict[int, KeysValues]:
+        """Take the oldest tokens of the local text away, in every layer; those behind them move up.
+        Returns what they were, by layer.
+        """
+        return {
+            index: self._let_go(index, layer, tokens)
+            for index, layer in (self._layers.items() if tokens else ())
+        }
+
+    def _let_go(self, layer_idx: int, layer: _Layer, tokens: int) -> KeysValues:
+        start = self._first + layer.remembered
+        left = layer.length - start - tokens
+        plain, values = layer.plain[:, :, : left + tokens], layer.v[:, :, start : layer.length]
+        gone = plain[0, :, :tokens], values[0, :, :tokens]
+        layer.plain = plain[:, :, tokens:].clone()
+        positions = torch.arange(start, start + left, device=plain.device)
+        kept = self.reader.rotate(layer_idx, layer.plain, positions)
+        layer.k = torch.cat((layer.k[:, :, :start], kept), 2)
+        layer.v = torch.cat((layer.v[:, :, :start], values[:, :, tokens:]), 2)
+        layer.length -= tokens
+        return gone
+
+    def fork(self) -> "CompactAttention":
+        """Another one that attends to the same, until it is given more."""
+        other = replace(self, _layers={})
+        for index, layer in self._layers.items():
+            local = layer.length - layer.remembered - self._first
+            # without room: what is appended goes into tensors of its own
+            other._layers[index] = replace(
+                layer,
+                k=layer.k[:, :, : layer.length],
+                v=layer.v[:, :, : layer.length],
+                plain=layer.plain[:, :, :local],
+            )
+        return other
 
     @property
     def _first(self) -> int:

@@ -14,6 +14,7 @@ from memstore.errors import BudgetExceeded, InvalidConfig
 from memstore.model.attention import MemoryAttention
 from memstore.model.chunk import FinishedBlocks
 from memstore.model.generate import generate
+from memstore.model.own_blocks import OwnBlocks
 from memstore.model.predict import Lookahead
 from memstore.model.reader import Foreseeing, LandmarkReader
 from memstore.model.session_blocks import SessionBlocks
@@ -199,24 +200,22 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
         read_all_rows: bool = False,
     ) -> None:
         """documents: attached ones, as (id, blocks). Otherwise as Session."""
-        self._scratch = store.scratch()
-        blocks = SessionBlocks(documents, own_document=self._scratch.document)
         per_block = reader.shape.num_layers * reader.shape.num_kv_heads
         least = settings.chunk_blocks + settings.top_k
-        self._most = max(least, store.own_capacity // (2 * per_block))
+        self._own = OwnBlocks(store, documents, per_block, least)
         try:
             super().__init__(
                 reader,
                 settings,
                 store,
-                blocks,
+                self._own.blocks,
                 self._take,
                 retrieve=retrieve,
                 on_read=on_read,
                 read_all_rows=read_all_rows,
             )
         except BaseException:
-            self._scratch.close()
+            self._own.close()
             raise
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
@@ -231,19 +230,16 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
         return self.feed(ids[-1:])[-1]
 
     def _take(self, blocks: FinishedBlocks) -> None:
-        count = len(blocks[0][0])
-        surplus = self.blocks.own + count - self._most
-        if surplus > 0:
-            self.blocks.own_first += surplus
-            self._scratch.trim(self.blocks.own_first)
+        count, scratch = len(blocks[0][0]), self._own.scratch
+        self._own.make_room(count)
         for layer, (k, v, landmarks) in blocks.items():
-            self._scratch.add(layer, k, v, landmarks)
+            scratch.add(layer, k, v, landmarks)
         only_recent = [layer for layer in blocks if layer not in self.reader.shape.memory_layers]
-        self._scratch.trim(self.blocks.own_end + count - self.settings.top_k, only_recent)
+        scratch.trim(self.blocks.own_end + count - self.settings.top_k, only_recent)
 
     def close(self) -> None:
         """Let the session's own blocks go; the documents stay."""
-        self._scratch.close()
+        self._own.close()
 
     def __enter__(self) -> Self:
         return self

@@ -29,6 +29,10 @@ class LookupSettings:
     # of a reader that chooses once for a question: tokens before and behind a chosen block that are
     # read with it where the question was found near its end: what is said may go on beyond it
     margin: int = 0
+    # and of its sessions: blocks of local text held whole, the older ones being chosen like those
+    # of documents; and after how many generated tokens blocks are chosen anew (None = once a turn)
+    local_blocks: int = 16
+    choose_every: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= 1024:
@@ -45,6 +49,10 @@ class LookupSettings:
             raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {self.cmt_cutoff}")
         if not 0 <= self.margin <= 64:
             raise InvalidInput(f"margin must lie in 0..64, is {self.margin}")
+        if not 1 <= self.local_blocks <= 1 << 20:
+            raise InvalidInput(f"local_blocks must lie in 1..{1 << 20}, is {self.local_blocks}")
+        if self.choose_every is not None and self.choose_every < 0:
+            raise InvalidInput(f"choose_every must be at least 0, is {self.choose_every}")
         if not 1 <= self.chunk_blocks <= 256:
             raise InvalidInput(f"chunk_blocks must lie in 1..256, is {self.chunk_blocks}")
 

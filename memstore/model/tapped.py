@@ -1,8 +1,10 @@
 """What a walk through a reader's first layers shows to a selector."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -47,4 +49,18 @@ class Tapped:
             {layer: states[at] for layer, states in self.states.items()},
             {layer: q[:, at] for layer, q in self.q.items()},
             {layer: k[:, at] for layer, k in self.k.items()},
+        )
+
+    @classmethod
+    def joined(cls, parts: "Iterable[Tapped]") -> "Tapped":
+        """What tokens show that follow one another."""
+        shown = [part for part in parts if part.ids]
+        if len(shown) < 2:
+            return shown[0] if shown else cls([])
+        first = shown[0]
+        return cls(
+            [token for part in shown for token in part.ids],
+            {layer: torch.cat([part.states[layer] for part in shown]) for layer in first.states},
+            {layer: torch.cat([part.q[layer] for part in shown], 1) for layer in first.q},
+            {layer: torch.cat([part.k[layer] for part in shown], 1) for layer in first.k},
         )

@@ -114,7 +114,8 @@ class Lookups(OpenMemory):
         from memstore.store.scratch import ScratchDocument
 
         retrieval = self._retrieve()
-        return ScratchDocument(retrieval.next_scratch(), retrieval.tiers, retrieval.index)
+        number = retrieval.next_scratch()
+        return ScratchDocument(number, retrieval.tiers, retrieval.index, retrieval.selected)
 
     def add_landmarks(self, document: int, layer: int, keys: "Tensor") -> None:
         """Make the next blocks of a document of `in_memory`'s source known in a layer; best all of
@@ -149,11 +150,7 @@ class Lookups(OpenMemory):
                 "what a selector finds by is added to documents above 0 of a memory without a "
                 "directory"
             )
-        from memstore.store.selector_runs import FoundBy
-
-        blocks = -(-tokens // self.signature.block_size)
-        form = selected.table.form
-        selected.add(document, FoundBy.of(landmarks, words, form, tokens, blocks))
+        selected.add(document, selected.check(tokens, landmarks=landmarks, words=words))
 
     @property
     def tiers(self) -> "Cascade":

@@ -7,7 +7,10 @@ from typing import Self
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.disk.block_words import Words
+from memstore.errors import InvalidInput
 from memstore.index import LandmarkIndex
+from memstore.store.selected import Selected
 from memstore.tiers.cascade import Cascade
 
 
@@ -18,10 +21,12 @@ class ScratchDocument:
     document: the negative number under which they are leased and searched.
     """
 
-    def __init__(self, number: int, tiers: Cascade, index: LandmarkIndex) -> None:
+    def __init__(
+        self, number: int, tiers: Cascade, index: LandmarkIndex, selected: Selected | None
+    ) -> None:
         """Use MemoryStore.scratch."""
         self.document = number
-        self._tiers, self._index = tiers, index
+        self._tiers, self._index, self._selected = tiers, index, selected
         # layer -> units of each block held, oldest first
         self._units: dict[int, list[list[BlockKey]]] = {}
         self._ends: dict[int, int] = {}
@@ -44,13 +49,33 @@ class ScratchDocument:
         self._ends[layer] = first + n
         return first
 
+    def add_selected(
+        self,
+        first_block: int,
+        tokens: int,
+        *,
+        landmarks: Tensor | None = None,
+        words: Sequence[Words] | None = None,
+    ) -> None:
+        """Have the next blocks, first_block .. of so many tokens, be found by the memory's
+        selector; landmarks, words: as DocumentWriter.add_chunk takes them. Raises InvalidInput.
+        """
+        if self._selected is None:
+            raise InvalidInput("this memory has no selector; give landmark keys with the blocks")
+        found_by = self._selected.check(tokens, landmarks=landmarks, words=words)
+        self._selected.add(self.document, found_by, first_block)
+
     def blocks(self, layer: int) -> tuple[int, int]:
         """The blocks [first, end) that are held in a layer."""
         end = self._ends.get(layer, 0)
         return end - len(self._units.get(layer, [])), end
 
     def trim(self, first_block: int, layers: Sequence[int] | None = None) -> None:
-        """Drop blocks before first_block, in every layer or in some."""
+        """Drop blocks before first_block, in every layer or in some; with every layer also what the
+        selector finds them by.
+        """
+        if layers is None and self._selected is not None:
+            self._selected.trim(self.document, first_block)
         for layer in list(self._units) if layers is None else layers:
             held = self._units.get(layer, [])
             gone = max(0, min(first_block - self.blocks(layer)[0], len(held)))
@@ -64,6 +89,8 @@ class ScratchDocument:
         units, self._units, self._ends = self._units, {}, {}
         self._tiers.drop([unit for blocks in units.values() for block in blocks for unit in block])
         self._index.remove(self.document)
+        if self._selected is not None:
+            self._selected.drop(self.document)
 
     def __enter__(self) -> Self:
         return self

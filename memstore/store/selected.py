@@ -3,11 +3,12 @@ about, read when they are first asked for.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from memstore.disk.block_words import Words
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
@@ -51,14 +52,26 @@ class Selected:
         self._hold("words", scope)
         return self._words.scores(words, scope)
 
-    def add(self, document: int, found_by: FoundBy) -> None:
-        """Make the next blocks of a document known, in a memory without a directory."""
+    def check(
+        self, tokens: int, *, landmarks: Tensor | None, words: Sequence[Words] | None
+    ) -> FoundBy:
+        """What is given of blocks of so many tokens, as it is kept. Raises InvalidInput for what
+        the selector does not keep.
+        """
+        blocks = -(-tokens // self.table.block_size)
+        return FoundBy.of(landmarks, words, self.table.form, tokens, blocks)
+
+    def add(self, document: int, found_by: FoundBy, first_block: int | None = None) -> None:
+        """Make blocks first_block .. of a document known (None: the next ones): of a memory without
+        a directory, or a session's own.
+        """
         with self._lock:
             if found_by.landmarks is not None:
-                landmarks = torch.from_numpy(found_by.landmarks)
-                self._tokens.add(document, self._tokens.span(document)[1], landmarks)
+                first = self._tokens.span(document)[1] if first_block is None else first_block
+                self._tokens.add(document, first, torch.from_numpy(found_by.landmarks))
             if found_by.words is not None:
-                self._words.add(document, self._words.span(document)[1], found_by.words)
+                first = self._words.span(document)[1] if first_block is None else first_block
+                self._words.add(document, first, found_by.words)
 
     def follow(self, txn: Transaction) -> None:
         """Notice whether the memory has another selector by now. Raises CorruptMemory."""
@@ -85,6 +98,12 @@ class Selected:
             self._tokens.truncate(document, blocks)
             self._words.truncate(document, blocks)
 
+    def trim(self, document: int, first_block: int) -> None:
+        """Hold nothing of a document's blocks before number `first_block`."""
+        with self._lock:
+            self._tokens.trim(document, first_block)
+            self._words.trim(document, first_block)
+
     @property
     def bytes(self) -> int:
         """Memory held for landmarks and words."""
@@ -102,7 +121,8 @@ class Selected:
         if catalog is None:
             return
         with self._lock:
-            missing = {document for document, _, _ in scope} - self._held[kind]
+            # a session's own blocks are held already
+            missing = {document for document, _, _ in scope if document > 0} - self._held[kind]
             if not missing:
                 return
             with catalog.database.read() as txn:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from memstore.model.choosing_session import tapping
 from memstore.model.compact import CompactAttention, read_beginning
 from memstore.model.reader import ChoosingReader
 from memstore.model.selector_file import MadeFor
+from memstore.model.tap import tapping
 from memstore.model.tapped import Tapped, Taps
 from memstore.training.adapt import Subject
 
