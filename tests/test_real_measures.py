@@ -52,7 +52,7 @@ def memory(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def continuation(memory: Memory, **changed: Any) -> Continuation:
-    options = {"window": WINDOW, "rows": 32, "top_k": 2, "neighbours": 0, "score_range": 1e9}
+    options = {"window": WINDOW, "rows": 32, "top_k": 2, "score_range": 1e9}
     return Continuation(memory, argparse.Namespace(**(options | changed)))
 
 

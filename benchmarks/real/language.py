@@ -2,9 +2,9 @@
 
 Segments of 64 tokens of books that the model has read into its memory. Before each stand a local
 window of --window tokens and, in the memory, the text before that window: --lengths of it may be
-read. Blocks are chosen once for a segment, by the reader's selector, for the last --rows tokens of
-the window; nothing of the segment is known to the choice. Beside it the window alone ("window") and
-a window that is longer by as many tokens as top_k blocks with their neighbours ("longer window").
+read. Whole blocks are chosen once for a segment, by the reader's selector, for the last --rows
+tokens of the window; nothing of the segment is known to the choice. Beside it the window alone
+("window") and a window that is longer by as many tokens as top_k blocks have ("longer window").
 
 Cross entropy in nats a token; differences to the window alone are paired, with 95% intervals over
 segments. The gate is what would say "not in the memory" to a question. A run goes on where it was
@@ -48,11 +48,10 @@ class Continuation:
         self.memory, self.reader, self.store = memory, memory.reader, memory.store
         self.window, self.rows = options.window, options.rows
         self.beginning = read_beginning(self.reader)
-        given = {"top_k": options.top_k, "neighbours": options.neighbours}
-        given["score_range"] = options.score_range
+        given = {"top_k": options.top_k, "score_range": options.score_range, "margin": 0}
         self.settings = {name: value for name, value in given.items() if value is not None}
         lookup = self.reader.lookup.changed(**self.settings)
-        self.top_k, self.around = lookup.top_k, lookup.neighbours
+        self.top_k = lookup.top_k
         self.spread = float("inf") if lookup.score_range is None else lookup.score_range
 
     def measure(self, document: str, start: int, method: str) -> Row:
@@ -65,7 +64,7 @@ class Continuation:
                 "nats": self._windowed(self._ids(document, start - self.window, start), targets)
             }
         if method == "longer window":
-            longer = self.window + self.top_k * (1 + 2 * self.around) * BLOCK
+            longer = self.window + self.top_k * BLOCK
             return {"nats": self._windowed(self._ids(document, start - longer, start), targets)}
         local = self._ids(document, start - self.window, start)
         end = (start - self.window) // BLOCK
@@ -80,7 +79,7 @@ class Continuation:
 
     @torch.no_grad()
     def _windowed(self, local: list[int], targets: list[int]) -> float:
-        context = CompactAttention(self.reader, self.beginning, 0)
+        context = CompactAttention(self.reader, self.beginning)
         ids = torch.tensor([[*local, *targets[:-1]]], device=self.reader.device)
         states = self.reader.hidden(ids, context.attend)[0, -SEGMENT:]
         return float(cross_entropy(self.reader.logits(states), torch.tensor(targets)))
@@ -96,13 +95,10 @@ class Continuation:
         tapped = tap(self.reader, self.beginning, local).part(asking)
         words = self.reader.tokenizer.decode(local[asking.start :])
         scores = self.reader.selector.scores(tapped, words, self.store, [(number, first, end)])
-        found = {
-            block
-            for chosen in choose(scores, self.top_k, self.spread).tolist()
-            for block in range(chosen - self.around, chosen + self.around + 1)
-            if 0 <= block < len(scores)
-        }
-        blocks = [Chosen(number, first + block, float(scores[block])) for block in sorted(found)]
+        blocks = [
+            Chosen(number, first + block, float(scores[block]))
+            for block in choose(scores, self.top_k, self.spread).tolist()
+        ]
         return blocks, confidence(scores)
 
     def _ids(self, document: str, first: int, end: int) -> list[int]:
@@ -125,7 +121,7 @@ def main() -> None:
         with Memory(reader, work / f"memory-{named}", Blocks(offsets, texts)) as memory:
             memory.read_in(texts)
             continuation = Continuation(memory, options)
-            asked = (options.window, options.rows, continuation.top_k, continuation.around)
+            asked = (options.window, options.rows, continuation.top_k)
             named += f"-{'-'.join(map(str, (*asked, continuation.spread)))}"
             results = Results(work / f"{named}-{reader.keeps.digest[:8]}.jsonl")
             methods = ["window", "longer window", *map(str, options.lengths)]
@@ -163,7 +159,6 @@ def read_options() -> argparse.Namespace:
     add(options, "--segments", 8, "of each text")
     add(options, "--every", 1024, "tokens from one segment to the next")
     options.add_argument("--top-k", type=int, help="blocks (default: the reader's)")
-    options.add_argument("--neighbours", type=int, help="of each (default: the reader's)")
     options.add_argument("--score-range", type=float, help="(default: the reader's)")
     given = options.parse_args()
     given.lengths = sorted(tokens_number(text) for text in given.lengths)

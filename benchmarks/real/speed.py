@@ -245,7 +245,7 @@ def measure(
 
 def exactly(k: int) -> dict[str, Any]:
     """Settings by which the best k blocks are read."""
-    return {"top_k": k, "score_range": 1e9, "neighbours": 0}
+    return {"top_k": k, "score_range": 1e9, "margin": 0}
 
 
 def choice_of(memory: Memory, hay: Hay, tokens: int) -> Callable[[], Any]:
