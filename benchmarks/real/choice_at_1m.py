@@ -100,7 +100,9 @@ class Chosen:
         selector = self.reader.selector
         if not selector.form.heads:
             return None
-        file = self.work / f"landmarks-{self.name}-{selector.form.digest[:8]}-{name}.pt"
+        walks = f"{self.reader.lookup.chunk_blocks}-{self.reader.window_blocks}"
+        kept_by = f"{self.name}-{selector.form.digest[:8]}-{walks}"
+        file = self.work / f"landmarks-{kept_by}-{name}.pt"
         if not file.exists():
             ids = self.reader.tokenizer.encode(self.blocks.documents[name])
             seconds, landmarks = timed(lambda: torch.cat(list(self._read(ids))))
@@ -166,7 +168,8 @@ def main() -> None:
         by = name
         if name == "memory":
             form = reader.selector.form
-            by = f"{options.dtype}-{form.name}-{form.digest[:8]}"
+            walks = f"{reader.lookup.chunk_blocks}-{reader.window_blocks}"
+            by = f"{options.dtype}-{form.name}-{form.digest[:8]}-{walks}"
         results, scopes = Results(work / f"{named}-{by}.jsonl"), set[tuple[str, ...]]()
         for question in asked:
             if (question.name, name) not in results:

@@ -117,7 +117,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         reader = load_reader(options.model, dtype=DTYPES[options.dtype])
-        named = f"language-{options.seed}-{tokens}-{options.dtype}"
+        walks = f"{reader.lookup.chunk_blocks}-{reader.window_blocks}"
+        named = f"language-{options.seed}-{tokens}-{options.dtype}-{walks}"
         with Memory(reader, work / f"memory-{named}", Blocks(offsets, texts)) as memory:
             memory.read_in(texts)
             continuation = Continuation(memory, options)

@@ -153,7 +153,8 @@ def main() -> None:
         )
         blocks.documents["book"] = hay.prose(options.length)
         reader = load_reader(options.model, dtype=DTYPES[options.dtype])
-        directory = work / f"speed-{options.dtype}-{options.length}-{options.seed}"
+        walks = f"{reader.lookup.chunk_blocks}-{reader.window_blocks}"
+        directory = work / f"speed-{options.dtype}-{options.length}-{options.seed}-{walks}"
         with Memory(reader, directory, blocks) as memory:
             memory.read_in(["book"])
             found = measure(memory, prompted, hay, options)
