@@ -32,7 +32,7 @@ from benchmarks.real.hay import Hay
 from benchmarks.real.methods import standing
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.prompting import DTYPES, counting
-from benchmarks.real.questions import build
+from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds, refusals
 from benchmarks.real.results import Results, Row
 from benchmarks.real.rivals import Chooser, Sentences, Words, minilm
@@ -100,7 +100,9 @@ class Chosen:
         selector = self.reader.selector
         if not selector.form.heads:
             return None
-        file = self.work / f"landmarks-{self.name}-{selector.form.digest[:8]}-{name}.pt"
+        walks = f"{self.reader.lookup.chunk_blocks}-{self.reader.window_blocks}"
+        kept_by = f"{self.name}-{selector.form.digest[:8]}-{walks}"
+        file = self.work / f"landmarks-{kept_by}-{name}.pt"
         if not file.exists():
             ids = self.reader.tokenizer.encode(self.blocks.documents[name])
             seconds, landmarks = timed(lambda: torch.cat(list(self._read(ids))))
@@ -156,18 +158,27 @@ def main() -> None:
     if "minilm" in options.rivals:
         choosers["minilm"] = Sentences(blocks, minilm(work))
     rows: list[Row] = []
+    asked = [
+        question
+        for task in options.tasks
+        for question in [q for q in plan.questions if q.task == task][: options.asked]
+    ]
     named = f"choice-{options.seed}-{options.documents}-{options.questions}"
     for name, chooser in choosers.items():
         by = name
         if name == "memory":
             form = reader.selector.form
-            by = f"{options.dtype}-{form.name}-{form.digest[:8]}"
-        results = Results(work / f"{named}-{by}.jsonl")
-        for question in plan.questions:
+            walks = f"{reader.lookup.chunk_blocks}-{reader.window_blocks}"
+            by = f"{options.dtype}-{form.name}-{form.digest[:8]}-{walks}"
+        results, scopes = Results(work / f"{named}-{by}.jsonl"), set[tuple[str, ...]]()
+        for question in asked:
             if (question.name, name) not in results:
+                if question.documents not in scopes:
+                    chooser.scores(question)  # documents are read and indexed
+                    scopes.add(question.documents)
                 length = options.documents * DOCUMENT
                 results.add(ask(question, name, chooser, blocks) | {"length": length})
-        rows += results
+        rows += [row for row in results if row["question"] in {each.name for each in asked}]
     for by in ("near", "rank"):
         print("\n" + finds(rows, by))
     print("\n" + refusals(rows))
@@ -179,6 +190,9 @@ def read_options() -> argparse.Namespace:
     options = parser(__doc__, lengths=["128K"])
     add(options, "--documents", 8, "of 128K tokens each")
     add(options, "--questions", 100, "of each task")
+    tasks = [task for task in TASKS if task != "natural"]
+    add(options, "--tasks", tasks, "that are asked now", choices=tasks)
+    add(options, "--asked", 100, "of each of them at most")
     add(options, "--rivals", ["bm25", "minilm"], choices=["bm25", "minilm"], nargs="*")
     given = read(options)
     if given.work is None:
@@ -205,7 +219,6 @@ def planned(options: argparse.Namespace, work: Path) -> Plan:
 
 def ask(question: Question, name: str, chooser: Chooser, blocks: Blocks) -> Row:
     """Where the right block stands for a chooser, and how long that took."""
-    chooser.scores(question)  # documents are read and indexed
     seconds, scores = timed(lambda: chooser.scores(question))
     place = standing(scores, blocks.scope(question.documents), blocks, question)
     if name == "memory":

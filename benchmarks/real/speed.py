@@ -1,0 +1,320 @@
+"""How soon does a real model answer from what it has read before, and how fast does it go on?
+
+A document of --length tokens of a book is in a memory; the model is loaded and has answered before.
+To the first token of an answer, everything timed from the question as a string on:
+
+- from the memory, with its page cache warm; from a new process, which opens the memory with the
+  model loaded (page cache dropped before);
+- BM25 over the same blocks (bm25s, indexed before), the best --top-k as text in the prompt;
+- the whole document in the prompt, read in chunks of 512 by the stock model, --full times.
+
+Decoding: one token after the other from the memory, by the same reader without a memory, by the
+stock model without one. Scoring: the reader's selector over --index-tokens (random landmarks, words
+of books), as a part of the time to the first token. Taken in turns; medians, of the clock and of
+this process's own time on the processor, which others do not disturb; the model computes in --dtype
+everywhere.
+
+    python -m benchmarks.real.speed --text books-test.jsonl.zst --model smollm2/ --work real/
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch.nn.functional import normalize
+
+from benchmarks.common.memories import drop_cache
+from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.results import write_part
+from benchmarks.common.tables import spread, table, tokens_number, tokens_text
+from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
+from benchmarks.real.blocks import Blocks
+from benchmarks.real.choice_at_1m import Found
+from benchmarks.real.hay import Hay
+from benchmarks.real.memory import Memory
+from benchmarks.real.methods import best_first
+from benchmarks.real.plan import Question
+from benchmarks.real.prompting import DTYPES, Prompted
+from benchmarks.real.rivals import Words
+from memstore import MemoryStore
+from memstore.disk.block_words import BlockWords
+from memstore.hf.load import load_reader
+from memstore.index.late import INT8_STEPS
+from memstore.model.choosing_session import ChoosingSession, tap
+from memstore.model.compact import read_beginning
+from memstore.training.corpus import read_documents
+
+CHUNK = 512  # tokens that the stock model reads at once
+QUESTION = "What is the name of the old man who lives in the house near the river?"
+
+
+class Stock:
+    """The model by itself, with its own cache."""
+
+    def __init__(self, prompted: Prompted) -> None:
+        self.prompted, self.model = prompted, prompted.model
+
+    @torch.no_grad()
+    def read(self, ids: list[int]) -> tuple[Any, int]:
+        """A cache of a prompt, and the first token of the answer."""
+        from transformers import DynamicCache
+
+        cache, logits = DynamicCache(config=self.model.config), None
+        for at in range(0, len(ids), CHUNK):
+            given = torch.tensor([ids[at : at + CHUNK]])
+            logits = self.model(given, past_key_values=cache, logits_to_keep=1).logits
+        assert logits is not None
+        return cache, int(logits[0, -1].argmax())
+
+    @torch.no_grad()
+    def decode(self, ids: list[int], tokens: int) -> float:
+        """Tokens a second of the processor, after a prompt."""
+        cache, token = self.read(ids)
+        began = time.process_time()
+        for _ in range(tokens):
+            given = torch.tensor([[token]])
+            token = int(self.model(given, past_key_values=cache).logits[0, -1].argmax())
+        return tokens / (time.process_time() - began)
+
+
+class Asked:
+    """A memory that is asked."""
+
+    def __init__(self, memory: Memory, document: str, settings: dict[str, Any]) -> None:
+        self.reader, self.store = memory.reader, memory.store
+        self.document, self.settings = document, settings
+
+    def session(self, retrieve: bool = True) -> ChoosingSession:
+        session: ChoosingSession = self.reader.session(
+            self.store, [self.document], retrieve=retrieve, **self.settings
+        )
+        return session
+
+    def first_token(self) -> int:
+        """The first token of an answer."""
+        with self.session() as session:
+            state = session.ask(QUESTION, lambda: None)
+            return int(session.logits(state[None]).argmax())
+
+    def decode(self, tokens: int, retrieve: bool) -> float:
+        """Tokens a second of the processor, after the question."""
+        with self.session(retrieve) as session:
+            state = session.ask(QUESTION, lambda: None)
+            token = int(session.logits(state[None]).argmax())
+            began = time.process_time()
+            for _ in range(tokens):
+                token = int(session.logits(session.feed([token])[-1:]).argmax())
+            return tokens / (time.process_time() - began)
+
+    def parts(self) -> dict[str, Callable[[], Any]]:
+        """What a question to the first token is made of, each to be done by itself."""
+        reader, store = self.reader, self.store
+        ids, words = reader.turn_ids(QUESTION, first=True)
+        beginning = read_beginning(reader)
+        tapped = tap(reader, beginning, ids).part(words)
+        number = store.document(self.document)
+        scope = [(number.id, 0, number.blocks)]
+        reading = self.session()
+        chosen = reading.choose(QUESTION, ids, words)
+
+        def walk() -> None:
+            with self.session(retrieve=False) as session:
+                session.read(chosen)
+                session.feed(ids)
+
+        def only_read() -> None:
+            with self.session(retrieve=False) as session:
+                session.read(chosen)
+
+        return {
+            "a session": lambda: self.session().close(),
+            "the question to the tap": lambda: tap(reader, beginning, ids),
+            "scores": lambda: reader.selector.scores(tapped, QUESTION, store, scope),
+            f"a session that reads {len(chosen)} blocks": only_read,
+            "the same, and the question through all layers": walk,
+        }
+
+
+def main() -> None:
+    options = read_options()
+    prepare(options.threads)
+    with tempfile.TemporaryDirectory() as temporary:
+        work = options.work or Path(temporary)
+        prompted = Prompted(options.model, options.dtype)
+        blocks = Blocks(lambda text: offsets(prompted, text), {})
+        hay = Hay(
+            blocks.offsets, list(read_documents(options.text)), Random(f"speed {options.seed}")
+        )
+        blocks.documents["book"] = hay.prose(options.length)
+        reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+        walks = f"{reader.lookup.chunk_blocks}-{reader.window_blocks}"
+        directory = work / f"speed-{options.dtype}-{options.length}-{options.seed}-{walks}"
+        with Memory(reader, directory, blocks) as memory:
+            memory.read_in(["book"])
+            found = measure(memory, prompted, hay, options)
+        fresh = [
+            in_fresh_process(opened, options, directory) for _ in range(min(3, options.repeats))
+        ]
+    found["first"]["a new process, from opening the memory"] = fresh
+    report(found, options)
+    write_part(options, f"speed-{options.dtype}", found)
+
+
+def read_options() -> argparse.Namespace:
+    options = plain_parser(__doc__)
+    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
+    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
+    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    options.add_argument("--work", type=Path, help="keep the memory here")
+    add(options, "--length", "32K", "tokens of the document", type=tokens_number)
+    add(options, "--top-k", 8, "blocks that are read, by the memory and by BM25's prompt")
+    add(options, "--full", 1, "times that the whole document is read in the prompt, 0 or more")
+    add(options, "--tokens", 100, "decoded at a time")
+    add(options, "--index-tokens", "1M", type=tokens_number)
+    add(options, "--repeats", 9)
+    return options.parse_args()
+
+
+def offsets(prompted: Prompted, text: str) -> list[tuple[int, int]]:
+    """The characters of each token."""
+    found = prompted.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    spans: list[tuple[int, int]] = found.offset_mapping
+    return spans
+
+
+def measure(
+    memory: Memory, prompted: Prompted, hay: Hay, options: argparse.Namespace
+) -> dict[str, Any]:
+    asked = Asked(memory, "book", exactly(options.top_k))
+    as_shipped = Asked(memory, "book", {})
+    stock, words = Stock(prompted), Words(memory.blocks)
+    question = Question("", "", options.length, ("book",), QUESTION, "", (), "all")
+    scope = memory.blocks.scope(["book"])
+
+    def by_words() -> int:
+        scores = words.scores(question)
+        best = sorted(best_first(scores)[: options.top_k].tolist())
+        texts = memory.blocks.texts([scope[at] for at in best])
+        return stock.read(prompted.ids(prompted.prompt(question, texts)))[1]
+
+    def whole() -> int:
+        prompt = prompted.prompt(question, [memory.blocks.documents["book"]])
+        return stock.read(prompted.ids(prompt))[1]
+
+    busy: dict[str, list[float]] = {}
+
+    def seconds(name: str, work: Callable[[], Any]) -> Callable[[int], float]:
+        def once(_: int) -> float:
+            began = time.process_time()
+            taken, _ = timed(work)
+            busy.setdefault(name, []).append(time.process_time() - began)
+            return taken
+
+        return once
+
+    scoring = choice_of(memory, hay, options.index_tokens)
+    first = {
+        "memory": asked.first_token,
+        "memory, as it ships": as_shipped.first_token,
+        "BM25 and its blocks as text": by_words,
+        "scores": scoring,
+        **asked.parts(),
+    }
+    alone = prompted.ids(prompted.prompt(question, []))
+    decoding: dict[str, Callable[[int], float]] = {
+        "memory": lambda _: asked.decode(options.tokens, True),
+        "the reader without memory": lambda _: asked.decode(options.tokens, False),
+        "the stock model": lambda _: stock.decode(alone, options.tokens),
+    }
+    for work in first.values():
+        work()
+    taken = interleaved(
+        {name: seconds(name, work) for name, work in first.items()}, options.repeats
+    )
+    decoded = interleaved(decoding, options.repeats)
+    full = "the whole document in the prompt"
+    if options.full:
+        taken[full] = [seconds(full, whole)(repeat) for repeat in range(options.full)]
+    return {"first": taken, "busy": busy, "decoding": decoded}
+
+
+def exactly(k: int) -> dict[str, Any]:
+    """Settings by which the best k blocks are read."""
+    return {"top_k": k, "score_range": 1e9, "margin": 0}
+
+
+def choice_of(memory: Memory, hay: Hay, tokens: int) -> Callable[[], Any]:
+    """Scores all blocks of `tokens` tokens: landmarks by chance, words of books."""
+    reader, form = memory.reader, memory.reader.keeps
+    found, step = Found(form), min(tokens, 128 * 1024)
+    generator = torch.Generator().manual_seed(0)
+    counts = []
+    for number in range(-(-tokens // step)):
+        blocks = Blocks(hay.offsets, {"": hay.prose(step)})
+        texts = [blocks.text(block) for block in blocks.scope([""])]
+        counts.append(len(texts))
+        if form.heads:
+            size = (len(texts) * blocks.size, form.heads, form.width)
+            units = normalize(torch.randn(size, generator=generator), dim=-1)
+            kept = found.tokens.dtype
+            landmarks = (units * INT8_STEPS).round() if kept == torch.int8 else units
+            found.tokens.add(number, 0, landmarks.to(kept))
+        if (words := reader.selector.words(texts)) is not None:
+            found.words.add(number, 0, BlockWords.of(words))
+    scope = [(number, 0, count) for number, count in enumerate(counts)]
+    ids, words = reader.turn_ids(QUESTION, first=True)
+    tapped = tap(reader, read_beginning(reader), ids).part(words)
+    return lambda: reader.selector.scores(tapped, QUESTION, found, scope)
+
+
+def opened(options: argparse.Namespace, directory: Path) -> float:
+    """Seconds from opening the memory to the first token of an answer, of a process that has done
+    nothing but loading the model; the memory's pages are not in the page cache.
+    """
+    prepare(options.threads)
+    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    drop_cache(directory)
+    began = time.perf_counter()
+    with (
+        MemoryStore.open(directory, reader.signature, read_only=True) as store,
+        reader.session(store, ["book"], **exactly(options.top_k)) as session,
+    ):
+        state = session.ask(QUESTION, lambda: None)
+        int(session.logits(state[None]).argmax())
+        return time.perf_counter() - began
+
+
+def report(found: dict[str, Any], options: argparse.Namespace) -> None:
+    first, busy, decoding = found["first"], found["busy"], found["decoding"]
+    memory = first["memory"]
+    lines = []
+    for name, seconds in first.items():
+        line = [name]
+        for taken, base in ((seconds, memory), (busy.get(name), busy["memory"])):
+            if taken is None:
+                line += ["", ""]
+                continue
+            median = statistics.median(taken)
+            line += [f"{1000 * median:.0f}", f"{median / statistics.median(base):.2f}"]
+        lines.append(line)
+    print(f"to the first token, {tokens_text(options.length)} tokens, {options.dtype}\n")
+    print(table(["what", "ms", "of the memory's", "ms of a core", "of the memory's"], lines))
+    for kind, taken in (("time", first), ("core", busy)):
+        rag = paired_ratio(taken["memory"], taken["BM25 and its blocks as text"])
+        print(f"\nthe memory's against BM25's prompt in the same repeat, {kind}: {spread(rag)}")
+    print()
+    lines = [
+        [name, f"{statistics.median(rates):.1f}", spread(paired_ratio(decoding["memory"], rates))]
+        for name, rates in decoding.items()
+    ]
+    print(table(["decoding", "tokens a second of a core", "the memory's of these"], lines))
+
+
+if __name__ == "__main__":
+    main()

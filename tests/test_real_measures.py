@@ -1,0 +1,122 @@
+"""How real models are measured: going on with a book and the time to an answer compute what the
+stock model does, and the choice sees nothing that comes later.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_decoder import decoder, tokenizer
+from torch.nn.functional import cross_entropy
+
+pytest.importorskip("transformers")
+pytest.importorskip("bm25s")
+
+from benchmarks.real import speed
+from benchmarks.real.blocks import Blocks
+from benchmarks.real.language import SEGMENT, Continuation, differences, passed
+from benchmarks.real.memory import Memory
+from benchmarks.real.prompting import Prompted, counting
+from memstore.hf.load import load_reader
+
+STORY = [
+    "the code of the fox is 7 . the grass is green and the sky is blue . ",
+    "an owl sat on the old oak and saw the moon rise over the mill . ",
+    "nobody knew who had left the gate open that night . ",
+]
+WINDOW, START = 128, 512
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    decoder("llama").save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def memory(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Two texts that are the same but for what follows token START."""
+    texts = {"a": "".join(STORY[n % 3] for n in range(40))}
+    offsets = counting(directory)
+    until = offsets(texts["a"])[START][0]
+    texts["b"] = texts["a"][:until] + "the fox is 7 7 7 " * 60
+    reader = load_reader(directory, dtype=torch.float32)
+    place = tmp_path_factory.mktemp("m") / "memory"
+    with Memory(reader, place, Blocks(offsets, texts)) as memory:
+        memory.read_in(texts)
+        yield memory
+
+
+def continuation(memory: Memory, **changed: Any) -> Continuation:
+    options = {"window": WINDOW, "rows": 32, "top_k": 2, "score_range": 1e9}
+    return Continuation(memory, argparse.Namespace(**(options | changed)))
+
+
+def test_a_window_alone_is_what_the_stock_model_says(memory: Memory) -> None:
+    reader, store = memory.reader, memory.store
+    with torch.no_grad():
+        for method, before in (("window", WINDOW), ("longer window", WINDOW + 2 * 64)):
+            number = store.document("a").id
+            ids = store.tokens(number, START - before, START + SEGMENT).ids.tolist()
+            whole = torch.tensor([[*reader.prefix_ids, *ids]])
+            logits = reader.model(whole).logits[0, -SEGMENT - 1 : -1]
+            expected = cross_entropy(logits, whole[0, -SEGMENT:])
+            found = continuation(memory).measure("a", START, method)
+            assert found["nats"] == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_all_that_stands_before_the_window_read_is_the_longer_window(memory: Memory) -> None:
+    """The blocks there were read over the same text, which a text's beginning is."""
+    first = WINDOW + 2 * 64
+    read = continuation(memory).measure("a", first, "128")
+    assert read["blocks"] == 2
+    longer = continuation(memory).measure("a", first, "longer window")
+    assert read["nats"] == pytest.approx(longer["nats"], abs=5e-3)
+    alone = continuation(memory).measure("a", first, "window")
+    assert abs(alone["nats"] - longer["nats"]) > 5e-2
+
+
+def test_the_choice_knows_nothing_of_what_is_to_come(memory: Memory) -> None:
+    a, b = (continuation(memory).measure(name, START, "256") for name in "ab")
+    assert (a["best"], a["blocks"]) == (b["best"], b["blocks"])
+    assert a["nats"] != b["nats"]
+    assert continuation(memory, rows=8).measure("a", START, "256")["best"] != a["best"]
+
+
+def test_tables_of_continuing_tell_differences_to_the_window() -> None:
+    rows = [
+        {"question": str(n), "method": method, "nats": at + n, "best": float(n), "blocks": 3}
+        for method, at in (("window", 3.0), ("1024", 2.5))
+        for n in range(4)
+    ]
+    told = differences(rows, ["window", "1024"])
+    assert "memory of 1K" in told and "-0.5000 (-0.5000 to -0.5000)" in told and "100%" in told
+    assert "| 50% " in passed(rows, [1024], 2.0) and "-0.2500" in passed(rows, [1024], 2.0)
+
+
+def test_the_stock_model_reads_a_prompt_in_chunks_as_at_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompted = Prompted(directory)
+    ids = prompted.ids("".join(STORY) * 3)
+    monkeypatch.setattr(speed, "CHUNK", 17)
+    cache, token = speed.Stock(prompted).read(ids)
+    with torch.no_grad():
+        assert token == int(prompted.model(torch.tensor([ids])).logits[0, -1].argmax())
+    assert cache.get_seq_length() == len(ids)
+
+
+def test_the_first_token_that_is_timed_is_that_of_the_answer(memory: Memory) -> None:
+    asked = speed.Asked(memory, "a", speed.exactly(2))
+    answer = memory.reader.ask(
+        speed.QUESTION, memory.store, documents=["a"], max_new_tokens=1, **speed.exactly(2)
+    )
+    first = asked.first_token()
+    ended = memory.reader.ends_turn(first)
+    assert answer.text == ("" if ended else memory.reader.tokenizer.decode([first]).strip())
+    for part in asked.parts().values():
+        part()
