@@ -30,9 +30,9 @@ from benchmarks.real.plan import Plan
 from benchmarks.real.prompting import DTYPES
 from memstore.hf.load import load_reader
 from memstore.index.late import INT8_STEPS, TokenIndex
-from memstore.model.choosing_session import tap
 from memstore.model.compact import read_beginning
 from memstore.model.selector_sum import Sum
+from memstore.model.tap import tap
 
 BLOCK, TRAINED = 64, 40  # tokens; of them for each list
 

@@ -33,9 +33,10 @@ from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
-from memstore.model.choosing_session import Chosen, tap
+from memstore.model.choosing_session import Chosen
 from memstore.model.compact import CompactAttention, read_beginning
 from memstore.model.selectors import choose, confidence
+from memstore.model.tap import tap
 from memstore.training.corpus import read_documents
 
 SEGMENT, BLOCK = 64, 64  # tokens

@@ -46,8 +46,9 @@ from memstore import MemoryStore
 from memstore.disk.block_words import BlockWords
 from memstore.hf.load import load_reader
 from memstore.index.late import INT8_STEPS
-from memstore.model.choosing_session import ChoosingSession, tap
+from memstore.model.choosing_session import ChoosingSession
 from memstore.model.compact import read_beginning
+from memstore.model.tap import tap
 from memstore.training.corpus import read_documents
 
 CHUNK = 512  # tokens that the stock model reads at once
