@@ -43,7 +43,9 @@ def adapt(
     as_json: Json = False,
 ) -> None:
     """Find out how a Hugging Face model should choose the blocks that a question reads."""
+    from memstore.errors import InvalidInput
     from memstore.hf.load import load_reader
+    from memstore.hf.reader import HuggingFaceReader
     from memstore.hf.selectors import made_here
     from memstore.hf.weights import cache_directory
     from memstore.model.selector_file import save_selector
@@ -54,6 +56,10 @@ def adapt(
 
     texts = list(read_documents(text))
     reader = load_reader(model)
+    if not isinstance(reader, HuggingFaceReader):
+        raise InvalidInput(
+            f"{model} is trained with landmarks and looks blocks up by itself; it needs no selector"
+        )
     subject = subject_of(reader, reader.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
     options = AdaptOptions(
