@@ -89,8 +89,13 @@ def test_before_the_first_landmark_the_training_forward_is_the_stock_model(kind:
     torch.testing.assert_close(ours, stock, rtol=0, atol=2e-4 * float(stock.abs().max()))
 
 
-@pytest.mark.parametrize("cmt", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "cmt"),
+    [
+        ("llama", False),
+        *((kind, True) for kind in ("llama, YaRN", "qwen3", "glm", "phi", "granite")),
+    ],
+)
 def test_a_question_to_a_stored_memory_equals_the_training_forward(
     kind: str, cmt: bool, tmp_path: Path
 ) -> None:
