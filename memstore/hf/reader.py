@@ -72,7 +72,7 @@ class HuggingFaceReader(ChoosingVerbs):
         self.lookup = LookupSettings(
             top_k=adaptation.top_k,
             score_range=adaptation.score_range,
-            neighbours=adaptation.neighbours,
+            margin=adaptation.margin,
             chunk_blocks=_CHUNK_BLOCKS,
         )
         self.window_blocks = _WINDOW_BLOCKS
@@ -87,7 +87,7 @@ class HuggingFaceReader(ChoosingVerbs):
             old_block_distance=None,
             kv_dtype=kv_dtype,
         )
-        decoder.compare(CompactAttention(self, [], 0).attend)
+        decoder.compare(CompactAttention(self, []).attend)
 
     @cached_property
     def signature(self) -> Signature:
