@@ -10,10 +10,11 @@ from typing import Any
 
 from benchmarks.common.needle_writer import PAPER_KEYS, Writer, needles
 from benchmarks.common.needles import STORED, Plan, Question, filler_sizes
-from benchmarks.common.options import prepare
+from benchmarks.common.options import landmark_reader, prepare
 from benchmarks.common.text import Books
-from memstore import LandmarkModel, MemoryStore, load_model
+from memstore import MemoryStore
 from memstore.model import facts as language
+from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.session import ScratchSession
 from memstore.model.settings import LookupSettings
 from memstore.model.units import Read
@@ -38,7 +39,7 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     """
     began = time.perf_counter()
     prepare(settings["threads"])
-    model = load_model(settings["model"])
+    model = landmark_reader(settings["model"])
     settings = settings | {"weights": model.signature.weights}
     known = Plan.load(directory)
     if known is not None and known.settings == settings:
@@ -65,7 +66,7 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
         done, said = [0], [began]
         for name, size in plan.fillers:
             ingest(name, model.tokenizer.decode(books.run(rng, size).tolist()))
-        for texts, questions in needles(writer, settings, model.config.block_size):
+        for texts, questions in needles(writer, settings, model.shape.block_size):
             names = [f"{questions[0].task} {len(plan.tokens) + n}" for n in range(len(texts))]
             plan.tokens.update({name: ingest(name, text) for name, text in zip(names, texts)})
             plan.questions.extend(
@@ -94,7 +95,7 @@ class Reply:
 
 
 def reply(
-    model: LandmarkModel, session: ScratchSession, question: Question, *, generate: bool
+    model: LandmarkVerbs, session: ScratchSession, question: Question, *, generate: bool
 ) -> Reply:
     """Ask in a fresh session.
 
@@ -124,7 +125,7 @@ def reply(
 
 
 def ask(
-    model: LandmarkModel,
+    model: LandmarkVerbs,
     store: MemoryStore,
     plan: Plan,
     task: str,
@@ -138,17 +139,18 @@ def ask(
     asked.
 
     blocks_read: by all lookups that were done; a block is read by a row that gives it any
-    attention.
+    attention. memory_share: of its attention that a (token, head, layer) gives to memory, the mean.
     """
     settings = model.lookup.changed(**lookup)
     one_by_one = settings.granularity != "per_token_per_head"
     replies: list[tuple[Question, Reply]] = []
     lookups = {"done": 0, "skipped": 0}
-    blocks_read = 0
+    blocks_read, mass = 0, 0.0
 
     def count(reads: list[Read]) -> None:
-        nonlocal blocks_read
+        nonlocal blocks_read, mass
         blocks_read += len(reads)
+        mass += sum(read.mass for read in reads)
 
     began = time.perf_counter()
     for n, question in enumerate(plan.of(task)[:trials]):
@@ -163,7 +165,8 @@ def ask(
             lookups["skipped"] += session.attention.lookups.skipped
     if not replies:
         return None
-    counted = {"lookups": lookups, "blocks_read": blocks_read}
+    share = round(mass / max(1, sum(lookups.values())), 4)
+    counted = {"lookups": lookups, "blocks_read": blocks_read, "memory_share": share}
     return asked(task, length, settings) | counted | judged(replies, began)
 
 
@@ -187,7 +190,7 @@ def judged(replies: list[tuple[Question, Reply]], began: float) -> dict[str, Any
 
 
 def streamed(
-    model: LandmarkModel, books: Books, task: str, length: int, *, trials: int, seed: int
+    model: LandmarkVerbs, books: Books, task: str, length: int, *, trials: int, seed: int
 ) -> dict[str, Any]:
     """The paper's protocol: the whole prompt through one session that retrieves from its own
     blocks, the question at its end.

@@ -8,6 +8,8 @@ import torch
 
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
+from memstore.cli.readers import reader_for_command
+from memstore.model.landmark_verbs import LandmarkVerbs
 
 
 def add(
@@ -60,6 +62,16 @@ def load(options: argparse.Namespace) -> LandmarkModel:
     """The model under test."""
     prepare(options.threads)
     return load_model(options.model)
+
+
+def landmark_reader(name: str | None) -> LandmarkVerbs:
+    """The model that ships (None), or a directory that `memstore train` wrote, with --model or
+    without.
+    """
+    reader = reader_for_command(name)
+    if not isinstance(reader, LandmarkVerbs):
+        raise SystemExit(f"{name} is not trained with landmarks: `memstore train --model {name}`")
+    return reader
 
 
 def add_memory_tokens(options: argparse.ArgumentParser, repeats: int) -> None:

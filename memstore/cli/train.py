@@ -1,5 +1,6 @@
 """The command that trains a model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from memstore.cli.options import Json, Seed, command
     "memstore train books.jsonl.zst --out run1 --minutes 60",
     "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
     "memstore train books.jsonl.zst --out run2 --init run1 --from-stage finish",
+    "memstore train books.jsonl.zst --out run3 --model ~/models/my-decoder --minutes 60",
     interrupted="interrupted; a checkpoint was saved, and --resume goes on from it",
 )
 def train(
@@ -47,6 +49,24 @@ def train(
             "--from-stage", metavar="NAME", help="Begin the plan at this stage (with --init)."
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="Fine-tune this Hugging Face decoder (smollm2, a directory, a hub name).",
+        ),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="With --model: train all weights; else adapters (LoRA).")
+    ] = False,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", min=1, help="Of the adapters; default: 16.")
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option("--block-size", metavar="N", min=2, help="With --model: tokens; default: 32."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run in DIR.")] = False,
     threads: Annotated[
         int, typer.Option("--threads", metavar="N", min=1, help="CPU cores to use.")
@@ -65,7 +85,8 @@ def train(
     """Train a model on text; the directory can be given to --model."""
     from memstore.model.checkpoint import load_checkpoint
     from memstore.model.config import PRESETS
-    from memstore.training.curriculum import stages_from
+    from memstore.training.curriculum import default_curriculum, stages_from
+    from memstore.training.finetune import Finetune, finetune_stages
     from memstore.training.train import TrainConfig
     from memstore.training.train import train as run_training
 
@@ -73,17 +94,30 @@ def train(
         raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")
     if minutes is not None and not minutes > 0:
         raise typer.BadParameter(f"--minutes must be above 0, is {minutes}")
+    if model is None and (full or rank or block_size):
+        raise typer.BadParameter("--full, --rank and --block-size go with --model")
+    if model is not None and (preset or init):
+        raise typer.BadParameter("--model is what is trained; --preset and --init name another")
+    if full and rank:
+        raise typer.BadParameter("--full trains all weights, --rank adapters; choose one")
+    finetune = None
+    if model is not None:
+        usual = Finetune(model)
+        finetune = replace(usual, block_size=block_size, rank=None if full else rank or usual.rank)
     lines: list[dict[str, Any]] = []
 
     def report(line: dict[str, Any]) -> None:
         lines.append(line)
         console.note(", ".join(f"{name} {value}" for name, value in line.items()))
 
-    model = PRESETS[preset or "test"] if preset or init is None else load_checkpoint(init)[0].config
+    shape = PRESETS[preset or "test"] if preset or init is None else load_checkpoint(init)[0].config
     config = TrainConfig(
         out=out,
-        model=model,
-        stages=stages_from(from_stage),
+        model=shape,
+        stages=stages_from(
+            from_stage, default_curriculum() if finetune is None else finetune_stages()
+        ),
+        finetune=finetune,
         minutes=minutes,
         seed=seed or 0,
         threads=threads,

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstore.model.transformer import Transformer
 from memstore.training.batches import RecallData
 from memstore.training.curriculum import Stage
 from memstore.training.objectives import (
     Loss,
     Negatives,
+    Trainee,
     encode_windows,
     negatives_of,
     next_token_loss,
@@ -26,7 +26,7 @@ class Steps:
     same on every device.
     """
 
-    def __init__(self, model: Transformer, data: RecallData, device: torch.device, seed: int):
+    def __init__(self, model: Trainee, data: RecallData, device: torch.device, seed: int):
         self._model, self._data, self._device = model, data, device
         self._rng = random.Random(seed)
         self._generator = torch.Generator().manual_seed(seed + 1)
@@ -79,15 +79,16 @@ class Steps:
         return next_token_loss(self._model, hidden, batch.ids, batch.weights), None
 
     def _memory(self, stage: Stage, share: float) -> tuple[Loss, Loss]:
-        model, device, config = self._model, self._device, self._model.config
+        model, device = self._model, self._device
+        top_k = model.lookup.top_k
         memory = self._data.memory(stage.memory_windows, stage.memory_blocks).to(device)
         chunks, blocks = stage.batch, stage.chunk_blocks
         if self._rng.random() < stage.long_chunks:
             chunks, blocks = chunks // 2, blocks * 2
-        questions = self._data.questions(memory, chunks, blocks, recents=config.top_k).to(device)
+        questions = self._data.questions(memory, chunks, blocks, recents=top_k).to(device)
         controlled = self._controlled(stage, stage.memory_windows, stage.memory_blocks)
         hidden, encoded = encode_windows(model, memory.ids, controlled, cmt=stage.cmt)
-        fresh = negatives_of(encoded, self._rng.randrange(config.block_size))
+        fresh = negatives_of(encoded, self._rng.randrange(model.shape.block_size))
         against, bias = None, 0.0
         if self._rng.random() < stage.negatives:
             against = self._with_earlier(fresh)
@@ -102,7 +103,7 @@ class Steps:
             against,
             bias,
             cmt=stage.cmt,
-            top_k=config.top_k if memory.runs else None,
+            top_k=top_k if memory.runs else None,
         )
         self._enqueue(stage, fresh, memory.pass_key_window)
         return (

@@ -4,7 +4,6 @@ beside the weights.
 
 import ctypes
 import pickle
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -19,17 +18,14 @@ from torch.utils._pytree import tree_map_only
 from memstore import devices
 from memstore.disk.files import replacement, sweep
 from memstore.errors import InvalidConfig, InvalidInput
-from memstore.model.checkpoint import load_checkpoint, save_checkpoint
 from memstore.model.config import ModelConfig
-from memstore.model.tokenizer import Tokenizer
-from memstore.model.transformer import Transformer
 from memstore.training.batches import RecallData
-from memstore.training.corpus import TokenCorpus, passages, read_documents
+from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.grow import grow
+from memstore.training.finetune import Finetune, HuggingFaceModel
 from memstore.training.metrics import Metrics, Report
-from memstore.training.optimizer import make_optimizers
 from memstore.training.steps import Steps
+from memstore.training.subject import OwnModel, Subject, TrainedModule
 
 _CLIP = 1.0
 
@@ -53,6 +49,8 @@ class TrainConfig:
     device: str = "cpu"
     # weights and tokenizer to start from: of this configuration, or one that grows into it
     init: Path | None = None
+    # a Hugging Face decoder that learns to attend by landmarks, in the place of `model`
+    finetune: Finetune | None = None
     # of the forward pass, by autocast; weights and optimisers stay float32. "auto": what the device
     # is faster at; in a resumed run what that began with, so that it ends with the same bits
     precision: Precision = "auto"
@@ -77,7 +75,7 @@ def train(
     *,
     resume: bool = False,
     report: Report | None = None,
-) -> Transformer:
+) -> TrainedModule:
     """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
 
     resume: go on from the run that stands there. report: called with every line of metrics, the
@@ -102,10 +100,14 @@ def train(
             "directory"
         )
     state = _read_state(state_path) if resume else None
-    tokenizer = _tokenizer(config, texts)
-    corpus = TokenCorpus.build(texts, tokenizer, config.out / "tokens")
+    subject: Subject = (
+        OwnModel(config, texts, device)
+        if config.finetune is None
+        else HuggingFaceModel(config.finetune, config.seed, device)
+    )
+    corpus = TokenCorpus.build(texts, subject.tokenizer, config.out / "tokens")
     precision, reason = _precision(config.precision, device, state)
-    run = _Run(config, tokenizer, corpus, device, precision, report or (lambda line: None))
+    run = _Run(config, subject, corpus, device, precision, report or (lambda line: None))
     if state is not None:
         run.restore(state)
     else:
@@ -116,7 +118,7 @@ def train(
     except KeyboardInterrupt:
         run.save()
         raise
-    return run.model
+    return subject.model
 
 
 def keep_freed_memory() -> None:
@@ -130,27 +132,6 @@ def keep_freed_memory() -> None:
             libc.mallopt(mmap_max, 0)
             libc.mallopt(trim_threshold, 2**31 - 1)
             libc.mallopt(top_pad, 1 << 28)
-
-
-def _tokenizer(config: TrainConfig, texts: Sequence[Path]) -> Tokenizer:
-    path = config.out / "tokenizer.json"
-    if path.is_file():
-        tokenizer = Tokenizer.load(path)
-    elif config.init is not None:
-        tokenizer = load_checkpoint(config.init)[1]
-    else:
-        tokenizer = Tokenizer.train(
-            passages(read_documents(texts), random.Random(config.seed)), config.model.vocab_size
-        )
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise InvalidConfig(
-            f"{path} has {tokenizer.vocab_size} ids but the model's vocab_size is "
-            f"{config.model.vocab_size}; "
-            "train on more text or choose another directory"
-        )
-    if not path.is_file():
-        tokenizer.save(path)
-    return tokenizer
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -178,7 +159,7 @@ def _precision(
     return name, f"this CPU multiplies bfloat16 at {gain:.2g} times float32's speed"
 
 
-def update(model: Transformer, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
+def update(model: TrainedModule, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
     """One step down the loss: gradients, clipped, and the optimisers."""
     for optimizer in optimizers:
         optimizer.zero_grad()
@@ -194,32 +175,24 @@ class _Run:
     def __init__(
         self,
         config: TrainConfig,
-        tokenizer: Tokenizer,
+        subject: Subject,
         corpus: TokenCorpus,
         device: torch.device,
         precision: str,
         report: Report,
     ) -> None:
-        self.config, self.tokenizer, self.device = config, tokenizer, device
+        self.config, self.subject, self.device = config, subject, device
         self.precision, self.metrics = precision, Metrics(config.out / "metrics.jsonl", report)
-        self.model = Transformer(config.model)
-        self.model.initialise(torch.Generator().manual_seed(config.seed))
-        if config.init is not None:
-            first, _ = load_checkpoint(config.init)
-            if first.config.architecture() != config.model.architecture():
-                first = grow(first, config.model, torch.Generator().manual_seed(config.seed))
-            self.model.load_state_dict(first.state_dict())
-        self.model.to(device)
-        self.data = RecallData(tokenizer, corpus, config.stages[0].data, config.seed + 2)
-        self.steps = Steps(self.model, self.data, device, config.seed)
+        self.data = RecallData(subject.tokenizer, corpus, config.stages[0].data, config.seed + 2)
+        self.steps = Steps(subject.model, self.data, device, config.seed)
         self.progress = Progress()
         self.optimizers: list[torch.optim.Optimizer] = []
         self._start_stage()
 
     def _start_stage(self) -> None:
         stage = self.stage
-        self.data.config = replace(stage.data, block_size=self.config.model.block_size)
-        self.optimizers = make_optimizers(self.model, stage.lr, stage.muon_lr)
+        self.data.config = replace(stage.data, block_size=self.subject.model.shape.block_size)
+        self.optimizers = self.subject.optimizers(stage)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["base_lr"] = group["lr"]
@@ -271,7 +244,7 @@ class _Run:
         if question is not None:
             total, weight = total + question.total, weight + question.weight
         loss = total / weight
-        update(self.model, self.optimizers, loss)
+        update(self.subject.model, self.optimizers, loss)
         self.metrics.add(float(loss.detach()), document, question)
 
     def _log(self, share: float) -> None:
@@ -291,7 +264,8 @@ class _Run:
         """
         state = {
             "progress": vars(self.progress),
-            "model": self.model.state_dict(),
+            "model": self.subject.state(),
+            "identity": self.subject.identity,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             **self.steps.state(),
             "stages": [stage.name for stage in self.config.stages],
@@ -305,7 +279,7 @@ class _Run:
                 if isinstance(error.__context__, OSError):  # of a disk that is full
                     raise error.__context__ from None
                 raise
-        save_checkpoint(self.model, self.tokenizer, self.config.out)
+        self.subject.save(self.config.out)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `save` wrote."""
@@ -313,9 +287,14 @@ class _Run:
             raise InvalidConfig(
                 f"{self.config.out} was trained with other stages: {', '.join(state['stages'])}"
             )
+        if state.get("identity", {}) != self.subject.identity:
+            raise InvalidConfig(
+                f"{self.config.out} was begun with another model, or other settings of it: "
+                f"{state.get('identity') or 'no Hugging Face model'}"
+            )
         self.progress = Progress(**state["progress"])
         self._start_stage()
-        self.model.load_state_dict(state["model"])
+        self.subject.restore(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.steps.restore(state)
