@@ -28,8 +28,9 @@ from memstore.model.settings import LookupSettings
 from memstore.store.memory_store import MemoryStore
 
 BLOCK_SIZE = 64  # tokens
-# blocks of a chunk while a document is read, and of the window before it
-_CHUNK_BLOCKS, _WINDOW_BLOCKS = 8, 16
+# blocks of a chunk while a document is read, and of the window before it: what is read with less
+# around it answers more (docs/models.md)
+_CHUNK_BLOCKS, _WINDOW_BLOCKS = 4, 4
 _PROBE_TOKENS = 12
 # by how much logits may differ, of the largest: in float32, and in half precision
 _TOLERANCE, _ROUGH = 1e-4, 0.05
@@ -82,7 +83,7 @@ class HuggingFaceReader(ChoosingVerbs):
         self.lookup = LookupSettings(
             top_k=adaptation.top_k,
             score_range=adaptation.score_range,
-            neighbours=adaptation.neighbours,
+            margin=adaptation.margin,
             chunk_blocks=_CHUNK_BLOCKS,
         )
         self.window_blocks = _WINDOW_BLOCKS
@@ -227,7 +228,7 @@ class _Probe:
         reader = self._reader
         with torch.no_grad():
             stock = reader.model(input_ids=self._ids, use_cache=False).logits[0].float()
-            context = CompactAttention(reader, [], 0)
+            context = CompactAttention(reader, [])
             ours = reader.logits(reader.hidden(self._ids, context.attend)[0])
         exact = reader.dtype in (torch.float32, torch.float64)
         most = float(stock.abs().max()) * (_TOLERANCE if exact else _ROUGH)
