@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import resource
 import shutil
 import signal
@@ -889,7 +890,10 @@ def test_a_quota_is_kept(store: Path, tmp_path: Path) -> None:
     long = tmp_path / "long.txt"
     long.write_text(OTHER * 40)
     full = run("ingest", long, "--store", store, "--quota", "3MB")
-    assert full.status == 1 and "quota" in full.err.splitlines()[-1] and "Traceback" not in full.err
+    assert full.status == 1 and "Traceback" not in full.err
+    assert re.search(
+        r"needs \d+\.\d MB more, .* of the quota of 3\.0 MB", full.err.splitlines()[-1]
+    )
     assert (store / "data.mdb").stat().st_size <= 3_000_000
     states = {
         d["name"]: d["state"] for d in run("docs", "--store", store, "--json").json["documents"]
@@ -992,6 +996,7 @@ def test_ctrl_c_leaves_an_ingest_that_the_same_command_finishes(
         assert process.stderr is not None
         first = process.stderr.readline()
         assert "tokens, up to" in first
+        assert "tokens a second, about" in process.stderr.readline()
         # while another process writes
         refused(run("ingest", story, "--store", store), str(process.pid))
         process.send_signal(signal.SIGINT)

@@ -49,6 +49,16 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def duration(seconds: float) -> str:
+    """A time as people read it, in two units at most."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
 def visible(text: str) -> str:
     """A text whose control characters are shown as \\uXXXX, which JSON reads as well."""
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

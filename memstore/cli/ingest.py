@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from memstore.model.verbs import Verbs
     from memstore.store.memory_store import MemoryStore
     from memstore.store.options import OpenOptions
+    from memstore.store.room import Forecast
 
 # an ingest reads back only its latest blocks; with --retrieve it gets what asking gets
 INGEST_BUDGET = 128 << 20
@@ -233,15 +234,23 @@ def _ingest_one(
     known = memory.has(text.name)
     began = time.monotonic()
     seen: list[IngestProgress] = []  # the latest only
+    at_once = (lookup["chunk_blocks"] or reader.lookup.chunk_blocks) * reader.shape.block_size
+
+    def expect(forecast: "Forecast") -> None:
+        if forecast.tokens > at_once:
+            console.note(_expected(text.name, forecast))
+
     with console.reading(text.name) as show:
 
         def progress(state: "IngestProgress") -> None:
             if not seen and state.characters < state.total_characters:
-                console.note(_expected(reader, memory, text, state.total_characters))
+                console.note(_speed(text.name, state))
             seen[:] = [state]
             show(state.characters, state.total_characters, state.tokens)
 
-        document = reader.ingest(text, memory, mode=mode, progress=progress, **lookup)
+        document = reader.ingest(
+            text, memory, mode=mode, progress=progress, expect=expect, **lookup
+        )
     resumed_at = seen[0].resumed_tokens if seen else 0
     if not seen:
         status = "already read"
@@ -262,20 +271,18 @@ def _ingest_one(
     }
 
 
-def _expected(reader: "Verbs", memory: "MemoryStore", text: "Text", characters: int) -> str:
-    """How large a document will be, from its beginning, before anything is compressed."""
-    from memstore.disk.codec import get_codec
+def _expected(name: str, forecast: "Forecast") -> str:
+    """How large a document will be, before it is read."""
+    size = f"{'up to' if forecast.most else 'about'} {console.size(forecast.bytes)} on disk"
+    return f"{console.one_line(name)}: about {forecast.tokens:,} tokens, {size}"
 
-    sample = text.beginning()[: 1 << 16]
-    tokens = len(reader.tokenizer.encode(sample)) * characters // len(sample)
-    signature = reader.signature
-    per_head = get_codec(memory.codec or "raw").head_bytes(
-        signature.block_size, signature.head_dim, signature.geometry.itemsize
+
+def _speed(name: str, state: "IngestProgress") -> str:
+    """How fast a document is read, and how long that will take, by its first chunk."""
+    return (
+        f"{console.one_line(name)}: {state.tokens_per_second:,.0f} tokens a second, about "
+        f"{console.duration(state.seconds_left)} to go"
     )
-    blocks = -(-tokens // signature.block_size)
-    stored = blocks * per_head * signature.num_kv_heads * len(signature.memory_layers)
-    name, size = console.one_line(text.name), console.size(stored)
-    return f"{name}: about {tokens:,} tokens, up to {size} on disk"
 
 
 def _told(result: dict[str, Any]) -> str:

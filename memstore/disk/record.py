@@ -64,7 +64,7 @@ class RecordForm:
         """signature: its digest (Signature.digest)."""
         self.geometry, self.signature = geometry, signature
         heads, size = geometry.num_kv_heads, geometry.unit_bytes
-        self.header_bytes = _header_bytes(heads)
+        self.header_bytes = header_bytes(heads)
         self._offsets, self._sizes = tuple(range(0, heads * size, size)), (size,) * heads
         # A full block in codec raw has all of this in common with every other one.
         self._fixed = self._pack_fixed(_RAW_CODEC, geometry.block_size)
@@ -114,7 +114,7 @@ class RecordForm:
         magic, number, codec, dtype, heads, rows, dim, length, signature = _FIXED.unpack_from(
             record
         )
-        start = _header_bytes(heads)
+        start = header_bytes(heads)
         if (
             magic != _MAGIC
             or len(record) < start
@@ -300,5 +300,6 @@ def damaged_head(key: RecordKey, head: int, what: object) -> CorruptBlock:
     return damaged(key, f"head {head}: {what}")
 
 
-def _header_bytes(heads: int) -> int:
+def header_bytes(heads: int) -> int:
+    """Bytes of the header of a record of so many heads."""
     return _FIXED.size + _OWN.size + (4 + 8) * heads + _DIGEST

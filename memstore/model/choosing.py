@@ -13,7 +13,7 @@ from memstore.model.answer import Found
 from memstore.model.choosing_ingest import find_again, ingest_in_windows
 from memstore.model.choosing_session import ChoosingSession
 from memstore.model.compact import read_beginning
-from memstore.model.ingest import OnProgress
+from memstore.model.ingest import OnForecast, OnProgress
 from memstore.model.reader import ChoosingReader
 from memstore.model.settings import AnswerSettings
 from memstore.model.tap import tap
@@ -42,6 +42,7 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         name: str | None = None,
         mode: Mode = "new",
         progress: OnProgress | None = None,
+        expect: OnForecast | None = None,
         **lookup: Any,
     ) -> Document:
         """As Verbs.ingest; none of the settings changes what is stored, and chunk_blocks is the
@@ -51,7 +52,7 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
             raise InvalidInput(f"this model reads {self.lookup.chunk_blocks} blocks at once")
         text = source if isinstance(source, Text) else Text(source, name)
-        return ingest_in_windows(self, store, text, mode=mode, progress=progress)
+        return ingest_in_windows(self, store, text, mode=mode, progress=progress, expect=expect)
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None

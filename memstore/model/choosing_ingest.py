@@ -10,7 +10,7 @@ from torch import Tensor
 from memstore.disk.document import Document, IngestSettings
 from memstore.errors import InvalidWeights
 from memstore.model.compact import CompactAttention, KeysValues, read_beginning
-from memstore.model.ingest import OnProgress, ingest
+from memstore.model.ingest import OnForecast, OnProgress, ingest
 from memstore.model.reader import ChoosingReader
 from memstore.model.tap import tapping
 from memstore.model.tapped import Tapped
@@ -27,6 +27,7 @@ def ingest_in_windows(
     *,
     mode: Mode = "new",
     progress: OnProgress | None = None,
+    expect: OnForecast | None = None,
 ) -> Document:
     """`memstore.model.ingest.ingest` with this reader."""
     return ingest(
@@ -37,6 +38,7 @@ def ingest_in_windows(
         lambda writer: _WindowReader(reader, writer),
         mode=mode,
         progress=progress,
+        expect=expect,
     )
 
 

@@ -4,6 +4,7 @@ after the other, under one ordinary softmax.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -201,8 +202,23 @@ def _weights(q: Tensor, k: Tensor, form: LayerForm, mask: Tensor | None) -> Tens
     return scores.float().softmax(-1).to(q.dtype)
 
 
-def read_beginning(reader: ChoosingReader) -> list[KeysValues]:
-    """The keys and values of the reader's prefix in every layer; no pairs without a prefix."""
+def read_beginning(reader: ChoosingReader) -> Sequence[KeysValues]:
+    """The keys and values of the reader's prefix in every layer; no pairs without a prefix. They
+    are computed once for a device and a dtype, and are not to be written to.
+    """
+    state = tuple(reader.prefix_ids), reader.device, reader.dtype
+    known = _beginnings.get(reader)
+    if known is None or known[0] != state:
+        known = _beginnings[reader] = state, _beginning(reader)
+    return known[1]
+
+
+_beginnings: WeakKeyDictionary[ChoosingReader, tuple[object, Sequence[KeysValues]]] = (
+    WeakKeyDictionary()
+)
+
+
+def _beginning(reader: ChoosingReader) -> Sequence[KeysValues]:
     if not reader.prefix_ids:
         return []
     context = CompactAttention(reader, [])

@@ -2,6 +2,7 @@
 constant memory.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,22 +12,32 @@ from memstore.model.reader import TextTokenizer
 from memstore.model.text import Text
 from memstore.store.admission import Mode
 from memstore.store.memory_store import MemoryStore
+from memstore.store.room import Forecast
 from memstore.store.writer import DocumentWriter
 
 
 @dataclass(frozen=True)
 class IngestProgress:
-    """How far an ingest is: characters read of all, tokens committed or staged, and where it went
-    on from.
+    """How far an ingest is: characters read of all, tokens committed or staged, where it went on
+    from, and the seconds that it has been reading since.
     """
 
     characters: int
     total_characters: int
     tokens: int
     resumed_tokens: int
+    seconds: float
+    seconds_left: float  # at this speed
+
+    @property
+    def tokens_per_second(self) -> float:
+        """How fast it reads."""
+        return (self.tokens - self.resumed_tokens) / self.seconds
 
 
 OnProgress = Callable[[IngestProgress], None]
+OnForecast = Callable[[Forecast], None]
+"""Told what a document will be, before any of it is read."""
 
 
 class ChunkReader(Protocol):
@@ -49,6 +60,7 @@ def ingest(
     *,
     mode: Mode = "new",
     progress: OnProgress | None = None,
+    expect: OnForecast | None = None,
 ) -> Document:
     """Read a text into the store under text.name and return the finished document (docs/method.md
     section 6).
@@ -56,24 +68,41 @@ def ingest(
     begin: makes what reads chunks, behind what the writer has already. A document already there
     with the same content is returned as it is; one whose ingest was interrupted is resumed. Raises
     InvalidInput for a text that cannot be read, or that changes meanwhile: then the document stays
-    unfinished.
+    unfinished; StorageFull before anything is read, if there is no room for it (where a codec
+    compresses and nobody knows how well, after the first commit).
     """
     text.check()
+    about = _about(text, tokenizer)
+
+    def foresee() -> Forecast | None:
+        return store.forecast(
+            text.name, about, source_hash=text.digest, settings=settings, mode=mode
+        )
+
+    forecast = foresee()
     writer = store.write_document(text.name, source_hash=text.digest, settings=settings, mode=mode)
     if writer is None:
         return store.document(text.name)
     with writer:
+        if forecast is not None and expect is not None:
+            expect(forecast)
+        began = time.perf_counter()
         reader = begin(writer)
         report = progress or (lambda state: None)
         number, resumed, base = writer.document.id, writer.tokens, writer.base_tokens
         characters = _characters_before(store, tokenizer, number, resumed)
         total = text.characters + _characters_before(store, tokenizer, number, base)
+        first = characters
 
         def read(ids: list[int]) -> None:
-            nonlocal characters
+            nonlocal characters, forecast
             reader.chunk(ids, characters)
             characters += tokenizer.characters(ids)
-            report(IngestProgress(characters, total, writer.tokens, resumed))
+            seconds = time.perf_counter() - began
+            left = seconds * (total - characters) / max(1, characters - first)
+            report(IngestProgress(characters, total, writer.tokens, resumed, seconds, left))
+            if forecast is not None and forecast.most and writer.document.tokens > resumed:
+                forecast = foresee()
 
         # An append reads again what stood behind the last full chunk, then the new text; a resumed
         # ingest skips what it has.
@@ -91,6 +120,13 @@ def ingest(
         if pending:
             read(pending)
         return writer.finish()
+
+
+def _about(text: Text, tokenizer: TextTokenizer) -> int:
+    """How many tokens a text has, about, by passages of it."""
+    sample = text.sample
+    tokens = sum(len(tokenizer.encode(passage)) for passage in sample)
+    return -(-tokens * text.characters // sum(map(len, sample)))
 
 
 def _characters_before(

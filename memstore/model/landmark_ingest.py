@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from memstore.disk.document import Document, IngestSettings
 from memstore.model.chunk import FinishedBlocks
-from memstore.model.ingest import OnProgress, ingest
+from memstore.model.ingest import OnForecast, OnProgress, ingest
 from memstore.model.reader import LandmarkReader
 from memstore.model.session import Session
 from memstore.model.session_blocks import SessionBlocks
@@ -26,6 +26,7 @@ def ingest_by_landmarks(
     mode: Mode = "new",
     retrieve: bool = False,
     progress: OnProgress | None = None,
+    expect: OnForecast | None = None,
 ) -> Document:
     """`memstore.model.ingest.ingest` with this reader; retrieve: attend to retrieved blocks while
     reading, instead of the latest ones.
@@ -38,6 +39,7 @@ def ingest_by_landmarks(
         lambda writer: _DocumentSession(reader, settings, store, writer, retrieve),
         mode=mode,
         progress=progress,
+        expect=expect,
     )
 
 

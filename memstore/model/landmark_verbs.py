@@ -7,7 +7,7 @@ from typing import Any
 from memstore.disk.document import Document
 from memstore.model.answer import Found
 from memstore.model.indexing import build_index
-from memstore.model.ingest import OnProgress
+from memstore.model.ingest import OnForecast, OnProgress
 from memstore.model.landmark_ingest import ingest_by_landmarks
 from memstore.model.reader import LandmarkReader
 from memstore.model.search import search_blocks
@@ -35,6 +35,7 @@ class LandmarkVerbs(Verbs, LandmarkReader):
         mode: Mode = "new",
         retrieve: bool = False,
         progress: OnProgress | None = None,
+        expect: OnForecast | None = None,
         **lookup: Any,
     ) -> Document:
         """As Verbs.ingest. retrieve: attend to retrieved blocks while reading instead of the latest
@@ -43,7 +44,14 @@ class LandmarkVerbs(Verbs, LandmarkReader):
         text = source if isinstance(source, Text) else Text(source, name)
         settings = self.lookup.changed(**lookup)
         return ingest_by_landmarks(
-            self, settings, store, text, mode=mode, retrieve=retrieve, progress=progress
+            self,
+            settings,
+            store,
+            text,
+            mode=mode,
+            retrieve=retrieve,
+            progress=progress,
+            expect=expect,
         )
 
     def build_index(

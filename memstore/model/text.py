@@ -9,6 +9,7 @@ from memstore.errors import InvalidInput
 
 _PIECE = 1 << 20
 _KEPT = 64 << 20  # bytes of a file that are kept in memory from its check to its reading
+_SAMPLE, _BETWEEN, _SAMPLES = 4096, 1 << 14, 32  # characters, from one to the next, at most
 
 
 class Text:
@@ -34,6 +35,7 @@ class Text:
         self.name = name or Path(content).stem
         self.digest = ""  # BLAKE2 of the whole text, once it is checked
         self.characters = 0  # of the whole text, once it is checked
+        self.sample: list[str] = []  # passages from all over it, once it is checked
         self._kept: list[str] | None = None
 
     def check(self, *, keep: bool = True) -> None:
@@ -46,9 +48,14 @@ class Text:
         small = isinstance(self.content, Path) and self._size() <= _KEPT
         kept: list[str] | None = [] if keep and small else None
         digest, characters, blank = _hash(), 0, True
+        sample, between = list[str](), _BETWEEN
         for piece in self._read():
             digest.update(_encoded(piece))
+            for at in range(-characters % between, len(piece), between):
+                sample.append(piece[at : at + _SAMPLE])
             characters += len(piece)
+            while len(sample) > _SAMPLES:  # evenly over whatever length
+                sample, between = sample[::2], 2 * between
             blank = blank and not piece.strip()
             if kept is not None:
                 kept.append(piece)
@@ -56,6 +63,7 @@ class Text:
             where = self.content if isinstance(self.content, Path) else self.name
             raise InvalidInput(f"{where} is empty; there is nothing to read")
         self.digest, self.characters, self._kept = digest.hexdigest(), characters, kept
+        self.sample = sample
 
     def pieces(self) -> Iterator[str]:
         """The text piece by piece. Raises what `check` raises, and InvalidInput, at its end, if it
@@ -71,10 +79,6 @@ class Text:
             yield piece
         if digest.hexdigest() != self.digest:
             raise InvalidInput(f"{self.content} was changed while it was read; read it again")
-
-    def beginning(self) -> str:
-        """The first characters of the text, a megabyte at most."""
-        return next(iter(self._kept or self._read()))
 
     def _size(self) -> int:
         try:

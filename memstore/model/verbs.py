@@ -17,7 +17,7 @@ from torch import Tensor
 from memstore.disk.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Source
-from memstore.model.ingest import OnProgress
+from memstore.model.ingest import OnForecast, OnProgress
 from memstore.model.reader import Reader
 from memstore.model.settings import ANSWER_SETTINGS
 from memstore.model.text import Text
@@ -75,13 +75,16 @@ class Verbs(Reader):
         name: str | None = None,
         mode: Mode = "new",
         progress: OnProgress | None = None,
+        expect: OnForecast | None = None,
         **lookup: Any,
     ) -> Document:
         """Read a document (a path, or a text with a name) into the store; idempotent, and resumed
         where it was interrupted.
 
         mode: "new" refuses a name already used with other content; "append" continues the document;
-        "replace" swaps it. lookup: LookupSettings that shall differ.
+        "replace" swaps it. expect: told, before any of it is read, about how large it will be;
+        not where it is there already. lookup: LookupSettings that shall differ. Raises StorageFull
+        for a document that finds no room, before it is read.
         """
 
     def build_index(

@@ -21,6 +21,7 @@ from memstore.store.tokens import TokenSpan, read_tokens
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
     from memstore.store.replace_selector import Find
+    from memstore.store.room import Forecast
     from memstore.store.verify import Report
     from memstore.store.writer import DocumentWriter
 
@@ -180,6 +181,30 @@ class MemoryStore(Lookups):
             held.callback(locks.pop_all().close)
             committed.writers[document.id] = writer
         return writer
+
+    def forecast(
+        self,
+        name: str,
+        tokens: int,
+        *,
+        source_hash: str,
+        settings: IngestSettings,
+        mode: Mode = "new",
+    ) -> "Forecast | None":
+        """What a document of about so many tokens will be here, before it is written; None if the
+        same content is there already. The rest as for write_document.
+
+        Raises StorageFull if the quota or the disk have no room for it.
+        """
+        from memstore.store.room import forecast
+
+        for row in self._named(name):
+            if admission.is_there(row, source_hash, settings, mode):
+                return None
+        committed = self._on_disk()
+        rows = list(committed.rows.by_number().values())
+        wanted = Document(0, name, "ingesting", source_hash=source_hash, settings=settings)
+        return forecast(committed.catalog, rows, wanted, tokens)
 
     def _store_staged(self) -> None:
         for writer in list(self._on_disk().writers.values()):

@@ -1,0 +1,104 @@
+"""How large a document will be in a memory, and whether there is room for it: known before it is
+read.
+"""
+
+import mmap
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from memstore.disk.catalog import Catalog
+from memstore.disk.codec import Zstd, get_codec
+from memstore.disk.document import Document
+from memstore.disk.record import header_bytes
+from memstore.disk.signature import Signature
+from memstore.errors import StorageFull
+
+_PAGE = mmap.PAGESIZE
+_PAGE_HEADER = 16  # of the pages of a value that has pages of its own
+_LARGE = _PAGE // 2  # a smaller value shares one
+
+
+class Forecast(NamedTuple):
+    """What a document will be: its tokens, about, and the bytes of its records for so many."""
+
+    tokens: int
+    bytes: int
+    most: bool  # the bytes are an upper bound: nobody knows yet how well they compress
+
+
+def forecast(catalog: Catalog, rows: Sequence[Document], wanted: Document, tokens: int) -> Forecast:
+    """What `wanted`, a row without content, will be when it has about so many tokens; rows: of all
+    documents, by which is known how well they compress.
+
+    Raises StorageFull if that exceeds what the quota or the disk leave, and is no upper bound.
+    """
+    signature, codec = catalog.signature, catalog.codec
+    records, pages = record_bytes(signature, codec, wanted, tokens)
+    share, most = 1.0, False
+    if isinstance(get_codec(codec), Zstd):
+        known = _compressed_to(signature, codec, rows)
+        share, most = known or 1.0, known is None
+    told = Forecast(tokens, round(share * records), most)
+    begun = [row for row in rows if _is_part(row, wanted)]
+    there = max((row.tokens - row.appended_to for row in begun), default=0)
+    needed = round(share * (pages - record_bytes(signature, codec, wanted, there)[1]))
+    used = sum(row.bytes for row in rows)  # at least; what was forgotten is written over
+    database, quota = catalog.database, catalog.quota
+    free = shutil.disk_usage(database.path).free + max(0, database.file_bytes - used)
+    size = f"{wanted.name!r} has about {tokens:,} tokens and needs {needed / 1e6:,.1f} MB more"
+    if not most and quota is not None and needed > quota - used:
+        raise StorageFull(
+            f"{size}, {max(0, quota - used) / 1e6:,.1f} MB are left of the quota of "
+            f"{quota / 1e6:,.1f} MB; raise the quota, or forget documents"
+        )
+    if not most and needed > free:
+        raise StorageFull(f"{size}, the disk has room for {free / 1e6:,.1f} MB; make room")
+    return told
+
+
+def record_bytes(
+    signature: Signature, codec: str, document: Document, tokens: int
+) -> tuple[int, int]:
+    """Bytes of the records of a document if it had so many tokens, and of the pages that hold them.
+    What a codec compresses takes less; a quantised head with numbers too large for its codes takes
+    more.
+    """
+    size = signature.block_size
+    blocks = -(-tokens // size)
+    if not blocks:
+        return 0, 0
+    step = document.settings.chunk_blocks
+    first = max(0, tokens // (step * size) * step - document.settings.top_k)
+    memory = len(signature.memory_layers)
+    other = signature.num_layers - memory  # layers that keep the latest blocks alone
+    last = size if get_codec(codec).lossless else tokens - (blocks - 1) * size
+    whole = (blocks - 1) * memory + (blocks - 1 - first) * other
+    record, short = (_record(signature, codec, rows) for rows in (size, last))
+    ends = memory + other
+    return whole * record + ends * short, whole * _on_pages(record) + ends * _on_pages(short)
+
+
+def _compressed_to(signature: Signature, codec: str, rows: Iterable[Document]) -> float | None:
+    """To what share documents of this memory were compressed; None without any."""
+    whole = [row for row in rows if row.tokens and row.layers is None]
+    most = sum(record_bytes(signature, codec, row, row.tokens)[0] for row in whole)
+    return min(1.0, sum(row.bytes for row in whole) / most) if most else None
+
+
+def _is_part(row: Document, wanted: Document) -> bool:
+    """Is a row what was read of a document before it was interrupted?"""
+    same = (row.name, row.source_hash) == (wanted.name, wanted.source_hash)
+    return same and row.state in ("ingesting", "replacing")
+
+
+def _record(signature: Signature, codec: str, rows: int) -> int:
+    itemsize, heads = signature.geometry.itemsize, signature.num_kv_heads
+    head = get_codec(codec).head_bytes(rows, signature.head_dim, itemsize)
+    return header_bytes(heads) + heads * head
+
+
+def _on_pages(record: int) -> int:
+    if record < _LARGE:
+        return record
+    return -(-(record + _PAGE_HEADER) // _PAGE) * _PAGE
