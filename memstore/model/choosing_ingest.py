@@ -77,16 +77,17 @@ def find_again(
     reader: ChoosingReader, store: MemoryStore, document: Document
 ) -> Iterator[tuple[int, Tensor | None, list[list[tuple[int, int]]] | None]]:
     """What the reader's selector keeps of a stored document: pieces (first block, landmarks, words)
-    one after the other. Its text is read again, through the layers that the selector needs.
+    one after the other. Its text is read again as it was, through the layers that the selector
+    needs.
     """
     size, taps = reader.shape.block_size, reader.selector.taps
-    step = document.settings.chunk_blocks
+    step, before = document.settings.chunk_blocks, document.settings.top_k
     beginning = read_beginning(reader)
     recent: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by layer, blocks of each chunk
-    chunks = -(-reader.window_blocks // step)
+    chunks = -(-before // step)
 
     def window(layer: int) -> KeysValues:
-        k, v = (torch.cat(halves)[-reader.window_blocks :] for halves in zip(*recent[layer]))
+        k, v = (torch.cat(halves)[-before:] for halves in zip(*recent[layer]))
         return as_text(k), as_text(v)
 
     for first in range(0, document.blocks, step):
