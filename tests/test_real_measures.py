@@ -4,6 +4,7 @@ stock model does, and the choice sees nothing that comes later.
 
 import argparse
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ pytest.importorskip("bm25s")
 
 from benchmarks.real import speed
 from benchmarks.real.blocks import Blocks
+from benchmarks.real.hay import Hay
 from benchmarks.real.language import SEGMENT, Continuation, differences, passed
 from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import Prompted, counting
@@ -120,3 +122,17 @@ def test_the_first_token_that_is_timed_is_that_of_the_answer(memory: Memory) -> 
     assert answer.text == ("" if ended else memory.reader.tokenizer.decode([first]).strip())
     for part in asked.parts().values():
         part()
+
+
+def test_every_time_is_measured_and_told(
+    memory: Memory, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"length": 512, "top_k": 2, "full": 1, "tokens": 2, "repeats": 1, "index_tokens": 256}
+    options = argparse.Namespace(**given, dtype="float32")
+    hay = Hay(memory.blocks.offsets, ["".join(STORY) * 60], Random(0))
+    found = speed.measure(memory, Prompted(directory), hay, options, document="a")
+    speed.report(found, options)
+    told = capsys.readouterr().out
+    assert all(f"| {name} " in told for name in [*found["first"], *found["decoding"]])
+    assert "the whole document in the prompt" in told
+    assert found["busy"].keys() == found["first"].keys()

@@ -190,13 +190,17 @@ def offsets(prompted: Prompted, text: str) -> list[tuple[int, int]]:
 
 
 def measure(
-    memory: Memory, prompted: Prompted, hay: Hay, options: argparse.Namespace
+    memory: Memory,
+    prompted: Prompted,
+    hay: Hay,
+    options: argparse.Namespace,
+    document: str = "book",
 ) -> dict[str, Any]:
-    asked = Asked(memory, "book", exactly(options.top_k))
-    as_shipped = Asked(memory, "book", {})
+    asked = Asked(memory, document, exactly(options.top_k))
+    as_shipped = Asked(memory, document, {})
     stock, words = Stock(prompted), Words(memory.blocks)
-    question = Question("", "", options.length, ("book",), QUESTION, "", (), "all")
-    scope = memory.blocks.scope(["book"])
+    question = Question("", "", options.length, (document,), QUESTION, "", (), "all")
+    scope = memory.blocks.scope([document])
 
     def by_words() -> int:
         scores = words.scores(question)
@@ -205,7 +209,7 @@ def measure(
         return stock.read(prompted.ids(prompted.prompt(question, texts)))[1]
 
     def whole() -> int:
-        prompt = prompted.prompt(question, [memory.blocks.documents["book"]])
+        prompt = prompted.prompt(question, [memory.blocks.documents[document]])
         return stock.read(prompted.ids(prompt))[1]
 
     busy: dict[str, list[float]] = {}
