@@ -14,6 +14,7 @@ from memstore.cli.options import Json, Seed, command
     "memstore train books.jsonl.zst --out run1 --minutes 60",
     "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
     "memstore train books.jsonl.zst --out run2 --init run1 --from-stage finish",
+    "memstore train books.jsonl.zst --out rival --memory transformer-xl --minutes 30",
     interrupted="interrupted; a checkpoint was saved, and --resume goes on from it",
 )
 def train(
@@ -47,6 +48,15 @@ def train(
             "--from-stage", metavar="NAME", help="Begin the plan at this stage (with --init)."
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="NAME",
+            help="landmark, or what it is compared with: none, full, transformer-xl, memorizing, "
+            "infini; default: that of --resume or --init, else landmark.",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run in DIR.")] = False,
     threads: Annotated[
         int, typer.Option("--threads", metavar="N", min=1, help="CPU cores to use.")
@@ -62,9 +72,10 @@ def train(
     ] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train a model on text; the directory can be given to --model."""
-    from memstore.model.checkpoint import load_checkpoint
+    """Train a model on text; the directory of a landmark model can be given to --model."""
+    from memstore.model.checkpoint import read_configuration
     from memstore.model.config import PRESETS
+    from memstore.rivals.config import MEMORIES, MemoryConfig
     from memstore.training.curriculum import stages_from
     from memstore.training.train import TrainConfig
     from memstore.training.train import train as run_training
@@ -73,16 +84,25 @@ def train(
         raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")
     if minutes is not None and not minutes > 0:
         raise typer.BadParameter(f"--minutes must be above 0, is {minutes}")
+    if memory is not None and memory not in ("landmark", *MEMORIES):
+        known = ", ".join(["landmark", *MEMORIES])
+        raise typer.BadParameter(f"no memory {memory!r}; choose one of {known}")
     lines: list[dict[str, Any]] = []
 
     def report(line: dict[str, Any]) -> None:
         lines.append(line)
         console.note(", ".join(f"{name} {value}" for name, value in line.items()))
 
-    model = PRESETS[preset or "test"] if preset or init is None else load_checkpoint(init)[0].config
+    model = PRESETS[preset or "test"] if preset or init is None else read_configuration(init)[0]
+    chosen = MEMORIES.get(memory or "")
+    begun = out if resume and (out / "config.json").is_file() else init
+    if memory is None and begun is not None:
+        said = read_configuration(begun)[1]
+        chosen = None if said is None else MemoryConfig.from_dict(said)
     config = TrainConfig(
         out=out,
         model=model,
+        memory=chosen,
         stages=stages_from(from_stage),
         minutes=minutes,
         seed=seed or 0,
@@ -95,7 +115,10 @@ def train(
     if as_json:
         console.emit({"out": str(out), "metrics": lines[-1] if lines else None})
     else:
-        console.say(f"trained; ask with --model {out}")
+        ask = (
+            "ask with --model" if chosen is None else "python -m benchmarks.quality.recall --model"
+        )
+        console.say(f"trained; {ask} {out}")
 
 
 COMMANDS = (train,)

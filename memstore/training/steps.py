@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memstore.model.transformer import Transformer
-from memstore.training.batches import RecallData
+from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData, WindowBatch
 from memstore.training.curriculum import Stage
 from memstore.training.objectives import (
     Loss,
@@ -64,10 +64,23 @@ class Steps:
             return None
         return (torch.rand(windows, blocks, generator=self._generator) < 0.5).to(self._device)
 
-    def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:
+    def _drawn_windows(self, stage: Stage, share: float) -> WindowBatch:
         first, last = stage.gap
         gap = first + (last - first) * min(1.0, share * 1.5)
-        batch = self._data.windows(stage.batch, stage.blocks, gap=gap).to(self._device)
+        return self._data.windows(stage.batch, stage.blocks, gap=gap).to(self._device)
+
+    def _drawn_memory(self, stage: Stage) -> tuple[MemoryBatch, QuestionBatch]:
+        """Windows to remember, and chunks that read them."""
+        memory = self._data.memory(stage.memory_windows, stage.memory_blocks).to(self._device)
+        chunks, blocks = stage.batch, stage.chunk_blocks
+        if self._rng.random() < stage.long_chunks:
+            chunks, blocks = chunks // 2, blocks * 2
+        recents = self._model.config.top_k
+        questions = self._data.questions(memory, chunks, blocks, recents=recents)
+        return memory, questions.to(self._device)
+
+    def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:
+        batch = self._drawn_windows(stage, share)
         jumps = None
         if stage.max_jump > 1:
             shape = (stage.batch, stage.blocks)
@@ -79,12 +92,8 @@ class Steps:
         return next_token_loss(self._model, hidden, batch.ids, batch.weights), None
 
     def _memory(self, stage: Stage, share: float) -> tuple[Loss, Loss]:
-        model, device, config = self._model, self._device, self._model.config
-        memory = self._data.memory(stage.memory_windows, stage.memory_blocks).to(device)
-        chunks, blocks = stage.batch, stage.chunk_blocks
-        if self._rng.random() < stage.long_chunks:
-            chunks, blocks = chunks // 2, blocks * 2
-        questions = self._data.questions(memory, chunks, blocks, recents=config.top_k).to(device)
+        model, config = self._model, self._model.config
+        memory, questions = self._drawn_memory(stage)
         controlled = self._controlled(stage, stage.memory_windows, stage.memory_blocks)
         hidden, encoded = encode_windows(model, memory.ids, controlled, cmt=stage.cmt)
         fresh = negatives_of(encoded, self._rng.randrange(config.block_size))

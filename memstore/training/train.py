@@ -23,13 +23,15 @@ from memstore.model.checkpoint import load_checkpoint, save_checkpoint
 from memstore.model.config import ModelConfig
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
+from memstore.rivals.config import MemoryConfig
+from memstore.rivals.transformer import RivalTransformer, make
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.grow import grow
 from memstore.training.metrics import Metrics, Report
+from memstore.training.new_model import new_model
 from memstore.training.optimizer import make_optimizers
-from memstore.training.steps import Steps
+from memstore.training.rival_steps import steps_of
 
 _CLIP = 1.0
 
@@ -45,6 +47,7 @@ class TrainConfig:
     out: Path  # the directory of the checkpoint, its metrics and its state
     model: ModelConfig = field(default_factory=ModelConfig)
     stages: tuple[Stage, ...] = field(default_factory=default_curriculum)
+    memory: MemoryConfig | None = None  # another than landmarks
     # shared among the stages in proportion to their steps times what a step costs
     minutes: float | None = None
     seed: int = 0
@@ -137,7 +140,7 @@ def _tokenizer(config: TrainConfig, texts: Sequence[Path]) -> Tokenizer:
     if path.is_file():
         tokenizer = Tokenizer.load(path)
     elif config.init is not None:
-        tokenizer = load_checkpoint(config.init)[1]
+        tokenizer = load_checkpoint(config.init, other=make)[1]
     else:
         tokenizer = Tokenizer.train(
             passages(read_documents(texts), random.Random(config.seed)), config.model.vocab_size
@@ -188,6 +191,17 @@ def update(model: Transformer, optimizers: Sequence[torch.optim.Optimizer], loss
         optimizer.step()
 
 
+def _memory_of(model: Transformer) -> dict[str, Any] | None:
+    """What a checkpoint says of another memory than landmarks."""
+    return model.memory_config.to_dict() if isinstance(model, RivalTransformer) else None
+
+
+def _named(memory: dict[str, Any] | None) -> str:
+    if memory is None:
+        return "landmarks"
+    return f"memory {memory['kind']} ({', '.join(f'{n}={x}' for n, x in list(memory.items())[1:])})"
+
+
 class _Run:
     """The mutable state of a run."""
 
@@ -202,16 +216,10 @@ class _Run:
     ) -> None:
         self.config, self.tokenizer, self.device = config, tokenizer, device
         self.precision, self.metrics = precision, Metrics(config.out / "metrics.jsonl", report)
-        self.model = Transformer(config.model)
-        self.model.initialise(torch.Generator().manual_seed(config.seed))
-        if config.init is not None:
-            first, _ = load_checkpoint(config.init)
-            if first.config.architecture() != config.model.architecture():
-                first = grow(first, config.model, torch.Generator().manual_seed(config.seed))
-            self.model.load_state_dict(first.state_dict())
+        self.model = new_model(config.model, config.memory, config.init, config.seed)
         self.model.to(device)
         self.data = RecallData(tokenizer, corpus, config.stages[0].data, config.seed + 2)
-        self.steps = Steps(self.model, self.data, device, config.seed)
+        self.steps = steps_of(self.model, self.data, device, config.seed)
         self.progress = Progress()
         self.optimizers: list[torch.optim.Optimizer] = []
         self._start_stage()
@@ -219,7 +227,8 @@ class _Run:
     def _start_stage(self) -> None:
         stage = self.stage
         self.data.config = replace(stage.data, block_size=self.config.model.block_size)
-        self.optimizers = make_optimizers(self.model, stage.lr, stage.muon_lr)
+        own = self.model.own_rates() if isinstance(self.model, RivalTransformer) else {}
+        self.optimizers = make_optimizers(self.model, stage.lr, stage.muon_lr, own)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["base_lr"] = group["lr"]
@@ -296,6 +305,7 @@ class _Run:
             **self.steps.state(),
             "stages": [stage.name for stage in self.config.stages],
             "precision": self.precision,
+            "memory": _memory_of(self.model),
         }
         sweep(self.config.out)
         with replacement(self.config.out / "state.pt", mode=0o644) as file:
@@ -312,6 +322,12 @@ class _Run:
         if state["stages"] != [stage.name for stage in self.config.stages]:
             raise InvalidConfig(
                 f"{self.config.out} was trained with other stages: {', '.join(state['stages'])}"
+            )
+        memory = _memory_of(self.model)
+        if state.get("memory") != memory:
+            raise InvalidConfig(
+                f"{self.config.out} was trained with {_named(state.get('memory'))}, not with "
+                f"{_named(memory)}; resume it as it began, or choose another directory"
             )
         self.progress = Progress(**state["progress"])
         self._start_stage()
