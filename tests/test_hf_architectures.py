@@ -62,7 +62,7 @@ def test_reads_what_the_stock_model_would_have_read(kind, tmp_path):
         question, _ = reader.turn_ids("How many bells?", first=True)
         # the whole blocks alone: behind a short one there would be a gap
         whole = len(ids) // 64
-        with reader.session(store, retrieve=False, top_k=whole, neighbours=0) as session:
+        with reader.session(store, retrieve=False, top_k=whole, margin=0) as session:
             session.read(blocks[:whole])
             with torch.no_grad():
                 ours = session.logits(session.feed(question))
@@ -114,7 +114,7 @@ def test_half_precision_reads_as_the_stock_model_does_to_its_rounding(tmp_path):
         ids = store.tokens("text").ids.tolist()
         question, _ = reader.turn_ids("How many bells?", first=True)
         whole = len(ids) // 64
-        with reader.session(store, retrieve=False, top_k=whole, neighbours=0) as session:
+        with reader.session(store, retrieve=False, top_k=whole, margin=0) as session:
             session.read([Chosen(document.id, block, 0.0) for block in range(whole)])
             with torch.no_grad():
                 ours = session.logits(session.feed(question))

@@ -20,6 +20,8 @@ from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.turns import Turns
 from memstore.model.adaptation import Adaptation
+from memstore.model.choosing_session import Chosen
+from memstore.model.compact import CompactAttention
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Words
 
@@ -40,7 +42,7 @@ def reader_of(model=None, *, chat=True, **adapted):
     made = HuggingFaceReader(
         decoder("llama") if model is None else model,
         tokenizer(chat),
-        Adaptation(Words(), **{"top_k": 1, "neighbours": 0, **adapted}),
+        Adaptation(Words(), **{"top_k": 1, "margin": 0, **adapted}),
     )
     made.lookup = made.lookup.changed(chunk_blocks=2)
     made.window_blocks = 4
@@ -239,8 +241,8 @@ def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
     with pytest.raises(InvalidInput, match="one prompt at a time"):
         reader.recall(store, torch.zeros(2, 9, dtype=torch.long))
     with (
-        reader.session(store, top_k=1, neighbours=0) as session,
-        pytest.raises(InvalidInput, match="top_k is 1"),
+        reader.session(store, top_k=1, margin=0) as session,
+        pytest.raises(InvalidInput, match="top_k 1"),
     ):
         session.read([None, None])
 
@@ -316,21 +318,79 @@ def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
             assert chat.ask("Why do whales sing?", max_new_tokens=2).tokens
 
 
-def test_neighbours_are_read_with_a_block_and_end_where_its_document_does(reader, tmp_path):
+def test_a_margin_is_read_around_a_block_and_ends_where_its_document_does(reader, tmp_path):
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         for name, sentences in (("first", SENTENCES[:30]), ("second", SENTENCES[90:])):
             reader.ingest("".join(sentences), store, name=name)
         first, second = (store.document(name) for name in ("first", "second"))
         ids, words = reader.turn_ids("copper lantern harbour", first=True)
-        with reader.session(store, top_k=1, neighbours=2) as session:
+        with reader.session(store, top_k=1, margin=24) as session:
             chosen = session.choose("copper lantern harbour", ids, words)
-            assert [(c.document, c.block) for c in chosen] == [(second.id, b) for b in range(3)]
+            assert [c[:2] + c[3:] for c in chosen] == [(second.id, 0, 0, 64), (second.id, 1, 0, 24)]
             assert max(chosen, key=lambda c: c.score).block == 0
-            ends = session.choose(f"{SENTENCES[29]}", ids, words)
+            ends = session.choose(SENTENCES[29], ids, words)
             last = first.blocks - 1
-            assert [c.document for c in ends] == [first.id] * len(ends)
-            assert ends[-1].block == last and len(ends) in (3, 4)
+            before = (first.id, last - 1, 40, 64)
+            assert [c[:2] + c[3:] for c in ends] == [before, (first.id, last, 0, 64)]
             assert session.chosen == ends and session.ask("Which?", lambda: None).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("place", "around"),
+    [((0, 3), [-1, 0]), ((60, 63), [0, 1]), ((16, 47), [0]), ((3, 50), [-1, 0, 1])],
+)
+def test_a_margin_is_read_on_the_side_where_the_question_was_found(
+    reader, store, monkeypatch, place, around
+):
+    document = store.document("inventory")
+    ids, words = reader.turn_ids(QUESTION, first=True)
+    with reader.session(store, top_k=1) as session:
+        (chosen,) = session.choose(QUESTION, ids, words)
+    monkeypatch.setattr(Words, "places", lambda *given: torch.tensor([place]))
+    with reader.session(store, top_k=1, margin=24) as session:
+        read = session.choose(QUESTION, ids, words)
+    assert [(c.document, c.block - chosen.block) for c in read] == [
+        (document.id, offset) for offset in around
+    ]
+
+
+def test_a_margin_of_a_whole_block_reads_what_three_blocks_are(reader, store):
+    document, around = store.document("inventory"), []
+    with reader.session(store, top_k=1, margin=64) as session:
+        widest = session.ask(QUESTION, lambda: None)
+        around = [(c.document, c.block) for c in session.chosen]
+    middle = around[1][1]
+    assert around == [(document.id, block) for block in range(middle - 1, middle + 2)]
+    with reader.session(store, top_k=3, margin=0, retrieve=False) as session:
+        session.read([Chosen(*block, 0.0) for block in around])
+        assert torch.equal(session.ask(QUESTION, lambda: None), widest)
+    with reader.session(store, top_k=3, margin=0, retrieve=False) as session:
+        session.read([Chosen(*around[0], 0.0, 32, 64), Chosen(*around[1], 0.0)])
+        assert not torch.equal(session.ask(QUESTION, lambda: None), widest)
+
+
+def test_what_is_remembered_may_change_under_a_local_text(reader):
+    shape, draw = reader.shape, torch.Generator().manual_seed(0)
+
+    def text(heads, tokens):
+        return torch.randn(1, heads, tokens, shape.head_dim, generator=draw)
+
+    beginning, first, second = (
+        (text(shape.num_kv_heads, n)[0], text(shape.num_kv_heads, n)[0]) for n in (3, 7, 5)
+    )
+    q, k, v = (text(heads, 4) for heads in (shape.num_heads, *2 * [shape.num_kv_heads]))
+    last = [half[:, :, 3:] for half in (q, k, v)]
+    before = [half[:, :, :3] for half in (q, k, v)]
+    changed = CompactAttention(reader, [beginning] * shape.num_layers)
+    changed.remember(1, *first)
+    changed.attend(1, *before)
+    changed.remember(1, *second)
+    fresh = CompactAttention(reader, [beginning] * shape.num_layers)
+    fresh.remember(1, *second)
+    fresh.attend(1, *before)
+    assert torch.allclose(changed.attend(1, *last), fresh.attend(1, *last), atol=1e-6)
+    fresh.remember(1, *first)
+    assert not torch.allclose(changed.attend(1, *last), fresh.attend(1, *last), atol=1e-3)
 
 
 def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch, capsys):

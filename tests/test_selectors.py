@@ -96,6 +96,28 @@ def test_learned_scores_are_late_interaction_of_projected_states() -> None:
     torch.testing.assert_close(scores, torch.cat(expected), atol=0.02, rtol=0)  # int8
 
 
+def test_learned_places_are_the_tokens_that_say_most_of_the_question() -> None:
+    alike = projection()
+    alike = replace(
+        alike,
+        question_mean=alike.document_mean,
+        question_deviation=alike.document_deviation,
+        attend=torch.zeros(HIDDEN),
+        idf=torch.ones(VOCABULARY).half(),
+    )
+    selector = Learned(2, alike)
+    held, documents = haystack(selector)
+    states, scope = documents[1].states[2], [(1, 1, 2), (1, 4, 5), (1, 2, 3)]
+    asked = Tapped([1, 2, 3], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2, 4 * BLOCK + 3]]})
+    first, second, _ = selector.places(asked, held, scope).tolist()
+    assert first[0] <= 1 and first[1] >= 2 and second[1] == 3
+    alone = Tapped([1, 2], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2]]})
+    assert selector.places(alone, held, scope)[0].tolist() == [1, 2]
+    both = Sum([(selector, 1.0), (Words(), 0.5)])
+    assert torch.equal(both.places(alone, held, scope), selector.places(alone, held, scope))
+    assert Words().places(alone, held, scope) is None
+
+
 def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_stand() -> None:
     selector, shown = Learned(2, projection()), tapped(9)
     whole = selector.landmarks(shown, 0)

@@ -119,7 +119,7 @@ class Chosen:
         before: dict[int, tuple[Tensor, Tensor]] = {}
         for first in range(0, len(ids), chunk):
             part = list(ids[first : first + chunk])
-            context = CompactAttention(reader, self.beginning, min(first, window))
+            context = CompactAttention(reader, self.beginning)
             for layer, (k, v) in before.items():
                 context.remember(layer, k, v)
 

@@ -61,7 +61,7 @@ class Memory(AbstractContextManager["Memory"]):
         kind, _, number = name.partition("@")
         if kind not in ("memory", "memory-right") or (number and not number.isdigit()):
             raise SystemExit(f"no method {name!r}")
-        settings = {"top_k": int(number), "score_range": 1e9, "neighbours": 0} if number else {}
+        settings = {"top_k": int(number), "score_range": 1e9, "margin": 0} if number else {}
         return _Asked(self, settings, given=kind == "memory-right")
 
     def names(self, chosen: list[Chosen]) -> list[tuple[str, int]]:
@@ -106,7 +106,7 @@ class _Asked:
         blocks = memory.given(question) if self.given else []
         settings = self.settings
         if self.given:
-            settings = {"top_k": max(1, len(blocks)), "neighbours": 0}
+            settings = {"top_k": max(1, len(blocks)), "margin": 0}
         with memory.reader.session(
             memory.store, question.documents, retrieve=not self.given, **settings
         ) as session:

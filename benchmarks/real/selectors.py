@@ -70,6 +70,9 @@ class Embedded:
     def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
         return self._blocks @ torch.from_numpy(self._sentences.embed([question])[0])
 
+    def places(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+        return None
+
 
 def build(texts: Sequence[str], encode: Encode, count: int, seed: int) -> list[Window]:
     """Windows of the held-out split; the first ones have the like facts, the others a pass key."""

@@ -50,6 +50,7 @@ def adapt(
     from memstore.training.adapt import AdaptOptions
     from memstore.training.adapt import adapt as run
     from memstore.training.adapt_reader import subject_of
+    from memstore.training.adapt_reading import calibrate_reading
     from memstore.training.corpus import read_documents
 
     texts = list(read_documents(text))
@@ -60,6 +61,10 @@ def adapt(
         windows=windows, calibration=min(24, windows), held_out=min(48, windows), seed=seed or 0
     )
     adaptation = run(subject, texts, work, train=train, options=options, report=console.note)
+    with_it = load_reader(model, adaptation=adaptation)
+    adaptation = calibrate_reading(
+        with_it, adaptation, texts, windows=min(16, windows), seed=seed or 0, report=console.note
+    )
     path = output or made_here(subject.made_for.weights)
     save_selector(adaptation, subject.made_for, path)
     shutil.rmtree(work, ignore_errors=True)

@@ -82,7 +82,7 @@ class HuggingFaceReader(ChoosingVerbs):
         self.lookup = LookupSettings(
             top_k=adaptation.top_k,
             score_range=adaptation.score_range,
-            neighbours=adaptation.neighbours,
+            margin=adaptation.margin,
             chunk_blocks=_CHUNK_BLOCKS,
         )
         self.window_blocks = _WINDOW_BLOCKS
@@ -227,7 +227,7 @@ class _Probe:
         reader = self._reader
         with torch.no_grad():
             stock = reader.model(input_ids=self._ids, use_cache=False).logits[0].float()
-            context = CompactAttention(reader, [], 0)
+            context = CompactAttention(reader, [])
             ours = reader.logits(reader.hidden(self._ids, context.attend)[0])
         exact = reader.dtype in (torch.float32, torch.float64)
         most = float(stock.abs().max()) * (_TOLERANCE if exact else _ROUGH)

@@ -107,13 +107,15 @@ class TokenIndex:
         return out
 
     def keys(self, scope: Scope) -> Tensor:
-        """Landmarks [blocks of the scope, block_size, heads, width] as they are held; a short block
-        repeats its last token. Raises DocumentNotFound.
+        """Landmarks float32 [blocks of the scope, block_size, heads, width], in int8 the vectors
+        that they stand for; a short block repeats its last token. Raises DocumentNotFound.
         """
         heads, width = self.shape
         held, ranges = self._resolve(scope)
         parts = [held[:, :0], *(held[:, start:end] for start, end in ranges)]
-        return torch.cat(parts, dim=1).view(heads, -1, self.block_size, width).permute(1, 2, 0, 3)
+        joined = torch.cat(parts, dim=1).view(heads, -1, self.block_size, width)
+        steps = INT8_STEPS if self.dtype == torch.int8 else 1.0
+        return joined.permute(1, 2, 0, 3).float() / steps
 
     def _resolve(self, scope: Scope) -> tuple[Tensor, Ranges]:
         """The landmarks as they are now and the scope's rows in them; rows only ever move into new

@@ -16,7 +16,7 @@ class Adaptation:
     top_k: int = 8  # blocks read of a question at most
     # of these, the best and those whose score is within so many standard deviations; None = all
     score_range: float | None = None
-    neighbours: int = 1  # blocks before and behind each that are read with it
+    margin: int = 24  # tokens read beyond a block near whose end the question was found
     # the `confidence` below which nothing in a memory answers; None = it always may
     answerable: float | None = None
     weights: str = ""  # digest of the model's; "" = of any

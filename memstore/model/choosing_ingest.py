@@ -114,11 +114,10 @@ def _read_chunk(
     layers (None = all). window: the text before it in a layer; None where there is none.
     """
     shape = reader.shape
-    context = CompactAttention(reader, beginning, 0)
+    context = CompactAttention(reader, beginning)
     if window is not None:
         for layer in range(shape.num_layers if layers is None else layers):
             k, v = window(layer)
-            context.room = k.shape[1]
             context.remember(layer, k, v)
     blocks: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -21,6 +21,8 @@ from memstore.model.tapped import Tapped, Taps
 from memstore.model.units import Lookups, OnRead, Read
 from memstore.store.memory_store import MemoryStore
 
+_NEAR = 16  # tokens from a block's end: what is found there may go on beyond it
+
 
 class Chosen(NamedTuple):
     """A block that is read."""
@@ -28,6 +30,8 @@ class Chosen(NamedTuple):
     document: int
     block: int
     score: float
+    first: int = 0  # of its tokens, those from here
+    end: int | None = None  # up to here are read; None = all
 
 
 class ChoosingSession(AbstractContextManager["ChoosingSession"]):
@@ -61,12 +65,12 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self._scope = [(document, 0, blocks) for document, blocks in documents if blocks]
         self._retrieve, self._on_read = retrieve, on_read
         self._beginning = read_beginning(reader)
-        self._most = settings.top_k * (1 + 2 * settings.neighbours)  # blocks read at once
-        room = self._most * reader.shape.block_size
+        self._margin = min(settings.margin, reader.shape.block_size)
+        self._most = settings.top_k * (3 if self._margin else 1)  # blocks read at once
         told = None if on_read is None else self._told
-        self._attention = CompactAttention(reader, self._beginning, room, told)
+        self._attention = CompactAttention(reader, self._beginning, told)
         self._local: list[int] = []  # ids behind the prefix
-        self._lengths: list[int] = []  # tokens of each of the blocks read
+        self._spans: list[tuple[int, int]] = []  # of each of the blocks read, the tokens
         self._tiers: list[str] = []  # of each of the units read, where it was
 
     # The text
@@ -147,9 +151,11 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         spread = math.inf if settings.score_range is None else settings.score_range
         self.lookups.done += 1
         chosen = choose(scores, settings.top_k, spread).tolist()
+        blocks = [self._locate(candidate) for candidate in chosen]
+        places = selector.places(tapped, self.store, [(d, b, b + 1) for d, b in blocks])
         found = [
-            Chosen(*self._locate(candidate), float(scores[candidate]))
-            for candidate in self._with_neighbours(chosen)
+            Chosen(*self._locate(candidate), float(scores[candidate]), first, end)
+            for candidate, (first, end) in self._with_margins(chosen, places).items()
         ]
         self.read(found)
         return found
@@ -157,13 +163,13 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
     def read(self, blocks: Sequence[Chosen]) -> None:
         """Read these blocks, in this order, from now on; none for reading nothing.
 
-        Raises InvalidInput for more than top_k with their neighbours, BudgetExceeded,
+        Raises InvalidInput for more blocks than top_k and those beside them, BudgetExceeded,
         DocumentNotFound, CorruptBlock.
         """
         if len(blocks) > self._most:
             raise InvalidInput(
-                f"{len(blocks)} blocks; top_k is {self.settings.top_k}, with "
-                f"{self.settings.neighbours} neighbours on either side {self._most}"
+                f"{len(blocks)} blocks; top_k {self.settings.top_k} and a margin of "
+                f"{self.settings.margin} tokens read {self._most} at most"
             )
         layers = self.reader.shape.memory_layers
         at_once = max(1, self.store.capacity // max(1, len(blocks) * self._kv_heads))
@@ -182,7 +188,11 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         ]
         with self.store.lease(units) as lease:
             of_blocks = lease.slots[: len(blocks) * heads : heads]
-            self._lengths = self.store.slot_lengths[of_blocks].tolist()
+            lengths = self.store.slot_lengths[of_blocks].tolist()
+            self._spans = [
+                (block.first, length if block.end is None else min(block.end, length))
+                for block, length in zip(blocks, lengths)
+            ]
             size = (len(layers), len(blocks), heads, shape.block_size, shape.head_dim)
             k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
             self._tiers += [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
@@ -191,7 +201,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
 
     def _text(self, blocks: Tensor) -> Tensor:
         """Blocks [n, Hkv, block_size, D] as one text [Hkv, m, D]."""
-        parts = [block[:, :length] for block, length in zip(blocks, self._lengths)]
+        parts = [block[:, first:end] for block, (first, end) in zip(blocks, self._spans)]
         return (
             torch.cat(parts, 1)
             if parts
@@ -202,19 +212,28 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
     def _kv_heads(self) -> int:
         return self.reader.shape.num_kv_heads
 
-    def _with_neighbours(self, candidates: Sequence[int]) -> list[int]:
-        """Candidates and those around each in its document, in the order of the text."""
-        around = self.settings.neighbours
-        found: set[int] = set()
+    def _with_margins(
+        self, candidates: Sequence[int], places: Tensor | None
+    ) -> dict[int, tuple[int, int]]:
+        """The tokens (first, end) to read of candidates and of the blocks beside each in its
+        document, in the order of the text. places: see Selector.places.
+        """
+        size, margin = self.reader.shape.block_size, self._margin
+        whole = [(0, size - 1)] * len(candidates)
+        at = dict(zip(candidates, whole if places is None else places.tolist()))
+        tokens: dict[int, tuple[int, int]] = {}
         first = 0
         for _, begin, end in self._scope:
             last = first + end - begin
-            for candidate in candidates:
+            for candidate in at if margin else ():
                 if first <= candidate < last:
-                    near = range(candidate - around, candidate + around + 1)
-                    found.update(at for at in near if first <= at < last)
+                    begun, ended = at[candidate]
+                    if candidate > first and begun < _NEAR:
+                        _widen(tokens, candidate - 1, size - margin, size)
+                    if candidate + 1 < last and ended >= size - _NEAR:
+                        _widen(tokens, candidate + 1, 0, margin)
             first = last
-        return sorted(found)
+        return dict(sorted((tokens | dict.fromkeys(candidates, (0, size))).items()))
 
     def _locate(self, candidate: int) -> tuple[int, int]:
         for document, first, end in self._scope:
@@ -227,7 +246,8 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         """Tell what the last row of a step read in a layer: weights [H, m]."""
         assert self._on_read is not None
         shape = self.reader.shape
-        parts = [part.sum(-1) for part in weights.split(self._lengths, 1)]
+        lengths = [end - first for first, end in self._spans]
+        parts = [part.sum(-1) for part in weights.split(lengths, 1)]
         of_blocks = torch.stack(parts, 1).tolist()
         first = shape.memory_layers.index(layer_idx) * len(self.chosen) * self._kv_heads
         self._on_read(
@@ -248,7 +268,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
     def close(self) -> None:
         """Let go of what is read; the documents stay."""
         self.chosen = []
-        self._attention = CompactAttention(self.reader, self._beginning, 0)
+        self._attention = CompactAttention(self.reader, self._beginning)
 
     def __exit__(self, *args: object) -> None:
         self.close()
@@ -276,9 +296,15 @@ def tap(
     memory.
     """
     taps = reader.selector.taps
-    tapped, attend, enter = tapping(ids, taps, CompactAttention(reader, beginning, 0).attend)
+    tapped, attend, enter = tapping(ids, taps, CompactAttention(reader, beginning).attend)
     if taps.layers:
         given = torch.tensor([list(ids)], device=reader.device)
         states = reader.hidden(given, attend, layers=taps.layers, enter=enter)
         enter(taps.layers, states)
     return tapped
+
+
+def _widen(tokens: dict[int, tuple[int, int]], candidate: int, first: int, end: int) -> None:
+    """Read these tokens of a candidate too, and what lies between them and others of it."""
+    begun, ended = tokens.get(candidate, (first, end))
+    tokens[candidate] = (min(begun, first), max(ended, end))

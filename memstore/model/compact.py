@@ -25,30 +25,33 @@ class _Layer:
 
     k: Tensor
     v: Tensor
+    plain: Tensor  # keys of the local text without position, [1, Hkv, capacity, D]
     remembered: int  # tokens between the beginning and the local text
     length: int
 
 
 @dataclass
 class CompactAttention:
-    """What one text attends to: the reader's beginning at 0 .. P - 1, remembered tokens from P on,
-    and its own tokens from P + room on.
+    """What one text attends to: the reader's beginning at 0 .. P - 1, m remembered tokens from P
+    on, and its own from P + m on. No room is left between them: that loses answers.
 
     `attend` is what Reader.hidden takes; of one row and one thread.
     """
 
     reader: ChoosingReader
     beginning: Sequence[KeysValues]  # of every layer; empty ones where there is none
-    room: int  # positions kept free for what is remembered
     observe: Observe | None = None  # asked of the last row of every step
     _layers: dict[int, _Layer] = field(default_factory=dict)
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
         layer = self._layer(layer_idx)
-        rows, start = q.shape[2], self._base + layer.length - layer.remembered - self._first
+        rows, start = q.shape[2], layer.length
         positions = torch.arange(start, start + rows, device=q.device)
-        self._append(layer, self.reader.rotate(layer_idx, k, positions), v)
+        layer.plain = _put(layer.plain, start - layer.remembered - self._first, k)
+        layer.k = _put(layer.k, start, self.reader.rotate(layer_idx, k, positions))
+        layer.v = _put(layer.v, start, v)
+        layer.length += rows
         q = self.reader.rotate(layer_idx, q, positions)
         keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
         form = self.reader.forms[layer_idx]
@@ -65,25 +68,22 @@ class CompactAttention:
         )
 
     def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
-        """Put these tokens in the place of what was remembered in a layer: k, v [Hkv, m, D],
-        position-free, m <= room.
+        """Put these tokens in the place of what was remembered in a layer, k, v [Hkv, m, D],
+        position-free; the local text moves behind them.
         """
         layer, dtype = self._layer(layer_idx), self.reader.dtype
-        positions = torch.arange(self._first, self._first + k.shape[1], device=k.device)
-        turned = self.reader.rotate(layer_idx, k.to(dtype)[None], positions)
         local = slice(self._first + layer.remembered, layer.length)
+        behind = torch.cat((k.to(dtype)[None], layer.plain[:, :, : local.stop - local.start]), 2)
+        positions = torch.arange(self._first, self._first + behind.shape[2], device=k.device)
+        turned = self.reader.rotate(layer_idx, behind, positions)
         first = slice(0, self._first)
-        layer.k = torch.cat((layer.k[:, :, first], turned, layer.k[:, :, local]), 2)
+        layer.k = torch.cat((layer.k[:, :, first], turned), 2)
         layer.v = torch.cat((layer.v[:, :, first], v.to(dtype)[None], layer.v[:, :, local]), 2)
         layer.remembered, layer.length = k.shape[1], layer.k.shape[2]
 
     @property
     def _first(self) -> int:
         return self.beginning[0][0].shape[1] if self.beginning else 0
-
-    @property
-    def _base(self) -> int:
-        return self._first + self.room
 
     def _layer(self, layer_idx: int) -> _Layer:
         layer = self._layers.get(layer_idx)
@@ -95,34 +95,30 @@ class CompactAttention:
             else:
                 size = (1, shape.num_kv_heads, 0, shape.head_dim)
                 k = v = torch.zeros(size, dtype=reader.dtype, device=reader.device)
-            layer = self._layers[layer_idx] = _Layer(k, v, 0, self._first)
+            layer = self._layers[layer_idx] = _Layer(k, v, k[:, :, :0], 0, self._first)
         return layer
 
     @staticmethod
-    def _append(layer: _Layer, k: Tensor, v: Tensor) -> None:
-        end = layer.length + k.shape[2]
-        missing = end - layer.k.shape[2]
-        if missing > 0:
-            grow = (0, 0, 0, max(missing, _GROW))
-            layer.k, layer.v = (torch.nn.functional.pad(x, grow) for x in (layer.k, layer.v))
-        layer.k[:, :, layer.length : end] = k
-        layer.v[:, :, layer.length : end] = v
-        layer.length = end
-
-    def _mask(
-        self, layer: _Layer, rows: int, form: LayerForm, device: torch.device
-    ) -> Tensor | None:
+    def _mask(layer: _Layer, rows: int, form: LayerForm, device: torch.device) -> Tensor | None:
         """bool [rows, length]: what each row sees; None for a single row that sees everything."""
-        local = layer.length - layer.remembered - self._first
-        reach = self._base + local
-        if rows == 1 and (form.window is None or reach <= form.window):
+        if rows == 1 and (form.window is None or layer.length <= form.window):
             return None
         at = torch.arange(layer.length, device=device)
-        remembered_end = self._first + layer.remembered
-        at[remembered_end:] += self.room - layer.remembered
         distance = at[-rows:, None] - at
         seen = distance >= 0
         return seen if form.window is None else seen & (distance < form.window)
+
+
+def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
+    """Tokens [1, Hkv, n, D] behind the first `at` of a tensor with room [1, Hkv, capacity, D], or
+    in a larger one.
+    """
+    end = at + more.shape[2]
+    missing = end - held.shape[2]
+    if missing > 0:
+        held = torch.nn.functional.pad(held, (0, 0, 0, max(missing, _GROW)))
+    held[:, :, at:end] = more
+    return held
 
 
 def _weights(q: Tensor, k: Tensor, form: LayerForm, mask: Tensor | None) -> Tensor:
@@ -141,7 +137,7 @@ def read_beginning(reader: ChoosingReader) -> list[KeysValues]:
     """The keys and values of the reader's prefix in every layer; no pairs without a prefix."""
     if not reader.prefix_ids:
         return []
-    context = CompactAttention(reader, [], 0)
+    context = CompactAttention(reader, [])
     kept: list[KeysValues] = []
 
     def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

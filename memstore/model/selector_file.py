@@ -57,7 +57,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     score_range: Amount | None
     answerable: float | None
     scores: dict[str, Share]
-    neighbours: Annotated[int, Meta(ge=0, le=64)] = 1
+    margin: Annotated[int, Meta(ge=0, le=64)]
 
 
 def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
@@ -82,7 +82,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         "top_k": adaptation.top_k,
         "score_range": adaptation.score_range,
         "answerable": adaptation.answerable,
-        "neighbours": adaptation.neighbours,
+        "margin": adaptation.margin,
         "scores": dict(adaptation.scores),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
         read_from=header.read_from,
         top_k=header.top_k,
         score_range=header.score_range,
-        neighbours=header.neighbours,
+        margin=header.margin,
         answerable=header.answerable,
         weights=header.made_for.weights,
         scores=header.scores,

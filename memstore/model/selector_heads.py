@@ -85,3 +85,6 @@ class PointerHeads:
             total = share if total is None else total + share
         assert total is not None
         return total
+
+    def places(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+        return None

@@ -21,6 +21,7 @@ from memstore.model.tapped import Tapped, Taps
 
 _STEPS = 127  # a landmark is a unit vector times this, in int8
 _LEAST_IDF = 0.05
+_COUNTS = 0.3  # of what the best row adds to a score, what a row has to add to say where it was
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,18 @@ class Learned:
         """float32 [blocks of the scope], between -1 and 1."""
         rows, weights = self.rows(tapped)
         return weights @ store.token_maxima(rows, 0, scope)
+
+    def places(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor:
+        rows, weights = self.rows(tapped)
+        landmarks = store.token_landmarks(scope)[:, :, 0]
+        best = torch.einsum("rw,btw->brt", rows, landmarks).max(-1)
+        adds = weights * best.values
+        counts = adds >= _COUNTS * adds.amax(1, keepdim=True)
+        last = landmarks.shape[1] - 1
+        at = best.indices
+        return torch.stack(
+            (at.masked_fill(~counts, last).amin(1), at.masked_fill(~counts, 0).amax(1)), 1
+        )
 
     def rows(self, tapped: Tapped) -> tuple[Tensor, Tensor]:
         """The question's unit vectors [T, width] and their weights [T], which sum to 1."""

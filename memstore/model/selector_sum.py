@@ -32,6 +32,9 @@ class Words:
         asked: Mapping[int, float] = dict.fromkeys(index_words.split(question), 1.0)
         return store.word_scores(asked, scope)
 
+    def places(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+        return None
+
 
 class Sum:
     """Scores of several selectors, each standardised over the blocks, weighted and added; told in
@@ -92,3 +95,6 @@ class Sum:
             added = standardise(selector.scores(tapped, question, store, scope))
             scores = scores + weight * unit * added
         return scores
+
+    def places(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor | None:
+        return self._keeping.places(tapped, store, scope)

@@ -23,6 +23,11 @@ class Found(Protocol):
         landmarks of a head.
         """
 
+    def token_landmarks(self, scope: Scope) -> Tensor:
+        """float32 [blocks of the scope, block_size, heads, width]; a short block repeats its last
+        token.
+        """
+
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
         """Words' hashes and weights -> float32 [blocks of the scope], BM25."""
 
@@ -49,6 +54,11 @@ class Selector(Protocol):
     def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], higher = read it. tapped: the tokens of the user's words
         alone; question: these words.
+        """
+
+    def places(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor | None:
+        """int64 [blocks of the scope, 2]: the first and the last token of each by which it was
+        found; None where that is not known.
         """
 
 

@@ -26,9 +26,9 @@ class LookupSettings:
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
     cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
     chunk_blocks: int = 8  # blocks read at once
-    # of a reader that chooses once for a question: blocks before and behind each chosen one that
-    # are read with it, since what is said does not end where a block does
-    neighbours: int = 0
+    # of a reader that chooses once for a question: tokens before and behind a chosen block that are
+    # read with it where the question was found near its end: what is said may go on beyond it
+    margin: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= 1024:
@@ -43,8 +43,8 @@ class LookupSettings:
             )
         if not 0 <= self.cmt_cutoff <= 1:
             raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {self.cmt_cutoff}")
-        if not 0 <= self.neighbours <= 64:
-            raise InvalidInput(f"neighbours must lie in 0..64, is {self.neighbours}")
+        if not 0 <= self.margin <= 64:
+            raise InvalidInput(f"margin must lie in 0..64, is {self.margin}")
         if not 1 <= self.chunk_blocks <= 256:
             raise InvalidInput(f"chunk_blocks must lie in 1..256, is {self.chunk_blocks}")
 

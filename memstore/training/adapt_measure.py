@@ -50,6 +50,10 @@ class Haystack:
         assert self._tokens is not None
         return self._tokens.maxima(q, head, scope)
 
+    def token_landmarks(self, scope: Scope) -> Tensor:
+        assert self._tokens is not None
+        return self._tokens.keys(scope)
+
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
         assert self._words is not None
         return self._words.scores(words, scope)

@@ -22,7 +22,7 @@ def subject_of(reader: ChoosingReader, made_for: MadeFor) -> Subject:
     def walk(rows: Sequence[Sequence[int]], taps: Taps) -> list[Tapped]:
         shown = []
         for ids in rows:
-            context = CompactAttention(reader, beginning, 0)
+            context = CompactAttention(reader, beginning)
             tapped, attend, enter = tapping(ids, taps, context.attend)
             given = torch.tensor([list(ids)], device=reader.device)
             states = reader.hidden(given, attend, layers=taps.layers, enter=enter)
