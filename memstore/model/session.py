@@ -203,7 +203,8 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
         blocks = SessionBlocks(documents, own_document=self._scratch.document)
         per_block = reader.shape.num_layers * reader.shape.num_kv_heads
         least = settings.chunk_blocks + settings.top_k
-        self._most = max(least, store.own_capacity // (2 * per_block))
+        room = max(least, store.own_capacity // (2 * per_block))
+        self._most = room if settings.own_blocks is None else min(room, settings.own_blocks)
         try:
             super().__init__(
                 reader,
