@@ -8,6 +8,8 @@ import torch
 
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
+from memstore.model.checkpoint import read_configuration
+from memstore.rivals.reading import RivalModel, load_rival
 
 
 def add(
@@ -60,6 +62,20 @@ def load(options: argparse.Namespace) -> LandmarkModel:
     """The model under test."""
     prepare(options.threads)
     return load_model(options.model)
+
+
+def load_any(options: argparse.Namespace) -> LandmarkModel | RivalModel:
+    """The model under test, of whichever memory."""
+    prepare(options.threads)
+    return named_model(options.model)
+
+
+def named_model(name: str | None) -> LandmarkModel | RivalModel:
+    """The model of a directory, of whichever memory; None for the one that ships."""
+    directory = Path(name or "")
+    if name and directory.is_dir() and read_configuration(directory)[1] is not None:
+        return load_rival(directory)
+    return load_model(name)
 
 
 def add_memory_tokens(options: argparse.ArgumentParser, repeats: int) -> None:
