@@ -9,12 +9,32 @@ from tiny_model import text, tiny_model
 
 from benchmarks.common.needle_memory import reply
 from benchmarks.common.needles import Plan, Question
+from benchmarks.common.reading import LONGEST_CHUNK, score_whole
 from benchmarks.common.sessions import Texts
 from benchmarks.common.streamed import ask_streamed
 from memstore.model.checkpoint import save_checkpoint
 from memstore.rivals.config import MEMORIES
 from memstore.rivals.reading import load_rival
 from memstore.rivals.transformer import RivalTransformer
+from memstore.training.objectives import encode_windows
+
+
+def test_true_positions_without_memory_are_one_long_window(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    size, blocks = model.config.block_size, 11
+    ids = np.array(model.tokenizer.encode(text(300))[: size * blocks])
+    found = score_whole(model, ids[:-13], ids[-13:])
+    landmarks = np.full((blocks, 1), model.landmark_id)
+    window = np.concatenate([ids.reshape(blocks, size), landmarks], 1).reshape(-1)
+    hidden, _ = encode_windows(model.transformer, torch.tensor(window)[None])
+    # the token after a landmark is predicted by it, and others by the token before
+    place = [(at // size) * (size + 1) + at % size for at in range(len(ids))]
+    rows = [place[at] - 1 for at in range(len(ids) - 12, len(ids))]
+    expected = (
+        model.logits(hidden[0, rows]).log_softmax(-1).gather(1, torch.tensor(ids[-12:, None]))
+    )
+    np.testing.assert_allclose(found, expected[:, 0].detach().numpy(), atol=1e-5)
+    assert score_whole(model, np.zeros(size * LONGEST_CHUNK, np.int64), ids[-13:]) is None
 
 
 def test_a_memory_without_documents_reads_again_what_stands_before_a_question(

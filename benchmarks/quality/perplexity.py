@@ -8,6 +8,8 @@ in them. The targets are then read from that same memory:
   ageless     the same without what blocks lose by their age (recency 0)
   recent      the latest top_k blocks alone
   attached    a fresh session that has the text attached as an old document, and nothing just before
+  whole       (with --true-positions) no memory: text and targets in one chunk, at their true
+              positions (the paper's figure 6 and appendix E), as far as a chunk can be long
 A model of another memory (`memstore train --memory`) reads the text and then the targets, as it
 reads any: one column, "streamed", beside the tokens that a token attended to (the mean over
 layers) and the bytes that were kept of the past.
@@ -30,7 +32,7 @@ import numpy as np
 
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import add, load_any, parser
-from benchmarks.common.reading import TARGETS, Reading, segments
+from benchmarks.common.reading import TARGETS, Reading, score_whole, segments
 from benchmarks.common.results import plot, write_results
 from benchmarks.common.sessions import AnyModel
 from benchmarks.common.tables import table, tokens_number, tokens_text
@@ -62,6 +64,10 @@ def measure(model: AnyModel, options: argparse.Namespace) -> Iterator[dict[str, 
                     losses[f"streamed {size}"] = -float(scores.mean())
                     costs[f"attended {size}"] = session.past.attended.per_token
                 continue
+            if options.true_positions:
+                whole = score_whole(model, before, segment.targets)
+                if whole is not None:
+                    losses[f"whole {size}"] = -float(whole.mean())
             with Reading(model, before, retrieving=options.read_retrieving) as reading:
                 for mode in MODES if size else ("recent",):
                     scores, _ = reading.score(segment.targets, mode)
@@ -77,6 +83,9 @@ def main() -> None:
         "--read-retrieving",
         action="store_true",
         help="read the text with retrieval too (much slower)",
+    )
+    options.add_argument(
+        "--true-positions", action="store_true", help="score it all in one long chunk too"
     )
     given = options.parse_args()
     given.sizes = sorted({0, *map(tokens_number, given.sizes)})
@@ -108,11 +117,12 @@ def main() -> None:
         f"memory | {' | '.join(MODES)} | retrieved / none | "
         f"retrieved / {tokens_text(given.sizes[1])} | retrieved / recent | retrieved / ageless | "
         "attached / none"
-    )
+    ) + (" | whole" if given.true_positions else "")
     ratios = [f"retrieved_to_{what}" for what in ("none", "least", "recent", "ageless")]
     lines = [
         [tokens_text(p["size"]), *(f"{p[mode]:.2f}" for mode in MODES)]
         + [interval(p[name]) for name in (*ratios, "attached_to_none")]
+        + [f"{p['whole']:.2f}" if "whole" in p else ""] * given.true_positions
         for p in points
     ]
     print(table(head, lines))
@@ -134,6 +144,7 @@ def summary(losses: dict[str, np.ndarray], sizes: list[int]) -> list[dict[str, A
             "retrieved_to_ageless": ratio(losses[f"retrieved {size}"], losses[f"ageless {size}"]),
             "attached_to_none": ratio(losses[f"attached {size}"], losses["recent 0"]),
         }
+        | ({"whole": math.exp(losses[at].mean())} if (at := f"whole {size}") in losses else {})
         for size in sizes
     ]
 
