@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from tiny_model import text, tiny_model
 
+from benchmarks.common.distinct import distinct_blocks
 from benchmarks.common.needle_memory import reply
 from benchmarks.common.needles import Plan, Question
 from benchmarks.common.reading import LONGEST_CHUNK, score_whole
@@ -35,6 +36,26 @@ def test_true_positions_without_memory_are_one_long_window(tmp_path: Path) -> No
     )
     np.testing.assert_allclose(found, expected[:, 0].detach().numpy(), atol=1e-5)
     assert score_whole(model, np.zeros(size * LONGEST_CHUNK, np.int64), ids[-13:]) is None
+
+
+def test_distinct_blocks_are_counted_by_head_and_layer(tmp_path: Path) -> None:
+    """Heads that choose alone for a chunk read top_k blocks, tokens that choose alone many more."""
+    model = tiny_model(tmp_path, num_layers=3)
+    ids = np.array(model.tokenizer.encode(text(600))[: 8 * 64])
+    everything = distinct_blocks(model, ids, 32, top_k=60, cmt_cutoff=0)
+    assert everything.by_head == {(layer, head): 60 for layer in (1, 2) for head in range(4)} | {
+        (0, head): 60 for head in range(4)
+    }
+    assert sum(everything.times.values()) == 36 * 12 * 60  # rows with their landmarks
+    counts = {}
+    for granularity in ("per_token_per_head", "per_token", "per_head", "shared"):
+        found = distinct_blocks(model, ids, 32, top_k=4, cmt_cutoff=0, granularity=granularity)
+        counts[granularity] = found.by_layer[2]
+        if granularity == "per_head":
+            assert set(found.by_head.values()) == {4}
+    assert counts["shared"] == 4
+    assert counts["shared"] < counts["per_head"] <= 8 < counts["per_token"]
+    assert counts["per_token"] <= counts["per_token_per_head"] <= 60
 
 
 def test_a_memory_without_documents_reads_again_what_stands_before_a_question(
