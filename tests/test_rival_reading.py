@@ -200,6 +200,20 @@ def test_an_interrupted_document_ends_as_one_that_was_not(tmp_path: Path) -> Non
     assert torch.equal(*files)
 
 
+def test_what_is_appended_is_remembered_as_if_it_had_been_there(tmp_path: Path) -> None:
+    model = rival(tmp_path / "model", "memorizing", top_k=6)
+    parts = text(140), text(120, seed=5)
+    keys = []
+    for name, pieces in (("whole", ["".join(parts)]), ("parts", parts)):
+        with MemoryStore.create(tmp_path / name, model.signature, codec="raw") as store:
+            for number, piece in enumerate(pieces):
+                mode = "append" if number else "new"
+                model.ingest(piece, store, name="book", mode=mode)  # type: ignore[arg-type]
+            document = store.document("book")
+            keys.append(store.landmark_keys(0, [(document.id, 0, document.blocks)]).clone())
+    assert torch.equal(*keys)
+
+
 def test_stores_are_for_memories_of_tokens(tmp_path: Path) -> None:
     model = rival(tmp_path / "xl", "transformer-xl")
     with pytest.raises(InvalidConfig, match="transformer-xl model keeps no tokens in a store"):

@@ -1,5 +1,6 @@
 """Training with other memories than landmarks: the same texts, resumable, and told apart."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -111,6 +112,16 @@ def test_every_memory_is_shown_the_same_texts(
         monkeypatch.setattr(rival_steps.Steps, "_drawn_memory", noted)
         run(tmp_path / name, book, MEMORIES.get(name))
     assert len(drawn["none"]) == 6
+    tokens = {
+        name: [json.loads(line).get("tokens", 0) for line in metrics.read_text().splitlines()[1:]]
+        for name in drawn
+        for metrics in [tmp_path / name / "metrics.jsonl"]
+    }
+    # two steps of 4 windows of 5 blocks of 16 tokens; then 4 of 3 blocks, and chunks
+    assert tokens["landmark"][:2] == tokens["none"][:2] == [320, 640]
+    assert tokens["landmark"][3] == 640 + 2 * (4 * 3 + 4 * 2) * 16
+    assert tokens["none"] == tokens["infini"]
+    assert 0.75 <= (tokens["none"][3] - 640) / (tokens["landmark"][3] - 640) <= 1
     for name in ("none", "infini"):
         assert all(torch.equal(a, b) for a, b in zip(drawn[name], drawn["landmark"], strict=True))
 

@@ -27,6 +27,7 @@ class RivalSteps(Steps):
 
     def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:
         batch = self._drawn_windows(stage, share)
+        self._count(batch.ids)
         ids, weights = self._content(batch.ids), self._content(batch.weights)
         return next_token_loss(self._rival, self._states(ids), ids, weights), None
 
@@ -35,7 +36,9 @@ class RivalSteps(Steps):
         # What Steps draws beside: the next step's texts shall be the same.
         self._rng.randrange(self._rival.config.block_size)
         self._rng.random()
-        ids, weights = (self._content(x) for x in in_a_row(memory, questions))
+        ids, weights = in_a_row(memory, questions)
+        self._count(ids)
+        ids, weights = self._content(ids), self._content(weights)
         chunk = self._content(questions.ids).shape[1]
         states = self._states(ids)
         parts = (slice(0, -chunk), slice(-chunk, None))

@@ -30,6 +30,7 @@ class Steps:
         self._model, self._data, self._device = model, data, device
         self._rng = random.Random(seed)
         self._generator = torch.Generator().manual_seed(seed + 1)
+        self.tokens = 0  # that steps have read, landmarks not counted
         # newest first; of each step, one entry a layer
         self._queue: list[list[Negatives]] = []
 
@@ -37,6 +38,7 @@ class Steps:
         """What `restore` needs to go on with the next step."""
         return {
             "data": self._data.state(),
+            "tokens": self.tokens,
             "rng": list(self._rng.getstate()[1]),
             "generator": self._generator.get_state(),
             "queue": [[(n.keys, n.values) for n in entry] for entry in self._queue],
@@ -45,6 +47,7 @@ class Steps:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on as the steps whose `state()` this is."""
         self._data.restore(state["data"])
+        self.tokens = state.get("tokens", 0)  # which older runs did not count
         self._rng.setstate((3, tuple(state["rng"]), None))
         self._generator.set_state(state["generator"])
         self._queue = [
@@ -64,6 +67,11 @@ class Steps:
             return None
         return (torch.rand(windows, blocks, generator=self._generator) < 0.5).to(self._device)
 
+    def _count(self, *ids: Tensor) -> None:
+        """ids with landmarks [B, blocks * (block_size + 1)] are read in this step."""
+        config = self._model.config
+        self.tokens += sum(x.numel() for x in ids) // config.stride * config.block_size
+
     def _drawn_windows(self, stage: Stage, share: float) -> WindowBatch:
         first, last = stage.gap
         gap = first + (last - first) * min(1.0, share * 1.5)
@@ -81,6 +89,7 @@ class Steps:
 
     def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:
         batch = self._drawn_windows(stage, share)
+        self._count(batch.ids)
         jumps = None
         if stage.max_jump > 1:
             shape = (stage.batch, stage.blocks)
@@ -94,6 +103,7 @@ class Steps:
     def _memory(self, stage: Stage, share: float) -> tuple[Loss, Loss]:
         model, config = self._model, self._model.config
         memory, questions = self._drawn_memory(stage)
+        self._count(memory.ids, questions.ids)
         controlled = self._controlled(stage, stage.memory_windows, stage.memory_blocks)
         hidden, encoded = encode_windows(model, memory.ids, controlled, cmt=stage.cmt)
         fresh = negatives_of(encoded, self._rng.randrange(config.block_size))

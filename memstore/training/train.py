@@ -289,6 +289,7 @@ class _Run:
             stage=self.stage.name,
             step=p.step,
             total_steps=p.total_steps,
+            tokens=self.steps.tokens,
             share=round(share, 4),
             seconds=round(p.seconds, 1),
             seconds_per_step=round(p.stage_seconds / p.step, 3),
