@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from memstore import LandmarkModel, MemoryStore
+from memstore import MemoryStore
+from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.units import Read
 
 
@@ -39,7 +40,7 @@ class Distinct:
         return {layer: len(blocks) for layer, blocks in sorted(layers.items())}
 
 
-def distinct_blocks(model: LandmarkModel, text: np.ndarray, chunk: int, **lookup: Any) -> Distinct:
+def distinct_blocks(model: LandmarkVerbs, text: np.ndarray, chunk: int, **lookup: Any) -> Distinct:
     """What the last `chunk` tokens of a text read of the blocks before them, in one session that
     retrieves from its own text; lookup: LookupSettings that shall differ.
     """

@@ -16,8 +16,9 @@ from benchmarks.common.needles import STORED, Plan, Question, filler_sizes
 from benchmarks.common.options import named_model, prepare
 from benchmarks.common.sessions import AnyModel, AnySession, Texts, fresh_session
 from benchmarks.common.text import Books
-from memstore import LandmarkModel, MemoryStore
+from memstore import MemoryStore
 from memstore.model import facts as language
+from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.settings import LookupSettings
 from memstore.model.units import Read
 from memstore.rivals.reading import RivalModel
@@ -68,7 +69,7 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
         done, said = [0], [began]
         for name, size in plan.fillers:
             ingest(name, model.tokenizer.decode(books.run(rng, size).tolist()))
-        for texts, questions in needles(writer, settings, model.config.block_size):
+        for texts, questions in needles(writer, settings, model.shape.block_size):
             names = [f"{questions[0].task} {len(plan.tokens) + n}" for n in range(len(texts))]
             plan.tokens.update({name: ingest(name, text) for name, text in zip(names, texts)})
             plan.questions.extend(
@@ -146,7 +147,7 @@ def reply(model: AnyModel, session: AnySession, question: Question, *, generate:
 
 
 def ask(
-    model: LandmarkModel,
+    model: LandmarkVerbs,
     store: MemoryStore,
     plan: Plan,
     task: str,
@@ -160,17 +161,18 @@ def ask(
     asked.
 
     blocks_read: by all lookups that were done; a block is read by a row that gives it any
-    attention.
+    attention. memory_share: of its attention that a (token, head, layer) gives to memory, the mean.
     """
     settings = model.lookup.changed(**lookup)
     one_by_one = settings.granularity != "per_token_per_head"
     replies: list[tuple[Question, Reply]] = []
     lookups = {"done": 0, "skipped": 0}
-    blocks_read = 0
+    blocks_read, mass = 0, 0.0
 
     def count(reads: list[Read]) -> None:
-        nonlocal blocks_read
+        nonlocal blocks_read, mass
         blocks_read += len(reads)
+        mass += sum(read.mass for read in reads)
 
     began = time.perf_counter()
     for n, question in enumerate(plan.of(task)[:trials]):
@@ -185,7 +187,8 @@ def ask(
             lookups["skipped"] += session.attention.lookups.skipped
     if not replies:
         return None
-    counted = {"lookups": lookups, "blocks_read": blocks_read}
+    share = round(mass / max(1, sum(lookups.values())), 4)
+    counted = {"lookups": lookups, "blocks_read": blocks_read, "memory_share": share}
     return asked(task, length, settings) | counted | judged(replies, began)
 
 
@@ -234,4 +237,4 @@ def streamed(
             session.feed(prompt)
             question = Question(task, " " + sentence.prompt, sentence.answer, [])
             replies.append((question, reply(model, session, question, generate=False)))
-    return asked(task, length, model.config.lookup) | judged(replies, began)
+    return asked(task, length, model.lookup) | judged(replies, began)

@@ -13,7 +13,7 @@ from memstore.model import facts as language
 from memstore.model.fact_pools import Pools, draw_value
 from memstore.model.facts import Fact, Sentence
 from memstore.model.sentence_forms import Split
-from memstore.model.tokenizer import Tokenizer
+from memstore.training.corpus import CorpusTokenizer
 
 PAPER_KEYS = 50_000  # the paper draws its pass keys from 1 .. 50,000
 UNRELATED = 200  # tokens of text between memory and question
@@ -28,7 +28,7 @@ class Writer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, books: Books, rng: Random, split: Split, size: int = 512
+        self, tokenizer: CorpusTokenizer, books: Books, rng: Random, split: Split, size: int = 512
     ) -> None:
         self.tokenizer, self.books, self.rng, self.split, self.size = (
             tokenizer,
@@ -38,7 +38,7 @@ class Writer:
             size,
         )
         self.pools = Pools.of(split, books.words if split == "held_out" else ())
-        texts = [tokenizer.decode([token]) for token in range(tokenizer.landmark_id)]
+        texts = [tokenizer.decode([token]) for token in range(tokenizer.text_ids)]
         self.ends = np.array([text[-1:] in (".", "!", "?", "\n") for text in texts])
 
     def text(self, tokens: int) -> str:

@@ -1,6 +1,7 @@
 """The options that benchmarks share, and the model under test."""
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
-from memstore.model.checkpoint import read_configuration
+from memstore.cli.readers import reader_for_command
+from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.rivals.reading import RivalModel, load_rival
 
 
@@ -64,18 +66,28 @@ def load(options: argparse.Namespace) -> LandmarkModel:
     return load_model(options.model)
 
 
-def load_any(options: argparse.Namespace) -> LandmarkModel | RivalModel:
+def landmark_reader(name: str | None) -> LandmarkVerbs:
+    """The model that ships (None), or a directory that `memstore train` wrote, with --model or
+    without.
+    """
+    reader = reader_for_command(name)
+    if not isinstance(reader, LandmarkVerbs):
+        raise SystemExit(f"{name} is not trained with landmarks: `memstore train --model {name}`")
+    return reader
+
+
+def load_any(options: argparse.Namespace) -> LandmarkVerbs | RivalModel:
     """The model under test, of whichever memory."""
     prepare(options.threads)
     return named_model(options.model)
 
 
-def named_model(name: str | None) -> LandmarkModel | RivalModel:
-    """The model of a directory, of whichever memory; None for the one that ships."""
-    directory = Path(name or "")
-    if name and directory.is_dir() and read_configuration(directory)[1] is not None:
-        return load_rival(directory)
-    return load_model(name)
+def named_model(name: str | None) -> LandmarkVerbs | RivalModel:
+    """`landmark_reader`, or a model of another memory (`memstore train --memory`)."""
+    config = Path(name or "") / "config.json"
+    if name and config.is_file() and "memory" in json.loads(config.read_text()):
+        return load_rival(Path(name))
+    return landmark_reader(name)
 
 
 def add_memory_tokens(options: argparse.ArgumentParser, repeats: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memstore import LandmarkModel
+from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.rivals.reading import RivalModel
 
 
@@ -55,7 +55,7 @@ def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
 
 
 def write_results(
-    options: argparse.Namespace, model: LandmarkModel | RivalModel, results: dict[str, Any]
+    options: argparse.Namespace, model: LandmarkVerbs | RivalModel, results: dict[str, Any]
 ) -> None:
     """`write`, with the hash of the model's weights, and of another memory than landmarks what it
     is.

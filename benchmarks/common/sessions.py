@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from memstore import LandmarkModel, MemoryStore
+from memstore import MemoryStore
+from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.session import ScratchSession
 from memstore.rivals.reading import Reading, RivalModel
 
-AnyModel = LandmarkModel | RivalModel
+AnyModel = LandmarkVerbs | RivalModel
 AnySession = ScratchSession | Reading
 
 

@@ -38,4 +38,4 @@ def ask_streamed(
     if not replies:
         return None
     kept = {"attended": attended, "state_bytes": size}
-    return asked(task, length, model.config.lookup) | kept | judged(replies, began)
+    return asked(task, length, model.lookup) | kept | judged(replies, began)

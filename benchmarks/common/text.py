@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memstore.model.tokenizer import Tokenizer
-from memstore.training.corpus import is_held_out, read_documents
+from memstore.training.corpus import CorpusTokenizer, is_held_out, read_documents
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Books:
     words: tuple[str, ...]
 
     @classmethod
-    def read(cls, paths: Sequence[str], tokenizer: Tokenizer, cache: Path) -> "Books":
+    def read(cls, paths: Sequence[str], tokenizer: CorpusTokenizer, cache: Path) -> "Books":
         """Tokenise the files, or take what was tokenised into the directory `cache` before."""
         named = [
             f"{Path(path).name} {Path(path).stat().st_size}"
@@ -40,7 +39,7 @@ class Books:
             books = []
             for text in read_documents(paths):
                 counts.update(re.findall(r"\b[a-z]{4,10}\b", text))
-                books.append(np.asarray(tokenizer.encode(text), dtype=np.uint16))
+                books.append(np.asarray(tokenizer.encode(text), dtype=np.uint32))
             # Frequent to middling words, those alone that training keeps for evaluation.
             words = sorted(word for word, _ in counts.most_common(6000)[150:] if is_held_out(word))
             cache.mkdir(parents=True, exist_ok=True)

@@ -46,10 +46,10 @@ from benchmarks.common.tables import rate, tokens_number, tokens_text
 from benchmarks.common.text import Books
 from benchmarks.common.timing import in_fresh_process
 from benchmarks.quality.recall_tables import by_index, by_length, draw, range_text, variations
-from memstore import LandmarkModel, MemoryStore
+from memstore import MemoryStore
 from memstore.index import INDEX_KINDS
-from memstore.model.config import ModelConfig
-from memstore.model.settings import GRANULARITIES
+from memstore.model.landmark_verbs import LandmarkVerbs
+from memstore.model.settings import GRANULARITIES, LookupSettings
 from memstore.rivals.reading import RivalModel
 
 
@@ -64,14 +64,14 @@ def main() -> None:
             in_fresh_process(build, directory, build_settings(options, tasks, longest, **more))
         rows = in_fresh_process(ask_all, directory, options)
     first = [row for row in rows if row["index"] == options.index[0]]
-    print("\n" + by_length(first, model.config))
+    print("\n" + by_length(first, model.lookup))
     if len(options.index) > 1:
         print("\n" + by_index(rows, options.index))
     varied = variations(first)
     if varied:
         print("\n" + varied)
     write_results(options, model, {"rows": rows})
-    plot(options, lambda figure: draw(figure, first, model.config), (11, 4.6))
+    plot(options, lambda figure: draw(figure, first, model.lookup), (11, 4.6))
 
 
 def read_options() -> argparse.Namespace:
@@ -137,7 +137,8 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
                 f"  {row['task']:15} {tokens_text(row['length']):>5}  k={row['top_k']} "
                 f"{range_text(row['score_range']):10} {row['granularity']:19} "
                 f"{rate(row['right'], row['trials'])}  "
-                f"{row['seconds'] / row['trials'] * 1000:.0f} ms",
+                f"{row['seconds'] / row['trials'] * 1000:.0f} ms"
+                + (f", memory {row['memory_share']:.3f}" if "memory_share" in row else ""),
                 flush=True,
             )
 
@@ -150,7 +151,7 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
         stored = []
     # the first kind last: it opens the memory read-only
     for kind in [*options.index[1:], options.index[0]] if stored else []:
-        assert isinstance(model, LandmarkModel)
+        assert isinstance(model, LandmarkVerbs)
         for row in ask_stored(model, directory, kind, stored, options):
             note(kind, row)
     if set(options.tasks) & set(STREAMED):
@@ -165,7 +166,7 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
 
 
 def ask_stored(
-    model: LandmarkModel, directory: Path, kind: str, tasks: list[str], options: argparse.Namespace
+    model: LandmarkVerbs, directory: Path, kind: str, tasks: list[str], options: argparse.Namespace
 ) -> Iterator[dict[str, Any] | None]:
     """A row a task and length from the memory on disk; with the first kind of index also of every
     setting that is varied.
@@ -190,16 +191,16 @@ def ask_stored(
             for length in options.lengths if task != "in_place" else [options.in_place_length]:
                 yield asked(task, length, options.trials)
         for task in (task for task in options.vary_tasks if first and task in tasks):
-            for setting in settings(model.config, options):
+            for setting in settings(model.lookup, options):
                 yield asked(task, options.vary_length, options.vary_trials, **setting)
 
 
-def settings(config: ModelConfig, options: argparse.Namespace) -> list[dict[str, Any]]:
+def settings(lookup: LookupSettings, options: argparse.Namespace) -> list[dict[str, Any]]:
     """What is varied at one length, one thing at a time."""
     varied: list[dict[str, Any]] = [{}] if options.vary_length not in options.lengths else []
-    varied += [{"top_k": k} for k in options.top_k if k != config.top_k]
+    varied += [{"top_k": k} for k in options.top_k if k != lookup.top_k]
     varied += [{"top_k": max(options.top_k), "score_range": b} for b in sorted(options.score_range)]
-    return varied + [{"granularity": g} for g in options.granularity if g != config.granularity]
+    return varied + [{"granularity": g} for g in options.granularity if g != lookup.granularity]
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ from typing import Any
 from benchmarks.common.intervals import wilson
 from benchmarks.common.needles import STREAMED, TASKS
 from benchmarks.common.tables import rate, table, tokens_text
-from memstore.model.config import ModelConfig
-from memstore.model.settings import GRANULARITIES
+from memstore.model.settings import GRANULARITIES, LookupSettings
 
 
 def by_index(rows: list[dict[str, Any]], kinds: list[str]) -> str:
@@ -36,15 +35,15 @@ def blocks_read(row: dict[str, Any]) -> str:
     return f"{row['blocks_read'] / max(1, row['lookups']['done']):.2f}"
 
 
-def usual(rows: list[dict[str, Any]], config: ModelConfig) -> list[dict[str, Any]]:
+def usual(rows: list[dict[str, Any]], lookup: LookupSettings) -> list[dict[str, Any]]:
     """The points measured with the model's own settings."""
-    own = (config.top_k, config.score_range, config.granularity)
+    own = (lookup.top_k, lookup.score_range, lookup.granularity)
     return [row for row in rows if (row["top_k"], row["score_range"], row["granularity"]) == own]
 
 
-def by_length(rows: list[dict[str, Any]], config: ModelConfig) -> str:
+def by_length(rows: list[dict[str, Any]], lookup: LookupSettings) -> str:
     """The table of tasks and lengths."""
-    rows = usual(rows, config)
+    rows = usual(rows, lookup)
     lengths = sorted({row["length"] for row in rows})
     lines = []
     for task, title in TASKS.items():
@@ -61,7 +60,7 @@ def by_length(rows: list[dict[str, Any]], config: ModelConfig) -> str:
                     ),
                 ]
             )
-    return table([f"memory (k={config.top_k})", "trials", *map(tokens_text, lengths)], lines)
+    return table([f"memory (k={lookup.top_k})", "trials", *map(tokens_text, lengths)], lines)
 
 
 def variations(rows: list[dict[str, Any]]) -> str:
@@ -100,10 +99,10 @@ def variations(rows: list[dict[str, Any]]) -> str:
     return table([f"at {tokens_text(at)}: granularity", "top_k", "", *heads], lines)
 
 
-def draw(figure: Any, rows: list[dict[str, Any]], config: ModelConfig) -> None:
+def draw(figure: Any, rows: list[dict[str, Any]], lookup: LookupSettings) -> None:
     """Accuracy by length, by top_k and by granularity."""
     left, middle, right = figure.subplots(1, 3, sharey=True)
-    own = usual(rows, config)
+    own = usual(rows, lookup)
     for task in TASKS:
         points = (
             sorted((row["length"], row) for row in own if row["task"] == task)
@@ -123,10 +122,10 @@ def draw(figure: Any, rows: list[dict[str, Any]], config: ModelConfig) -> None:
     for task in dict.fromkeys(row["task"] for row in varied):
         length = next(row["length"] for row in varied if row["task"] == task)
         same = [row for row in rows if row["task"] == task and row["length"] == length]
-        same = [row for row in same if row["score_range"] == config.score_range]
-        points = sorted((r["top_k"], r) for r in same if r["granularity"] == config.granularity)
+        same = [row for row in same if row["score_range"] == lookup.score_range]
+        points = sorted((r["top_k"], r) for r in same if r["granularity"] == lookup.granularity)
         bars(middle, [k for k, _ in points], [row for _, row in points], task)
-        named = {r["granularity"]: r for r in same if r["top_k"] == config.top_k}
+        named = {r["granularity"]: r for r in same if r["top_k"] == lookup.top_k}
         shown = [name for name in GRANULARITIES if name in named]
         bars(right, shown, [named[name] for name in shown], task, line="o")
         middle.set_xlabel(f"top_k, at {tokens_text(length)}")

@@ -43,7 +43,9 @@ def adapt(
     as_json: Json = False,
 ) -> None:
     """Find out how a Hugging Face model should choose the blocks that a question reads."""
+    from memstore.errors import InvalidInput
     from memstore.hf.load import load_reader
+    from memstore.hf.reader import HuggingFaceReader
     from memstore.hf.selectors import made_here
     from memstore.hf.weights import cache_directory
     from memstore.model.selector_file import save_selector
@@ -55,6 +57,10 @@ def adapt(
 
     texts = list(read_documents(text))
     reader = load_reader(model)
+    if not isinstance(reader, HuggingFaceReader):
+        raise InvalidInput(
+            f"{model} is trained with landmarks and looks blocks up by itself; it needs no selector"
+        )
     subject = subject_of(reader, reader.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
     options = AdaptOptions(
@@ -62,6 +68,7 @@ def adapt(
     )
     adaptation = run(subject, texts, work, train=train, options=options, report=console.note)
     with_it = load_reader(model, adaptation=adaptation)
+    assert isinstance(with_it, HuggingFaceReader)
     adaptation = calibrate_reading(
         with_it, adaptation, texts, windows=min(16, windows), seed=seed or 0, report=console.note
     )

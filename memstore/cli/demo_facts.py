@@ -28,6 +28,7 @@ from memstore.model.facts import (
     statement,
 )
 from memstore.model.landmark_model import LandmarkModel
+from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.text import Text
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.verbs import Verbs
@@ -103,8 +104,8 @@ def run_demo(
     """
     seed = SystemRandom().randrange(10**6) if seed is None else seed
     reader = reader_for_command(model)
-    primed = isinstance(reader, LandmarkModel)
-    most = TOKENS if primed else FEWER_TOKENS
+    primed = isinstance(reader, LandmarkVerbs)  # it answers in the words that it was trained with
+    most = TOKENS if isinstance(reader, LandmarkModel) else FEWER_TOKENS
     plain = cut(reader, _read(text), tokens or (most if text is None else None))
     facts = draw_facts(Random(seed), questions)
     written, hidden = hide(Random(seed + 1), plain, facts)

@@ -1,5 +1,6 @@
 """The command that trains a model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from memstore.cli.options import Json, Seed, command
     "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
     "memstore train books.jsonl.zst --out run2 --init run1 --from-stage finish",
     "memstore train books.jsonl.zst --out rival --memory transformer-xl --minutes 30",
+    "memstore train books.jsonl.zst --out run3 --model ~/models/my-decoder --minutes 60",
     interrupted="interrupted; a checkpoint was saved, and --resume goes on from it",
 )
 def train(
@@ -57,6 +59,24 @@ def train(
             "infini; default: that of --resume or --init, else landmark.",
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="Fine-tune this Hugging Face decoder (smollm2, a directory, a hub name).",
+        ),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="With --model: train all weights; else adapters (LoRA).")
+    ] = False,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", min=1, help="Of the adapters; default: 16.")
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option("--block-size", metavar="N", min=2, help="With --model: tokens; default: 32."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run in DIR.")] = False,
     threads: Annotated[
         int, typer.Option("--threads", metavar="N", min=1, help="CPU cores to use.")
@@ -76,7 +96,8 @@ def train(
     from memstore.model.checkpoint import read_configuration
     from memstore.model.config import PRESETS
     from memstore.rivals.config import MEMORIES, MemoryConfig
-    from memstore.training.curriculum import stages_from
+    from memstore.training.curriculum import default_curriculum, stages_from
+    from memstore.training.finetune import Finetune, finetune_stages
     from memstore.training.train import TrainConfig
     from memstore.training.train import train as run_training
 
@@ -87,23 +108,38 @@ def train(
     if memory is not None and memory not in ("landmark", *MEMORIES):
         known = ", ".join(["landmark", *MEMORIES])
         raise typer.BadParameter(f"no memory {memory!r}; choose one of {known}")
+    if model is None and (full or rank or block_size):
+        raise typer.BadParameter("--full, --rank and --block-size go with --model")
+    if model is not None and (preset or init):
+        raise typer.BadParameter("--model is what is trained; --preset and --init name another")
+    if model is not None and memory not in (None, "landmark"):
+        raise typer.BadParameter("--model is fine-tuned with landmarks; leave --memory out")
+    if full and rank:
+        raise typer.BadParameter("--full trains all weights, --rank adapters; choose one")
+    finetune = None
+    if model is not None:
+        usual = Finetune(model)
+        finetune = replace(usual, block_size=block_size, rank=None if full else rank or usual.rank)
     lines: list[dict[str, Any]] = []
 
     def report(line: dict[str, Any]) -> None:
         lines.append(line)
         console.note(", ".join(f"{name} {value}" for name, value in line.items()))
 
-    model = PRESETS[preset or "test"] if preset or init is None else read_configuration(init)[0]
+    shape = PRESETS[preset or "test"] if preset or init is None else read_configuration(init)[0]
     chosen = MEMORIES.get(memory or "")
     begun = out if resume and (out / "config.json").is_file() else init
-    if memory is None and begun is not None:
+    if model is None and memory is None and begun is not None:
         said = read_configuration(begun)[1]
         chosen = None if said is None else MemoryConfig.from_dict(said)
     config = TrainConfig(
         out=out,
-        model=model,
+        model=shape,
         memory=chosen,
-        stages=stages_from(from_stage),
+        stages=stages_from(
+            from_stage, default_curriculum() if finetune is None else finetune_stages()
+        ),
+        finetune=finetune,
         minutes=minutes,
         seed=seed or 0,
         threads=threads,

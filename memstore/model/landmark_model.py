@@ -46,7 +46,7 @@ class LandmarkModel(LandmarkVerbs):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.transformer.norm.weight.dtype
+        return self.transformer.dtype
 
     def hidden(
         self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None

@@ -79,11 +79,13 @@ class Rope:
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [..., D] rotated by `angles` that broadcast against it; the result has x's dtype."""
+        return (x * cos + self._partners(x) * sin).to(x.dtype)
+
+    def _partners(self, x: Tensor) -> Tensor:
+        """Every dimension's partner in its pair, in its place."""
         if self.interleaved:
-            partner = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-        else:
-            partner = x.roll(x.shape[-1] // 2, -1)
-        return (x * cos + partner * sin).to(x.dtype)
+            return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        return x.roll(x.shape[-1] // 2, -1)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size() + SPECIAL_IDS
         self.landmark_id: int = self.vocab_size - 2
         self.cmt_id: int = self.vocab_size - 1
+        self.text_ids: int = self.landmark_id
         self.fingerprint: str = _fingerprint(backend)
         self._bytes = _token_bytes(backend)
         # [vocab_size]: characters that begin in each token

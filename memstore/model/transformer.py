@@ -84,6 +84,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.shape, self.lookup = config.shape, config.lookup
+        self.landmark_id = config.landmark_id
         self.rope = Rope(config.head_dim, config.rope_base, config.rope_interleaved)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
@@ -98,6 +100,11 @@ class Transformer(nn.Module):
                 into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
                 std = 0.02 / math.sqrt(2 * self.config.num_layers) if into_stream else 0.02
                 nn.init.normal_(parameter, std=std, generator=generator)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return self.norm.weight.dtype
 
     def _layers(self) -> Iterator[DecoderLayer]:
         for block in self.blocks:

@@ -41,6 +41,7 @@ class RivalModel:
 
     def __init__(self, transformer: RivalTransformer, tokenizer: Tokenizer) -> None:
         self.transformer, self.tokenizer, self.config = transformer, tokenizer, transformer.config
+        self.shape, self.lookup = transformer.shape, transformer.lookup
 
     @property
     def device(self) -> torch.device:
@@ -155,7 +156,7 @@ class Reading(AbstractContextManager["Reading"]):
     def logits(self, states: Tensor) -> Tensor:
         """Next-token logits [n, vocabulary] of states; what is no text is never predicted."""
         logits = accumulate(self.model.transformer.logits(states))
-        logits[..., self.model.config.landmark_id :] = NEG
+        logits[..., self.model.transformer.landmark_id :] = NEG
         return logits
 
     def generate(self, state: Tensor, max_new_tokens: int, **settings: Any) -> Iterator[int]:

@@ -14,8 +14,7 @@ import torch
 from memstore.model import facts as language
 from memstore.model.fact_pools import Pools, pool_words
 from memstore.model.sentence_forms import Split
-from memstore.model.tokenizer import Tokenizer
-from memstore.training.corpus import TokenCorpus
+from memstore.training.corpus import CorpusTokenizer, TokenCorpus
 from memstore.training.pages import Page, StatedFact, forms
 from memstore.training.recall_config import RecallConfig
 from memstore.training.source import Source
@@ -85,7 +84,7 @@ class RecallData:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, corpus: TokenCorpus, config: RecallConfig, seed: int
+        self, tokenizer: CorpusTokenizer, corpus: TokenCorpus, config: RecallConfig, seed: int
     ) -> None:
         self.config = config
         self._landmark_id = tokenizer.landmark_id

@@ -115,11 +115,10 @@ def default_curriculum() -> tuple[Stage, ...]:
     return windows, varied, memory, text, polish, finish, wide
 
 
-def stages_from(name: str | None) -> tuple[Stage, ...]:
-    """The default curriculum from the stage `name` on (None = all of it). Raises InvalidConfig,
-    which lists the names.
+def stages_from(name: str | None, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """A curriculum from the stage `name` on (None = all of it). Raises InvalidConfig, which lists
+    the names.
     """
-    stages = default_curriculum()
     if name is None:
         return stages
     names = [stage.name for stage in stages]

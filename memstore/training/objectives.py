@@ -6,7 +6,9 @@ old blocks at one fixed distance, every block of a visible window attended inste
 landmarks of all other windows as valued negatives.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,35 @@ from torch import Tensor
 
 from memstore.kernels.api import NEG, grouped_softmax_attention, local_attention
 from memstore.kernels.products import accumulate, scores, weighted
-from memstore.model.transformer import Transformer
+from memstore.model.reader import Attend, Shape
+from memstore.model.rotary import Rope
+from memstore.model.settings import LookupSettings
+
+
+class Trainee(Protocol):
+    """A decoder that attends by landmarks, differentiable: a Transformer, or a Hugging Face decoder
+    (memstore.hf.landmark_decoder).
+    """
+
+    shape: Shape
+    lookup: LookupSettings  # what it will be read with
+    rope: Rope
+    landmark_id: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+
+    def cmt_keys(self) -> Sequence[Tensor] | None:
+        """The context miss token's key of every layer, [Hkv, D], at position -1; None for a model
+        without one.
+        """
+
+    def hidden(self, ids: Tensor, attend: Attend) -> Tensor:
+        """As Reader.hidden."""
+
+    def logits(self, hidden: Tensor, /) -> Tensor:
+        """States [n, hidden_size] -> next-token logits [n, vocabulary]."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +71,7 @@ class Negatives:
 
 
 def encode_windows(
-    model: Transformer,
+    model: Trainee,
     ids: Tensor,
     controlled: Tensor | None = None,
     jumps: Tensor | None = None,
@@ -57,26 +87,27 @@ def encode_windows(
     learns to gate). triton: as for `grouped_softmax_attention`. All tensors are on the model's
     device. Returns hidden states [W, T, hidden] and each layer's blocks.
     """
-    config, rope = model.config, model.rope
-    b, num_blocks = config.stride, ids.shape[1] // config.stride
+    shape, rope = model.shape, model.rope
+    b, num_blocks = shape.stride, ids.shape[1] // shape.stride
     positions = torch.arange(ids.shape[1], device=ids.device)
-    in_block = rope.angles_at(positions % b, model.embedding.weight)
+    like = torch.empty(0, dtype=model.dtype, device=ids.device)
+    in_block = rope.angles_at(positions % b, like)
     if jumps is not None:
         positions = (positions + jumps.cumsum(1).repeat_interleave(b, 1))[:, None]
-    in_window = rope.angles_at(positions, model.embedding.weight)
-    scale = config.head_dim**-0.5
+    in_window = rope.angles_at(positions, like)
+    scale = shape.head_dim**-0.5
     cmt_keys = model.cmt_keys() if cmt else None
     memory: list[WindowMemory] = []
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        blocks = v.unflatten(2, (num_blocks, b))[:, :, :, : config.block_size]
+        blocks = v.unflatten(2, (num_blocks, b))[:, :, :, : shape.block_size]
         memory.append(WindowMemory(rope.rotate(k, *in_block).unflatten(2, (num_blocks, b)), blocks))
         k_cmt = None if cmt_keys is None else cmt_keys[layer]
         return grouped_softmax_attention(
             rope.rotate(q * scale, *in_window),
             rope.rotate(k, *in_window),
             v,
-            config.block_size,
+            shape.block_size,
             k_cmt=k_cmt,
             controlled=controlled,
             triton=triton,
@@ -86,7 +117,7 @@ def encode_windows(
 
 
 def read_memory(
-    model: Transformer,
+    model: Trainee,
     ids: Tensor,
     memory: list[WindowMemory],
     visible: Tensor,
@@ -110,28 +141,28 @@ def read_memory(
     best, as inference does; None = all. All tensors are on the model's device. Returns hidden
     states [C, T, hidden].
     """
-    config, rope = model.config, model.rope
-    b, size = config.stride, config.block_size
+    shape, rope = model.shape, model.rope
+    b, size, distance = shape.stride, shape.block_size, shape.old_block_distance
+    if distance is None:  # slots: the middle ones stand for all
+        distance = 5 * b
     chunks, length = ids.shape
     num_windows, num_blocks = memory[0].keys.shape[0], memory[0].keys.shape[2]
     count = visible.shape[1] * num_blocks
-    recent = min(config.top_k if recent is None else recent, num_blocks)
+    recent = min(model.lookup.top_k if recent is None else recent, num_blocks)
     steps = torch.arange(length, device=ids.device)
     positions = (steps + continues[:, None] * (recent * b))[:, None]  # (C, 1, T)
-    in_chunk = rope.angles_at(positions, model.embedding.weight)
-    old = rope.angles(
-        config.old_block_distance, config.old_block_distance + 1, model.embedding.weight
-    )
+    like = torch.empty(0, dtype=model.dtype, device=ids.device)
+    in_chunk = rope.angles_at(positions, like)
+    old = rope.angles(distance, distance + 1, like)
     from_recent = [
-        rope.angles((recent - r) * b, (recent - r) * b + length, model.embedding.weight)
-        for r in range(recent)
+        rope.angles((recent - r) * b, (recent - r) * b + length, like) for r in range(recent)
     ]
     following = continues.nonzero().flatten()
     columns = torch.arange(num_blocks - recent, num_blocks, device=ids.device)
     is_recent = torch.zeros(count, dtype=torch.bool, device=ids.device)
     is_recent[columns] = True
     recent_only = continues[:, None] & is_recent  # (C, N)
-    scale = config.head_dim**-0.5
+    scale = shape.head_dim**-0.5
     cmt_keys = model.cmt_keys() if cmt else None
 
     def unwanted(total: int) -> Tensor:
@@ -147,7 +178,7 @@ def read_memory(
         local = local_attention(
             rope.rotate(q, *in_chunk), rope.rotate(k, *in_chunk), v, size, k_cmt=k_cmt
         )
-        searched = layer in (config.memory_layers or ())
+        searched = layer in shape.memory_layers
         if not searched and not len(following):
             return local.output
         window = memory[layer]
@@ -237,7 +268,7 @@ class Loss:
     lookups: int
 
 
-def next_token_loss(model: Transformer, hidden: Tensor, ids: Tensor, weights: Tensor) -> Loss:
+def next_token_loss(model: Trainee, hidden: Tensor, ids: Tensor, weights: Tensor) -> Loss:
     """Weighted next-token cross entropy with the landmark rules of docs/method.md section 7.
 
     ids, weights: [B, T]; a token's weight is that of predicting it (0 for landmarks). The token
@@ -245,7 +276,7 @@ def next_token_loss(model: Transformer, hidden: Tensor, ids: Tensor, weights: Te
     1 or more are answers and are counted.
     """
     targets, target_weights = ids[:, 1:], weights[:, 1:]
-    before_landmark = targets == model.config.landmark_id
+    before_landmark = targets == model.landmark_id
     later_ids, later_weights = F.pad(targets[:, 1:], (0, 1)), F.pad(target_weights[:, 1:], (0, 1))
     targets = torch.where(before_landmark, later_ids, targets)
     target_weights = torch.where(before_landmark, later_weights, target_weights)

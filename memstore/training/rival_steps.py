@@ -5,11 +5,10 @@ drawn alike, one behind the other and without landmarks.
 import torch
 from torch import Tensor
 
-from memstore.model.transformer import Transformer
 from memstore.rivals.transformer import RivalTransformer
 from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData
 from memstore.training.curriculum import Stage
-from memstore.training.objectives import Loss, next_token_loss
+from memstore.training.objectives import Loss, Trainee, next_token_loss
 from memstore.training.steps import Steps
 
 
@@ -18,9 +17,7 @@ class RivalSteps(Steps):
     segments of it where the memory lets them (Infini-attention, full attention).
     """
 
-    def __init__(
-        self, model: Transformer, data: RecallData, device: torch.device, seed: int
-    ) -> None:
+    def __init__(self, model: Trainee, data: RecallData, device: torch.device, seed: int) -> None:
         super().__init__(model, data, device, seed)
         assert isinstance(model, RivalTransformer)
         self._rival = model
@@ -56,7 +53,7 @@ class RivalSteps(Steps):
         return x.unflatten(1, (-1, size + 1))[:, :, :size].flatten(1)
 
 
-def steps_of(model: Transformer, data: RecallData, device: torch.device, seed: int) -> Steps:
+def steps_of(model: Trainee, data: RecallData, device: torch.device, seed: int) -> Steps:
     """The steps of a decoder with whichever memory."""
     return (RivalSteps if isinstance(model, RivalTransformer) else Steps)(model, data, device, seed)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from memstore.model import facts as language
 from memstore.model.tokenizer import Tokenizer
-from memstore.training.corpus import TokenCorpus
+from memstore.training.corpus import CorpusTokenizer, TokenCorpus
 
 # Where the pre-tokenizer cuts the sentences of facts.py: before a space, around a digit, around a
 # newline. Pieces between such cuts are encoded apart, and so from a cache, with the same ids as the
@@ -21,14 +21,16 @@ class Source:
     everything.
     """
 
-    def __init__(self, tokenizer: Tokenizer, corpus: TokenCorpus, rng: Random) -> None:
+    def __init__(self, tokenizer: CorpusTokenizer, corpus: TokenCorpus, rng: Random) -> None:
         self.rng = rng
         self.corpus = corpus
         self._tokenizer = tokenizer
         # a plain view: slicing a memory map costs ten times as much
         self._tokens = np.asarray(corpus.tokens)
+        # another tokenizer may cut across the pieces
+        self._by_pieces = isinstance(tokenizer, Tokenizer)
         self._pieces: dict[str, list[int]] = {}
-        texts = [tokenizer.decode([token]) for token in range(tokenizer.landmark_id)]
+        texts = [tokenizer.decode([token]) for token in range(tokenizer.text_ids)]
         self.space = tokenizer.encode(" ")
         self.ends_line = [text.endswith("\n") for text in texts]
         self.ends_sentence = np.array([text[-1:] in (".", "!", "?", "\n") for text in texts])
@@ -41,6 +43,8 @@ class Source:
         """Ids of a sentence of facts.py: what the tokenizer gives for the whole sentence, from a
         cache of pieces.
         """
+        if not self._by_pieces:
+            return self._tokenizer.encode(text)
         ids: list[int] = []
         for piece in _PIECES.findall(text):
             known = self._pieces.get(piece)
@@ -52,5 +56,5 @@ class Source:
         return ids
 
     def text(self, offset: int, length: int) -> np.ndarray:
-        """uint16 ids of the corpus from `offset` on, fewer than `length` at its end."""
+        """Ids of the corpus from `offset` on, fewer than `length` at its end."""
         return self._tokens[offset : offset + length]

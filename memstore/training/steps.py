@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstore.model.transformer import Transformer
 from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData, WindowBatch
 from memstore.training.curriculum import Stage
 from memstore.training.objectives import (
     Loss,
     Negatives,
+    Trainee,
     encode_windows,
     negatives_of,
     next_token_loss,
@@ -26,7 +26,7 @@ class Steps:
     same on every device.
     """
 
-    def __init__(self, model: Transformer, data: RecallData, device: torch.device, seed: int):
+    def __init__(self, model: Trainee, data: RecallData, device: torch.device, seed: int):
         self._model, self._data, self._device = model, data, device
         self._rng = random.Random(seed)
         self._generator = torch.Generator().manual_seed(seed + 1)
@@ -69,8 +69,8 @@ class Steps:
 
     def _count(self, *ids: Tensor) -> None:
         """ids with landmarks [B, blocks * (block_size + 1)] are read in this step."""
-        config = self._model.config
-        self.tokens += sum(x.numel() for x in ids) // config.stride * config.block_size
+        shape = self._model.shape
+        self.tokens += sum(x.numel() for x in ids) // shape.stride * shape.block_size
 
     def _drawn_windows(self, stage: Stage, share: float) -> WindowBatch:
         first, last = stage.gap
@@ -83,7 +83,7 @@ class Steps:
         chunks, blocks = stage.batch, stage.chunk_blocks
         if self._rng.random() < stage.long_chunks:
             chunks, blocks = chunks // 2, blocks * 2
-        recents = self._model.config.top_k
+        recents = self._model.lookup.top_k
         questions = self._data.questions(memory, chunks, blocks, recents=recents)
         return memory, questions.to(self._device)
 
@@ -101,12 +101,12 @@ class Steps:
         return next_token_loss(self._model, hidden, batch.ids, batch.weights), None
 
     def _memory(self, stage: Stage, share: float) -> tuple[Loss, Loss]:
-        model, config = self._model, self._model.config
+        model, top_k = self._model, self._model.lookup.top_k
         memory, questions = self._drawn_memory(stage)
         self._count(memory.ids, questions.ids)
         controlled = self._controlled(stage, stage.memory_windows, stage.memory_blocks)
         hidden, encoded = encode_windows(model, memory.ids, controlled, cmt=stage.cmt)
-        fresh = negatives_of(encoded, self._rng.randrange(config.block_size))
+        fresh = negatives_of(encoded, self._rng.randrange(model.shape.block_size))
         against, bias = None, 0.0
         if self._rng.random() < stage.negatives:
             against = self._with_earlier(fresh)
@@ -121,7 +121,7 @@ class Steps:
             against,
             bias,
             cmt=stage.cmt,
-            top_k=config.top_k if memory.runs else None,
+            top_k=top_k if memory.runs else None,
         )
         self._enqueue(stage, fresh, memory.pass_key_window)
         return (

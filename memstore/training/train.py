@@ -4,7 +4,6 @@ beside the weights.
 
 import ctypes
 import pickle
-import random
 import sys
 import time
 from collections.abc import Sequence
@@ -19,19 +18,15 @@ from torch.utils._pytree import tree_map_only
 from memstore import devices
 from memstore.disk.files import replacement, sweep
 from memstore.errors import InvalidConfig, InvalidInput
-from memstore.model.checkpoint import load_checkpoint, save_checkpoint
 from memstore.model.config import ModelConfig
-from memstore.model.tokenizer import Tokenizer
-from memstore.model.transformer import Transformer
 from memstore.rivals.config import MemoryConfig
-from memstore.rivals.transformer import RivalTransformer, make
 from memstore.training.batches import RecallData
-from memstore.training.corpus import TokenCorpus, passages, read_documents
+from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage, default_curriculum
+from memstore.training.finetune import Finetune, HuggingFaceModel
 from memstore.training.metrics import Metrics, Report
-from memstore.training.new_model import new_model
-from memstore.training.optimizer import make_optimizers
 from memstore.training.rival_steps import steps_of
+from memstore.training.subject import OwnModel, Subject, TrainedModule
 
 _CLIP = 1.0
 
@@ -56,6 +51,8 @@ class TrainConfig:
     device: str = "cpu"
     # weights and tokenizer to start from: of this configuration, or one that grows into it
     init: Path | None = None
+    # a Hugging Face decoder that learns to attend by landmarks, in the place of `model`
+    finetune: Finetune | None = None
     # of the forward pass, by autocast; weights and optimisers stay float32. "auto": what the device
     # is faster at; in a resumed run what that began with, so that it ends with the same bits
     precision: Precision = "auto"
@@ -80,7 +77,7 @@ def train(
     *,
     resume: bool = False,
     report: Report | None = None,
-) -> Transformer:
+) -> TrainedModule:
     """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
 
     resume: go on from the run that stands there. report: called with every line of metrics, the
@@ -105,10 +102,14 @@ def train(
             "directory"
         )
     state = _read_state(state_path) if resume else None
-    tokenizer = _tokenizer(config, texts)
-    corpus = TokenCorpus.build(texts, tokenizer, config.out / "tokens")
+    subject: Subject = (
+        OwnModel(config, texts, device)
+        if config.finetune is None
+        else HuggingFaceModel(config.finetune, config.seed, device)
+    )
+    corpus = TokenCorpus.build(texts, subject.tokenizer, config.out / "tokens")
     precision, reason = _precision(config.precision, device, state)
-    run = _Run(config, tokenizer, corpus, device, precision, report or (lambda line: None))
+    run = _Run(config, subject, corpus, device, precision, report or (lambda line: None))
     if state is not None:
         run.restore(state)
     else:
@@ -119,7 +120,7 @@ def train(
     except KeyboardInterrupt:
         run.save()
         raise
-    return run.model
+    return subject.model
 
 
 def keep_freed_memory() -> None:
@@ -133,27 +134,6 @@ def keep_freed_memory() -> None:
             libc.mallopt(mmap_max, 0)
             libc.mallopt(trim_threshold, 2**31 - 1)
             libc.mallopt(top_pad, 1 << 28)
-
-
-def _tokenizer(config: TrainConfig, texts: Sequence[Path]) -> Tokenizer:
-    path = config.out / "tokenizer.json"
-    if path.is_file():
-        tokenizer = Tokenizer.load(path)
-    elif config.init is not None:
-        tokenizer = load_checkpoint(config.init, other=make)[1]
-    else:
-        tokenizer = Tokenizer.train(
-            passages(read_documents(texts), random.Random(config.seed)), config.model.vocab_size
-        )
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise InvalidConfig(
-            f"{path} has {tokenizer.vocab_size} ids but the model's vocab_size is "
-            f"{config.model.vocab_size}; "
-            "train on more text or choose another directory"
-        )
-    if not path.is_file():
-        tokenizer.save(path)
-    return tokenizer
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -181,7 +161,7 @@ def _precision(
     return name, f"this CPU multiplies bfloat16 at {gain:.2g} times float32's speed"
 
 
-def update(model: Transformer, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
+def update(model: TrainedModule, optimizers: Sequence[torch.optim.Optimizer], loss: Tensor) -> None:
     """One step down the loss: gradients, clipped, and the optimisers."""
     for optimizer in optimizers:
         optimizer.zero_grad()
@@ -191,44 +171,30 @@ def update(model: Transformer, optimizers: Sequence[torch.optim.Optimizer], loss
         optimizer.step()
 
 
-def _memory_of(model: Transformer) -> dict[str, Any] | None:
-    """What a checkpoint says of another memory than landmarks."""
-    return model.memory_config.to_dict() if isinstance(model, RivalTransformer) else None
-
-
-def _named(memory: dict[str, Any] | None) -> str:
-    if memory is None:
-        return "landmarks"
-    return f"memory {memory['kind']} ({', '.join(f'{n}={x}' for n, x in list(memory.items())[1:])})"
-
-
 class _Run:
     """The mutable state of a run."""
 
     def __init__(
         self,
         config: TrainConfig,
-        tokenizer: Tokenizer,
+        subject: Subject,
         corpus: TokenCorpus,
         device: torch.device,
         precision: str,
         report: Report,
     ) -> None:
-        self.config, self.tokenizer, self.device = config, tokenizer, device
+        self.config, self.subject, self.device = config, subject, device
         self.precision, self.metrics = precision, Metrics(config.out / "metrics.jsonl", report)
-        self.model = new_model(config.model, config.memory, config.init, config.seed)
-        self.model.to(device)
-        self.data = RecallData(tokenizer, corpus, config.stages[0].data, config.seed + 2)
-        self.steps = steps_of(self.model, self.data, device, config.seed)
+        self.data = RecallData(subject.tokenizer, corpus, config.stages[0].data, config.seed + 2)
+        self.steps = steps_of(subject.model, self.data, device, config.seed)
         self.progress = Progress()
         self.optimizers: list[torch.optim.Optimizer] = []
         self._start_stage()
 
     def _start_stage(self) -> None:
         stage = self.stage
-        self.data.config = replace(stage.data, block_size=self.config.model.block_size)
-        own = self.model.own_rates() if isinstance(self.model, RivalTransformer) else {}
-        self.optimizers = make_optimizers(self.model, stage.lr, stage.muon_lr, own)
+        self.data.config = replace(stage.data, block_size=self.subject.model.shape.block_size)
+        self.optimizers = self.subject.optimizers(stage)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["base_lr"] = group["lr"]
@@ -280,7 +246,7 @@ class _Run:
         if question is not None:
             total, weight = total + question.total, weight + question.weight
         loss = total / weight
-        update(self.model, self.optimizers, loss)
+        update(self.subject.model, self.optimizers, loss)
         self.metrics.add(float(loss.detach()), document, question)
 
     def _log(self, share: float) -> None:
@@ -301,12 +267,12 @@ class _Run:
         """
         state = {
             "progress": vars(self.progress),
-            "model": self.model.state_dict(),
+            "model": self.subject.state(),
+            "identity": self.subject.identity,
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             **self.steps.state(),
             "stages": [stage.name for stage in self.config.stages],
             "precision": self.precision,
-            "memory": _memory_of(self.model),
         }
         sweep(self.config.out)
         with replacement(self.config.out / "state.pt", mode=0o644) as file:
@@ -316,7 +282,7 @@ class _Run:
                 if isinstance(error.__context__, OSError):  # of a disk that is full
                     raise error.__context__ from None
                 raise
-        save_checkpoint(self.model, self.tokenizer, self.config.out)
+        self.subject.save(self.config.out)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `save` wrote."""
@@ -324,15 +290,14 @@ class _Run:
             raise InvalidConfig(
                 f"{self.config.out} was trained with other stages: {', '.join(state['stages'])}"
             )
-        memory = _memory_of(self.model)
-        if state.get("memory") != memory:
+        if state.get("identity", {}) != self.subject.identity:
             raise InvalidConfig(
-                f"{self.config.out} was trained with {_named(state.get('memory'))}, not with "
-                f"{_named(memory)}; resume it as it began, or choose another directory"
+                f"{self.config.out} was begun with another model or memory, or other settings of "
+                f"it: {state.get('identity') or 'landmarks, and a model of its own'}"
             )
         self.progress = Progress(**state["progress"])
         self._start_stage()
-        self.model.load_state_dict(state["model"])
+        self.subject.restore(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.steps.restore(state)

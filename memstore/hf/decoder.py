@@ -1,0 +1,128 @@
+"""A transformers decoder whose attention is given from outside, and what a short text shows of it:
+its sizes, and how each layer attends.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from memstore.errors import InvalidWeights
+from memstore.hf.rotary import ModelRotary
+from memstore.hf.seam import WalkCache, attach, walk
+from memstore.model.reader import Attend, Enter, LayerForm
+
+_PROBE_TOKENS = 12
+# by how much logits may differ, of the largest: in float32, and in half precision
+_TOLERANCE, _ROUGH = 1e-4, 0.05
+
+
+class AttachedDecoder:
+    """A model as it is, walked through with an attention of the caller's."""
+
+    def __init__(self, model: Any) -> None:
+        """Raises InvalidWeights for an architecture whose attention cannot be given from
+        outside.
+        """
+        self.model = model.eval()
+        self.config = model.config.get_text_config()
+        self.name = type(model).__name__
+        self._stack = attach(model)
+        self._head: nn.Module = model.get_output_embeddings()
+        self.forms: Sequence[LayerForm] = ()
+        self.heads, self.kv_heads, self.head_dim = 0, 0, 0
+        self.rotary = ModelRotary(self._stack, self.config, self._probe())
+
+    @property
+    def device(self) -> torch.device:
+        return cast(torch.device, self.model.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return cast(torch.dtype, self.model.dtype)
+
+    @property
+    def num_layers(self) -> int:
+        return len(cast(nn.ModuleList, self._stack.layers))
+
+    def hidden(
+        self,
+        given: Tensor,
+        attend: Attend,
+        *,
+        layers: int | None = None,
+        enter: Enter | None = None,
+    ) -> Tensor:
+        """As Reader.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
+        return walk(self._stack, given, WalkCache(attend), layers=layers, enter=enter)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """States [.., hidden_size] -> float32 [.., vocabulary], as the model's own code makes
+        them.
+        """
+        config = self.config
+        logits = self._head(states.to(self.dtype)).float()
+        logits = logits * (getattr(config, "logit_scale", None) or 1.0)
+        logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
+        cap = getattr(config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * (logits / cap).tanh()
+
+    def _probe(self) -> list[bool]:
+        """Which layers turn their queries; sets what is known of sizes and forms."""
+        turned: list[bool] = []
+        shapes: list[tuple[tuple[int, ...], ...]] = []
+
+        def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if layer_idx != len(shapes):
+                raise InvalidWeights(
+                    f"{self.name} does not attend once in every layer; it cannot be given a memory"
+                )
+            shapes.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
+            turned.append(not bool(q[..., 0].any()))
+            return torch.zeros_like(q)
+
+        cache = WalkCache(attend)
+        cache.blank = True
+        try:
+            with torch.no_grad():
+                walk(self._stack, self._text(), cache)
+        except (RuntimeError, IndexError, TypeError, AttributeError) as error:
+            raise InvalidWeights(
+                f"{self.name} attends in a way that is not known here ({error}); it cannot be "
+                "given a memory"
+            ) from error
+        layers = self.num_layers
+        if len(shapes) != layers:
+            raise InvalidWeights(
+                f"{self.name} attends in {len(shapes)} of its {layers} layers; it cannot be given "
+                "a memory"
+            )
+        q, k, v = shapes[0]
+        if set(shapes) != {(q, k, k)} or q[-1] != k[-1] or v != k:
+            raise InvalidWeights(
+                f"the layers of {self.name} have keys and values of different shapes; it cannot be "
+                "given a memory"
+            )
+        self.heads, self.kv_heads, self.head_dim = q[1], k[1], q[-1]
+        self.forms = [cache.forms[layer] for layer in range(layers)]
+        return turned
+
+    def compare(self, attend: Attend) -> None:
+        """Does a short text, attending so, give what the model gives? Raises InvalidWeights."""
+        ids = self._text()
+        with torch.no_grad():
+            stock = self.model(input_ids=ids, use_cache=False).logits[0].float()
+            ours = self.logits(self.hidden(ids, attend)[0])
+        exact = self.dtype in (torch.float32, torch.float64)
+        most = float(stock.abs().max()) * (_TOLERANCE if exact else _ROUGH)
+        apart = float((stock - ours).abs().max())
+        if not apart <= most:
+            raise InvalidWeights(
+                f"{self.name} attends in a way that is not known here (its logits differ by "
+                f"{apart:.2g}); it cannot be given a memory"
+            )
+
+    def _text(self) -> Tensor:
+        size = self.config.vocab_size
+        return torch.arange(1, 1 + _PROBE_TOKENS, device=self.device)[None] * 7 % size

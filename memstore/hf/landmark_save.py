@@ -1,0 +1,64 @@
+"""A landmark-trained decoder as a directory: weights with adapters merged in, tokenizer, and the
+file of landmarks.
+"""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memstore.hf.landmark_decoder import LandmarkDecoder
+from memstore.hf.landmark_form import save_landmarks
+from memstore.hf.load import without_bars
+from memstore.hf.lora import merged_weights
+
+_SAVING = ".saving-"
+
+
+class Saver:
+    """Writes directories of a model that is trained in another dtype than it is stored in."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        """model: as it was loaded."""
+        self._dtype: torch.dtype = model.dtype
+        self._tokenizer = tokenizer
+
+    def save(self, decoder: LandmarkDecoder, directory: Path) -> None:
+        """Every file is replaced whole. Raises OSError."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for left in directory.glob(f"{_SAVING}*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(prefix=_SAVING, dir=directory))
+        try:
+            with without_bars():
+                decoder.model.save_pretrained(temporary, state_dict=self._weights(decoder))
+            self._tokenizer.save_pretrained(temporary)
+            _set_dtype(temporary / "config.json", self._dtype)
+            save_landmarks(decoder.form, dict(decoder.rows.items()), temporary)
+            for file in sorted(temporary.iterdir(), key=lambda file: file.suffix != ".safetensors"):
+                file.chmod(0o644)
+                file.replace(directory / file.name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _weights(self, decoder: LandmarkDecoder) -> dict[str, Tensor]:
+        """On the CPU in the stored dtype; tied ones stay one."""
+        converted: dict[int, Tensor] = {}
+        weights = merged_weights(decoder.model)
+        return {
+            name: converted.setdefault(
+                tensor.data_ptr(), tensor.detach().to("cpu", self._dtype).contiguous()
+            )
+            for name, tensor in weights.items()
+        }
+
+
+def _set_dtype(path: Path, dtype: torch.dtype) -> None:
+    """Say in a configuration of what dtype the weights are."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
