@@ -26,8 +26,9 @@ from memstore.model.settings import LookupSettings
 from memstore.store.memory_store import MemoryStore
 
 BLOCK_SIZE = 64  # tokens
-# blocks of a chunk while a document is read, and of the window before it
-_CHUNK_BLOCKS, _WINDOW_BLOCKS = 8, 16
+# blocks of a chunk while a document is read, and of the window before it: what is read with less
+# around it answers more (docs/models.md)
+_CHUNK_BLOCKS, _WINDOW_BLOCKS = 4, 4
 
 
 class HuggingFaceReader(ChoosingVerbs):
