@@ -441,3 +441,31 @@ def test_a_damaged_configuration_is_a_named_error(tmp_path: Path, content: bytes
     (directory / "config.json").write_bytes(content)
     with pytest.raises(MemstoreError):
         load_model(directory)
+
+
+def test_a_session_remembers_so_many_of_its_latest_blocks_and_no_more(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    ids = model.tokenizer.encode(text(400))[:320]  # ten chunks of four blocks
+    states, held = {}, {}
+    for bound in (None, 9):
+        with (
+            MemoryStore.in_memory(model.signature) as store,
+            model.session(store, [], own_blocks=bound, cmt_cutoff=0) as session,
+        ):
+            session.attention.retrieve = False  # the same blocks in both
+            session.feed(ids[:-32])
+            session.end_chunk()
+            if bound is None:
+                session.blocks.own_first = session.blocks.own_end - 9
+                session.attention.start_chunk()
+            assert session.blocks.own == 9
+            session.attention.retrieve = True
+            states[bound] = session.feed(ids[-32:])
+            held[bound] = store.stats()["tiers"]["host"]["held"]
+    assert torch.equal(states[None], states[9])
+    assert held[9] < held[None] / 2
+    with MemoryStore.create(tmp_path / "memory", model.signature) as store:
+        with pytest.raises(InvalidInput, match="own_blocks must be at least top_k"):
+            model.session(store, [], own_blocks=2)
+        with pytest.raises(InvalidInput, match="a document is stored whole"):
+            model.ingest("a b c", store, name="a", own_blocks=9)

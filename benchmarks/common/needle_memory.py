@@ -2,22 +2,26 @@
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from benchmarks.common.needle_writer import PAPER_KEYS, Writer, needles
 from benchmarks.common.needles import STORED, Plan, Question, filler_sizes
-from benchmarks.common.options import landmark_reader, prepare
+from benchmarks.common.options import named_model, prepare
+from benchmarks.common.sessions import AnyModel, AnySession, Texts, fresh_session
 from benchmarks.common.text import Books
 from memstore import MemoryStore
 from memstore.model import facts as language
 from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.model.session import ScratchSession
 from memstore.model.settings import LookupSettings
 from memstore.model.units import Read
+from memstore.rivals.reading import RivalModel
 
 _ENDS = ".,;:!?\n"  # what may follow a value
 
@@ -39,8 +43,9 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     """
     began = time.perf_counter()
     prepare(settings["threads"])
-    model = landmark_reader(settings["model"])
-    settings = settings | {"weights": model.signature.weights}
+    model = named_model(settings["model"])
+    weights = model.weights if isinstance(model, RivalModel) else model.signature.weights
+    settings = settings | {"weights": weights}
     known = Plan.load(directory)
     if known is not None and known.settings == settings:
         print(f"using the memory in {directory}", flush=True)
@@ -50,12 +55,10 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     writer = Writer(model.tokenizer, books, rng, settings["split"], settings["passage"])
     sizes = filler_sizes(settings["longest"]) if set(STORED) & set(settings["tasks"]) else []
     plan = Plan(settings, [(f"filler {n}", size) for n, size in enumerate(sizes)], {})
-    with MemoryStore.create(
-        directory / "memory", model.signature, codec=settings.get("codec", "zstd")
-    ) as store:
+    with _keeping(model, directory, settings) as keep:
 
         def ingest(name: str, text: str) -> int:
-            tokens = model.ingest(text, store, name=name).tokens
+            tokens = keep(name, text)
             done[0] += tokens
             if time.perf_counter() - said[0] > 15:
                 said[0] = time.perf_counter()
@@ -72,16 +75,37 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
             plan.questions.extend(
                 Question(**asdict(question) | {"passages": names}) for question in questions
             )
-        seconds = time.perf_counter() - began
-        held = store.stats()
+        print(f"memory: {done[0]:,} tokens", flush=True)
+    plan.save(directory)
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _keeping(
+    model: AnyModel, directory: Path, settings: dict[str, Any]
+) -> Iterator[Callable[[str, str], int]]:
+    """What takes documents (name, text) and tells their tokens: a memory, or a file of texts for a
+    model that keeps no documents.
+    """
+    if isinstance(model, RivalModel):
+        texts, tokenizer = Texts(directory), model.tokenizer
+
+        def note(name: str, text: str) -> int:
+            texts.ids[name] = np.array(tokenizer.encode(text))
+            return len(texts.ids[name])
+
+        yield note
+        texts.save()
+        return
+    began, codec = time.perf_counter(), settings.get("codec", "zstd")
+    with MemoryStore.create(directory / "memory", model.signature, codec=codec) as store:
+        yield lambda name, text: model.ingest(text, store, name=name).tokens
+        held, seconds = store.stats(), time.perf_counter() - began
         print(
-            f"memory: {held['tokens']:,} tokens in {held['documents']} documents, "
-            f"{held['file_bytes'] / 1e6:,.0f} MB, "
-            f"built in {seconds:.0f} s",
+            f"memory: {held['documents']} documents, {held['file_bytes'] / 1e6:,.0f} MB, built in "
+            f"{seconds:.0f} s",
             flush=True,
         )
-    plan.save(directory)
-    return seconds
 
 
 @dataclass
@@ -94,9 +118,7 @@ class Reply:
     old: bool = False  # the value that was replaced came instead
 
 
-def reply(
-    model: LandmarkVerbs, session: ScratchSession, question: Question, *, generate: bool
-) -> Reply:
+def reply(model: AnyModel, session: AnySession, question: Question, *, generate: bool) -> Reply:
     """Ask in a fresh session.
 
     generate: decode token by token. Otherwise the value is fed with the question and every row's
@@ -190,7 +212,7 @@ def judged(replies: list[tuple[Question, Reply]], began: float) -> dict[str, Any
 
 
 def streamed(
-    model: LandmarkVerbs, books: Books, task: str, length: int, *, trials: int, seed: int
+    model: AnyModel, books: Books, task: str, length: int, *, trials: int, seed: int
 ) -> dict[str, Any]:
     """The paper's protocol: the whole prompt through one session that retrieves from its own
     blocks, the question at its end.
@@ -211,7 +233,7 @@ def streamed(
         room = length - len(head) - len(needle)
         place = rng.randint(0, room)
         prompt = [*head, *filler[:place], *needle, *filler[place:room]]
-        with MemoryStore.in_memory(model.signature) as store, model.session(store, []) as session:
+        with fresh_session(model) as session:
             session.feed(prompt)
             question = Question(task, " " + sentence.prompt, sentence.answer, [])
             replies.append((question, reply(model, session, question, generate=False)))

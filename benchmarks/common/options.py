@@ -1,6 +1,7 @@
 """The options that benchmarks share, and the model under test."""
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
 from memstore.cli.readers import reader_for_command
 from memstore.model.landmark_verbs import LandmarkVerbs
+from memstore.rivals.reading import RivalModel, load_rival
 
 
 def add(
@@ -72,6 +74,20 @@ def landmark_reader(name: str | None) -> LandmarkVerbs:
     if not isinstance(reader, LandmarkVerbs):
         raise SystemExit(f"{name} is not trained with landmarks: `memstore train --model {name}`")
     return reader
+
+
+def load_any(options: argparse.Namespace) -> LandmarkVerbs | RivalModel:
+    """The model under test, of whichever memory."""
+    prepare(options.threads)
+    return named_model(options.model)
+
+
+def named_model(name: str | None) -> LandmarkVerbs | RivalModel:
+    """`landmark_reader`, or a model of another memory (`memstore train --memory`)."""
+    config = Path(name or "") / "config.json"
+    if name and config.is_file() and "memory" in json.loads(config.read_text()):
+        return load_rival(Path(name))
+    return landmark_reader(name)
 
 
 def add_memory_tokens(options: argparse.ArgumentParser, repeats: int) -> None:

@@ -7,10 +7,12 @@ from types import TracebackType
 import numpy as np
 
 from benchmarks.common.text import Books
-from memstore import LandmarkModel, MemoryStore
+from memstore import MemoryStore
+from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.session import ScratchSession
 
 TARGETS = 256  # tokens
+LONGEST_CHUNK = 256  # blocks
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,30 @@ def segments(books: Books, count: int, longest: int, seed: int) -> list[Segment]
     ]
 
 
+def score_whole(model: LandmarkVerbs, before: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
+    """Log probabilities [n - 1] of targets[1:], text and targets being one chunk at its true
+    positions, without memory (arXiv 2305.16300, figure 6); None for more than a chunk can hold.
+    """
+    size, most = model.shape.block_size, model.lookup.chunk_blocks
+    blocks = -(-(len(before) + len(targets)) // size)
+    if blocks > LONGEST_CHUNK:
+        return None
+    with (
+        MemoryStore.in_memory(model.signature) as store,
+        model.session(store, [], chunk_blocks=blocks) as session,
+    ):
+        for at in range(0, len(before), size * most):  # bounds the scores that are held at once
+            session.feed(before[at : at + size * most].tolist())
+        return model.score(session, targets.tolist())
+
+
 class Reading:
     """A text in a session's memory, from which the same targets can be scored again and again. A
     context manager.
     """
 
-    def __init__(self, model: LandmarkModel, text: np.ndarray, *, retrieving: bool = False) -> None:
-        chunk = model.config.chunk_blocks * model.config.block_size
+    def __init__(self, model: LandmarkVerbs, text: np.ndarray, *, retrieving: bool = False) -> None:
+        chunk = model.lookup.chunk_blocks * model.shape.block_size
         if len(text) % chunk:
             raise SystemExit(
                 f"memory sizes must be multiples of a chunk, {chunk} tokens; {len(text)} is not"
@@ -76,7 +95,7 @@ class Reading:
         else:
             session = self.session
             session.attention.retrieve = mode != "recent"
-            recency = 0.0 if mode == "ageless" else self.model.config.recency
+            recency = 0.0 if mode == "ageless" else self.model.lookup.recency
             lookup = session.attention.lookup
             lookup.settings = replace(lookup.settings, recency=recency)
             session.attention.chunk.length = session.content = 0  # the open chunk is begun again

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from memstore import LandmarkModel
+from memstore.model.landmark_verbs import LandmarkVerbs
+from memstore.rivals.reading import RivalModel
 
 
 def machine() -> dict[str, Any]:
@@ -54,10 +55,16 @@ def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
 
 
 def write_results(
-    options: argparse.Namespace, model: LandmarkModel, results: dict[str, Any]
+    options: argparse.Namespace, model: LandmarkVerbs | RivalModel, results: dict[str, Any]
 ) -> None:
-    """`write`, with the hash of the model's weights."""
-    write(options, {"weights": model.signature.weights, **results})
+    """`write`, with the hash of the model's weights, and of another memory than landmarks what it
+    is.
+    """
+    if isinstance(model, RivalModel):
+        memory = model.transformer.memory_config.to_dict()
+        write(options, {"weights": model.weights, "memory": memory, **results})
+    else:
+        write(options, {"weights": model.signature.weights, **results})
 
 
 def write_part(options: argparse.Namespace, part: str, found: Any) -> None:

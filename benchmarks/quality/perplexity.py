@@ -8,6 +8,11 @@ in them. The targets are then read from that same memory:
   ageless     the same without what blocks lose by their age (recency 0)
   recent      the latest top_k blocks alone
   attached    a fresh session that has the text attached as an old document, and nothing just before
+  whole       (with --true-positions) no memory: text and targets in one chunk, at their true
+              positions (the paper's figure 6 and appendix E), as far as a chunk can be long
+A model of another memory (`memstore train --memory`) reads the text and then the targets, as it
+reads any: one column, "streamed", beside the tokens that a token attended to (the mean over
+layers) and the bytes that were kept of the past.
 Reading the text itself attends to the latest blocks (the way documents are ingested), or with
 --read-retrieving to retrieved ones. Intervals are 95%, by Student's t, of the difference of mean
 log likelihood in the same segment, as a ratio of perplexities.
@@ -26,32 +31,48 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.intervals import mean_interval
-from benchmarks.common.options import add, load, parser
-from benchmarks.common.reading import TARGETS, Reading, segments
+from benchmarks.common.options import add, load_any, parser
+from benchmarks.common.reading import TARGETS, Reading, score_whole, segments
 from benchmarks.common.results import plot, write_results
+from benchmarks.common.sessions import AnyModel
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.text import Books
-from memstore import LandmarkModel
+from memstore.rivals.past import Attended
+from memstore.rivals.reading import RivalModel
 
 MODES = ("retrieved", "ageless", "recent", "attached")
 
 
-def measure(model: LandmarkModel, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One row a segment: mean negative log likelihood of its targets by mode and memory size."""
+def measure(model: AnyModel, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row a segment: mean negative log likelihood of its targets by mode and memory size; of
+    another memory than landmarks also what it cost.
+    """
     with tempfile.TemporaryDirectory() as cache:
         books = Books.read(options.text, model.tokenizer, Path(cache))
     for segment in segments(books, options.segments, max(options.sizes), options.seed):
         losses: dict[str, float] = {}
+        costs: dict[str, float] = {}
         for size in options.sizes:
-            with Reading(
-                model,
-                segment.before[len(segment.before) - size :],
-                retrieving=options.read_retrieving,
-            ) as reading:
+            before = segment.before[len(segment.before) - size :]
+            if isinstance(model, RivalModel):
+                with model.session() as session:
+                    if size:
+                        session.feed(before.tolist())
+                    session.past.attended = Attended()
+                    costs[f"bytes {size}"] = session.past.bytes
+                    scores = model.score(session, segment.targets.tolist())
+                    losses[f"streamed {size}"] = -float(scores.mean())
+                    costs[f"attended {size}"] = session.past.attended.per_token
+                continue
+            if options.true_positions:
+                whole = score_whole(model, before, segment.targets)
+                if whole is not None:
+                    losses[f"whole {size}"] = -float(whole.mean())
+            with Reading(model, before, retrieving=options.read_retrieving) as reading:
                 for mode in MODES if size else ("recent",):
                     scores, _ = reading.score(segment.targets, mode)
                     losses[f"{mode} {size}"] = -float(scores.mean())
-        yield {"book": segment.book, "start": segment.start, "losses": losses}
+        yield {"book": segment.book, "start": segment.start, "losses": losses, "costs": costs}
 
 
 def main() -> None:
@@ -63,11 +84,14 @@ def main() -> None:
         action="store_true",
         help="read the text with retrieval too (much slower)",
     )
+    options.add_argument(
+        "--true-positions", action="store_true", help="score it all in one long chunk too"
+    )
     given = options.parse_args()
     given.sizes = sorted({0, *map(tokens_number, given.sizes)})
     if len(given.sizes) < 2:
         options.error("--sizes needs a memory beside 0")
-    model = load(given)
+    model = load_any(given)
     rows, began = [], time.perf_counter()
     for row in measure(model, given):
         rows.append(row)
@@ -77,6 +101,12 @@ def main() -> None:
                 flush=True,
             )
     losses = {name: np.array([row["losses"][name] for row in rows]) for name in rows[0]["losses"]}
+    if isinstance(model, RivalModel):
+        points = streamed(losses, rows[0]["costs"], given.sizes)
+        print(f"\n{len(rows)} segments of {TARGETS} tokens; {model.transformer.memory_config}\n")
+        print(streamed_table(points))
+        write_results(given, model, {"points": points, "segments": rows})
+        return
     losses |= {f"{mode} 0": losses["recent 0"] for mode in MODES}
     points = summary(losses, given.sizes)
     print(
@@ -87,11 +117,12 @@ def main() -> None:
         f"memory | {' | '.join(MODES)} | retrieved / none | "
         f"retrieved / {tokens_text(given.sizes[1])} | retrieved / recent | retrieved / ageless | "
         "attached / none"
-    )
+    ) + (" | whole" if given.true_positions else "")
     ratios = [f"retrieved_to_{what}" for what in ("none", "least", "recent", "ageless")]
     lines = [
         [tokens_text(p["size"]), *(f"{p[mode]:.2f}" for mode in MODES)]
         + [interval(p[name]) for name in (*ratios, "attached_to_none")]
+        + [f"{p['whole']:.2f}" if "whole" in p else ""] * given.true_positions
         for p in points
     ]
     print(table(head, lines))
@@ -113,8 +144,38 @@ def summary(losses: dict[str, np.ndarray], sizes: list[int]) -> list[dict[str, A
             "retrieved_to_ageless": ratio(losses[f"retrieved {size}"], losses[f"ageless {size}"]),
             "attached_to_none": ratio(losses[f"attached {size}"], losses["recent 0"]),
         }
+        | ({"whole": math.exp(losses[at].mean())} if (at := f"whole {size}") in losses else {})
         for size in sizes
     ]
+
+
+def streamed(
+    losses: dict[str, np.ndarray], costs: dict[str, float], sizes: list[int]
+) -> list[dict[str, Any]]:
+    """Perplexities of every size of the past, ratios with their intervals, and costs."""
+    return [
+        {
+            "size": size,
+            "streamed": math.exp(losses[f"streamed {size}"].mean()),
+            "to_none": ratio(losses[f"streamed {size}"], losses["streamed 0"]),
+            "to_least": ratio(losses[f"streamed {size}"], losses[f"streamed {sizes[1]}"]),
+            "attended": costs[f"attended {size}"],
+            "bytes": costs[f"bytes {size}"],
+        }
+        for size in sizes
+    ]
+
+
+def streamed_table(points: list[dict[str, Any]]) -> str:
+    """The table of another memory."""
+    least = tokens_text(points[1]["size"])
+    lines = [
+        [tokens_text(p["size"]), f"{p['streamed']:.2f}"]
+        + [interval(p[f"to_{what}"]) for what in ("none", "least")]
+        + [f"{p['attended']:.0f}", f"{p['bytes']:,}"]
+        for p in points
+    ]
+    return table(["past", "perplexity", "to none", f"to {least}", "attended", "bytes"], lines)
 
 
 def ratio(losses: np.ndarray, against: np.ndarray) -> list[float]:

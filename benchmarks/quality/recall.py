@@ -21,6 +21,9 @@ blocks); in_place (the needle inside one long document instead of a passage amon
 streamed (the paper's protocol: its whole prompt through one session that retrieves from its own
 blocks; streamed_grass: with the paper's filler too).
 
+With the --model of another memory (`memstore train --memory`) whatever stands before a question is
+read again for each, since there is nothing to keep documents in; nothing is varied then.
+
 Intervals are Wilson's, 95%.
 
     python -m benchmarks.quality.recall --text books-test.jsonl.zst
@@ -36,8 +39,9 @@ from typing import Any
 from benchmarks.common.memories import workplace
 from benchmarks.common.needle_memory import ask, build, build_settings, streamed
 from benchmarks.common.needles import STORED, STREAMED, TASKS, Plan
-from benchmarks.common.options import add, landmark_reader, parser, prepare
+from benchmarks.common.options import add, load_any, parser
 from benchmarks.common.results import plot, write_results
+from benchmarks.common.streamed import ask_streamed
 from benchmarks.common.tables import rate, tokens_number, tokens_text
 from benchmarks.common.text import Books
 from benchmarks.common.timing import in_fresh_process
@@ -46,12 +50,12 @@ from memstore import MemoryStore
 from memstore.index import INDEX_KINDS
 from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.settings import GRANULARITIES, LookupSettings
+from memstore.rivals.reading import RivalModel
 
 
 def main() -> None:
     options = read_options()
-    prepare(options.threads)
-    model = landmark_reader(options.model)
+    model = load_any(options)
     with workplace(options) as directory:
         if tasks := set(options.tasks) - set(STREAMED):
             longest = max(*options.lengths, options.vary_length if options.vary_tasks else 0)
@@ -123,8 +127,7 @@ def read_options() -> argparse.Namespace:
 
 def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Runs in a process of its own, which has read none of the text that is asked about."""
-    prepare(options.threads)
-    model = landmark_reader(options.model)
+    model = load_any(options)
     rows: list[dict[str, Any]] = []
 
     def note(kind: str, row: dict[str, Any] | None) -> None:
@@ -140,8 +143,15 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
             )
 
     stored = [task for task in options.tasks if task not in STREAMED]
+    if isinstance(model, RivalModel):
+        for task in stored:
+            for length in options.lengths if task != "in_place" else [options.in_place_length]:
+                settings = {"trials": options.trials, "seed": options.seed}
+                note(options.index[0], ask_streamed(model, directory, task, length, **settings))
+        stored = []
     # the first kind last: it opens the memory read-only
     for kind in [*options.index[1:], options.index[0]] if stored else []:
+        assert isinstance(model, LandmarkVerbs)
         for row in ask_stored(model, directory, kind, stored, options):
             note(kind, row)
     if set(options.tasks) & set(STREAMED):

@@ -15,6 +15,7 @@ from memstore.cli.options import Json, Seed, command
     "memstore train books.jsonl.zst --out run1 --minutes 60",
     "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
     "memstore train books.jsonl.zst --out run2 --init run1 --from-stage finish",
+    "memstore train books.jsonl.zst --out rival --memory transformer-xl --minutes 30",
     "memstore train books.jsonl.zst --out run3 --model ~/models/my-decoder --minutes 60",
     interrupted="interrupted; a checkpoint was saved, and --resume goes on from it",
 )
@@ -47,6 +48,15 @@ def train(
         str | None,
         typer.Option(
             "--from-stage", metavar="NAME", help="Begin the plan at this stage (with --init)."
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="NAME",
+            help="landmark, or what it is compared with: none, full, transformer-xl, memorizing, "
+            "infini; default: that of --resume or --init, else landmark.",
         ),
     ] = None,
     model: Annotated[
@@ -82,9 +92,10 @@ def train(
     ] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Train a model on text; the directory can be given to --model."""
-    from memstore.model.checkpoint import load_checkpoint
+    """Train a model on text; the directory of a landmark model can be given to --model."""
+    from memstore.model.checkpoint import read_configuration
     from memstore.model.config import PRESETS
+    from memstore.rivals.config import MEMORIES, MemoryConfig
     from memstore.training.curriculum import default_curriculum, stages_from
     from memstore.training.finetune import Finetune, finetune_stages
     from memstore.training.train import TrainConfig
@@ -94,10 +105,15 @@ def train(
         raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")
     if minutes is not None and not minutes > 0:
         raise typer.BadParameter(f"--minutes must be above 0, is {minutes}")
+    if memory is not None and memory not in ("landmark", *MEMORIES):
+        known = ", ".join(["landmark", *MEMORIES])
+        raise typer.BadParameter(f"no memory {memory!r}; choose one of {known}")
     if model is None and (full or rank or block_size):
         raise typer.BadParameter("--full, --rank and --block-size go with --model")
     if model is not None and (preset or init):
         raise typer.BadParameter("--model is what is trained; --preset and --init name another")
+    if model is not None and memory not in (None, "landmark"):
+        raise typer.BadParameter("--model is fine-tuned with landmarks; leave --memory out")
     if full and rank:
         raise typer.BadParameter("--full trains all weights, --rank adapters; choose one")
     finetune = None
@@ -110,10 +126,16 @@ def train(
         lines.append(line)
         console.note(", ".join(f"{name} {value}" for name, value in line.items()))
 
-    shape = PRESETS[preset or "test"] if preset or init is None else load_checkpoint(init)[0].config
+    shape = PRESETS[preset or "test"] if preset or init is None else read_configuration(init)[0]
+    chosen = MEMORIES.get(memory or "")
+    begun = out if resume and (out / "config.json").is_file() else init
+    if model is None and memory is None and begun is not None:
+        said = read_configuration(begun)[1]
+        chosen = None if said is None else MemoryConfig.from_dict(said)
     config = TrainConfig(
         out=out,
         model=shape,
+        memory=chosen,
         stages=stages_from(
             from_stage, default_curriculum() if finetune is None else finetune_stages()
         ),
@@ -129,7 +151,10 @@ def train(
     if as_json:
         console.emit({"out": str(out), "metrics": lines[-1] if lines else None})
     else:
-        console.say(f"trained; ask with --model {out}")
+        ask = (
+            "ask with --model" if chosen is None else "python -m benchmarks.quality.recall --model"
+        )
+        console.say(f"trained; {ask} {out}")
 
 
 COMMANDS = (train,)

@@ -3,6 +3,8 @@ that ship are one too.
 """
 
 import hashlib
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch.overrides import TorchFunctionMode
 
+from memstore.decode import from_json
 from memstore.disk.files import replacement, sweep
 from memstore.disk.signature import Signature
-from memstore.errors import InvalidWeights
+from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.model.config import ModelConfig
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
@@ -22,6 +25,11 @@ SHIPPED = Path(__file__).parent / "weights"
 """The directory of the weights that ship with the package."""
 SHIPPED_NAME = "books-1m"
 _WEIGHT_DTYPES = {"F16", "BF16", "F32", "F64"}
+
+MakeOther = Callable[[ModelConfig, Any], Transformer]
+"""Makes the decoder of a configuration and of what its file says of another memory than landmarks
+(memstore.rivals). Raises InvalidConfig.
+"""
 
 
 def save_checkpoint(
@@ -39,7 +47,7 @@ def save_checkpoint(
     with replacement(directory / "model.safetensors", mode=0o644) as file:
         file.write(save(weights))
     with replacement(directory / "config.json", mode=0o644) as file:
-        file.write(model.config.to_json().encode() + b"\n")
+        file.write(json.dumps(model.configuration(), indent=2).encode() + b"\n")
     tokenizer.save(directory / "tokenizer.json")
 
 
@@ -54,19 +62,44 @@ class _Uninitialised(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def read_configuration(directory: Path) -> tuple[ModelConfig, Any]:
+    """The configuration of a directory, and what it says of another memory than landmarks (None:
+    nothing). Raises InvalidWeights, InvalidConfig.
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        raise InvalidWeights(f"{directory} is not a model: config.json is missing")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise InvalidWeights(f"cannot read {path}: {error}") from None
+    try:
+        values = from_json(text, dict[str, Any])
+    except ValueError as error:
+        raise InvalidConfig(f"model configuration is no JSON object: {error}") from None
+    memory = values.pop("memory", None)
+    return ModelConfig.from_dict(values), memory
+
+
 def load_checkpoint(
-    directory: Path, dtype: torch.dtype = torch.float32
+    directory: Path, dtype: torch.dtype = torch.float32, *, other: MakeOther | None = None
 ) -> tuple[Transformer, Tokenizer]:
     """The model, with weights of a dtype and in evaluation mode, and the tokenizer of a directory;
     InvalidWeights names what is wrong.
+
+    other: makes decoders of other memories than landmarks; without it such a directory is refused.
     """
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    config, memory = read_configuration(directory)
+    for name in ("model.safetensors", "tokenizer.json"):
         if not (directory / name).is_file():
             raise InvalidWeights(f"{directory} is not a model: {name} is missing")
-    try:
-        config = ModelConfig.from_json((directory / "config.json").read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, OSError) as error:
-        raise InvalidWeights(f"cannot read {directory / 'config.json'}: {error}") from None
+    if memory is not None and other is None:
+        kind = memory.get("kind") if isinstance(memory, dict) else memory
+        raise InvalidWeights(
+            f"{directory} was trained with another memory than landmarks ({str(kind)[:40]!r}): "
+            "`memstore train` works with it (--resume, --init) and the benchmarks of perplexity "
+            "and recall do; for ask, ingest and search name a landmark model"
+        )
     tokenizer = Tokenizer.load(directory / "tokenizer.json")
     if tokenizer.vocab_size != config.vocab_size:
         raise InvalidWeights(
@@ -88,7 +121,7 @@ def load_checkpoint(
         if not dtypes <= _WEIGHT_DTYPES:
             raise InvalidWeights(f"{path} holds numbers of type {', '.join(sorted(dtypes))}")
         with torch.device("meta"), _Uninitialised():
-            model = Transformer(config)
+            model = Transformer(config) if other is None else other(config, memory)
         _check_shapes(
             path, {name: tuple(p.shape) for name, p in model.state_dict().items()}, shapes
         )

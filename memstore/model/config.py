@@ -1,13 +1,12 @@
 """The model's configuration and the named presets."""
 
-import json
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal, get_args
 
 import torch
 from msgspec import Meta
 
-from memstore.decode import Amount, Layer, Share, from_json, typed
+from memstore.decode import Amount, Layer, Share, typed
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.reader import Shape
 from memstore.model.settings import LOOKUP_SETTINGS, Granularity, LookupSettings
@@ -152,10 +151,6 @@ class ModelConfig:
             name: value for name, value in self.to_dict().items() if name not in LOOKUP_SETTINGS
         }
 
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
         """The configuration of a file's values; InvalidConfig names an unknown field."""
@@ -169,15 +164,6 @@ class ModelConfig:
             return typed(values, cls)
         except ValueError as error:
             raise InvalidConfig(f"model configuration: {error}") from None
-
-    @classmethod
-    def from_json(cls, text: str) -> "ModelConfig":
-        """`from_dict` of a JSON object."""
-        try:
-            values = from_json(text, dict[str, Any])
-        except ValueError as error:
-            raise InvalidConfig(f"model configuration is no JSON object: {error}") from None
-        return cls.from_dict(values)
 
 
 PRESETS: dict[str, ModelConfig] = {

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from memstore.disk.document import Document
+from memstore.errors import InvalidInput
 from memstore.model.answer import Found
 from memstore.model.indexing import build_index
 from memstore.model.ingest import OnForecast, OnProgress
@@ -43,6 +44,10 @@ class LandmarkVerbs(Verbs, LandmarkReader):
         """
         text = source if isinstance(source, Text) else Text(source, name)
         settings = self.lookup.changed(**lookup)
+        if settings.own_blocks is not None:
+            raise InvalidInput(
+                "own_blocks bounds a session; a document is stored whole: leave it out"
+            )
         return ingest_by_landmarks(
             self,
             settings,

@@ -203,6 +203,8 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
         per_block = reader.shape.num_layers * reader.shape.num_kv_heads
         least = settings.chunk_blocks + settings.top_k
         self._own = OwnBlocks(store, documents, per_block, least)
+        if settings.own_blocks is not None:
+            self._own.most = min(self._own.most, settings.own_blocks)
         try:
             super().__init__(
                 reader,

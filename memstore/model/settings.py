@@ -26,6 +26,9 @@ class LookupSettings:
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
     cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
     chunk_blocks: int = 8  # blocks read at once
+    # of a session's own text only so many of the latest blocks are remembered (the paper's bound on
+    # its memory); None = as many as main memory has room for
+    own_blocks: int | None = None
     # of a reader that chooses once for a question: tokens before and behind a chosen block that are
     # read with it where the question was found near its end: what is said may go on beyond it
     margin: int = 0
@@ -55,6 +58,11 @@ class LookupSettings:
             raise InvalidInput(f"choose_every must be at least 0, is {self.choose_every}")
         if not 1 <= self.chunk_blocks <= 256:
             raise InvalidInput(f"chunk_blocks must lie in 1..256, is {self.chunk_blocks}")
+        if self.own_blocks is not None and self.own_blocks < self.top_k:
+            raise InvalidInput(
+                f"own_blocks must be at least top_k, the {self.top_k} latest that are always "
+                f"there; is {self.own_blocks}"
+            )
 
     def changed(self, **settings: Any) -> "LookupSettings":
         """These with others in their place; None leaves one as it is. Raises InvalidInput."""

@@ -8,6 +8,7 @@ sessions pass different functions and share every weight.
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,12 +54,19 @@ class DecoderLayer(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states [B, T, hidden] -> position-free q [B, H, T, D] and k, v [B, Hkv, T, D]."""
         x = self.attention_norm(x)
-        q, k, v = (
-            proj(x).view(*x.shape[:-1], -1, self.head_dim)
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = self.q_norm(q), self.k_norm(k)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return self._heads(self.q_norm, self.q_proj(x)), *self._keys_values(x)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same k and v alone."""
+        return self._keys_values(self.attention_norm(x))
+
+    def _keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self._heads(self.k_norm, self.k_proj(x)), self._heads(None, self.v_proj(x))
+
+    def _heads(self, norm: nn.Module | None, x: Tensor) -> Tensor:
+        """[B, T, H * D] -> normalised [B, H, T, D]."""
+        x = x.view(*x.shape[:-1], -1, self.head_dim)
+        return (x if norm is None else norm(x)).transpose(1, 2)
 
     def mlp(self, x: Tensor) -> Tensor:
         """x plus its SwiGLU."""
@@ -127,6 +135,10 @@ class Transformer(nn.Module):
         assert isinstance(block, DecoderLayer) and isinstance(following, DecoderLayer)
         x = block.mlp(x + block.o_proj(attended.transpose(1, 2).flatten(2)))
         return following.project(x)
+
+    def configuration(self) -> dict[str, Any]:
+        """What its config.json says of it, as plain JSON values."""
+        return self.config.to_dict()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., hidden] -> next-token logits [..., vocab_size] through the tied

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstore.training.batches import RecallData
+from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData, WindowBatch
 from memstore.training.curriculum import Stage
 from memstore.training.objectives import (
     Loss,
@@ -30,6 +30,7 @@ class Steps:
         self._model, self._data, self._device = model, data, device
         self._rng = random.Random(seed)
         self._generator = torch.Generator().manual_seed(seed + 1)
+        self.tokens = 0  # that steps have read, landmarks not counted
         # newest first; of each step, one entry a layer
         self._queue: list[list[Negatives]] = []
 
@@ -37,6 +38,7 @@ class Steps:
         """What `restore` needs to go on with the next step."""
         return {
             "data": self._data.state(),
+            "tokens": self.tokens,
             "rng": list(self._rng.getstate()[1]),
             "generator": self._generator.get_state(),
             "queue": [[(n.keys, n.values) for n in entry] for entry in self._queue],
@@ -45,6 +47,7 @@ class Steps:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on as the steps whose `state()` this is."""
         self._data.restore(state["data"])
+        self.tokens = state.get("tokens", 0)  # which older runs did not count
         self._rng.setstate((3, tuple(state["rng"]), None))
         self._generator.set_state(state["generator"])
         self._queue = [
@@ -64,10 +67,29 @@ class Steps:
             return None
         return (torch.rand(windows, blocks, generator=self._generator) < 0.5).to(self._device)
 
-    def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:
+    def _count(self, *ids: Tensor) -> None:
+        """ids with landmarks [B, blocks * (block_size + 1)] are read in this step."""
+        shape = self._model.shape
+        self.tokens += sum(x.numel() for x in ids) // shape.stride * shape.block_size
+
+    def _drawn_windows(self, stage: Stage, share: float) -> WindowBatch:
         first, last = stage.gap
         gap = first + (last - first) * min(1.0, share * 1.5)
-        batch = self._data.windows(stage.batch, stage.blocks, gap=gap).to(self._device)
+        return self._data.windows(stage.batch, stage.blocks, gap=gap).to(self._device)
+
+    def _drawn_memory(self, stage: Stage) -> tuple[MemoryBatch, QuestionBatch]:
+        """Windows to remember, and chunks that read them."""
+        memory = self._data.memory(stage.memory_windows, stage.memory_blocks).to(self._device)
+        chunks, blocks = stage.batch, stage.chunk_blocks
+        if self._rng.random() < stage.long_chunks:
+            chunks, blocks = chunks // 2, blocks * 2
+        recents = self._model.lookup.top_k
+        questions = self._data.questions(memory, chunks, blocks, recents=recents)
+        return memory, questions.to(self._device)
+
+    def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:
+        batch = self._drawn_windows(stage, share)
+        self._count(batch.ids)
         jumps = None
         if stage.max_jump > 1:
             shape = (stage.batch, stage.blocks)
@@ -79,13 +101,9 @@ class Steps:
         return next_token_loss(self._model, hidden, batch.ids, batch.weights), None
 
     def _memory(self, stage: Stage, share: float) -> tuple[Loss, Loss]:
-        model, device = self._model, self._device
-        top_k = model.lookup.top_k
-        memory = self._data.memory(stage.memory_windows, stage.memory_blocks).to(device)
-        chunks, blocks = stage.batch, stage.chunk_blocks
-        if self._rng.random() < stage.long_chunks:
-            chunks, blocks = chunks // 2, blocks * 2
-        questions = self._data.questions(memory, chunks, blocks, recents=top_k).to(device)
+        model, top_k = self._model, self._model.lookup.top_k
+        memory, questions = self._drawn_memory(stage)
+        self._count(memory.ids, questions.ids)
         controlled = self._controlled(stage, stage.memory_windows, stage.memory_blocks)
         hidden, encoded = encode_windows(model, memory.ids, controlled, cmt=stage.cmt)
         fresh = negatives_of(encoded, self._rng.randrange(model.shape.block_size))

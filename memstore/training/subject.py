@@ -10,10 +10,10 @@ import torch
 from memstore.errors import InvalidConfig
 from memstore.model.checkpoint import load_checkpoint, save_checkpoint
 from memstore.model.tokenizer import Tokenizer
-from memstore.model.transformer import Transformer
+from memstore.rivals.transformer import RivalTransformer, make
 from memstore.training.corpus import CorpusTokenizer, passages, read_documents
 from memstore.training.curriculum import Stage
-from memstore.training.grow import grow
+from memstore.training.new_model import new_model
 from memstore.training.objectives import Trainee
 from memstore.training.optimizer import make_optimizers
 
@@ -57,24 +57,24 @@ class Subject(Protocol):
 
 
 class OwnModel:
-    """A Transformer of a configuration: from nothing, or from weights of it or of a smaller one."""
+    """A Transformer of a configuration, with whichever memory: from nothing, or from weights of it
+    or of a smaller one.
+    """
 
     def __init__(self, config: "TrainConfig", texts: Sequence[Path], device: torch.device) -> None:
         """Raises InvalidConfig, InvalidWeights, InvalidInput."""
         self.tokenizer = _tokenizer(config, texts)
-        self.model = Transformer(config.model)
-        self.model.initialise(torch.Generator().manual_seed(config.seed))
-        if config.init is not None:
-            first, _ = load_checkpoint(config.init)
-            if first.config.architecture() != config.model.architecture():
-                first = grow(first, config.model, torch.Generator().manual_seed(config.seed))
-            self.model.load_state_dict(first.state_dict())
+        self.model = new_model(config.model, config.memory, config.init, config.seed)
         self.model.to(device)
         self.identity: dict[str, Any] = {}
+        self._own_rates: dict[str, float] = {}
+        if isinstance(self.model, RivalTransformer):
+            self.identity["memory"] = self.model.memory_config.to_dict()
+            self._own_rates = self.model.own_rates()
 
     def optimizers(self, stage: Stage) -> list[torch.optim.Optimizer]:
         """Muon for the matrices, AdamW for the rest."""
-        return make_optimizers(self.model, stage.lr, stage.muon_lr)
+        return make_optimizers(self.model, stage.lr, stage.muon_lr, self._own_rates)
 
     def state(self) -> dict[str, torch.Tensor]:
         """All weights."""
@@ -94,7 +94,7 @@ def _tokenizer(config: "TrainConfig", texts: Sequence[Path]) -> Tokenizer:
     if path.is_file():
         tokenizer = Tokenizer.load(path)
     elif config.init is not None:
-        tokenizer = load_checkpoint(config.init)[1]
+        tokenizer = load_checkpoint(config.init, other=make)[1]
     else:
         tokenizer = Tokenizer.train(
             passages(read_documents(texts), random.Random(config.seed)), config.model.vocab_size

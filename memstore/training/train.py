@@ -19,12 +19,13 @@ from memstore import devices
 from memstore.disk.files import replacement, sweep
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.model.config import ModelConfig
+from memstore.rivals.config import MemoryConfig
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.finetune import Finetune, HuggingFaceModel
 from memstore.training.metrics import Metrics, Report
-from memstore.training.steps import Steps
+from memstore.training.rival_steps import steps_of
 from memstore.training.subject import OwnModel, Subject, TrainedModule
 
 _CLIP = 1.0
@@ -41,6 +42,7 @@ class TrainConfig:
     out: Path  # the directory of the checkpoint, its metrics and its state
     model: ModelConfig = field(default_factory=ModelConfig)
     stages: tuple[Stage, ...] = field(default_factory=default_curriculum)
+    memory: MemoryConfig | None = None  # another than landmarks
     # shared among the stages in proportion to their steps times what a step costs
     minutes: float | None = None
     seed: int = 0
@@ -184,7 +186,7 @@ class _Run:
         self.config, self.subject, self.device = config, subject, device
         self.precision, self.metrics = precision, Metrics(config.out / "metrics.jsonl", report)
         self.data = RecallData(subject.tokenizer, corpus, config.stages[0].data, config.seed + 2)
-        self.steps = Steps(subject.model, self.data, device, config.seed)
+        self.steps = steps_of(subject.model, self.data, device, config.seed)
         self.progress = Progress()
         self.optimizers: list[torch.optim.Optimizer] = []
         self._start_stage()
@@ -253,6 +255,7 @@ class _Run:
             stage=self.stage.name,
             step=p.step,
             total_steps=p.total_steps,
+            tokens=self.steps.tokens,
             share=round(share, 4),
             seconds=round(p.seconds, 1),
             seconds_per_step=round(p.stage_seconds / p.step, 3),
@@ -289,8 +292,8 @@ class _Run:
             )
         if state.get("identity", {}) != self.subject.identity:
             raise InvalidConfig(
-                f"{self.config.out} was begun with another model, or other settings of it: "
-                f"{state.get('identity') or 'no Hugging Face model'}"
+                f"{self.config.out} was begun with another model or memory, or other settings of "
+                f"it: {state.get('identity') or 'landmarks, and a model of its own'}"
             )
         self.progress = Progress(**state["progress"])
         self._start_stage()

@@ -1,0 +1,179 @@
+"""What a layer sees of a text before the segment that it reads: the protocol of every memory that
+landmark attention is compared with, and the part that they share, attention inside the segment.
+
+A text is read in segments of n tokens. In a segment every layer `attend`s, as often as tokens
+arrive; then `advance` counts them; at n tokens `end_segment` makes them past. Queries, keys and
+values arrive without position.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from memstore.model.transformer import Transformer
+
+
+@dataclass
+class Attended:
+    """How much was attended to: rows (a token in a layer), and keys that these rows saw in all (of
+    a head; the mean over heads where they differ).
+    """
+
+    rows: int = 0
+    keys: int = 0
+
+    @property
+    def per_token(self) -> float:
+        """Tokens that a token attends to, the mean over layers."""
+        return self.keys / self.rows if self.rows else 0.0
+
+
+class Past(ABC):
+    """The past of a batch of texts, read side by side, and their open segment."""
+
+    def __init__(self, model: Transformer, batch: int) -> None:
+        self.model, self.batch = model, batch
+        self.length = 0  # tokens of the open segment
+        self.attended = Attended()
+        self._window = Window(model)
+
+    def enter(self, layer_idx: int, x: Tensor) -> None:  # noqa: B027
+        """A layer begins with the states x [B, T, hidden] of the next tokens."""
+
+    @abstractmethod
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [B, H, T, D], k and v [B, Hkv, T, D] of the segment's next T tokens -> what they attend
+        to, [B, H, T, D].
+        """
+
+    def advance(self, tokens: int) -> None:
+        """Every layer has attended with so many tokens more."""
+        self.length += tokens
+
+    def end_segment(self) -> None:
+        """The open segment is past from now on; nothing is open."""
+        self._close()
+        self._window.clear()
+        self.length = 0
+
+    def _close(self) -> None:  # noqa: B027
+        """Take what the open segment holds into the past."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the texts' continuation depends on, the open segment included; a copy."""
+        return {
+            "length": torch.tensor(self.length),
+            **{f"window.{name}": x for name, x in self._window.state().items()},
+            **{f"past.{name}": x.detach().clone() for name, x in self._held().items()},
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Go on as the past whose `state()` this is."""
+        self.length = int(state["length"])
+        self._window.restore(_part(state, "window."))
+        self._hold({name: x.clone() for name, x in _part(state, "past.").items()})
+
+    def _held(self) -> dict[str, Tensor]:
+        return {}
+
+    def _hold(self, held: dict[str, Tensor]) -> None:  # noqa: B027
+        """Take what `_held` gave."""
+
+    @property
+    def bytes(self) -> int:
+        """Of what is kept of the past, the open segment left out."""
+        return sum(x.nbytes for x in self._held().values())
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of what lies elsewhere; more than once is the same as once."""
+
+    def _count(self, rows: int, seen: int) -> None:
+        """rows that see `seen` keys each, and each one more than the one before it."""
+        self.attended.rows += rows
+        self.attended.keys += rows * seen + rows * (rows + 1) // 2
+
+
+class Window:
+    """Keys (rotated to their positions in it) and values of every layer: some of before the
+    segment, then the open segment; [B, Hkv, S, D] each.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        self._rope, self._layers = model.rope, model.config.num_layers
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing is in it."""
+        self._keys: list[Tensor | None] = [None] * self._layers
+        self._values: list[Tensor | None] = [None] * self._layers
+
+    def append(self, layer_idx: int, k: Tensor, v: Tensor, *, rotate: bool = True) -> None:
+        """Put k, v [B, Hkv, T, D] of the next T positions behind a layer's."""
+        start = self.size(layer_idx)
+        if rotate:
+            k = self._rope.rotate(k, *self._rope.angles(start, start + k.shape[2], k))
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        self._keys[layer_idx] = k if keys is None else torch.cat([keys, k], 2)
+        self._values[layer_idx] = v if values is None else torch.cat([values, v], 2)
+
+    def size(self, layer_idx: int) -> int:
+        """Positions in it."""
+        keys = self._keys[layer_idx]
+        return 0 if keys is None else keys.shape[2]
+
+    def held(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer that has some."""
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        assert keys is not None and values is not None
+        return keys, values
+
+    def turned(self, layer_idx: int, q: Tensor) -> Tensor:
+        """q [B, H, T, D] rotated to the window's last T positions."""
+        end = self.size(layer_idx)
+        return self._rope.rotate(q, *self._rope.angles(end - q.shape[2], end, q))
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of what is in it."""
+        return {
+            f"{name}.{layer}": x.detach().clone()
+            for name, of_layers in (("keys", self._keys), ("values", self._values))
+            for layer, x in enumerate(of_layers)
+            if x is not None
+        }
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Hold what `state` gave."""
+        self.clear()
+        for layer in range(self._layers):
+            if f"keys.{layer}" in state:
+                self._keys[layer] = state[f"keys.{layer}"].clone()
+                self._values[layer] = state[f"values.{layer}"].clone()
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention of the last T of S positions, each over itself and all before it.
+
+    q: [B, H, T, D], scaled and rotated; k, v: [B, Hkv, S, D]. Returns [B, H, T, D].
+    """
+    rows, positions = q.shape[2], k.shape[2]
+    more: dict[str, Any] = {"is_causal": True}
+    if rows != positions:
+        seen = visible(rows, positions, q.device)
+        more = {"attn_mask": None if rows == 1 else seen}
+    if k.shape[1] != q.shape[1]:
+        more["enable_gqa"] = True
+    return F.scaled_dot_product_attention(q, k, v, scale=1.0, **more)
+
+
+def visible(rows: int, positions: int, device: torch.device) -> Tensor:
+    """[rows, positions] bool: what the last `rows` of the positions see."""
+    at = torch.arange(positions - rows, positions, device=device)
+    return torch.arange(positions, device=device) <= at[:, None]
+
+
+def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}

@@ -1,0 +1,471 @@
+"""The other memories against transcriptions of their papers in float64, and what must hold of each
+whatever the weights.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstore.errors import InvalidConfig
+from memstore.model.config import ModelConfig
+from memstore.model.transformer import DecoderLayer, Transformer
+from memstore.rivals.config import MEMORIES, MemoryConfig
+from memstore.rivals.infini import InfiniPast
+from memstore.rivals.memorizing import MemorizingPast
+from memstore.rivals.past import Past
+from memstore.rivals.transformer import RivalTransformer
+from memstore.rivals.transformer_xl import RelativePositions, relative_shift
+
+CONFIG = ModelConfig(
+    vocab_size=40,
+    num_layers=3,
+    hidden_size=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    mlp_size=24,
+    block_size=4,
+    chunk_blocks=2,
+    kv_dtype="float64",
+)
+GROUP = 2
+SEGMENT = 8
+
+
+def decoder(memory: str | MemoryConfig, seed: int = 0, **changes: object) -> RivalTransformer:
+    """A decoder in float64 whose every parameter is random, what the memory learns included."""
+    config = MEMORIES[memory] if isinstance(memory, str) else memory
+    model = RivalTransformer(CONFIG, replace(config, **changes)).double()
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if not name.endswith("norm.weight"):
+            parameter.data.normal_(std=0.4, generator=generator)
+    return model
+
+
+def tokens(batch: int, length: int, seed: int = 1) -> Tensor:
+    return torch.randint(38, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def read(model: RivalTransformer, ids: Tensor, **settings: object) -> Tensor:
+    return model.read(ids, model.begin(len(ids), **settings))
+
+
+# The papers, written down again
+
+
+def turned(x: Tensor, position: int) -> Tensor:
+    """One head's query or key [D] under RoPE, pairs (i, i + D / 2)."""
+    half = len(x) // 2
+    rates = CONFIG.rope_base ** (-torch.arange(0, len(x), 2).float() / len(x))
+    angle = position * rates.double()
+    pairs = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([pairs.real, pairs.imag])
+
+
+Score = Callable[[int, int, Tensor, Tensor, int, int], Tensor]
+
+
+def rotary(layer: int, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:
+    return turned(q, i) @ turned(k, j) / math.sqrt(len(q))
+
+
+def relative(model: RivalTransformer) -> Score:
+    def score(layer: int, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:
+        assert isinstance(model.memory, torch.nn.ModuleList)
+        learned = model.memory[layer]
+        assert isinstance(learned, RelativePositions)
+        size, dim = CONFIG.hidden_size, len(q)
+        rates = [10_000 ** (-2 * n / size) for n in range(size // 2)]
+        wave = [math.sin((i - j) * r) for r in rates] + [math.cos((i - j) * r) for r in rates]
+        r = learned.r_proj.weight[head * dim : (head + 1) * dim] @ torch.tensor(
+            wave, dtype=torch.float64
+        )
+        u, v = learned.u[head, 0], learned.v[head, 0]
+        return ((q + u) @ k + (q + v) @ r) / math.sqrt(dim)
+
+    return score
+
+
+def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, score: Score) -> Tensor:
+    """q [H, n, D] behind all but the last n of k, v [Hkv, S, D]: one softmax a row, in loops."""
+    before = k.shape[1] - q.shape[1]
+    output = torch.zeros_like(q)
+    for head in range(q.shape[0]):
+        own_k, own_v = k[head // GROUP], v[head // GROUP]
+        for row in range(q.shape[1]):
+            i = before + row
+            s = [score(layer, head, q[head, row], own_k[j], i, j) for j in range(i + 1)]
+            output[head, row] = torch.stack(s).softmax(0) @ own_v[: i + 1]
+    return output
+
+
+@torch.no_grad()
+def transformer_xl(
+    model: Transformer, ids: Tensor, segment: int, cache: int, score: Score
+) -> Tensor:
+    """Dai et al., section 3.2, for one text [T]: [SG(H_{t-1}); H_t] in every layer."""
+    kept: list[Tensor] = [torch.zeros(0, CONFIG.hidden_size).double()] * CONFIG.num_layers
+    states = []
+    for start in range(0, len(ids), segment):
+        x = model.embedding.weight[ids[start : start + segment]]
+        for layer, block in enumerate(model.blocks):
+            assert isinstance(block, DecoderLayer)
+            seen = torch.cat([kept[layer], x])
+            kept[layer] = seen[max(0, len(seen) - cache) :]
+            q, _, _ = (part[0] for part in block.project(x[None]))
+            _, k, v = (part[0] for part in block.project(seen[None]))
+            mixed = attention(layer, q, k, v, score).transpose(0, 1).flatten(1)
+            x = block.mlp(x + block.o_proj(mixed))
+        states.append(model.norm(x))
+    return torch.cat(states)
+
+
+def infini(
+    segments: list[tuple[Tensor, Tensor, Tensor]], share: Tensor, delta: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Munkhdalai et al., equations 1 to 10, for one text and layer: q [H, n, D], k, v [Hkv, n, D]
+    of each segment, sigmoid(beta) [H]; outputs [H, T, D], and the matrices after every segment.
+    """
+
+    def s(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x + 1, x.exp())
+
+    dim = segments[0][0].shape[-1]
+    matrices = [torch.zeros(dim, dim).double() for _ in range(CONFIG.num_kv_heads)]
+    norms = [torch.zeros(dim).double() for _ in range(CONFIG.num_kv_heads)]
+    outputs, after = [], []
+    for number, (q, k, v) in enumerate(segments):
+        local = attention(0, q, k, v, rotary)
+        mixed = torch.zeros_like(q)
+        for head in range(q.shape[0]):
+            matrix, z = matrices[head // GROUP], norms[head // GROUP]
+            for row in range(q.shape[1]):
+                sigma = s(q[head, row])
+                memory = sigma @ matrix / (sigma @ z) if number else torch.zeros(dim).double()
+                gate = share[head]
+                mixed[head, row] = gate * memory + (1 - gate) * local[head, row]
+        outputs.append(mixed)
+        for head in range(len(matrices)):
+            old, old_z = matrices[head].clone(), norms[head].clone()
+            for row in range(k.shape[1]):
+                sigma, value = s(k[head, row]), v[head, row]
+                if delta and number:
+                    value = value - sigma @ old / (sigma @ old_z)
+                matrices[head] = matrices[head] + torch.outer(sigma, value)
+                norms[head] = norms[head] + sigma
+        after.append(torch.stack(matrices))
+    return torch.cat(outputs, 1), after
+
+
+def memorized(q: Tensor, k: Tensor, v: Tensor, top_k: int) -> Tensor:
+    """Wu et al., section 3.2, for one text: of k, v [Hkv, M, D] the top_k nearest of each row of q
+    [H, n, D] under a softmax of their own.
+    """
+    output = torch.zeros_like(q)
+    for head in range(q.shape[0]):
+        for row in range(q.shape[1]):
+            s = k[head // GROUP] @ q[head, row]
+            near = sorted(range(len(s)), key=lambda j: -float(s[j]))[:top_k]
+            output[head, row] = s[near].softmax(0) @ v[head // GROUP, near]
+    return output
+
+
+def projections(seed: int, segments: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """q, k, v [1, ..] of segments."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(1, heads, SEGMENT, CONFIG.head_dim) for heads in (4, 2, 2)]
+    return [
+        tuple(torch.randn(shape, generator=generator).double() for shape in shapes)
+        for _ in range(segments)
+    ]  # type: ignore[misc]
+
+
+def attended(past: Past, layer: int, segments: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """What a layer attends to, [H, T, D]; other layers attend to the same."""
+    outputs = []
+    for q, k, v in segments:
+        outputs.append(past.attend(layer, q, k, v)[0])
+        past.advance(SEGMENT)
+        past.end_segment()
+    return torch.cat(outputs, 1)
+
+
+# Transformer-XL, no memory, full attention
+
+
+@pytest.mark.parametrize("cache", [3, 8, 20])
+def test_transformer_xl_is_its_paper_with_rotary_positions(cache: int) -> None:
+    model, ids = decoder("transformer-xl", cache=cache), tokens(2, 2 * SEGMENT + 3)
+    found = read(model, ids)
+    for row, text in zip(found, ids):
+        torch.testing.assert_close(row, transformer_xl(model, text, SEGMENT, cache, rotary))
+
+
+@pytest.mark.parametrize("cache", [3, 8, 20])
+def test_transformer_xl_is_its_paper_with_relative_positions(cache: int) -> None:
+    model, ids = decoder("transformer-xl-relative", cache=cache), tokens(1, 2 * SEGMENT + 3)
+    expected = transformer_xl(model, ids[0], SEGMENT, cache, relative(model))
+    torch.testing.assert_close(read(model, ids)[0], expected)
+
+
+def test_relative_shift_moves_every_row_to_its_own_distances() -> None:
+    rows, total = 3, 7
+    of_distance = torch.arange(total - 1, -1, -1).expand(rows, total).double()
+    moved = relative_shift(of_distance)
+    for i in range(rows):
+        for j in range(total - rows + i + 1):
+            assert moved[i, j] == total - rows + i - j
+
+
+def test_no_memory_is_transformer_xl_without_a_cache() -> None:
+    ids = tokens(2, 3 * SEGMENT + 2)
+    plain = read(decoder("none"), ids)
+    torch.testing.assert_close(plain, read(decoder("transformer-xl", cache=0), ids))
+    model = decoder("none")
+    torch.testing.assert_close(plain[0], transformer_xl(model, ids[0], SEGMENT, 0, rotary))
+    torch.testing.assert_close(plain[:, -2:], read(model, ids[:, -2:]))
+
+
+def test_full_attention_is_one_long_segment_and_a_cache_that_loses_nothing() -> None:
+    ids = tokens(2, 3 * SEGMENT + 2)
+    full = read(decoder("full"), ids)
+    whole = read(decoder("none", segment=1000), ids)
+    torch.testing.assert_close(full, whole)
+    torch.testing.assert_close(full, read(decoder("transformer-xl"), ids, cache=1000))
+
+
+def test_an_empty_cache_changes_nothing() -> None:
+    ids = tokens(2, SEGMENT)
+    torch.testing.assert_close(read(decoder("transformer-xl"), ids), read(decoder("none"), ids))
+
+
+# Infini-attention
+
+
+@pytest.mark.parametrize("name", ["infini", "infini-linear"])
+def test_infini_attention_is_its_paper(name: str) -> None:
+    model, segments = decoder(name), projections(3, 4)
+    past = model.begin()
+    assert isinstance(past, InfiniPast)
+    share = model.get_parameter("memory.gate").detach()[4:8].sigmoid()
+    one_text = [(q[0], k[0], v[0]) for q, k, v in segments]
+    expected, matrices = infini(one_text, share, delta=name == "infini")
+    with torch.no_grad():
+        torch.testing.assert_close(attended(past, 1, segments), expected)
+    torch.testing.assert_close(past.state()["past.matrices.1"][0], matrices[-1])
+
+
+@pytest.mark.parametrize("name", ["infini", "infini-linear"])
+def test_a_closed_gate_leaves_the_segment_alone_and_an_open_one_the_memory(name: str) -> None:
+    model, ids = decoder(name), tokens(2, 3 * SEGMENT)
+    gate = model.get_parameter("memory.gate")
+    gate.data.fill_(-1000.0)
+    plain = decoder("none")
+    plain.load_state_dict({n: x for n, x in model.state_dict().items() if n != "memory.gate"})
+    torch.testing.assert_close(read(model, ids), read(plain, ids))
+    gate.data.fill_(1000.0)
+    (first, second) = projections(5, 2)
+    with torch.no_grad():
+        opened = attended(model.begin(), 0, [first, second])
+    assert not opened[:, :SEGMENT].any()
+    assert opened[:, SEGMENT:].any()
+
+
+def test_the_delta_rule_leaves_what_is_already_retrieved() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 1, 6, generator=generator).double() for heads in (4, 2, 2))
+    for name, same in (("infini", True), ("infini-linear", False)):
+        past = decoder(name).begin()
+        matrices = []
+        for _ in range(2):
+            past.attend(0, q, k, v)
+            past.advance(1)
+            past.end_segment()
+            matrices.append(past.state()["past.matrices.0"])
+        assert torch.allclose(*matrices, rtol=0, atol=1e-12) is same
+
+
+def test_sums_of_the_compressed_memory_are_float32_under_half_precision() -> None:
+    model = RivalTransformer(CONFIG, MEMORIES["infini"])
+    past = model.begin(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        states = model.read(tokens(2, 2 * SEGMENT), past)
+    assert {x.dtype for n, x in past.state().items() if "past." in n} == {torch.float32}
+    assert states.isfinite().all()
+
+
+# Memorizing Transformers
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 100])
+def test_memorizing_attends_to_the_nearest_and_gates_each_head(top_k: int) -> None:
+    """With at least as many retrieved as remembered, all of the memory is attended to."""
+    model = decoder("memorizing", top_k=top_k, cache=0)
+    past, segments = model.begin(), projections(7, 4)
+    assert isinstance(past, MemorizingPast) and past.layer == 1
+    gate = model.get_parameter("memory.gate").detach().sigmoid()
+    scale = model.get_parameter("memory.log_scale").detach().exp()
+    assert len(set(gate.tolist())) == 4
+    with torch.no_grad():
+        found = attended(past, past.layer, segments)
+    unit = [
+        (
+            q[0] / q[0].norm(dim=-1, keepdim=True) * scale[:, None, None],
+            k[0] / k[0].norm(dim=-1, keepdim=True),
+            v[0],
+        )
+        for q, k, v in segments
+    ]
+
+    def score(layer: int, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:
+        return turned(q, i) @ turned(k, j)
+
+    keys, values = torch.zeros(2, 0, 6).double(), torch.zeros(2, 0, 6).double()
+    for number, (q, k, v) in enumerate(unit):
+        local = attention(1, q, k, v, score)
+        near = memorized(q, keys, values, top_k) if number else torch.zeros_like(local)
+        if top_k == 100 and number:  # a full softmax over the memory
+            of_head = torch.arange(4) // GROUP
+            every = (q @ keys[of_head].transpose(1, 2)).softmax(-1) @ values[of_head]
+            torch.testing.assert_close(near, every)
+        expected = gate[:, None, None] * near + (1 - gate)[:, None, None] * local
+        torch.testing.assert_close(found[:, number * SEGMENT : (number + 1) * SEGMENT], expected)
+        keys, values = torch.cat([keys, k], 1), torch.cat([values, v], 1)
+
+
+def test_only_one_layer_memorizes_and_the_others_have_their_cache() -> None:
+    ids = tokens(2, 4 * SEGMENT)
+    model = decoder("memorizing")
+    model.get_parameter("memory.gate").data.fill_(-1000.0)
+    assert model.memory_config.layer == 1
+    cached = decoder("transformer-xl")
+    cached.load_state_dict({n: x for n, x in model.state_dict().items() if "memory." not in n})
+    # only the memory's layer has queries and keys of one length
+    states = []
+    for reader in (model, cached):
+        with torch.no_grad():
+            past = reader.begin(2)
+            reader.read(ids, past)
+            states.append(past.state())
+    for name in ("past.states.0", "past.states.1"):
+        torch.testing.assert_close(states[0][name], states[1][name])
+    assert not torch.allclose(states[0]["past.states.2"], states[1]["past.states.2"])
+
+
+def test_memorizing_forgets_the_oldest_first() -> None:
+    (q, k, v), *rest = projections(9, 4)
+    past = decoder("memorizing", tokens=2 * SEGMENT, cache=0).begin()
+    with torch.no_grad():
+        attended(past, 1, [(q, k, v), *rest])
+    kept = past.state()
+    torch.testing.assert_close(
+        kept["past.memory.values"], torch.cat([v for _, _, v in rest[-2:]], 2)
+    )
+    assert kept["past.memory.keys"].norm(dim=-1).sub(1).abs().max() < 1e-12
+
+
+# Every one of them
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_text_read_in_pieces_gives_what_it_gives_at_once(name: str) -> None:
+    model, ids = decoder(name), tokens(2, 3 * SEGMENT + 3)
+    whole, past = read(model, ids), model.begin(2)
+    with torch.no_grad():
+        pieces = [model.read(part, past) for part in ids.split([1, 5, 9, 1, 1, 7, 3], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_texts_side_by_side_do_not_see_each_other(name: str) -> None:
+    model, ids = decoder(name), tokens(3, 2 * SEGMENT + 3)
+    together = read(model, ids)
+    torch.testing.assert_close(together, torch.cat([read(model, row[None]) for row in ids]))
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_what_is_restored_goes_on_as_what_was_never_interrupted(name: str) -> None:
+    model, ids = decoder(name), tokens(2, 4 * SEGMENT)
+    past = model.begin(2)
+    with torch.no_grad():
+        model.read(ids[:, : 2 * SEGMENT + 3], past)
+        saved = past.state()
+        expected = model.read(ids[:, 2 * SEGMENT + 3 :], past)
+        again = model.begin(2)
+        model.read(tokens(2, 5, seed=9), again)
+        again.restore(saved)
+        assert torch.equal(model.read(ids[:, 2 * SEGMENT + 3 :], again), expected)
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_gradients_stay_out_of_caches_and_pass_through_what_is_learned_to_be_written(
+    name: str,
+) -> None:
+    """The loss of the second segment by the first one's states."""
+    model = decoder(name)
+    first, second = tokens(1, SEGMENT) % 10, tokens(1, SEGMENT, seed=2) % 10 + 20
+    past = model.begin()
+    model.read(first, past)
+    model.read(second, past).square().sum().backward()
+    gradient = model.embedding.weight.grad
+    assert gradient is not None and gradient[20:30].any()
+    assert bool(gradient[:10].any()) is (name == "full" or name.startswith("infini"))
+
+
+def test_the_projections_learn_from_the_cache() -> None:
+    model = decoder("transformer-xl")
+    gradients = []
+    for cache in (0, SEGMENT):
+        model.zero_grad()
+        past = model.begin(cache=cache)
+        with torch.no_grad():
+            model.read(tokens(1, SEGMENT), past)
+        model.read(tokens(1, SEGMENT, seed=2), past).square().sum().backward()
+        gradients.append(model.get_parameter("blocks.0.k_proj.weight").grad)
+    assert gradients[0] is not None and gradients[1] is not None
+    assert not torch.allclose(gradients[0], gradients[1])
+
+
+def test_every_memory_begins_with_the_same_layers() -> None:
+    drawn = []
+    for memory in MEMORIES.values():
+        model = RivalTransformer(CONFIG, memory)
+        model.initialise(torch.Generator().manual_seed(5))
+        drawn.append({n: x for n, x in model.state_dict().items() if not n.startswith("memory.")})
+    landmarks = Transformer(CONFIG)
+    landmarks.initialise(torch.Generator().manual_seed(5))
+    for weights in drawn:
+        torch.testing.assert_close(weights, dict(landmarks.state_dict()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_token", "size"),
+    [
+        ("none", 4.5, 0),
+        ("full", 16.5, 3 * 2 * 2 * 32 * 6 * 8),
+        ("transformer-xl", 4.5 + 6, 3 * 8 * 16 * 8),
+        ("memorizing", 4.5 + 6 + 5 / 4, 3 * 8 * 16 * 8 + 2 * 2 * 32 * 6 * 8),
+        ("infini", 4.5, 3 * 2 * (6 * 6 + 6) * 8),
+    ],
+)
+def test_what_is_attended_to_and_kept_is_counted(name: str, per_token: float, size: int) -> None:
+    """Four segments of 8: inside one 4.5 tokens on the average, in a cache 8 of three segments in
+    four; retrieved in one layer of three 5 tokens, from the second segment on.
+    """
+    model = decoder(name, top_k=5)
+    past = model.begin()
+    with torch.no_grad():
+        model.read(tokens(1, 4 * SEGMENT), past)
+    assert past.attended.per_token == pytest.approx(per_token)
+    assert past.bytes == size
+
+
+def test_a_memory_in_a_layer_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"layer 3 must lie in 0..2"):
+        RivalTransformer(CONFIG, MemoryConfig("memorizing", layer=3))
