@@ -1,0 +1,225 @@
+"""How fast does a real model read a text into a memory on disk, against its own prefill?
+
+ingest  Tokens a second of `reader.ingest`, against the stock model of transformers reading the same
+        tokens in the same chunks behind the same beginning, over a window as long, held in its
+        stock cache and stored nowhere. In turns; the ratio is the median of pairs.
+short   The same for documents of --short tokens, one after the other; and what reading several of
+        them side by side would gain at most: a batch through the stock model against its rows one
+        by one, and whether they give the same bits.
+peak    Peak main memory of a process of its own that ingests --peak tokens.
+
+    python -m benchmarks.real.ingest --text books-test.jsonl.zst --model smollm2/
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.results import write
+from benchmarks.common.tables import spread, table, tokens_number, tokens_text
+from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
+from benchmarks.real.hay import Hay
+from benchmarks.real.prompting import DTYPES, counting
+from benchmarks.speed.peak_memory import peak_bytes
+from memstore import MemoryStore
+from memstore.disk.codec import NEW_CODECS
+from memstore.hf.load import load_reader
+from memstore.hf.reader import HuggingFaceReader
+from memstore.training.corpus import read_documents
+
+PARTS = ["ingest", "short", "peak"]
+
+
+def main() -> None:
+    options = read_options()
+    prepare(options.threads)
+    hay = Hay(counting(options.model), list(read_documents(options.text)), Random(options.seed))
+    found: dict[str, Any] = {}
+    if "ingest" in options.parts or "short" in options.parts:
+        reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+        stock = Stock(options.model, options.dtype, reader)
+        if "ingest" in options.parts:
+            found["ingest"] = against_prefill(reader, stock, [hay.prose(options.tokens)], options)
+        if "short" in options.parts:
+            for length in options.short:
+                texts = [hay.prose(length) for _ in range(options.documents)]
+                found[f"short {length}"] = against_prefill(reader, stock, texts, options)
+                found[f"batches {length}"] = batches(reader, stock, texts, options)
+    if "peak" in options.parts:
+        found["peak"] = peaks(hay, options)
+    write(options, found)
+
+
+def read_options() -> argparse.Namespace:
+    options = plain_parser(__doc__)
+    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
+    options.add_argument("--model", required=True, help="a directory of Hugging Face's make")
+    add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
+    add(options, "--codec", "zstd", choices=NEW_CODECS)
+    add(options, "--parts", PARTS, choices=PARTS, metavar="PART")
+    add(options, "--tokens", "8K", "of the long document", type=tokens_number)
+    add(options, "--short", [128, 512], "tokens")
+    add(options, "--documents", 8, "short ones")
+    add(options, "--batches", [2, 4, 8], "documents side by side")
+    add(options, "--peak", ["32K", "128K"], "tokens")
+    add(options, "--repeats", 3)
+    return options.parse_args()
+
+
+class Stock:
+    """The model as transformers has it, that reads what a reader reads and forgets it."""
+
+    def __init__(self, model: str, dtype: str, reader: HuggingFaceReader) -> None:
+        from transformers import AutoModelForCausalLM
+
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPES[dtype])
+        self.model = loaded.eval().get_decoder()
+        self.prefix = reader.prefix_ids
+        self.chunk = reader.lookup.chunk_blocks * reader.shape.block_size
+        self.window = reader.window_blocks * reader.shape.block_size
+
+    @torch.no_grad()
+    def read(self, ids: Sequence[int]) -> None:
+        """Read a document in chunks."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        sinks = len(self.prefix)
+        if sinks:
+            self.model(input_ids=torch.tensor([self.prefix]), past_key_values=cache, use_cache=True)
+        for first in range(0, len(ids), self.chunk):
+            given = torch.tensor([ids[first : first + self.chunk]])
+            at = torch.arange(sinks + first, sinks + first + given.shape[1])[None]
+            self.model(input_ids=given, position_ids=at, past_key_values=cache, use_cache=True)
+            for layer in cache.layers:
+                if layer.keys.shape[2] > sinks + self.window:
+                    layer.keys, layer.values = (
+                        torch.cat((half[:, :, :sinks], half[:, :, -self.window :]), 2)
+                        for half in (layer.keys, layer.values)
+                    )
+
+    @torch.no_grad()
+    def states(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of ids [B, T] side by side -> their last states."""
+        states: torch.Tensor = self.model(input_ids=rows, use_cache=False).last_hidden_state
+        return states
+
+
+def against_prefill(
+    reader: HuggingFaceReader, stock: Stock, texts: Sequence[str], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Tokens a second of both."""
+    ids = [reader.tokenizer.encode(text) for text in texts]
+    tokens = sum(map(len, ids))
+
+    def stored(repeat: int) -> float:
+        with tempfile.TemporaryDirectory() as directory, created(reader, directory, options) as to:
+
+            def ingest() -> None:
+                for number, text in enumerate(texts):
+                    reader.ingest(text, to, name=f"{number}")
+
+            return tokens / timed(ingest)[0]
+
+    def prefilled(repeat: int) -> float:
+        def read() -> None:
+            for document in ids:
+                stock.read(document)
+
+        return tokens / timed(read)[0]
+
+    stored(-1), prefilled(-1)
+    measured = interleaved({"ingest": stored, "prefill": prefilled}, options.repeats)
+    found = {
+        "tokens_per_second": {name: statistics.median(rates) for name, rates in measured.items()},
+        "ratio": paired_ratio(measured["ingest"], measured["prefill"]),
+        "measured": measured,
+    }
+    what = f"{len(texts)} of {tokens_text(len(ids[0]))} tokens, {options.dtype}, {options.codec}"
+    rates = " / ".join(f"{rate:,.0f}" for rate in found["tokens_per_second"].values())
+    head = ["documents", "tokens a second: ingest / stock prefill", "ratio"]
+    print(table(head, [[what, rates, spread(found["ratio"])]]) + "\n", flush=True)
+    return found
+
+
+def batches(
+    reader: HuggingFaceReader, stock: Stock, texts: Sequence[str], options: argparse.Namespace
+) -> dict[int, Any]:
+    """What reading documents side by side gains; in the time of this thread."""
+    found = {}
+    lines = []
+    for batch in options.batches:
+        rows = [reader.tokenizer.encode(text) for text in texts[:batch]]
+        ids = torch.tensor([row[: min(map(len, rows))] for row in rows])
+
+        def seconds(parts: Sequence[torch.Tensor]) -> float:
+            began = time.thread_time()
+            for part in parts:
+                stock.states(part)
+            return time.thread_time() - began
+
+        ways = {"alone": ids.split(1), "together": (ids,)}
+        same = bool(torch.equal(stock.states(ids), torch.cat([*map(stock.states, ids.split(1))])))
+        measured = interleaved(
+            {name: lambda repeat, parts=parts: seconds(parts) for name, parts in ways.items()},
+            options.repeats,
+        )
+        gain = paired_ratio(measured["alone"], measured["together"])
+        found[batch] = {"gain": gain, "same_bits": same}
+        lines.append([batch, tokens_text(ids.shape[1]), spread(gain), "yes" if same else "no"])
+    head = ["side by side", "tokens each", f"gain in {options.dtype}", "the same bits"]
+    print(table(head, lines) + "\n", flush=True)
+    return found
+
+
+def peaks(hay: Hay, options: argparse.Namespace) -> list[dict[str, int]]:
+    """Peak main memory by length."""
+    found = []
+    for length in map(tokens_number, options.peak):
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory) / "text.txt"
+            file.write_text(_long(hay, length), encoding="utf-8")
+            found.append(in_fresh_process(weigh, file, Path(directory) / "memory", options))
+    head = ["tokens", "peak MB", "MB above a short text"]
+    lines = [
+        [f"{row['tokens']:,}", *(f"{row[at] / 1e6:,.0f}" for at in ("peak", "above"))]
+        for row in found
+    ]
+    print(table(head, lines) + "\n", flush=True)
+    return found
+
+
+def _long(hay: Hay, tokens: int) -> str:
+    """Prose of so many tokens, of several books if need be."""
+    return "\n".join(hay.prose(min(16384, tokens)) for _ in range(-(-tokens // 16384)))
+
+
+def weigh(text: Path, memory: Path, options: argparse.Namespace) -> dict[str, int]:
+    """In a process of its own: peak resident bytes of ingesting a file."""
+    prepare(options.threads)
+    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    with created(reader, memory, options) as store:
+        reader.ingest("A first short text, so that all is loaded. " * 200, store, name="first")
+        before = peak_bytes()
+        document = reader.ingest(text, store)
+    return {"tokens": document.tokens, "peak": peak_bytes(), "above": peak_bytes() - before}
+
+
+def created(
+    reader: HuggingFaceReader, directory: str | Path, options: argparse.Namespace
+) -> MemoryStore:
+    """A new memory of --codec."""
+    where = Path(directory) / "m"
+    return MemoryStore.create(where, reader.signature, codec=options.codec, selector=reader.keeps)
+
+
+if __name__ == "__main__":
+    main()
