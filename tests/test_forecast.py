@@ -84,7 +84,7 @@ def test_a_document_beyond_the_disk_is_refused_before_it_is_read(reader, tmp_pat
     real = shutil.disk_usage
     monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=50_000))
     with created(reader, tmp_path / "m", codec="raw") as store:
-        with pytest.raises(StorageFull, match=r"the disk has room for .* MB; make room"):
+        with pytest.raises(StorageFull, match=r"the disk of .* has room for .* MB; make room"):
             reader.ingest(text(4000), store, name="book")
         assert not store.documents()
 

@@ -55,6 +55,7 @@ def test_reads_what_the_stock_model_would_have_read(kind, tmp_path):
     model = decoder(kind.partition(",")[0], **KINDS[kind])
     reader = HuggingFaceReader(model, tokenizer(), UNADAPTED, kv_dtype=torch.float32)
     reader.lookup = reader.lookup.changed(chunk_blocks=1)  # blocks see one another as stored
+    reader.window_blocks = 16  # all of them
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         document = reader.ingest(TEXT, store, name="text")
         ids = store.tokens("text").ids.tolist()
@@ -109,6 +110,7 @@ def test_refuses_by_name_what_cannot_have_a_memory(kind, changed, why):
 def test_half_precision_reads_as_the_stock_model_does_to_its_rounding(tmp_path):
     model = decoder("llama").to(torch.bfloat16)
     reader = HuggingFaceReader(model, tokenizer(), UNADAPTED)
+    reader.window_blocks = 16  # the whole text
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         document = reader.ingest(TEXT, store, name="text")
         ids = store.tokens("text").ids.tolist()

@@ -53,7 +53,9 @@ def forecast(catalog: Catalog, rows: Sequence[Document], wanted: Document, token
             f"{quota / 1e6:,.1f} MB; raise the quota, or forget documents"
         )
     if not most and needed > free:
-        raise StorageFull(f"{size}, the disk has room for {free / 1e6:,.1f} MB; make room")
+        raise StorageFull(
+            f"{size}, the disk of {database.path} has room for {free / 1e6:,.1f} MB; make room"
+        )
     return told
 
 
