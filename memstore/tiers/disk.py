@@ -25,9 +25,9 @@ _SLOW = 50e-6  # seconds for a record: beyond, it may have come from the disk
 # records at least, or bytes, that are read before it is seen that the disk had to
 _FEW, _FEW_BYTES = 8, 1 << 20
 # Of a batch that threads share: bytes that one takes together, of records that are copied and of
-# those that are decoded; and bytes of the records that are worth it where they are copied only.
+# those that are decoded; and bytes of the records that are worth it (docs/storage.md).
 _TOGETHER, _DECODED_TOGETHER = 1 << 20, 128 << 10
-_SHARED = 100 << 10
+_SHARED = 512 << 10
 
 # Records, and as they lie in the mapped file; and before that was looked up, what the disk had read
 # and the time.
@@ -128,7 +128,7 @@ class DiskTier:
         together = _TOGETHER if raw else _DECODED_TOGETHER
         each = max(1, together // size)
         threads = min(self._threads.count, -(-count // each))
-        if alone or threads < 2 or (raw and size < _SHARED):
+        if alone or threads < 2 or size < _SHARED:
             return max(_FEW, _FEW_BYTES // size), 1
         return each, threads
 
