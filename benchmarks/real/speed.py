@@ -257,7 +257,7 @@ def exactly(k: int) -> dict[str, Any]:
 def choice_of(memory: Memory, hay: Hay, tokens: int) -> Callable[[], Any]:
     """Scores all blocks of `tokens` tokens: landmarks by chance, words of books."""
     reader, form = memory.reader, memory.reader.keeps
-    found, step = Found(form), min(tokens, 128 * 1024)
+    found, step = Found(form), min(tokens, 32 * 1024)  # not every book is longer
     generator = torch.Generator().manual_seed(0)
     counts = []
     for number in range(-(-tokens // step)):
