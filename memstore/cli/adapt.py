@@ -79,8 +79,11 @@ def adapt(
         name = adaptation.selector.form.name
         console.emit({"selector": name, "file": str(path), "scores": dict(adaptation.scores)})
         return
-    found = ", ".join(f"{kind} {share:.0%}" for kind, share in adaptation.scores.items())
+    shares = dict(adaptation.scores)
+    answers = shares.pop("answers", 0.0)
+    found = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
     console.say(f"{adaptation.selector.form.name}: right block among the best 8: {found}")
+    console.say(f"questions about planted facts answered: {answers:.0%}")
     console.say(f"written to {path}")
 
 

@@ -15,7 +15,7 @@ from memstore.model.adaptation import Adaptation
 from memstore.model.choosing import ChoosingVerbs
 from memstore.store.memory_store import MemoryStore
 from memstore.training.adapt import encoder
-from memstore.training.selector_questions import Fact, Facts
+from memstore.training.selector_questions import Fact
 from memstore.training.selector_windows import WindowWriter
 
 Report = Callable[[str], None]
@@ -51,7 +51,7 @@ def calibrate_reading(
     """
     encode = encoder(reader.tokenizer)
     writer = WindowWriter(texts, encode, "validation", seed + 1, reader.shape.block_size)
-    facts, pieces = Facts("validation", writer.rng), []
+    facts, pieces = writer.facts, []
     asked: list[Fact] = []
     for _ in range(windows):
         planted = [facts.literal(), facts.literal(), facts.reworded()]
