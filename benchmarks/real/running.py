@@ -88,7 +88,7 @@ def run(
         if by_memory:
             reader = load_reader(options.model, dtype=DTYPES[options.dtype])
             lookup, layers = reader.lookup, reader.shape.memory_layers
-            chooses = (reader.keeps.digest, lookup, reader.answerable)
+            chooses = (reader.keeps.digest, lookup, reader.gate)
             results = Results(work / f"{named}-memory-{_digest(layers, *chooses)}.jsonl")
             with Memory(reader, work / f"memory-{named}-{_digest(layers)}", blocks) as memory:
                 memory.read_in(

@@ -17,7 +17,7 @@ from memstore.model.generate import generate
 from memstore.model.local_text import LocalText
 from memstore.model.own_blocks import FoundBlocks
 from memstore.model.reader import ChoosingReader
-from memstore.model.selectors import choose, confidence
+from memstore.model.selectors import choose
 from memstore.model.session_blocks import Run
 from memstore.model.settings import LookupSettings
 from memstore.model.tapped import Tapped
@@ -195,8 +195,8 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         return self.chosen
 
     def _answers(self, scores: Tensor) -> bool:
-        least = self.reader.answerable
-        answers = least is None or confidence(scores) >= least
+        gate = self.reader.gate
+        answers = gate is None or gate.opens(scores)
         self.lookups.done += answers
         self.lookups.skipped += not answers
         return answers
