@@ -20,7 +20,7 @@ from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.turns import Turns
 from memstore.model.adaptation import Adaptation
-from memstore.model.choosing_session import Chosen
+from memstore.model.chosen import Chosen
 from memstore.model.compact import CompactAttention
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Words

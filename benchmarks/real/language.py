@@ -34,7 +34,7 @@ from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
-from memstore.model.choosing_session import Chosen
+from memstore.model.chosen import Chosen
 from memstore.model.compact import CompactAttention, read_beginning
 from memstore.model.selectors import Gate, choose, confidence
 from memstore.model.tap import tap
