@@ -14,7 +14,8 @@ pytest.importorskip("transformers")
 from memstore.block import BlockKey
 from memstore.hf.reader import HuggingFaceReader
 from memstore.model.adaptation import Adaptation
-from memstore.model.compact import CompactAttention, Window, read_beginning
+from memstore.model.chosen import Chosen
+from memstore.model.compact import CompactAttention, Window, read_beginning, read_separator
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Sum, Words
 from memstore.model.selectors import Gate
@@ -67,6 +68,14 @@ def tell(session, text):
     """Feed a text, up to the border of a block, so that it stands in one."""
     ids = session.reader.tokenizer.encode(text)
     session.feed([*ids, *filler(-len(ids) % BLOCK)])
+
+
+def kept(store, layer, block):
+    """Keys and values [heads, block size, head_dim] of a block as stored."""
+    heads = range(store.signature.num_kv_heads)
+    units = [BlockKey(block.document, layer, block.block, head) for head in heads]
+    with store.lease(units) as lease:
+        return lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
 
 
 def test_until_the_window_overflows_all_of_the_text_is_local(reader, tmp_path):
@@ -242,6 +251,41 @@ def test_what_the_session_itself_said_counts_as_an_answer(tmp_path):
         session.ask(QUESTION, lambda: None)
         assert session.answered and session.chosen[0].document < 0
         assert (session.lookups.done, session.lookups.skipped) == (1, 1)
+
+
+@pytest.mark.parametrize("separator", ["", "\n\n"])
+def test_a_separator_stands_behind_every_text_that_ends(separator, tmp_path, monkeypatch):
+    reader = reader_of(separator=separator, top_k=4)
+    between = read_separator(reader)
+    assert len(between) == (reader.shape.num_layers if separator else 0)
+    given = {}
+    with memory(reader, tmp_path) as store, reader.session(store, retrieve=False) as session:
+        monkeypatch.setattr(
+            CompactAttention, "remember", lambda _, layer, k, v: given.setdefault(layer, (k, v))
+        )
+        document = store.document("inventory")
+        blocks = [Chosen(document.id, block, 0.0) for block in (0, 1, 0)]
+        session.read([*blocks[:2], blocks[2]._replace(first=8, end=20)])
+        for layer in reader.shape.memory_layers:
+            for half in (0, 1):
+                stored = [kept(store, layer, block)[half] for block in blocks]
+                behind = [between[layer][half].to(stored[0].dtype)] if separator else []
+                parts = [stored[0], stored[1], *behind, stored[2][:, 8:20], *behind]
+                assert torch.equal(given[layer][half], torch.cat(parts, 1))
+
+
+def test_the_separator_is_read_once_behind_the_prefix(reader):
+    k, v = read_separator(reader)[1]
+    assert read_separator(reader)[1][0] is k
+    context, found = CompactAttention(reader, read_beginning(reader)), {}
+
+    def attend(layer, q, k, v):
+        found[layer] = k[0], v[0]
+        return context.attend(layer, q, k, v)
+
+    with torch.no_grad():
+        reader.hidden(torch.tensor([reader.separator_ids]), attend)
+    torch.testing.assert_close((k, v), found[1])
 
 
 def test_a_closed_session_holds_nothing(pointing, tmp_path):

@@ -2,6 +2,8 @@
 model gives for the same text; or the architecture is refused by name.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_decoder import decoder, tokenizer
@@ -47,13 +49,14 @@ KINDS = {
     "gpt_neox": {"num_key_value_heads": 4},
 }
 TEXT = "The keeper of the seventh lighthouse counts nine bells. " * 40
+ALONE = replace(UNADAPTED, separator="")  # a text, and at once what follows it
 TOLERANCE = 2e-4  # of the largest logit: float32, in another order
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reads_what_the_stock_model_would_have_read(kind, tmp_path):
     model = decoder(kind.partition(",")[0], **KINDS[kind])
-    reader = HuggingFaceReader(model, tokenizer(), UNADAPTED, kv_dtype=torch.float32)
+    reader = HuggingFaceReader(model, tokenizer(), ALONE, kv_dtype=torch.float32)
     reader.lookup = reader.lookup.changed(chunk_blocks=1)  # blocks see one another as stored
     reader.window_blocks = 16  # all of them
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
@@ -109,7 +112,7 @@ def test_refuses_by_name_what_cannot_have_a_memory(kind, changed, why):
 
 def test_half_precision_reads_as_the_stock_model_does_to_its_rounding(tmp_path):
     model = decoder("llama").to(torch.bfloat16)
-    reader = HuggingFaceReader(model, tokenizer(), UNADAPTED)
+    reader = HuggingFaceReader(model, tokenizer(), ALONE)
     reader.window_blocks = 16  # the whole text
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         document = reader.ingest(TEXT, store, name="text")

@@ -233,6 +233,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
         top_k=6,
         score_range=0.7,
         gate=Gate(-1.5, 0.25),
+        separator="\n",
         weights="abc",
         scores={"literal": 0.99},
     )
@@ -241,6 +242,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     loaded = load_selector(path, MADE_FOR, rotate)
     assert replace(loaded, selector=made.selector) == made
     assert loaded.selector.form == made.selector.form
+    assert replace(loaded, selector=made.selector) == made
     held, _ = haystack(loaded.selector)
     question = tapped(4, seed=5)
     assert torch.equal(

@@ -16,6 +16,7 @@ class Adaptation:
     top_k: int = 8  # blocks read of a question at most
     # of these, the best and those whose score is within so many standard deviations; None = all
     score_range: float | None = None
+    separator: str = "\n\n"  # stands behind each text that is read, before what follows it
     margin: int = 24  # tokens read beyond a block near whose end the question was found
     gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
     weights: str = ""  # digest of the model's; "" = of any

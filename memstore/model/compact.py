@@ -4,6 +4,7 @@ after the other, under one ordinary softmax.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -210,26 +211,47 @@ def _weights(q: Tensor, k: Tensor, form: LayerForm, mask: Tensor | None) -> Tens
     return scores.float().softmax(-1).to(q.dtype)
 
 
+class _Known(NamedTuple):
+    state: object  # of the reader, when these were read
+    beginning: Sequence[KeysValues]
+    separator: Sequence[KeysValues]
+
+
+_known: WeakKeyDictionary[ChoosingReader, _Known] = WeakKeyDictionary()
+
+
 def read_beginning(reader: ChoosingReader) -> Sequence[KeysValues]:
     """The keys and values of the reader's prefix in every layer; no pairs without a prefix. They
     are computed once for a device and a dtype, and are not to be written to.
     """
-    state = tuple(reader.prefix_ids), reader.device, reader.dtype
-    known = _beginnings.get(reader)
-    if known is None or known[0] != state:
-        known = _beginnings[reader] = state, _beginning(reader)
-    return known[1]
+    return _constants(reader).beginning
 
 
-_beginnings: WeakKeyDictionary[ChoosingReader, tuple[object, Sequence[KeysValues]]] = (
-    WeakKeyDictionary()
-)
+def read_separator(reader: ChoosingReader) -> Sequence[KeysValues]:
+    """The same of what stands between a text that is read and what follows it, read behind the
+    prefix alone; no pairs where nothing does.
+    """
+    return _constants(reader).separator
 
 
-def _beginning(reader: ChoosingReader) -> Sequence[KeysValues]:
-    if not reader.prefix_ids:
+def _constants(reader: ChoosingReader) -> _Known:
+    ids = reader.prefix_ids, reader.separator_ids
+    state = (*map(tuple, ids), reader.device, reader.dtype)
+    known = _known.get(reader)
+    if known is None or known.state != state:
+        beginning = _read(reader, [], reader.prefix_ids)
+        separator = _read(reader, beginning, reader.separator_ids)
+        known = _known[reader] = _Known(state, beginning, separator)
+    return known
+
+
+def _read(
+    reader: ChoosingReader, beginning: Sequence[KeysValues], ids: Sequence[int]
+) -> Sequence[KeysValues]:
+    """The keys and values of tokens behind a beginning, in every layer."""
+    if not ids:
         return []
-    context = CompactAttention(reader, [])
+    context = CompactAttention(reader, beginning)
     kept: list[KeysValues] = []
 
     def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -237,5 +259,5 @@ def _beginning(reader: ChoosingReader) -> Sequence[KeysValues]:
         return context.attend(layer_idx, q, k, v)
 
     with torch.no_grad():
-        reader.hidden(torch.tensor([reader.prefix_ids], device=reader.device), attend)
+        reader.hidden(torch.tensor([list(ids)], device=reader.device), attend)
     return kept

@@ -59,6 +59,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scores: dict[str, Share]
     margin: Annotated[int, Meta(ge=0, le=64)]
     growth: float = 0.0  # Gate.growth
+    separator: Annotated[str, Meta(max_length=64)] = "\n\n"
 
 
 def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
@@ -86,6 +87,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         "answerable": gate and gate.least,
         "growth": gate.growth if gate else 0.0,
         "margin": adaptation.margin,
+        "separator": adaptation.separator,
         "scores": dict(adaptation.scores),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,6 +112,7 @@ def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
         top_k=header.top_k,
         score_range=header.score_range,
         margin=header.margin,
+        separator=header.separator,
         gate=None if header.answerable is None else Gate(header.answerable, header.growth),
         weights=header.made_for.weights,
         scores=header.scores,
