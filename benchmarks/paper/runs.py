@@ -55,8 +55,10 @@ class Run:
         """Of its directory."""
         more = [] if self.cmt else ["no-cmt"]
         more += [f"jumps-{self.jumps}"] if self.jumps > 1 else []
-        parts = [self.text, self.preset, self.memory, *more, f"{self.steps}-steps"]
-        return "-".join([*parts, f"seed-{self.seed}"])
+        shape = f"preset-{self.preset}"
+        return "-".join(
+            [self.memory, self.text, shape, *more, f"{self.steps}-steps", f"seed-{self.seed}"]
+        )
 
     @property
     def stages(self) -> tuple[Stage, Stage]:
