@@ -10,9 +10,7 @@ train       the runs (runs.py): every memory of --memories with every seed of --
 import argparse
 
 from benchmarks.common.options import add
-from benchmarks.paper.runs import MAIN, Run, parser, runs_of, trained_table
-from memstore.cli.signals import end_in_order
-from memstore.errors import InvalidInput
+from benchmarks.paper.runs import MAIN, Run, parser, runs_of, start, trained_table
 from memstore.rivals.config import MEMORIES
 
 PARTS = ("train",)
@@ -40,11 +38,9 @@ def main() -> None:
     if "train" in options.parts:
         try:
             runs.trained(compared)
-        except InvalidInput as error:
-            raise SystemExit(str(error)) from None
         finally:
             print("\n" + trained_table(runs, compared))
 
 
 if __name__ == "__main__":
-    end_in_order(main)
+    start(main)

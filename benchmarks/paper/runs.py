@@ -13,17 +13,18 @@ import argparse
 import fcntl
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks.common.options import add, plain_parser
 from benchmarks.common.tables import table
+from memstore.cli.signals import end_in_order
 from memstore.disk.files import replacement
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, MemstoreError
 from memstore.model.config import PRESETS
 from memstore.model.tokenizer import Tokenizer
 from memstore.rivals.config import MEMORIES
@@ -73,7 +74,12 @@ class Run:
         text = of["text"]
         data = replace(text.data, simple=0.7, repeats=0.0, readings=0.25)
         memory = replace(
-            text, steps=max(1, self.steps - first), cmt=self.cmt, negative_ramp=0.5, data=data
+            text,
+            steps=max(1, self.steps - first),
+            cmt=self.cmt,
+            negative_ramp=0.5,
+            data=data,
+            max_jump=self.jumps,
         )
         return windows, memory
 
@@ -92,13 +98,13 @@ class Runs:
     """The runs of a directory."""
 
     def __init__(
-        self, directory: Path, texts: dict[str, Sequence[str]], precision: Precision = "auto"
+        self, directory: Path, texts: dict[str, Sequence[Path]], precision: Precision = "auto"
     ) -> None:
         """texts: the files that a name of a text stands for; none are needed where every run is
         finished.
         """
         self.directory, self._precision = directory, precision
-        self._texts = {name: [Path(path) for path in paths] for name, paths in texts.items()}
+        self._texts = {name: list(paths) for name, paths in texts.items()}
 
     def path(self, run: Run) -> Path:
         """Its directory: --model of other commands, once it is finished."""
@@ -127,8 +133,8 @@ class Runs:
     def _train(self, run: Run) -> None:
         out = self.path(run)
         out.mkdir(parents=True, exist_ok=True)
-        with _alone(out, wait=False) as alone:
-            if not alone:
+        with alone(out, wait=False) as ours:
+            if not ours:
                 print(f"{run.name}: another process trains it", flush=True)
                 return
             texts = self._prepared(run, out)
@@ -176,7 +182,7 @@ class Runs:
         vocabulary = PRESETS[run.preset].vocab_size
         shared = self.directory / f"tokens-{run.text}-{vocabulary}"
         shared.mkdir(exist_ok=True)
-        with _alone(shared, wait=True):
+        with alone(shared, wait=True):
             path = shared / "tokenizer.json"
             if not path.exists():
                 print(f"{shared.name}: a tokenizer of {vocabulary} ids", flush=True)
@@ -190,7 +196,7 @@ class Runs:
 
 
 @contextmanager
-def _alone(directory: Path, *, wait: bool) -> Iterator[bool]:
+def alone(directory: Path, *, wait: bool) -> Iterator[bool]:
     """Work in a directory alone; False where another process does and it is not to be waited
     for.
     """
@@ -207,9 +213,19 @@ def parser(doc: str | None, seeds: Sequence[int] = (0,)) -> argparse.ArgumentPar
     """A parser with the options of these tables: which runs, and texts to train and to measure."""
     options = plain_parser(doc)
     options.add_argument("--runs", type=Path, required=True, help="models are kept here")
-    options.add_argument("--books", nargs="+", default=[], metavar="TEXT", help="to train on")
-    options.add_argument("--math", nargs="+", default=[], metavar="TEXT", help="to train on")
-    options.add_argument("--test", nargs="+", default=[], metavar="TEXT", help="of books, to read")
+    options.add_argument(
+        "--books", nargs="+", type=Path, default=[], metavar="TEXT", help="to train on"
+    )
+    options.add_argument(
+        "--math", nargs="+", type=Path, default=[], metavar="TEXT", help="to train on"
+    )
+    options.add_argument(
+        "--test", nargs="+", type=Path, default=[], metavar="TEXT", help="books to read"
+    )
+    options.add_argument(
+        "--test-math", nargs="+", type=Path, default=[], metavar="TEXT", help="to read"
+    )
+    add(options, "--texts", 24, "that are read for every number")
     add(options, "--preset", "test", "shape of the models", choices=list(PRESETS))
     add(options, "--steps", STEPS, "of training, for every model")
     add(options, "--seeds", list(seeds), "one model each")
@@ -233,3 +249,15 @@ def trained_table(runs: Runs, wanted: Iterable[Run]) -> str:
         tokens = f"{last['tokens']:,}" if "tokens" in last else ""
         rows.append([run.name, state, last.get("precision", ""), tokens, minutes])
     return table(["run", "state", "precision", "tokens", "minutes of a core"], rows)
+
+
+def start(main: Callable[[], None]) -> NoReturn:
+    """Run a script: a signal ends it in order, training saved; a user's mistake is one line."""
+
+    def checked() -> None:
+        try:
+            main()
+        except MemstoreError as error:
+            raise SystemExit(str(error)) from None
+
+    end_in_order(checked)
