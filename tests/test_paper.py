@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.paper import rivals, rivals_measures, rivals_tables, table1
 from benchmarks.paper import runs as paper_runs
-from benchmarks.paper import table1
 from benchmarks.paper.measures import Measured
 from benchmarks.paper.published import TABLE_1, blocks
 from benchmarks.paper.runs import Run, Runs, spent
@@ -125,6 +125,43 @@ def test_table_1_trains_what_it_needs_and_measures_it_once(
     table1.main()
     again = capsys.readouterr().out.splitlines()
     assert [line for line in again if line.startswith("|")] == lines
+
+
+def test_rivals_are_compared_once_they_are_trained(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*more: str) -> list[str]:
+        options = ["--runs", str(tmp_path), "--preset", "tiny", "--precision", "float32"]
+        options += ["--books", str(book), "--test", str(book), "--texts", "2", "--steps", "2"]
+        monkeypatch.setattr(sys, "argv", ["rivals", *options, *more])
+        rivals.main()
+        return capsys.readouterr().out.splitlines()
+
+    both = ["--memories", "landmark", "infini"]
+    measured = [*both, "--parts", "perplexity", "cost", "--pasts", "0", "64"]
+    measured += ["--ways-past", "64", "--cost-pasts", "64"]
+    with pytest.raises(InvalidInput, match="--parts train"):
+        run(*measured)
+    run("--parts", "train", "--seeds", "1", *both)
+    printed = run(*measured)
+    assert "seeds 1" in printed  # of the others nothing is there
+    tables = [line for line in printed if line.startswith("| ")]
+    assert sum("top_k 1 " in line for line in tables) == 1
+    cost = [line.split("|") for line in tables if line.startswith("| infini") and " 64 " in line][
+        -1
+    ]
+    heads, dim = TINY.num_heads, TINY.head_dim
+    state = TINY.num_layers * heads * dim * (dim + 1) * 2 / 1024
+    assert float(cost[5]) == pytest.approx(state, abs=0.05)
+
+
+def test_answers_of_all_seeds_stand_in_one_cell() -> None:
+    rows = [[{"task": "passkey", "right": right, "trials": 4}] for right in (4, 2)]
+    found = {"landmark": {2048: rows, 4096: rows}, "memorizing": {2048: rows, 4096: []}}
+    printed = [line for line in rivals_tables.recall_table(found).splitlines() if "passkey" in line]
+    assert printed[0].count("0.750") == 2 and printed[0].count("0.50..1.00") == 2
+    assert printed[1].count("0.750") == 1  # what was not asked is left empty
+    assert [rivals_measures.trials_of(n, 40, 200) for n in (2, 10, 100)] == [40, 20, 5]
 
 
 def test_what_a_token_attends_to_is_counted(tmp_path: Path, book: Path) -> None:

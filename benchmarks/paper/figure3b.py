@@ -9,13 +9,14 @@ number and then its end. Intervals are Wilson's, 95%.
         --test books-test.jsonl.zst --out figure3b.json
 """
 
+from functools import partial
 from typing import Any
 
 from benchmarks.common.needle_memory import streamed
 from benchmarks.common.options import add
 from benchmarks.common.results import plot, write
 from benchmarks.common.tables import rate, table, tokens_number, tokens_text
-from benchmarks.paper.measures import Bench
+from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.published import FIGURE_3B
 from benchmarks.paper.runs import parser, start
 
@@ -32,20 +33,18 @@ def measure(bench: Bench, lengths: list[int]) -> Found:
         for length in lengths:
             rows = []
             for run in bench.of_seeds(bench.run(memory)):
-                of = bench.measured(run)
-                rows.append(
-                    of.kept(
-                        "streamed",
-                        settings | {"length": length},
-                        lambda of=of, length=length: streamed(
-                            of.model, of.books, "streamed", length, **settings
-                        ),
-                    )
-                )
+                compute = partial(ask, bench.measured(run), length, **settings)
+                about = settings | {"length": length}
+                rows.append(bench.measured(run).kept("streamed", about, compute))
             right, trials = (sum(row[name] for row in rows) for name in ("right", "trials"))
             found[memory][length] = right, trials
             print(f"  {memory} {tokens_text(length)}: {rate(right, trials)}", flush=True)
     return found
+
+
+def ask(measured: Measured, length: int, trials: int, seed: int) -> dict[str, Any]:
+    """The answers of a model."""
+    return streamed(measured.model, measured.books, "streamed", length, trials=trials, seed=seed)
 
 
 def report(found: Found, lengths: list[int]) -> str:

@@ -9,6 +9,7 @@ by layer (by whichever of its heads), as a share of the blocks that could be rea
         --test books-test.jsonl.zst --out figure5.json
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def measure(bench: Bench) -> Found:
             settings = {"granularity": granularity, "length": length, "chunk": chunk}
             settings |= {"top_k": TOP_K, "texts": count, "seed": bench.options.seed}
             counted = measured.kept(
-                "distinct", settings, lambda m=measured, s=settings: count_blocks(m, **s)
+                "distinct", settings, partial(count_blocks, measured, **settings)
             )
             for name, values in counted.items():
                 found[granularity][name] += values

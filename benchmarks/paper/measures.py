@@ -51,7 +51,7 @@ class Measured:
 
     def __init__(self, directory: Path, text: Sequence[Path]) -> None:
         """text: files that it reads."""
-        self.directory, self._text = directory, list(text)
+        self.directory, self.texts = directory, list(text)
         self._file = directory / "measures.jsonl"
         self._found: dict[str, Any] = {}
         if self._file.exists():
@@ -70,17 +70,17 @@ class Measured:
     @cached_property
     def books(self) -> Books:
         """The texts, cut by its tokenizer, which is that of all models of its text."""
-        if not self._text:
+        if not self.texts:
             raise InvalidInput("name texts to measure with: --test, of math --test-math")
         return Books.read(
-            [str(path) for path in self._text], self.model.tokenizer, self.directory / "tokens"
+            [str(path) for path in self.texts], self.model.tokenizer, self.directory / "tokens"
         )
 
     def kept(self, measure: str, settings: dict[str, Any], compute: Callable[[], Any]) -> Any:
         """What `compute` gives, in plain values, or gave before with the same texts and
         settings.
         """
-        files = [[path.name, path.stat().st_size] for path in self._text]
+        files = [[path.name, path.stat().st_size] for path in self.texts]
         key = json.dumps([measure, settings, files], sort_keys=True)
         if key not in self._found:
             found = compute()
@@ -90,22 +90,30 @@ class Measured:
         return self._found[key]
 
     def losses(
-        self, way: Way, count: int, longest: int, *, piece: int | None = None, seed: int = 0
+        self,
+        way: Way,
+        count: int,
+        longest: int,
+        *,
+        piece: int | None = None,
+        reach: int | None = None,
+        seed: int = 0,
     ) -> Losses:
         """Of `count` texts of `longest` tokens, all their tokens.
 
         piece: each text is read in pieces of so many tokens, each from its beginning as if nothing
-        stood before it; None = its last 256 tokens alone are scored.
+        stood before it; None = its last 256 tokens alone are scored. reach: texts of one reach and
+        seed end with the same tokens, whatever their length (None = their length).
         """
-        settings = {
-            "way": asdict(way), "count": count, "longest": longest, "piece": piece, "seed": seed
-        }  # fmt: skip
+        reach = longest if reach is None else reach
+        settings = {"way": asdict(way), "count": count, "longest": longest, "piece": piece}
+        settings |= {"reach": reach, "seed": seed}
 
         def compute() -> dict[str, Any]:
             began, values = time.perf_counter(), []
             costs: list[Scored] = []
-            for segment in segments(self.books, count, longest - TARGETS, seed):
-                text = np.concatenate([segment.before, segment.targets])
+            for segment in segments(self.books, count, reach - TARGETS, seed):
+                text = np.concatenate([segment.before, segment.targets])[-longest:]
                 if piece is None:
                     parts = [score(self.model, way, text, longest - TARGETS + 1)]
                 else:
@@ -153,19 +161,33 @@ class Bench:
             self._measured[run] = Measured(self.runs.path(run), self._tests[run.text])
         return self._measured[run]
 
-    def losses(self, run: Run, way: Way, longest: int, piece: int | None = None) -> Losses:
-        """See Measured.losses; of --texts texts, the mean over seeds."""
-        every = [
-            self.measured(one).losses(
-                way, self.options.texts, longest, piece=piece, seed=self.options.seed
-            )
+    def by_seed(
+        self,
+        run: Run,
+        way: Way,
+        longest: int,
+        *,
+        piece: int | None = None,
+        reach: int | None = None,
+    ) -> list[Losses]:
+        """See Measured.losses; of --texts texts, of every seed."""
+        print(f"  {run.memory}, {run.text}: {piece or longest} tokens {way}", flush=True)
+        count, seed = self.options.texts, self.options.seed
+        return [
+            self.measured(one).losses(way, count, longest, piece=piece, reach=reach, seed=seed)
             for one in self.of_seeds(run)
         ]
-        costs = ("attended", "state", "skipped", "seconds")
-        means = {name: float(np.mean([getattr(one, name) for one in every])) for name in costs}
-        chosen = {name: value for name, value in asdict(way).items() if value is not None}
-        print(f"  {run.memory}, {run.text}, {piece or longest} tokens, {chosen}", flush=True)
-        return Losses(np.mean([one.values for one in every], 0), **means)
+
+    def losses(self, run: Run, way: Way, longest: int, piece: int | None = None) -> Losses:
+        """The same, the mean over seeds."""
+        return mean(self.by_seed(run, way, longest, piece=piece))
+
+
+def mean(every: Sequence[Losses]) -> Losses:
+    """Of the same texts, read by several models."""
+    costs = ("attended", "state", "skipped", "seconds")
+    means = {name: float(np.mean([getattr(one, name) for one in every])) for name in costs}
+    return Losses(np.mean([one.values for one in every], 0), **means)
 
 
 def _with(runs: Iterable[Run], seed: int) -> list[Run]:

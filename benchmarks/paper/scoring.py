@@ -2,6 +2,7 @@
 of its tokens, and what that cost.
 """
 
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,16 +32,23 @@ class Way:
     retrieve: bool = True
     cache: int | None = None  # Transformer-XL, Memorizing: tokens before the segment
 
+    def __str__(self) -> str:
+        """What differs from how a model was trained: "top_k 2, own_blocks 16"."""
+        chosen = {name: value for name, value in vars(self).items() if value is not None}
+        return ", ".join(f"{name} {value}" for name, value in chosen.items() if value is not True)
+
 
 @dataclass(frozen=True)
 class Scored:
     """Of the tokens that were scored: log probabilities [n], tokens that one attended to (the mean
-    over layers and heads), bytes of the past at two a number, lookups by (token, head, layer).
+    over layers and heads), bytes of the past at two a number, seconds of the CPU, lookups by
+    (token, head, layer).
     """
 
     scores: np.ndarray
     attended: float
     state: int
+    seconds: float
     done: int = 0
     skipped: int = 0
 
@@ -68,7 +76,7 @@ def _score_landmarks(
 ) -> Scored:
     shape, lookups = model.shape, session.lookups
     first, keys, at = (lookups.done, lookups.skipped), 0.0, begin - 1
-    parts = []
+    parts, began = [], time.process_time()
     while at < len(ids) - 1:  # chunk by chunk: the blocks that may be chosen are those before it
         room = session.chunk_tokens - session.content % session.chunk_tokens
         piece = ids[at : min(at + room, len(ids) - 1)]
@@ -90,6 +98,7 @@ def _score_landmarks(
         np.concatenate(parts),
         keys / rows,
         blocks * numbers * NUMBER,
+        time.process_time() - began,
         lookups.done - first[0],
         lookups.skipped - first[1],
     )
@@ -105,10 +114,12 @@ def _score_rival(model: RivalModel, way: Way, ids: np.ndarray, begin: int) -> Sc
                 session.feed(ids[: begin - 1].tolist())
             past = session.past
             past.attended = Attended()
+            began = time.process_time()
             scores = _log_probabilities(session, ids[begin - 1 : -1], ids[begin:])
+            seconds = time.process_time() - began
             stored = past.memory.bytes if isinstance(past, MemorizingPast) else 0
             state = stored + (past.bytes - stored) * NUMBER // 4  # the rest is held in float32
-            return Scored(scores, past.attended.per_token, state)
+            return Scored(scores, past.attended.per_token, state, seconds)
     finally:
         transformer.memory_config = trained
 
