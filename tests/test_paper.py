@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.paper import rivals, rivals_measures, rivals_tables, table1
+from benchmarks.paper import masked, rivals, rivals_measures, rivals_tables, table1
 from benchmarks.paper import runs as paper_runs
 from benchmarks.paper.measures import Measured
 from benchmarks.paper.published import TABLE_1, blocks
@@ -162,6 +162,22 @@ def test_answers_of_all_seeds_stand_in_one_cell() -> None:
     assert printed[0].count("0.750") == 2 and printed[0].count("0.50..1.00") == 2
     assert printed[1].count("0.750") == 1  # what was not asked is left empty
     assert [rivals_measures.trials_of(n, 40, 200) for n in (2, 10, 100)] == [40, 20, 5]
+
+
+def test_an_encoder_is_trained_on_masked_text(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--runs", str(tmp_path), "--preset", "tiny", "--books", str(book), "--texts", "4"]
+    options += ["--steps", "30", "--every", "30", "--top-k", "2", "--out", str(tmp_path / "m.json")]
+    monkeypatch.setattr(sys, "argv", ["masked", *options, "--test", str(book)])
+    masked.main()
+    assert len([line for line in capsys.readouterr().out.splitlines() if "|" in line]) == 4
+    first, last = json.loads((tmp_path / "m.json").read_text())["rows"]
+    assert last["all"]["perplexity"] < 0.9 * first["all"]["perplexity"]
+    assert last["2"]["perplexity"] == pytest.approx(last["all"]["perplexity"], rel=0.2)
+    monkeypatch.setattr(sys, "argv", ["masked", *options])
+    with pytest.raises(InvalidInput, match="--test"):
+        masked.main()
 
 
 def test_what_a_token_attends_to_is_counted(tmp_path: Path, book: Path) -> None:

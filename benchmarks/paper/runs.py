@@ -179,20 +179,27 @@ class Runs:
         texts = self._texts.get(run.text)
         if not texts:
             raise InvalidInput(f"{run.name} is not trained yet: name texts with --{run.text}")
-        vocabulary = PRESETS[run.preset].vocab_size
-        shared = self.directory / f"tokens-{run.text}-{vocabulary}"
-        shared.mkdir(exist_ok=True)
-        with alone(shared, wait=True):
-            path = shared / "tokenizer.json"
-            if not path.exists():
-                print(f"{shared.name}: a tokenizer of {vocabulary} ids", flush=True)
-                Tokenizer.train(passages(read_documents(texts), Random(0)), vocabulary).save(path)
-            TokenCorpus.build(texts, Tokenizer.load(path), shared)
+        shared = shared_tokens(self.directory, run.text, texts, PRESETS[run.preset].vocab_size)
         with suppress(FileExistsError):
             (out / "tokens").symlink_to(shared.resolve(), target_is_directory=True)
         if not (out / "tokenizer.json").exists():
-            Tokenizer.load(path).save(out / "tokenizer.json")
+            Tokenizer.load(shared / "tokenizer.json").save(out / "tokenizer.json")
         return texts
+
+
+def shared_tokens(directory: Path, name: str, texts: Sequence[Path], vocabulary: int) -> Path:
+    """The directory, inside this one, of the tokenizer that is trained on texts (tokenizer.json)
+    and of their tokens: for TokenCorpus.build.
+    """
+    shared = directory / f"tokens-{name}-{vocabulary}"
+    shared.mkdir(parents=True, exist_ok=True)
+    with alone(shared, wait=True):
+        path = shared / "tokenizer.json"
+        if not path.exists():
+            print(f"{shared.name}: a tokenizer of {vocabulary} ids", flush=True)
+            Tokenizer.train(passages(read_documents(texts), Random(0)), vocabulary).save(path)
+        TokenCorpus.build(texts, Tokenizer.load(path), shared)
+    return shared
 
 
 @contextmanager
