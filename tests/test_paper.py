@@ -1,17 +1,19 @@
 """The paper's tables: which runs they train and take up again, and what they count."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.paper import masked, rivals, rivals_measures, rivals_tables, table1
 from benchmarks.paper import runs as paper_runs
-from benchmarks.paper.measures import Measured
+from benchmarks.paper.measures import Losses, Measured
 from benchmarks.paper.published import TABLE_1, blocks
 from benchmarks.paper.runs import Run, Runs, spent
 from benchmarks.paper.scoring import Way, score
@@ -153,6 +155,22 @@ def test_rivals_are_compared_once_they_are_trained(
     heads, dim = TINY.num_heads, TINY.head_dim
     state = TINY.num_layers * heads * dim * (dim + 1) * 2 / 1024
     assert float(cost[5]) == pytest.approx(state, abs=0.05)
+
+
+def test_ratios_at_equal_cost_lie_between_two_caches() -> None:
+    def losses(value: float, attended: float, state: float) -> list[Losses]:
+        return [Losses(np.array([value, value + 1]), attended, state, 0.0, 0.0)]
+
+    points = [
+        ("transformer-xl", Way(cache=400), losses(1.0, 400, 4096)),
+        ("transformer-xl", Way(cache=100), losses(2.0, 100, 1024)),
+        ("landmark", Way(), losses(1.2, 200, 8192)),
+    ]
+    line = rivals_tables.equal_table(points, "landmark", "transformer-xl").splitlines()[-1]
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    # halfway between 100 and 400, and beyond all that was tried in bytes
+    assert cells[:3] == ["as trained", "200", f"{math.exp(1.2 - 1.5):.3f} (0.741-0.741)"]
+    assert cells[4:] == ["8", "", ""]
 
 
 def test_answers_of_all_seeds_stand_in_one_cell() -> None:

@@ -68,7 +68,9 @@ def train(options: argparse.Namespace, model: Encoder, corpus: TokenCorpus, held
     optimizers = make_optimizers(model, LR, MUON_LR)
     groups = [(group, group["lr"]) for one in optimizers for group in one.param_groups]
     tokens, length = np.asarray(corpus.tokens), held.shape[1]
-    rows, losses, began = [], [], time.process_time()
+    rows: list[dict[str, Any]] = []
+    losses: list[float] = []
+    began = time.process_time()
     for step in range(options.steps + 1):
         if step % options.every == 0 or step == options.steps:
             row: dict[str, Any] = {"step": step, "loss": float(np.mean(losses)) if losses else None}

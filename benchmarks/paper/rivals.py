@@ -104,6 +104,8 @@ def perplexity(bench: Bench, compared: list[Run]) -> dict[str, Any]:
     against = next((every for memory, _, every in points if memory == "none"), points[0][2])
     print(f"\npast of {tokens_text(options.ways_past)} tokens\n")
     print(tables.ways_table(points, against))
+    if {"landmark", "transformer-xl"} <= {memory for memory, _, _ in points}:
+        print("\n" + tables.equal_table(points, "landmark", "transformer-xl"))
     plot(options, lambda figure: tables.draw(figure, options.pasts, by_past, points), (13, 4))
     return {
         "by_past": {

@@ -28,7 +28,10 @@ POINTS: dict[str, tuple[Way, ...]] = {
         *(Way(top_k=k) for k in (1, 2, 8)),
         *(Way(own_blocks=blocks) for blocks in (8, 32)),
     ),
-    "transformer-xl": (Way(), *(Way(cache=tokens) for tokens in (64, 128, 512, 1024, 2048))),
+    "transformer-xl": (
+        Way(),
+        *(Way(cache=tokens) for tokens in (8, 16, 32, 64, 128, 512, 1024, 2048, 4096)),
+    ),
     "memorizing": (Way(), Way(cache=64)),
 }
 """How models read a past of one length, for perplexity by bytes and by tokens attended to; others

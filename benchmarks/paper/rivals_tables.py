@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,19 @@ from benchmarks.paper.measures import mean
 from benchmarks.paper.rivals_measures import TASKS, Losses_, matrix
 from benchmarks.paper.scoring import Way
 
+Point = tuple[str, Way, Losses_]
+"""A memory, how it read, and what was found."""
+
 
 def ratio(every: Losses_, against: Losses_, axis: int) -> str:
     """The ratio of perplexities of the same tokens, and its 95% interval over texts (axis 1: seeds
     are means) or over seeds (axis 0): "0.970 (0.965-0.975)".
     """
-    differences = (matrix(every) - matrix(against)).mean(1 - axis)
+    return _ratio(matrix(every) - matrix(against), axis)
+
+
+def _ratio(differences: np.ndarray, axis: int) -> str:
+    differences = differences.mean(1 - axis)  # losses [seeds, texts] before
     middle, low, high = mean_interval(differences)
     if len(differences) < 2:
         return f"{math.exp(middle):.3f}"
@@ -57,7 +65,7 @@ def paired_table(found: dict[str, list[Losses_]], pasts: Sequence[int], first: s
     return table(head, lines)
 
 
-def ways_table(points: Sequence[tuple[str, Way, Losses_]], against: Losses_) -> str:
+def ways_table(points: Sequence[Point], against: Losses_) -> str:
     """Perplexity by how a past of one length is read, in order of the tokens attended to."""
     lines = [
         [memory, str(way), f"{here.attended:.0f}", f"{here.state / 1024:,.0f}"]
@@ -67,6 +75,42 @@ def ways_table(points: Sequence[tuple[str, Way, Losses_]], against: Losses_) -> 
     ]
     head = ["memory", "read with", "attended", "state, KB", "perplexity"]
     return table([*head, "to none, over texts", "over seeds"], lines)
+
+
+def equal_table(points: Sequence[Point], ours: str, theirs: str) -> str:
+    """The ratio of our perplexity to theirs at as many tokens attended to, and at as many bytes of
+    state: between two of their ways to read losses are interpolated, in the logarithm of either.
+    Nothing stands where ours lies beyond all of theirs.
+    """
+    curve = [(mean(every), matrix(every)) for memory, _, every in points if memory == theirs]
+    lines = []
+    for memory, way, every in points:
+        if memory != ours:
+            continue
+        line, here = [str(way) or "as trained"], mean(every)
+        for name in ("attended", "state"):
+            at = getattr(here, name)
+            line.append(f"{at:.0f}" if name == "attended" else f"{at / 1024:,.0f}")
+            known = sorted(
+                ((math.log(getattr(losses, name)), values) for losses, values in curve),
+                key=lambda point: point[0],
+            )
+            between = _between(known, math.log(at)) if at else None
+            line += ["", ""] if between is None else [
+                _ratio(matrix(every) - between, axis) for axis in (1, 0)
+            ]  # fmt: skip
+        lines.append(line)
+    head = [f"{ours} read with", "attended", f"to {theirs} at as many", "over seeds"]
+    return table([*head, "state, KB", f"to {theirs} at as much", "over seeds"], lines)
+
+
+def _between(known: Sequence[tuple[float, np.ndarray]], at: float) -> np.ndarray | None:
+    """Losses interpolated; None beyond the ends."""
+    for (low, below), (high, above) in pairwise(known):
+        if low <= at <= high:
+            share = (at - low) / (high - low) if high > low else 0.0
+            return (1 - share) * below + share * above
+    return None
 
 
 def recall_table(found: dict[str, dict[int, list[list[dict[str, Any]]]]]) -> str:
@@ -105,7 +149,7 @@ def cost_table(found: dict[str, list[dict[str, float]]]) -> str:
 
 def draw(
     figure: Any, pasts: Sequence[int], by_past: dict[str, list[Losses_]],
-    points: Sequence[tuple[str, Way, Losses_]],
+    points: Sequence[Point],
 ) -> None:  # fmt: skip
     """Perplexity by past, by bytes of the state, and by tokens attended to."""
     left, middle, right = figure.subplots(1, 3, sharey=True)
@@ -124,6 +168,7 @@ def draw(
     left.set_ylabel("perplexity of the same targets")
     left.legend()
     middle.set_xscale("symlog", linthresh=1 << 14)
+    middle.set_xlim(left=-(1 << 11))
     middle.set_xlabel("bytes of the past")
     right.set_xlabel("tokens attended to")
     for axes in (left, middle, right):
