@@ -144,8 +144,9 @@ class Bench:
         self._measured: dict[Run, Measured] = {}
 
     def run(self, memory: str = "landmark", **more: Any) -> Run:
-        """A run of --preset and --steps."""
-        return Run(memory, preset=self.options.preset, steps=self.options.steps, **more)
+        """A run of --preset, --steps and --minutes."""
+        of = self.options
+        return Run(memory, preset=of.preset, steps=of.steps, minutes=of.minutes, **more)
 
     def of_seeds(self, run: Run) -> list[Run]:
         """The run with every seed."""

@@ -12,6 +12,7 @@ otherwise give one memory fewer tokens than another; what a run took is written 
 import argparse
 import fcntl
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,7 +41,8 @@ _WINDOWS = 0.7  # of the steps: lookups are learned there
 @dataclass(frozen=True)
 class Run:
     """One model. text: the name of what it is trained on, "books" or "math"; jumps: of positions
-    after each block, up to so many (the paper's appendix E; 1 = none).
+    after each block, up to so many (the paper's appendix E; 1 = none); minutes: of the wall clock,
+    after which it ends though steps are missing.
     """
 
     memory: str = "landmark"
@@ -50,16 +52,16 @@ class Run:
     steps: int = STEPS
     cmt: bool = True
     jumps: int = 1
+    minutes: float | None = None
 
     @property
     def name(self) -> str:
         """Of its directory."""
         more = [] if self.cmt else ["no-cmt"]
         more += [f"jumps-{self.jumps}"] if self.jumps > 1 else []
-        shape = f"preset-{self.preset}"
-        return "-".join(
-            [self.memory, self.text, shape, *more, f"{self.steps}-steps", f"seed-{self.seed}"]
-        )
+        more += [f"{self.steps}-steps", f"seed-{self.seed}"]
+        more += [] if self.minutes is None else [f"{self.minutes:g}-minutes"]
+        return "-".join([self.memory, self.text, f"preset-{self.preset}", *more])
 
     @property
     def stages(self) -> tuple[Stage, Stage]:
@@ -151,6 +153,8 @@ class Runs:
                 model=replace(PRESETS[run.preset], cmt=run.cmt),
                 stages=run.stages,
                 memory=MEMORIES.get(run.memory),
+                minutes=run.minutes,
+                log_every=math.gcd(20, *(stage.steps for stage in run.stages)),
                 seed=run.seed,
                 precision=self._precision,
             )
@@ -235,6 +239,7 @@ def parser(doc: str | None, seeds: Sequence[int] = (0,)) -> argparse.ArgumentPar
     add(options, "--texts", 24, "that are read for every number")
     add(options, "--preset", "test", "shape of the models", choices=list(PRESETS))
     add(options, "--steps", STEPS, "of training, for every model")
+    add(options, "--minutes", None, "of the wall clock a run, at most; steps are equal", type=float)
     add(options, "--seeds", list(seeds), "one model each")
     add(options, "--precision", "auto", "of training", choices=["auto", "float32", "bfloat16"])
     return options
