@@ -10,7 +10,7 @@ perplexity  of the same 256 tokens after more and more of the text before them; 
 recall      pass key, one fact, one of 20 by length: the same questions in the same texts. As many
             trials as read --recall-tokens, --trials at most and 5 at least. (Memorizing up to
             --memorizing-length: the text is read again for every question, and slowly.)
-cost        of the first seed, by length of the past.
+cost        of the first seed, by length of the past (memorizing up to 128K).
 
 All but train take the runs that are there: of the seeds for which every memory is finished. What
 was measured is kept beside each model. Intervals are 95%: of paired differences over texts (seeds
@@ -47,7 +47,7 @@ def read_options() -> argparse.Namespace:
     add(options, "--trials", 40)
     add(options, "--recall-tokens", "200K", "read for the questions of a task and length, at most")
     add(options, "--memorizing-length", "32K", "longest that a memorizing model is asked at")
-    add(options, "--cost-pasts", ["2K", "16K", "128K"])
+    add(options, "--cost-pasts", ["2K", "16K", "128K", "1M"])
     given = options.parse_args()
     for name in ("pasts", "lengths", "cost_pasts"):
         setattr(given, name, sorted({tokens_number(text) for text in getattr(given, name)}))
@@ -81,7 +81,9 @@ def main() -> None:
         by_past = {}
         for run in compared:
             first = bench.of_seeds(run)[0]
-            by_past[run.memory] = [measures.cost(bench, first, at) for at in options.cost_pasts]
+            most = measures.SLOW if run.memory == "memorizing" else max(options.cost_pasts)
+            pasts = [past for past in options.cost_pasts if past <= most]
+            by_past[run.memory] = [measures.cost(bench, first, past) for past in pasts]
             print(f"  cost of {run.memory}: measured", flush=True)
         print("\n" + tables.cost_table(by_past))
         found["cost"] = by_past

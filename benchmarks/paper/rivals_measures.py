@@ -39,6 +39,7 @@ as they were trained.
 """
 _PASSAGE = 256  # tokens around a needle
 _CHUNKS = 4  # that are timed
+SLOW = 1 << 17  # longest past that a memorizing model is timed behind: every token is searched
 
 Losses_ = list[Losses]  # one a seed
 

@@ -17,6 +17,7 @@ from memstore.rivals.past import Attended
 from memstore.rivals.reading import Reading, RivalModel
 
 NUMBER = 2  # bytes of a number of the past: what is held in more is counted as if it were not
+_AT_ONCE = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,14 @@ def score(model: AnyModel, way: Way, ids: np.ndarray, begin: int = 1) -> Scored:
     lookup = {
         name: getattr(way, name) for name in ("top_k", "own_blocks", "granularity", "cmt_cutoff")
     }
+    geometry = model.signature.geometry
+    records = len(ids) // model.shape.block_size * model.shape.num_layers
+    room = max(1 << 30, 3 * records * geometry.record_bytes)  # half of it is a session's own
     with (
-        MemoryStore.in_memory(model.signature) as store,
+        MemoryStore.in_memory(model.signature, host_budget=room) as store,
         model.session(store, [], retrieve=way.retrieve, chunk_blocks=chunk, **lookup) as session,
     ):
-        session.feed(ids[: begin - 1].tolist())
+        _read(session, ids[: begin - 1])
         return _score_landmarks(model, session, ids, begin)
 
 
@@ -110,8 +114,7 @@ def _score_rival(model: RivalModel, way: Way, ids: np.ndarray, begin: int) -> Sc
         transformer.memory_config = replace(trained, segment=way.chunk)
     try:
         with model.session(cache=way.cache) as session:
-            if begin > 1:
-                session.feed(ids[: begin - 1].tolist())
+            _read(session, ids[: begin - 1])
             past = session.past
             past.attended = Attended()
             began = time.process_time()
@@ -122,6 +125,12 @@ def _score_rival(model: RivalModel, way: Way, ids: np.ndarray, begin: int) -> Sc
             return Scored(scores, past.attended.per_token, state, seconds)
     finally:
         transformer.memory_config = trained
+
+
+def _read(session: ScratchSession | Reading, ids: np.ndarray) -> None:
+    """Feed what is not scored, some chunks at a time: of a million tokens the states are large."""
+    for at in range(0, len(ids), _AT_ONCE):
+        session.feed(ids[at : at + _AT_ONCE].tolist())
 
 
 @torch.no_grad()
