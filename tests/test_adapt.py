@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +20,12 @@ from memstore.model.adaptation import Adaptation
 from memstore.model.selector_file import MadeFor, load_selector, save_selector
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_learned import Learned
-from memstore.model.selector_sum import Sum
+from memstore.model.selector_sum import Sum, Words
 from memstore.model.tapped import Tapped, Taps
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.adapt import AdaptOptions, Subject, adapt, encoder
 from memstore.training.adapt_heads import rank_heads
-from memstore.training.adapt_measure import Outcome, gate_threshold, recalls
+from memstore.training.adapt_measure import Haystack, Outcome, Sought, gate_of, measure, recalls
 from memstore.training.adapt_states import read_states
 from memstore.training.adapt_train import LearnConfig, rarity
 from memstore.training.selector_windows import WINDOW, Mix, WindowWriter
@@ -191,7 +193,7 @@ def test_pointer_heads_are_adapted_and_scored_on_what_was_held_out(
     pointing = made.selector.parts[0][0] if isinstance(made.selector, Sum) else made.selector
     assert isinstance(pointing, PointerHeads) and pointing.heads[0] == (1, 3)
     assert made.scores["literal"] > 0.8
-    assert made.answerable is not None
+    assert made.gate is not None and made.gate.growth > 0
 
 
 def test_a_projection_is_learned_that_finds_held_out_facts_and_is_kept_in_a_file(
@@ -231,9 +233,22 @@ def test_a_gate_loses_at_most_what_it_may_and_ranks_become_recalls() -> None:
         for rank, confidence in zip([0, 0, 3, 20], [0.9, 0.8, 0.7, 0.1], strict=True)
     ]
     assert recalls(outcomes) == {"literal": [0.5, 0.75, 0.75, 0.75]}
-    many = [Outcome("literal", 0, i / 100, 0.0) for i in range(100)]
-    gate = gate_threshold(many)
-    assert sum(outcome.confidence < gate for outcome in many) == 5
+    many = [Outcome("literal", 0, i / 100, 0.04) for i in range(100)]
+    gate = gate_of(many, 2048)
+    assert gate is not None and gate_of([], 2048) is None
+    assert sum(outcome.confidence < gate.threshold(2048) for outcome in many) == 5
+    assert gate.growth == pytest.approx(0.02)  # half of what blocks that do not answer gain
+    assert gate.threshold(1024) == pytest.approx(gate.threshold(2048) - 0.02)
+
+
+def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:
+    selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64)
+    haystack = Haystack(Words.form, 64)
+    haystack.add(64, None, [[]] * 64)
+    question = Sought("literal", "", Tapped([], {}), right=(0,))
+    found = measure(selector, haystack, [question])[0]
+    of_eighths = (8 + 16 + 24 + 32 + 40 + 48 + 56 + 63) / 8
+    assert found.growth == pytest.approx((63 - of_eighths) / 64 / 3)
 
 
 def test_the_command_makes_a_selector_that_the_model_is_then_read_with(

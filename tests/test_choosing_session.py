@@ -17,6 +17,7 @@ from memstore.model.adaptation import Adaptation
 from memstore.model.compact import CompactAttention, Window, read_beginning
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Sum, Words
+from memstore.model.selectors import Gate
 from memstore.model.tap import TapWalk, tap
 
 BLOCK, WINDOW = 64, 4 * 64
@@ -232,7 +233,7 @@ def test_memory_is_bounded_however_long_the_chat(pointing, tmp_path):
 
 
 def test_what_the_session_itself_said_counts_as_an_answer(tmp_path):
-    reader = reader_of(answerable=4.0)
+    reader = reader_of(gate=Gate(4.0))
     with memory(reader, tmp_path) as store, reader.session(store) as session:
         session.ask(QUESTION, lambda: None)
         assert not session.answered and session.chosen == []
@@ -287,12 +288,12 @@ def test_blocks_are_chosen_every_so_many_tokens(reader, tmp_path, every, choices
 
 
 def test_a_later_choice_that_finds_nothing_leaves_what_is_read(tmp_path):
-    reader = reader_of(answerable=0.5)
+    reader = reader_of(gate=Gate(0.5))
     with memory(reader, tmp_path) as store, reader.session(store) as session:
         session.ask("Where is the lid of the red kettle of the mill?", lambda: None)
         chosen = session.chosen
         assert chosen and session.answered
-        session.reader.answerable = 1e9
+        session.reader.gate = Gate(1e9)
         session.choose_again()
         assert session.chosen == chosen and session.answered and session.lookups.skipped == 1
 

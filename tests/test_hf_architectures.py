@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from memstore.hf.reader import HuggingFaceReader
 from memstore.model.adaptation import UNADAPTED
-from memstore.model.choosing_session import Chosen
+from memstore.model.chosen import Chosen
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 LLAMA3 = {

@@ -20,10 +20,11 @@ from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.turns import Turns
 from memstore.model.adaptation import Adaptation
-from memstore.model.choosing_session import Chosen
+from memstore.model.chosen import Chosen
 from memstore.model.compact import CompactAttention
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Words
+from memstore.model.selectors import Gate
 
 SENTENCES = [
     f"The {colour} {thing} of the {place} has the number {number}. "
@@ -306,7 +307,7 @@ def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tm
 
 
 def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
-    reader = reader_of(answerable=1.0)
+    reader = reader_of(gate=Gate(1.0))
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
         there = reader.ask(QUESTION, store, max_new_tokens=2)

@@ -18,7 +18,7 @@ from memstore.model.selector_file import MadeFor, load_selector, read_made_for, 
 from memstore.model.selector_heads import DISTANCE, PointerHeads
 from memstore.model.selector_learned import Learned, Projection, rooted
 from memstore.model.selector_sum import Sum, Words
-from memstore.model.selectors import choose, standardise
+from memstore.model.selectors import Gate, choose, standardise
 from memstore.model.tapped import Tapped, Taps
 from memstore.training.adapt_measure import Haystack
 
@@ -232,7 +232,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
         read_from=1,
         top_k=6,
         score_range=0.7,
-        answerable=-1.5,
+        gate=Gate(-1.5, 0.25),
         weights="abc",
         scores={"literal": 0.99},
     )
@@ -294,5 +294,5 @@ def test_every_shipped_selector_loads_and_is_small() -> None:
         made_for = read_made_for(path)
         loaded = load_selector(path, made_for, rotate)
         assert path.stat().st_size < 1_000_000
-        assert len(made_for.weights) == 32 and loaded.answerable is not None
+        assert len(made_for.weights) == 32 and loaded.gate is not None
         assert loaded.scores["reworded"] > 0.9

@@ -192,7 +192,6 @@ def read_options() -> argparse.Namespace:
     add(options, "--questions", 100, "of each task")
     tasks = [task for task in TASKS if task != "natural"]
     add(options, "--tasks", tasks, "that are asked now", choices=tasks)
-    add(options, "--asked", 100, "of each of them at most")
     add(options, "--rivals", ["bm25", "minilm"], choices=["bm25", "minilm"], nargs="*")
     given = read(options)
     if given.work is None:

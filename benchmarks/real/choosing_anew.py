@@ -138,7 +138,7 @@ class Anew:
         ends = self.offsets(prose)
         ids = reader.tokenizer.encode(prose[ends[length - 1][1] :])
         last = ids[WINDOW - SEGMENT : WINDOW]
-        answerable, reader.answerable = reader.answerable, None
+        gate, reader.gate = reader.gate, None
         with (
             tempfile.TemporaryDirectory() as directory,
             self.memory(directory, prose[: ends[length - 1][1]]) as store,
@@ -159,7 +159,7 @@ class Anew:
                             name = f"language {number} {place - 1}"
                             row = {"question": name, "method": method, "task": "language"}
                             self.results.add({**row, "nats": float(nats)})
-        reader.answerable = answerable
+        reader.gate = gate
 
 
 def tables(rows: list[Row], options: argparse.Namespace) -> str:

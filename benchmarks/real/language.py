@@ -16,6 +16,7 @@ killed, with --work.
 import argparse
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -33,9 +34,9 @@ from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
-from memstore.model.choosing_session import Chosen
+from memstore.model.chosen import Chosen
 from memstore.model.compact import CompactAttention, read_beginning
-from memstore.model.selectors import choose, confidence
+from memstore.model.selectors import Gate, choose, confidence
 from memstore.model.tap import tap
 from memstore.training.corpus import read_documents
 
@@ -144,8 +145,9 @@ def main() -> None:
         rows = [row for row in results if row["question"] in of and row["method"] in methods]
         print(f"\n{len(of)} segments of {len(texts)} texts\n")
         print(differences(rows, methods))
-        print("\n" + passed(rows, options.lengths, reader.answerable))
-        write(options, {"rows": rows, "answerable": reader.answerable})
+        print("\n" + passed(rows, options.lengths, reader.gate))
+        gate = reader.gate and asdict(reader.gate)
+        write(options, {"rows": rows, "gate": gate})
 
 
 def read_options() -> argparse.Namespace:
@@ -207,12 +209,13 @@ def differences(rows: Sequence[Row], methods: Sequence[str]) -> str:
     return table(["read", "nats a token", "difference to the window (95%)", "better in"], lines)
 
 
-def passed(rows: Sequence[Row], lengths: Sequence[int], answerable: float | None) -> str:
+def passed(rows: Sequence[Row], lengths: Sequence[int], gate: Gate | None) -> str:
     """A table of how often the gate would let the choice through, and what is gained then."""
     base, lines = nats(rows, "window"), []
     for length in lengths:
         of = [row for row in rows if row["method"] == str(length)]
-        through = [row for row in of if answerable is None or row["best"] >= answerable]
+        least = gate.threshold(length // BLOCK) if gate else float("-inf")
+        through = [row for row in of if row["best"] >= least]
         gained = [row["nats"] - base[row["question"]] if row in through else 0.0 for row in of]
         mean, low, high = mean_interval(gained)
         blocks = sum(row["blocks"] for row in of) / len(of)

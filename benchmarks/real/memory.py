@@ -16,7 +16,8 @@ from benchmarks.real.methods import Method, standing
 from benchmarks.real.plan import Question
 from benchmarks.real.results import Row
 from memstore import MemoryStore
-from memstore.model.choosing_session import ChoosingSession, Chosen
+from memstore.model.choosing_session import ChoosingSession
+from memstore.model.chosen import Chosen
 from memstore.model.selectors import confidence
 from memstore.model.text import Text
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -73,10 +74,14 @@ class Plan:
         self.documents |= other.documents
         self.questions += other.questions
 
-    def of(self, tasks: Iterable[str], lengths: Iterable[int]) -> list[Question]:
-        """The questions of some tasks and lengths."""
-        tasks, lengths = set(tasks), set(lengths)
-        return [q for q in self.questions if q.task in tasks and q.length in lengths]
+    def of(
+        self, tasks: Iterable[str], lengths: Iterable[int], most: int | None = None
+    ) -> list[Question]:
+        """The questions of some tasks and lengths; the first `most` of each task and length."""
+        found = []
+        for task, length in product(dict.fromkeys(tasks), dict.fromkeys(lengths)):
+            found += [q for q in self.questions if (q.task, q.length) == (task, length)][:most]
+        return found
 
     def save(self, path: Path) -> None:
         """Write it as JSON, whole or not at all."""

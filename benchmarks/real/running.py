@@ -33,6 +33,7 @@ def parser(doc: str | None, lengths: Sequence[str]) -> argparse.ArgumentParser:
     add(options, "--lengths", list(lengths), "tokens of memory, e.g. 32K")
     methods = "; ".join(f"{name}: {about}" for name, about in METHODS.items())
     add(options, "--methods", DEFAULT_METHODS, methods, metavar="METHOD")
+    add(options, "--asked", None, "of each task's questions at a length at most", type=int)
     add(options, "--full-up-to", "2K", "longest text read whole", type=tokens_number)
     return options
 
@@ -67,7 +68,7 @@ def run(
             build().save(path)
         plan = Plan.load(path)
         blocks = Blocks(counting(options.model), plan.documents)
-        questions = plan.of(options.tasks, options.lengths)
+        questions = plan.of(options.tasks, options.lengths, options.asked)
         named = f"{kind}-{same}-{options.dtype}"
 
         def applies(question: Question, method: str) -> bool:
@@ -88,7 +89,7 @@ def run(
         if by_memory:
             reader = load_reader(options.model, dtype=DTYPES[options.dtype])
             lookup, layers = reader.lookup, reader.shape.memory_layers
-            chooses = (reader.keeps.digest, lookup, reader.answerable)
+            chooses = (reader.keeps.digest, lookup, reader.gate)
             results = Results(work / f"{named}-memory-{_digest(layers, *chooses)}.jsonl")
             with Memory(reader, work / f"memory-{named}-{_digest(layers)}", blocks) as memory:
                 memory.read_in(

@@ -136,7 +136,7 @@ class Asked:
         return {
             "a session": lambda: self.session().close(),
             "the question to the tap": lambda: tap(reader, beginning, ids),
-            "scores": lambda: reader.selector.scores(tapped, QUESTION, store, scope),
+            "its blocks' scores": lambda: reader.selector.scores(tapped, QUESTION, store, scope),
             f"a session that reads {len(chosen)} blocks": only_read,
             "the same, and the question through all layers": walk,
         }
@@ -153,7 +153,7 @@ def main() -> None:
             blocks.offsets, list(read_documents(options.text)), Random(f"speed {options.seed}")
         )
         blocks.documents["book"] = hay.prose(options.length)
-        reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+        reader = reading(options)
         walks = f"{reader.lookup.chunk_blocks}-{reader.window_blocks}"
         directory = work / f"speed-{options.dtype}-{options.length}-{options.seed}-{walks}"
         with Memory(reader, directory, blocks) as memory:
@@ -228,7 +228,7 @@ def measure(
         "memory": asked.first_token,
         "memory, as it ships": as_shipped.first_token,
         "BM25 and its blocks as text": by_words,
-        "scores": scoring,
+        f"scores of {tokens_text(options.index_tokens)} tokens": scoring,
         **asked.parts(),
     }
     alone = prompted.ids(prompted.prompt(question, []))
@@ -247,6 +247,15 @@ def measure(
     if options.full:
         taken[full] = [seconds(full, whole)(repeat) for repeat in range(options.full)]
     return {"first": taken, "busy": busy, "decoding": decoded}
+
+
+def reading(options: argparse.Namespace) -> Any:
+    """A reader that looks up whatever it is asked: the book does not answer the question, and the
+    gate would skip what is to be timed.
+    """
+    reader: Any = load_reader(options.model, dtype=DTYPES[options.dtype])
+    reader.gate = None
+    return reader
 
 
 def exactly(k: int) -> dict[str, Any]:
@@ -283,7 +292,7 @@ def opened(options: argparse.Namespace, directory: Path) -> float:
     nothing but loading the model; the memory's pages are not in the page cache.
     """
     prepare(options.threads)
-    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    reader = reading(options)
     drop_cache(directory)
     began = time.perf_counter()
     with (

@@ -69,7 +69,7 @@ class HuggingFaceReader(ChoosingVerbs):
         )
         adaptation = adaptation or adaptation_of(self.made_for, self.rotate)
         self.adaptation, self.selector = adaptation, adaptation.selector
-        self.answerable = adaptation.answerable
+        self.gate = adaptation.gate
         self.lookup = LookupSettings(
             top_k=adaptation.top_k,
             score_range=adaptation.score_range,

@@ -58,7 +58,7 @@ class ModelRotary:
         cos, sin = cos[:, positions], sin[:, positions]
         turned = cos.shape[-1]
         part = x[..., :turned]
-        rotated = self._apply(part, part[:, :1], cos, sin)[0].to(x.dtype)
+        rotated = self._apply(part, part[:, :0], cos, sin)[0].to(x.dtype)
         if turned < shape[-1]:
             rotated = torch.cat((rotated, x[..., turned:]), -1)
         return rotated.view(shape)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memstore.model.selector_sum import Words
-from memstore.model.selectors import Selector
+from memstore.model.selectors import Gate, Selector
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,7 @@ class Adaptation:
     # of these, the best and those whose score is within so many standard deviations; None = all
     score_range: float | None = None
     margin: int = 24  # tokens read beyond a block near whose end the question was found
-    # the `confidence` below which nothing in a memory answers; None = it always may
-    answerable: float | None = None
+    gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
     weights: str = ""  # digest of the model's; "" = of any
     scores: Mapping[str, float] = field(default_factory=dict)  # on held-out questions
 

@@ -16,6 +16,7 @@ from memstore.model.tap import tapping
 from memstore.model.tapped import Tapped
 from memstore.model.text import Text
 from memstore.store.admission import Mode
+from memstore.store.chunk import finite
 from memstore.store.memory_store import MemoryStore
 from memstore.store.writer import DocumentWriter
 
@@ -154,7 +155,7 @@ def blocks_of(reader: ChoosingReader, half: Tensor) -> Tensor:
     """Keys or values of a chunk [Hkv, T, D] as they are stored, [n, Hkv, block_size, D]."""
     shape = reader.shape
     stored = half.to("cpu", shape.kv_dtype)
-    if not stored.isfinite().all():
+    if not finite([stored]):
         raise InvalidWeights(
             f"its keys or values do not fit into {shape.kv_dtype}; they cannot be stored"
         )

@@ -2,39 +2,25 @@
 selector chooses blocks, and every memory layer reads them with the question.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidConfig, InvalidInput
+from memstore.model.chosen import Chosen, meant
 from memstore.model.compact import CompactAttention, Window, read_beginning
 from memstore.model.generate import generate
 from memstore.model.local_text import LocalText
 from memstore.model.own_blocks import FoundBlocks
 from memstore.model.reader import ChoosingReader
-from memstore.model.selectors import choose, confidence
 from memstore.model.session_blocks import Run
 from memstore.model.settings import LookupSettings
 from memstore.model.tapped import Tapped
 from memstore.model.units import Lookups, OnRead, Read
 from memstore.store.memory_store import MemoryStore
-
-_NEAR = 16  # tokens from a block's end: what is found there may go on beyond it
-
-
-class Chosen(NamedTuple):
-    """A block that is read."""
-
-    document: int
-    block: int
-    score: float
-    first: int = 0  # of its tokens, those from here
-    end: int | None = None  # up to here are read; None = all
 
 
 class ChoosingSession(AbstractContextManager["ChoosingSession"]):
@@ -67,8 +53,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self.answered = True  # False: nothing in the memory answers the last question
         self._retrieve, self._on_read = retrieve, on_read
         self._beginning = read_beginning(reader)
-        self._margin = min(settings.margin, reader.shape.block_size)
-        self._most = settings.top_k * (3 if self._margin else 1)  # blocks read at once
+        self._most = settings.top_k * (3 if settings.margin else 1)  # blocks read at once
         told = None if on_read is None else self._told
         self._attention = CompactAttention(reader, self._beginning, told)
         size, step = reader.shape.block_size, min(settings.local_blocks, settings.chunk_blocks)
@@ -177,7 +162,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self._question = question
         scores = self.reader.selector.scores(tapped, question, self.store, self._scope)
         self.answered = self._answers(scores)
-        found = self._best(scores, tapped) if self.answered else []
+        found = self._meant(scores, tapped) if self.answered else []
         self.read(found)
         return found
 
@@ -191,30 +176,21 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         rows = self._local.rows
         scores = self.reader.selector.scores(rows, question, self.store, self._scope)
         if self._answers(scores):
-            self.read(self._best(scores, rows))
+            self.read(self._meant(scores, rows))
         return self.chosen
 
     def _answers(self, scores: Tensor) -> bool:
-        least = self.reader.answerable
-        answers = least is None or confidence(scores) >= least
+        gate = self.reader.gate
+        answers = gate is None or gate.opens(scores)
         self.lookups.done += answers
         self.lookups.skipped += not answers
         return answers
 
-    def _best(self, scores: Tensor, tapped: Tapped) -> list[Chosen]:
-        """The blocks that scores [blocks of the scope] mean, with margins where what was tapped was
-        found near their ends.
-        """
-        settings = self.settings
-        spread = math.inf if settings.score_range is None else settings.score_range
-        chosen = choose(scores, settings.top_k, spread).tolist()
-        blocks = [self._locate(candidate) for candidate in chosen]
-        runs = [(document, block, block + 1) for document, block in blocks]
-        places = self.reader.selector.places(tapped, self.store, runs)
-        return [
-            Chosen(*self._locate(candidate), float(scores[candidate]), first, end)
-            for candidate, (first, end) in self._with_margins(chosen, places).items()
-        ]
+    def _meant(self, scores: Tensor, tapped: Tapped) -> list[Chosen]:
+        """The blocks that scores [blocks of the scope] mean, which what was tapped was found in."""
+        reader = self.reader
+        asked = reader.selector, tapped, self.store, self._scope
+        return meant(scores, *asked, self.settings, reader.shape.block_size)
 
     def read(self, blocks: Sequence[Chosen]) -> None:
         """Read these blocks, in this order, from now on; none for reading nothing.
@@ -278,36 +254,6 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         """What is chosen from: attached documents, then the blocks that left the local text."""
         return self._own.blocks.runs(self._own.blocks.count)
 
-    def _with_margins(
-        self, candidates: Sequence[int], places: Tensor | None
-    ) -> dict[int, tuple[int, int]]:
-        """The tokens (first, end) to read of candidates and of the blocks beside each in its
-        document, in the order of the text. places: see Selector.places.
-        """
-        size, margin = self.reader.shape.block_size, self._margin
-        whole = [(0, size - 1)] * len(candidates)
-        at = dict(zip(candidates, whole if places is None else places.tolist()))
-        tokens: dict[int, tuple[int, int]] = {}
-        first = 0
-        for _, begin, end in self._scope:
-            last = first + end - begin
-            for candidate in at if margin else ():
-                if first <= candidate < last:
-                    begun, ended = at[candidate]
-                    if candidate > first and begun < _NEAR:
-                        _widen(tokens, candidate - 1, size - margin, size)
-                    if candidate + 1 < last and ended >= size - _NEAR:
-                        _widen(tokens, candidate + 1, 0, margin)
-            first = last
-        return dict(sorted((tokens | dict.fromkeys(candidates, (0, size))).items()))
-
-    def _locate(self, candidate: int) -> tuple[int, int]:
-        for document, first, end in self._scope:
-            if candidate < end - first:
-                return document, first + candidate
-            candidate -= end - first
-        raise IndexError(candidate)
-
     def _told(self, layer_idx: int, weights: Tensor) -> None:
         """Tell what the last row of a step read in a layer: weights [H, m]."""
         assert self._on_read is not None
@@ -344,9 +290,3 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
 
     def __exit__(self, *args: object) -> None:
         self.close()
-
-
-def _widen(tokens: dict[int, tuple[int, int]], candidate: int, first: int, end: int) -> None:
-    """Read these tokens of a candidate too, and what lies between them and others of it."""
-    begun, ended = tokens.get(candidate, (first, end))
-    tokens[candidate] = (min(begun, first), max(ended, end))

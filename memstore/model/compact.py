@@ -68,6 +68,7 @@ class CompactAttention:
     beginning: Sequence[KeysValues]  # of every layer; empty ones where there is none
     observe: Observe | None = None  # asked of the last row of every step
     _layers: dict[int, _Layer] = field(default_factory=dict)
+    _seen: tuple[object, Tensor] | None = None
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
@@ -75,13 +76,14 @@ class CompactAttention:
         rows, start = q.shape[2], layer.length
         positions = torch.arange(start, start + rows, device=q.device)
         layer.plain = _put(layer.plain, start - layer.remembered - self._first, k)
-        layer.k = _put(layer.k, start, self.reader.rotate(layer_idx, k, positions))
+        turned = self.reader.rotate(layer_idx, torch.cat((q, k), 1), positions)
+        q, k = turned.split((q.shape[1], k.shape[1]), 1)
+        layer.k = _put(layer.k, start, k)
         layer.v = _put(layer.v, start, v)
         layer.length += rows
-        q = self.reader.rotate(layer_idx, q, positions)
         keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
         form = self.reader.forms[layer_idx]
-        mask = self._mask(layer, rows, form, q.device)
+        mask = self._mask(rows, layer.length, form.window, q.device)
         if self.observe is not None and layer.remembered:
             weights = _weights(q[:, :, -1:], keys, form, None if mask is None else mask[-1:])
             remembered = slice(self._first, self._first + layer.remembered)
@@ -167,15 +169,21 @@ class CompactAttention:
             layer = self._layers[layer_idx] = _Layer(k, v, k[:, :, :0], 0, self._first)
         return layer
 
-    @staticmethod
-    def _mask(layer: _Layer, rows: int, form: LayerForm, device: torch.device) -> Tensor | None:
-        """bool [rows, length]: what each row sees; None for a single row that sees everything."""
-        if rows == 1 and (form.window is None or layer.length <= form.window):
+    def _mask(
+        self, rows: int, length: int, window: int | None, device: torch.device
+    ) -> Tensor | None:
+        """bool [rows, length]: what each row sees; None for a single row that sees everything. That
+        of the last step is kept, since its layers are mostly alike.
+        """
+        if rows == 1 and (window is None or length <= window):
             return None
-        at = torch.arange(layer.length, device=device)
-        distance = at[-rows:, None] - at
-        seen = distance >= 0
-        return seen if form.window is None else seen & (distance < form.window)
+        asked = rows, length, window
+        if self._seen is None or self._seen[0] != asked:
+            at = torch.arange(length, device=device)
+            distance = at[-rows:, None] - at
+            seen = distance >= 0
+            self._seen = asked, seen if window is None else seen & (distance < window)
+        return self._seen[1]
 
 
 def _put(held: Tensor, at: int, more: Tensor) -> Tensor:

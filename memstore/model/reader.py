@@ -14,7 +14,7 @@ from torch import Tensor
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.signature import Signature
 from memstore.model.rotary import Rope
-from memstore.model.selectors import Selector
+from memstore.model.selectors import Gate, Selector
 from memstore.model.settings import AnswerSettings, LookupSettings
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -140,7 +140,7 @@ class ChoosingReader(Reader, Protocol):
     """
 
     selector: Selector
-    answerable: float | None  # the confidence below which nothing in a memory answers
+    gate: Gate | None  # says whether anything in a memory answers; None = it always may
     prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
     forms: Sequence[LayerForm]
     window_blocks: int  # before a chunk, that it sees while a document is read

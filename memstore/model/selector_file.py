@@ -20,7 +20,7 @@ from memstore.model.adaptation import Adaptation
 from memstore.model.selector_heads import PointerHeads, Rotate
 from memstore.model.selector_learned import Learned, Projection
 from memstore.model.selector_sum import Sum, Words
-from memstore.model.selectors import Selector
+from memstore.model.selectors import Gate, Selector
 
 _KEY = "memstore.selector"
 
@@ -55,9 +55,10 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read_from: Layer
     top_k: Positive
     score_range: Amount | None
-    answerable: float | None
+    answerable: float | None  # Gate.least
     scores: dict[str, Share]
     margin: Annotated[int, Meta(ge=0, le=64)]
+    growth: float = 0.0  # Gate.growth
 
 
 def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
@@ -74,6 +75,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         elif isinstance(selector, PointerHeads):
             part["heads"] = [list(head) for head in selector.heads]
         parts.append(part)
+    gate = adaptation.gate
     header = {
         "version": 1,
         "made_for": asdict(replace(made_for, weights=adaptation.weights)),
@@ -81,7 +83,8 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         "read_from": adaptation.read_from,
         "top_k": adaptation.top_k,
         "score_range": adaptation.score_range,
-        "answerable": adaptation.answerable,
+        "answerable": gate and gate.least,
+        "growth": gate.growth if gate else 0.0,
         "margin": adaptation.margin,
         "scores": dict(adaptation.scores),
     }
@@ -107,7 +110,7 @@ def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
         top_k=header.top_k,
         score_range=header.score_range,
         margin=header.margin,
-        answerable=header.answerable,
+        gate=None if header.answerable is None else Gate(header.answerable, header.growth),
         weights=header.made_for.weights,
         scores=header.scores,
     )

@@ -4,7 +4,9 @@ scores mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor
 from memstore.disk.selector_form import SelectorForm
 from memstore.index.base import Scope
 from memstore.model.tapped import Tapped, Taps
+
+GATE_BLOCKS = 512
+"""Among so many blocks a Gate's `least` holds: 32K tokens."""
 
 
 class Found(Protocol):
@@ -77,6 +82,26 @@ def choose(scores: Tensor, k: int, score_range: float) -> Tensor:
     best = scores.topk(min(k, len(scores)))
     low = best.values[0] - score_range * scores.std(correction=0)
     return best.indices[best.values >= low].sort().values
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Tells from the scores of blocks whether any of them answers.
+
+    least: the confidence that takes, among GATE_BLOCKS blocks. growth: how much more it takes among
+    twice as many, since the best of more blocks scores higher where nothing answers, too.
+    """
+
+    least: float
+    growth: float = 0.0
+
+    def threshold(self, blocks: int) -> float:
+        """The confidence that it takes among so many blocks."""
+        return self.least + self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
+
+    def opens(self, scores: Tensor) -> bool:
+        """Does any block of these scores [blocks] answer?"""
+        return confidence(scores) >= self.threshold(len(scores))
 
 
 def confidence(scores: Tensor) -> float:

@@ -113,7 +113,7 @@ class Chunk:
                 f"{chunk_blocks} blocks"
             )
         for layer, parts in layers.items():
-            if not _finite(parts):
+            if not finite(parts):
                 raise InvalidInput(
                     f"layer {layer}: keys, values or landmark keys of blocks {first_block} to "
                     f"{first_block + n} are not finite; the model cannot read this text in "
@@ -152,7 +152,8 @@ class Chunk:
         return self.end_block if self.whole else self.first_block
 
 
-def _finite(parts: LayerBlocks) -> bool:
+def finite(parts: Sequence[Tensor]) -> bool:
+    """Are all numbers of these tensors finite?"""
     # A sum is finite only of numbers that are; it may overflow of some that are, too.
     if torch.stack([part.sum(dtype=torch.float32) for part in parts]).isfinite().all():
         return True

@@ -20,14 +20,7 @@ from memstore.model.selector_sum import Sum, Words
 from memstore.model.selectors import Selector
 from memstore.model.tapped import Tapped, Taps
 from memstore.training.adapt_heads import rank_heads
-from memstore.training.adapt_measure import (
-    Haystack,
-    Outcome,
-    Sought,
-    gate_threshold,
-    measure,
-    recalls,
-)
+from memstore.training.adapt_measure import Haystack, Outcome, Sought, gate_of, measure, recalls
 from memstore.training.adapt_states import Walk, read_states
 from memstore.training.adapt_train import LearnConfig, learn, rarity
 from memstore.training.selector_windows import Encode, Window, WindowWriter
@@ -95,7 +88,7 @@ def adapt(
     found = recalls(outcomes)
     return Adaptation(
         chosen,
-        answerable=gate_threshold(literal),
+        gate=gate_of(literal, haystack.blocks),
         weights=model.made_for.weights,
         scores={kind: shares[_AMONG] for kind, shares in sorted(found.items())},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +14,11 @@ from memstore.disk.selector_form import SelectorForm
 from memstore.index.base import Scope
 from memstore.index.late import LANDMARK_DTYPES, TokenIndex
 from memstore.index.words import WordIndex
-from memstore.model.selectors import Selector, confidence
+from memstore.model.selectors import Gate, Selector, confidence
 from memstore.model.tapped import Tapped
 
 KS = (1, 4, 8, 16)
+_HALVINGS = 3  # of a haystack, to see how its best score rises
 
 
 class Haystack:
@@ -31,6 +32,11 @@ class Haystack:
         )
         self._words = WordIndex() if form.words else None
         self.scope: list[tuple[int, int, int]] = []
+
+    @property
+    def blocks(self) -> int:
+        """How many it holds."""
+        return sum(end - first for _, first, end in self.scope)
 
     def add(
         self,
@@ -76,22 +82,17 @@ class Sought:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one question: how many blocks scored higher than the right one, and how far the best of
-    all stood out, with the right block there and (`without`) had it not been there.
+    """Of one question: how many blocks scored higher than the right one; the best score of all, and
+    how much the best of all that do not answer is above the best of half of them.
     """
 
     kind: str
     rank: int
     confidence: float
-    without: float
+    growth: float
 
 
-def measure(
-    selector: Selector,
-    haystack: Haystack,
-    questions: Sequence[Sought],
-    score: Callable[[Selector, Sought], Tensor] | None = None,
-) -> list[Outcome]:
+def measure(selector: Selector, haystack: Haystack, questions: Sequence[Sought]) -> list[Outcome]:
     """Ask every question of the whole haystack."""
     found = []
     for question in questions:
@@ -103,7 +104,7 @@ def measure(
         rest = scores[~skipped]
         rank = int((rest > scores[right].max()).sum()) if right else -1
         whole = torch.cat([scores[right], rest])
-        found.append(Outcome(question.kind, rank, confidence(whole), confidence(rest)))
+        found.append(Outcome(question.kind, rank, confidence(whole), _growth(rest)))
     return found
 
 
@@ -119,9 +120,23 @@ def recalls(outcomes: Sequence[Outcome], ks: Sequence[int] = KS) -> dict[str, li
     }
 
 
-def gate_threshold(outcomes: Sequence[Outcome], lost: float = 0.05) -> float:
-    """The confidence below which nothing is looked up, so that at most a share `lost` of these
-    questions, all of which have an answer, is lost.
+def gate_of(outcomes: Sequence[Outcome], blocks: int, lost: float = 0.05) -> Gate | None:
+    """A gate that loses at most a share `lost` of these questions, all of which have an answer
+    among so many blocks; None without a question.
+
+    It rises half as fast with the number of blocks as the best of those that do not answer: what
+    does answer scores no higher among more, so that the errors of both kinds share the rise.
     """
     best = sorted(outcome.confidence for outcome in outcomes)
-    return best[int(lost * len(best))] if best else float("-inf")
+    if not best:
+        return None
+    growth = sum(outcome.growth for outcome in outcomes) / len(outcomes) / 2
+    return Gate(best[int(lost * len(best))] - Gate(0.0, growth).threshold(blocks), growth)
+
+
+def _growth(scores: Tensor) -> float:
+    """How much the best of scores [blocks] rises as their number doubles."""
+    parts = [part.max() for part in scores.tensor_split(2**_HALVINGS) if len(part)]
+    if len(parts) < 2**_HALVINGS:
+        return 0.0
+    return float(scores.max() - torch.stack(parts).mean()) / _HALVINGS
