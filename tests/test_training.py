@@ -52,7 +52,8 @@ def stages() -> tuple:
         "warmup": 1,
     }
     gated = replace(text, **small, data=replace(text.data, question_follows=0.5))
-    return replace(windows, **small, max_jump=3, cmt=True), replace(memory, **small), gated
+    jumping = replace(memory, **small, max_jump=3)
+    return replace(windows, **small, max_jump=3, cmt=True), jumping, gated
 
 
 @pytest.fixture(scope="module")

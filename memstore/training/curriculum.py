@@ -33,7 +33,7 @@ class Stage:
     negative_ramp: float = 0.0
     negative_start: float = -8.0
     queue: int = 1008  # landmarks of earlier windows kept as negatives
-    max_jump: int = 1  # position jumps after each landmark, uniform in 1..max_jump (kind windows)
+    max_jump: int = 1  # position jumps after each landmark of a window, uniform in 1..max_jump
     warmup: int = 20
     min_lr: float = 0.03  # of lr, at the stage's end
 

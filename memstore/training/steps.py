@@ -67,6 +67,16 @@ class Steps:
             return None
         return (torch.rand(windows, blocks, generator=self._generator) < 0.5).to(self._device)
 
+    def _jumps(self, stage: Stage, windows: int, blocks: int) -> Tensor | None:
+        """[windows, blocks]: positions skipped before each block, none before the first; None
+        without jumps.
+        """
+        if stage.max_jump <= 1:
+            return None
+        jumps = torch.randint(stage.max_jump, (windows, blocks), generator=self._generator)
+        jumps[:, 0] = 0
+        return jumps.to(self._device)
+
     def _count(self, *ids: Tensor) -> None:
         """ids with landmarks [B, blocks * (block_size + 1)] are read in this step."""
         shape = self._model.shape
@@ -90,12 +100,7 @@ class Steps:
     def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:
         batch = self._drawn_windows(stage, share)
         self._count(batch.ids)
-        jumps = None
-        if stage.max_jump > 1:
-            shape = (stage.batch, stage.blocks)
-            jumps = torch.randint(stage.max_jump, shape, generator=self._generator)
-            jumps[:, 0] = 0
-            jumps = jumps.to(self._device)
+        jumps = self._jumps(stage, stage.batch, stage.blocks)
         controlled = self._controlled(stage, stage.batch, stage.blocks)
         hidden, _ = encode_windows(self._model, batch.ids, controlled, jumps, cmt=stage.cmt)
         return next_token_loss(self._model, hidden, batch.ids, batch.weights), None
@@ -104,8 +109,9 @@ class Steps:
         model, top_k = self._model, self._model.lookup.top_k
         memory, questions = self._drawn_memory(stage)
         self._count(memory.ids, questions.ids)
+        jumps = self._jumps(stage, stage.memory_windows, stage.memory_blocks)
         controlled = self._controlled(stage, stage.memory_windows, stage.memory_blocks)
-        hidden, encoded = encode_windows(model, memory.ids, controlled, cmt=stage.cmt)
+        hidden, encoded = encode_windows(model, memory.ids, controlled, jumps, cmt=stage.cmt)
         fresh = negatives_of(encoded, self._rng.randrange(model.shape.block_size))
         against, bias = None, 0.0
         if self._rng.random() < stage.negatives:

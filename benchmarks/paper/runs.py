@@ -1,0 +1,275 @@
+"""The models that the paper's tables compare: what each is, where it lies, and training it.
+
+Every table takes its models from one directory, --runs: a model that several tables need is trained
+once, a run that was interrupted goes on, and several processes may work on one list.
+
+All are trained alike: by two of the stages of `memstore train`, a number of steps that is the same
+for every memory. Drawn from one seed they begin with the same weights and see the same texts, about
+the same tokens a step. Steps and no minutes decide when a run ends, because a busy machine would
+otherwise give one memory fewer tokens than another; what a run took is written beside it.
+"""
+
+import argparse
+import fcntl
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any, NoReturn
+
+from benchmarks.common.options import add, plain_parser
+from benchmarks.common.tables import table
+from memstore.cli.signals import end_in_order
+from memstore.disk.files import replacement
+from memstore.errors import InvalidInput, MemstoreError
+from memstore.model.config import PRESETS
+from memstore.model.tokenizer import Tokenizer
+from memstore.rivals.config import MEMORIES
+from memstore.training.corpus import TokenCorpus, passages, read_documents
+from memstore.training.curriculum import Stage, default_curriculum
+from memstore.training.train import Precision, TrainConfig, train
+
+MAIN = ("landmark", "transformer-xl", "memorizing", "infini", "none")
+STEPS = 1000  # of the slowest memory less than half an hour of a core, other cores busy
+_WINDOWS = 0.7  # of the steps: lookups are learned there
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model. text: the name of what it is trained on, "books" or "math"; jumps: of positions
+    after each block, up to so many (the paper's appendix E; 1 = none); minutes: of the wall clock,
+    after which it ends though steps are missing.
+    """
+
+    memory: str = "landmark"
+    text: str = "books"
+    preset: str = "test"
+    seed: int = 0
+    steps: int = STEPS
+    cmt: bool = True
+    jumps: int = 1
+    minutes: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        more = [] if self.cmt else ["no-cmt"]
+        more += [f"jumps-{self.jumps}"] if self.jumps > 1 else []
+        more += [f"{self.steps}-steps", f"seed-{self.seed}"]
+        more += [] if self.minutes is None else [f"{self.minutes:g}-minutes"]
+        return "-".join([self.memory, self.text, f"preset-{self.preset}", *more])
+
+    @property
+    def stages(self) -> tuple[Stage, Stage]:
+        """Plain sentences in windows, then memories: facts, text that goes on, and text alone.
+
+        The middle of the curriculum (varied sentences, no gate yet) and its end are left out: of
+        so few steps they would leave too little for the lookup.
+        """
+        of = {stage.name: stage for stage in default_curriculum()}
+        first = max(1, round(_WINDOWS * self.steps))
+        windows = replace(of["windows"], steps=first, max_jump=self.jumps)
+        text = of["text"]
+        data = replace(text.data, simple=0.7, repeats=0.0, readings=0.25)
+        memory = replace(
+            text,
+            steps=max(1, self.steps - first),
+            cmt=self.cmt,
+            negative_ramp=0.5,
+            data=data,
+            max_jump=self.jumps,
+        )
+        return windows, memory
+
+
+def spent(directory: Path) -> dict[str, Any]:
+    """What a run says of itself: finished, and where it was trained the CPU's seconds, tokens and
+    the last line of its metrics. Nothing of a run that was not begun.
+    """
+    with suppress(FileNotFoundError):
+        found: dict[str, Any] = json.loads((directory / "run.json").read_text())
+        return found
+    return {}
+
+
+class Runs:
+    """The runs of a directory."""
+
+    def __init__(
+        self, directory: Path, texts: dict[str, Sequence[Path]], precision: Precision = "auto"
+    ) -> None:
+        """texts: the files that a name of a text stands for; none are needed where every run is
+        finished.
+        """
+        self.directory, self._precision = directory, precision
+        self._texts = {name: list(paths) for name, paths in texts.items()}
+
+    def path(self, run: Run) -> Path:
+        """Its directory: --model of other commands, once it is finished."""
+        return self.directory / run.name
+
+    def finished(self, run: Run) -> bool:
+        """Whether it is."""
+        return bool(spent(self.path(run)).get("finished"))
+
+    def trained(self, runs: Iterable[Run]) -> list[Path]:
+        """The directories of runs, each trained now if it is not finished; those that another
+        process trains are left to it. Raises InvalidInput if some are not finished then.
+        """
+        runs = list(runs)
+        for run in runs:
+            if not self.finished(run):
+                self._train(run)
+        missing = [run.name for run in runs if not self.finished(run)]
+        if missing:
+            raise InvalidInput(
+                f"{', '.join(missing)} are being trained by another process; try again when it is "
+                "done"
+            )
+        return [self.path(run) for run in runs]
+
+    def _train(self, run: Run) -> None:
+        out = self.path(run)
+        out.mkdir(parents=True, exist_ok=True)
+        with alone(out, wait=False) as ours:
+            if not ours:
+                print(f"{run.name}: another process trains it", flush=True)
+                return
+            texts = self._prepared(run, out)
+            said = spent(out)
+            wanted = {"run": asdict(run), "texts": [[p.name, p.stat().st_size] for p in texts]}
+            if {name: said[name] for name in wanted if name in said} not in ({}, wanted):
+                raise InvalidInput(
+                    f"{out} was begun with other texts or settings; name those, or another --runs"
+                )
+            resume = (out / "state.pt").is_file()
+            print(f"{run.name}: {'going on' if resume else 'begins'}", flush=True)
+            config = TrainConfig(
+                out=out,
+                model=replace(PRESETS[run.preset], cmt=run.cmt),
+                stages=run.stages,
+                memory=MEMORIES.get(run.memory),
+                minutes=run.minutes,
+                log_every=math.gcd(20, *(stage.steps for stage in run.stages)),
+                seed=run.seed,
+                precision=self._precision,
+            )
+            line: dict[str, Any] = said.get("last", {})
+            said = wanted | {"cpu_seconds": said.get("cpu_seconds", 0.0), "finished": False}
+            began = time.process_time()
+
+            def report(metrics: dict[str, Any]) -> None:
+                line.update(metrics)
+                if "step" in metrics and metrics["step"] % 100 == 0:
+                    shown = ("stage", "step", "tokens", "seconds", "loss")
+                    print("  " + ", ".join(f"{n} {metrics[n]}" for n in shown), flush=True)
+
+            try:
+                train(config, texts, resume=resume, report=report)
+                said["finished"] = True
+            finally:
+                said["cpu_seconds"] += time.process_time() - began
+                said["last"] = line
+                with replacement(out / "run.json", mode=0o644) as file:
+                    file.write(json.dumps(said, indent=1).encode())
+            print(f"{run.name}: {said['cpu_seconds'] / 60:.1f} minutes of a core", flush=True)
+
+    def _prepared(self, run: Run, out: Path) -> list[Path]:
+        """The files of a run's text, tokenised for all runs of that text and preset."""
+        texts = self._texts.get(run.text)
+        if not texts:
+            raise InvalidInput(f"{run.name} is not trained yet: name texts with --{run.text}")
+        shared = shared_tokens(self.directory, run.text, texts, PRESETS[run.preset].vocab_size)
+        with suppress(FileExistsError):
+            (out / "tokens").symlink_to(shared.resolve(), target_is_directory=True)
+        if not (out / "tokenizer.json").exists():
+            Tokenizer.load(shared / "tokenizer.json").save(out / "tokenizer.json")
+        return texts
+
+
+def shared_tokens(directory: Path, name: str, texts: Sequence[Path], vocabulary: int) -> Path:
+    """The directory, inside this one, of the tokenizer that is trained on texts (tokenizer.json)
+    and of their tokens: for TokenCorpus.build.
+    """
+    shared = directory / f"tokens-{name}-{vocabulary}"
+    shared.mkdir(parents=True, exist_ok=True)
+    with alone(shared, wait=True):
+        path = shared / "tokenizer.json"
+        if not path.exists():
+            print(f"{shared.name}: a tokenizer of {vocabulary} ids", flush=True)
+            Tokenizer.train(passages(read_documents(texts), Random(0)), vocabulary).save(path)
+        TokenCorpus.build(texts, Tokenizer.load(path), shared)
+    return shared
+
+
+@contextmanager
+def alone(directory: Path, *, wait: bool) -> Iterator[bool]:
+    """Work in a directory alone; False where another process does and it is not to be waited
+    for.
+    """
+    with (directory / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def parser(doc: str | None, seeds: Sequence[int] = (0,)) -> argparse.ArgumentParser:
+    """A parser with the options of these tables: which runs, and texts to train and to measure."""
+    options = plain_parser(doc)
+    options.add_argument("--runs", type=Path, required=True, help="models are kept here")
+    options.add_argument(
+        "--books", nargs="+", type=Path, default=[], metavar="TEXT", help="to train on"
+    )
+    options.add_argument(
+        "--math", nargs="+", type=Path, default=[], metavar="TEXT", help="to train on"
+    )
+    options.add_argument(
+        "--test", nargs="+", type=Path, default=[], metavar="TEXT", help="books to read"
+    )
+    options.add_argument(
+        "--test-math", nargs="+", type=Path, default=[], metavar="TEXT", help="to read"
+    )
+    add(options, "--texts", 24, "that are read for every number")
+    add(options, "--preset", "test", "shape of the models", choices=list(PRESETS))
+    add(options, "--steps", STEPS, "of training, for every model")
+    add(options, "--minutes", None, "of the wall clock a run, at most; steps are equal", type=float)
+    add(options, "--seeds", list(seeds), "one model each")
+    add(options, "--precision", "auto", "of training", choices=["auto", "float32", "bfloat16"])
+    return options
+
+
+def runs_of(options: argparse.Namespace) -> Runs:
+    """Those of the options."""
+    return Runs(options.runs, {"books": options.books, "math": options.math}, options.precision)
+
+
+def trained_table(runs: Runs, wanted: Iterable[Run]) -> str:
+    """What training took: a row a run."""
+    rows = []
+    for run in wanted:
+        said = spent(runs.path(run))
+        last = said.get("last", {})
+        minutes = f"{said['cpu_seconds'] / 60:.1f}" if said else ""
+        state = "finished" if said.get("finished") else "begun" if said else "not begun"
+        tokens = f"{last['tokens']:,}" if "tokens" in last else ""
+        rows.append([run.name, state, last.get("precision", ""), tokens, minutes])
+    return table(["run", "state", "precision", "tokens", "minutes of a core"], rows)
+
+
+def start(main: Callable[[], None]) -> NoReturn:
+    """Run a script: a signal ends it in order, training saved; a user's mistake is one line."""
+
+    def checked() -> None:
+        try:
+            main()
+        except MemstoreError as error:
+            raise SystemExit(str(error)) from None
+
+    end_in_order(checked)

@@ -1,0 +1,224 @@
+"""The paper's tables: which runs they train and take up again, and what they count."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.paper import masked, rivals, rivals_measures, rivals_tables, table1
+from benchmarks.paper import runs as paper_runs
+from benchmarks.paper.measures import Losses, Measured
+from benchmarks.paper.published import TABLE_1, blocks
+from benchmarks.paper.runs import Run, Runs, spent
+from benchmarks.paper.scoring import Way, score
+from memstore.errors import InvalidInput
+from memstore.model.config import PRESETS, ModelConfig
+from memstore.rivals.reading import RivalModel
+
+TINY = ModelConfig(
+    vocab_size=1024,
+    num_layers=2,
+    hidden_size=16,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_size=24,
+    block_size=8,
+    chunk_blocks=2,
+    top_k=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model, and stages of little text."""
+    monkeypatch.setitem(PRESETS, "tiny", TINY)
+    real = paper_runs.default_curriculum
+    small: dict[str, Any] = {"batch": 2, "blocks": 2, "chunk_blocks": 2}
+    small |= {"memory_windows": 4, "memory_blocks": 4, "warmup": 1}
+    monkeypatch.setattr(
+        paper_runs, "default_curriculum", lambda: [replace(stage, **small) for stage in real()]
+    )
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "topics.txt"
+    path.write_text("\n".join(list(topics.values())[:25]))
+    return path
+
+
+def of(directory: Path, book: Path) -> Runs:
+    return Runs(directory, {"books": [book]}, "float32")
+
+
+def test_every_setting_of_a_run_has_a_directory_of_its_own() -> None:
+    usual = Run()
+    others = [
+        replace(usual, **{name: value})
+        for name, value in {
+            "memory": "none", "text": "math", "preset": "small", "seed": 1, "steps": 7,
+            "cmt": False, "jumps": 100, "minutes": 30.0,
+        }.items()
+    ]  # fmt: skip
+    assert len({run.name for run in [usual, *others]}) == len(others) + 1
+
+
+def test_a_run_is_trained_once_and_goes_on_where_it_was_interrupted(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, real, began = Run("none", preset="tiny", steps=2), paper_runs.train, []
+
+    def interrupted(config: Any, texts: Any, **more: Any) -> None:
+        began.append(more["resume"])
+        real(replace(config, stages=config.stages[:1]), texts, **more)
+        raise KeyboardInterrupt
+
+    def noted(config: Any, texts: Any, **more: Any) -> None:
+        began.append(more["resume"])
+        real(replace(config, stages=config.stages[:1]), texts, **more)
+
+    runs = of(tmp_path, book)
+    monkeypatch.setattr(paper_runs, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runs.trained([run])
+    assert not runs.finished(run)
+    monkeypatch.setattr(paper_runs, "train", noted)
+    directory = runs.path(run)
+    assert runs.trained([run]) == [directory] and runs.finished(run)
+    assert runs.trained([run]) == [directory] and began == [False, True]
+    assert spent(directory)["cpu_seconds"] > 0
+
+
+def test_runs_of_other_texts_and_of_other_processes_are_left_alone(
+    tmp_path: Path, book: Path
+) -> None:
+    run, runs = Run("none", preset="tiny", steps=2), of(tmp_path, book)
+    runs.path(run).mkdir(parents=True)
+    theirs = paper_runs.alone(runs.path(run), wait=False)
+    with theirs, pytest.raises(InvalidInput, match="another process"):
+        runs.trained([run])
+    with pytest.raises(InvalidInput, match="--math"):
+        runs.trained([replace(run, text="math")])
+    (runs.path(run) / "run.json").write_text(json.dumps({"texts": [["other.txt", 1]]}))
+    with pytest.raises(InvalidInput, match="other texts or settings"):
+        runs.trained([run])
+
+
+def test_table_1_trains_what_it_needs_and_measures_it_once(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table1, "TABLE_1", [TABLE_1[n] for n in (0, 2, 3, 5)])
+    given = ["--books", str(book), "--test", str(book), "--texts", "2", "--steps", "2"]
+    options = ["--runs", str(tmp_path), "--preset", "tiny", "--precision", "float32"]
+    monkeypatch.setattr(sys, "argv", ["table1", *given, *options])
+    table1.main()
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 4 and f"{blocks(2048) * 8} (2048)" in printed and "14.72" in printed
+    for weights in tmp_path.glob("*/model.safetensors"):
+        weights.unlink()  # nothing is read again
+    table1.main()
+    again = capsys.readouterr().out.splitlines()
+    assert [line for line in again if line.startswith("|")] == lines
+
+
+def test_rivals_are_compared_once_they_are_trained(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*more: str) -> list[str]:
+        options = ["--runs", str(tmp_path), "--preset", "tiny", "--precision", "float32"]
+        options += ["--books", str(book), "--test", str(book), "--texts", "2", "--steps", "2"]
+        monkeypatch.setattr(sys, "argv", ["rivals", *options, *more])
+        rivals.main()
+        return capsys.readouterr().out.splitlines()
+
+    both = ["--memories", "landmark", "infini"]
+    measured = [*both, "--parts", "perplexity", "cost", "--pasts", "0", "64"]
+    measured += ["--ways-past", "64", "--cost-pasts", "64"]
+    with pytest.raises(InvalidInput, match="--parts train"):
+        run(*measured)
+    run("--parts", "train", "--seeds", "1", *both)
+    printed = run(*measured)
+    assert "seeds 1" in printed  # of the others nothing is there
+    tables = [line for line in printed if line.startswith("| ")]
+    assert sum("top_k 1 " in line for line in tables) == 1
+    cost = [line.split("|") for line in tables if line.startswith("| infini") and " 64 " in line][
+        -1
+    ]
+    heads, dim = TINY.num_heads, TINY.head_dim
+    state = TINY.num_layers * heads * dim * (dim + 1) * 2 / 1024
+    assert float(cost[5]) == pytest.approx(state, abs=0.05)
+
+
+def test_ratios_at_equal_cost_lie_between_two_caches() -> None:
+    def losses(value: float, attended: float, state: float) -> list[Losses]:
+        return [Losses(np.array([value, value + 1]), attended, state, 0.0, 0.0)]
+
+    points = [
+        ("transformer-xl", Way(cache=400), losses(1.0, 400, 4096)),
+        ("transformer-xl", Way(cache=100), losses(2.0, 100, 1024)),
+        ("landmark", Way(), losses(1.2, 200, 8192)),
+    ]
+    line = rivals_tables.equal_table(points, "landmark", "transformer-xl").splitlines()[-1]
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    # halfway between 100 and 400, and beyond all that was tried in bytes
+    assert cells[:3] == ["as trained", "200", f"{math.exp(1.2 - 1.5):.3f} (0.741-0.741)"]
+    assert cells[4:] == ["8", "", ""]
+
+
+def test_answers_of_all_seeds_stand_in_one_cell() -> None:
+    rows = [[{"task": "passkey", "right": right, "trials": 4}] for right in (4, 2)]
+    found = {"landmark": {2048: rows, 4096: rows}, "memorizing": {2048: rows, 4096: []}}
+    printed = [line for line in rivals_tables.recall_table(found).splitlines() if "passkey" in line]
+    assert printed[0].count("0.750") == 2 and printed[0].count("0.50..1.00") == 2
+    assert printed[1].count("0.750") == 1  # what was not asked is left empty
+    assert [rivals_measures.trials_of(n, 40, 200) for n in (2, 10, 100)] == [40, 20, 5]
+
+
+def test_an_encoder_is_trained_on_masked_text(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--runs", str(tmp_path), "--preset", "tiny", "--books", str(book), "--texts", "4"]
+    options += ["--steps", "30", "--every", "30", "--top-k", "2", "--out", str(tmp_path / "m.json")]
+    monkeypatch.setattr(sys, "argv", ["masked", *options, "--test", str(book)])
+    masked.main()
+    assert len([line for line in capsys.readouterr().out.splitlines() if "|" in line]) == 4
+    first, last = json.loads((tmp_path / "m.json").read_text())["rows"]
+    assert last["all"]["perplexity"] < 0.9 * first["all"]["perplexity"]
+    assert last["2"]["perplexity"] == pytest.approx(last["all"]["perplexity"], rel=0.2)
+    monkeypatch.setattr(sys, "argv", ["masked", *options])
+    with pytest.raises(InvalidInput, match="--test"):
+        masked.main()
+
+
+def test_what_a_token_attends_to_is_counted(tmp_path: Path, book: Path) -> None:
+    runs = of(tmp_path, book)
+    landmark, cached = (
+        Run(name, preset="tiny", steps=2) for name in ("landmark", "transformer-xl")
+    )
+    runs.trained([landmark, cached])
+    models = {run: Measured(runs.path(run), [book]) for run in (landmark, cached)}
+    text = models[landmark].books.books[0][:65]
+    every = score(models[landmark].model, Way(16, top_k=2, cmt_cutoff=0.0), text)
+    # chunks of 16 tokens: 8.5 on the mean, and two blocks of 8 behind the first chunk, which all
+    # rows of all layers read (where none is searched, the latest two)
+    assert every.attended == pytest.approx(8.5 + 16 * 3 / 4)
+    assert len(every.scores) == 64 and every.skipped == 0
+    one_layer = 2 * 8 * (2 * 8 + 1) * 2  # bytes of a block: heads, head_dim, keys and values
+    assert every.state == one_layer * (6 + 2)
+    model = models[cached].model
+    assert isinstance(model, RivalModel)
+    rows = score(model, Way(16, cache=16), text)
+    assert rows.attended == pytest.approx(8.5 + 16 * 3 / 4)
+    assert rows.state == 2 * 16 * 16 * 2  # layers, tokens, hidden size
+    assert model.transformer.memory_config.segment == 16
+    later = score(model, Way(16, cache=16), text, begin=49)
+    assert later.scores == pytest.approx(rows.scores[-16:], abs=1e-5)
+    assert later.attended == pytest.approx(8.5 + 16)
