@@ -425,6 +425,9 @@ def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path, monkeypatc
         return done.returncode, done.stdout + done.stderr
 
     assert command("ingest", str(tmp_path / "text.txt"))[0] == 0
+    reader = load_reader(str(tmp_path / "model"))
+    with MemoryStore.open(tmp_path / "m", reader.signature, read_only=True) as made:
+        assert made.codec == reader.codec == "int8"
     status, told = command("index")
     assert status == 0 and "was found already by words" in told
     status, told = command("ask", QUESTION, "--max-new-tokens", "2")

@@ -80,7 +80,8 @@ def ingest(
         typer.Option(
             "--codec",
             metavar="NAME",
-            help="Of a new memory: zstd (default) or raw, lossless; int8 or int4, smaller.",
+            help="Of a new memory: zstd or raw, lossless; int8 or int4, smaller. Default: zstd; "
+            "int8 where a selector chooses blocks, as for --model smollm2.",
         ),
     ] = None,
     *,
@@ -211,7 +212,7 @@ def _open_or_create(
         return MemoryStore.create(
             path,
             reader.signature,
-            codec=codec or "zstd",
+            codec=codec or reader.codec,
             quota=quota,
             selector=reader.keeps,
             **tiers,

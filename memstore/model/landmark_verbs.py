@@ -25,6 +25,7 @@ class LandmarkVerbs(Verbs, LandmarkReader):
     """Verbs, by MemoryAttention in every layer."""
 
     answering = AnswerSettings()
+    codec = "zstd"
     keeps = None
 
     def ingest(

@@ -88,6 +88,7 @@ class Reader(Protocol):
     shape: Shape
     lookup: LookupSettings  # what lookups do unless told otherwise
     answering: AnswerSettings  # how answers are generated unless told otherwise
+    codec: str  # in which a memory made for it is best kept
     tokenizer: TextTokenizer
 
     @property
