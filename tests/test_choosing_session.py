@@ -254,7 +254,7 @@ def test_what_the_session_itself_said_counts_as_an_answer(tmp_path):
 
 
 @pytest.mark.parametrize("separator", ["", "\n\n"])
-def test_a_separator_stands_behind_every_text_that_ends(separator, tmp_path, monkeypatch):
+def test_a_separator_stands_behind_what_is_read(separator, tmp_path, monkeypatch):
     reader = reader_of(separator=separator, top_k=4)
     between = read_separator(reader)
     assert len(between) == (reader.shape.num_layers if separator else 0)
@@ -270,7 +270,7 @@ def test_a_separator_stands_behind_every_text_that_ends(separator, tmp_path, mon
             for half in (0, 1):
                 stored = [kept(store, layer, block)[half] for block in blocks]
                 behind = [between[layer][half].to(stored[0].dtype)] if separator else []
-                parts = [stored[0], stored[1], *behind, stored[2][:, 8:20], *behind]
+                parts = [stored[0], stored[1], stored[2][:, 8:20], *behind]
                 assert torch.equal(given[layer][half], torch.cat(parts, 1))
 
 

@@ -138,7 +138,8 @@ class Anew:
         ends = self.offsets(prose)
         ids = reader.tokenizer.encode(prose[ends[length - 1][1] :])
         last = ids[WINDOW - SEGMENT : WINDOW]
-        gate, reader.gate = reader.gate, None
+        asked = reader.gate, reader.separator_ids
+        reader.gate, reader.separator_ids = None, []  # a text goes on, nothing is asked
         with (
             tempfile.TemporaryDirectory() as directory,
             self.memory(directory, prose[: ends[length - 1][1]]) as store,
@@ -159,7 +160,7 @@ class Anew:
                             name = f"language {number} {place - 1}"
                             row = {"question": name, "method": method, "task": "language"}
                             self.results.add({**row, "nats": float(nats)})
-        reader.gate = gate
+        reader.gate, reader.separator_ids = asked
 
 
 def tables(rows: list[Row], options: argparse.Namespace) -> str:

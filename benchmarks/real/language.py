@@ -48,6 +48,7 @@ class Continuation:
 
     def __init__(self, memory: Memory, options: argparse.Namespace) -> None:
         self.memory, self.reader, self.store = memory, memory.reader, memory.store
+        self.reader.separator_ids = []  # a text goes on, nothing is asked
         self.window, self.rows = options.window, options.rows
         self.beginning = read_beginning(self.reader)
         given = {"top_k": options.top_k, "score_range": options.score_range, "margin": 0}

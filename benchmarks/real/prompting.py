@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.real.hay import Offsets
 from benchmarks.real.plan import Question
+from memstore.model.adaptation import SEPARATOR
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BATCH_TOKENS = 4096  # of prompts that are read side by side
@@ -75,7 +76,9 @@ class Prompted:
 
     def prompt(self, question: Question, texts: Sequence[str]) -> str:
         """The conversation up to where the answer goes on."""
-        content = "\n\n".join([*(text.strip() for text in texts), question.text])
+        texts = [text.strip() for text in texts]
+        # the words that a memory puts between what is read and a question
+        content = "\n\n".join(texts) + SEPARATOR + question.text if texts else question.text
         turns = [{"role": "user", "content": content}]
         begun = self.tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=True

@@ -19,6 +19,7 @@ from benchmarks.real.plan import Plan, Question
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
+from memstore.model.adaptation import SEPARATOR
 
 DEFAULT_METHODS = ["memory", "right", "full", "bm25@4", "minilm@4", "none"]
 
@@ -70,6 +71,7 @@ def run(
         blocks = Blocks(counting(options.model), plan.documents)
         questions = plan.of(options.tasks, options.lengths, options.asked)
         named = f"{kind}-{same}-{options.dtype}"
+        prompted = f"{named}-{_digest(SEPARATOR)}"
 
         def applies(question: Question, method: str) -> bool:
             if method in ("right", "memory-right") and not question.stated:
@@ -83,13 +85,13 @@ def run(
         methods = {
             name: partial(rivals.method, name) for name in options.methods if name not in by_memory
         }
-        results = Results(work / f"{named}.jsonl")
+        results = Results(work / f"{prompted}.jsonl")
         ask_all(questions, methods, results, applies=applies)
         rows = list(results)
         if by_memory:
             reader = load_reader(options.model, dtype=DTYPES[options.dtype])
             lookup, layers = reader.lookup, reader.shape.memory_layers
-            chooses = (reader.keeps.digest, lookup, reader.gate)
+            chooses = (reader.keeps.digest, lookup, reader.gate, reader.separator_ids)
             results = Results(work / f"{named}-memory-{_digest(layers, *chooses)}.jsonl")
             with Memory(reader, work / f"memory-{named}-{_digest(layers)}", blocks) as memory:
                 memory.read_in(

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from memstore.model.selector_sum import Words
 from memstore.model.selectors import Gate, Selector
 
+SEPARATOR = "\n\nQuestion: "
+
 
 @dataclass(frozen=True)
 class Adaptation:
@@ -16,7 +18,7 @@ class Adaptation:
     top_k: int = 8  # blocks read of a question at most
     # of these, the best and those whose score is within so many standard deviations; None = all
     score_range: float | None = None
-    separator: str = "\n\n"  # stands behind each text that is read, before what follows it
+    separator: str = SEPARATOR  # between what is read and the words of a question
     margin: int = 24  # tokens read beyond a block near whose end the question was found
     gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
     weights: str = ""  # digest of the model's; "" = of any

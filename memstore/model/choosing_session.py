@@ -4,7 +4,6 @@ selector chooses blocks, and every memory layer reads them with the question.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +21,6 @@ from memstore.model.settings import LookupSettings
 from memstore.model.tapped import Tapped
 from memstore.model.units import Lookups, OnRead, Read
 from memstore.store.memory_store import MemoryStore
-
-
-class _Span(NamedTuple):
-    """What is read of a block: tokens [first, end), and whether its text ends there."""
-
-    first: int
-    end: int
-    ends: bool
 
 
 class ChoosingSession(AbstractContextManager["ChoosingSession"]):
@@ -71,7 +62,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self._question = ""  # the last one, as typed
         self._own = FoundBlocks(store, list(documents), self._block_units)
         self._separator = read_separator(reader)
-        self._spans: list[_Span] = []  # what is read of each of the blocks
+        self._spans: list[tuple[int, int]] = []  # of each of the blocks read, the tokens
         self._tiers: list[str] = []  # of each of the units read, where it was
 
     # The text
@@ -232,7 +223,10 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         with self.store.lease(units) as lease:
             of_blocks = lease.slots[: len(blocks) * heads : heads]
             lengths = self.store.slot_lengths[of_blocks].tolist()
-            self._spans = _spans(blocks, lengths)
+            self._spans = [
+                (block.first, length if block.end is None else min(block.end, length))
+                for block, length in zip(blocks, lengths)
+            ]
             size = (len(layers), len(blocks), heads, shape.block_size, shape.head_dim)
             k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
             self._tiers += [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
@@ -242,15 +236,13 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
             self._attention.remember(layer, *texts)
 
     def _text(self, blocks: Tensor, separator: Tensor | None) -> Tensor:
-        """Blocks [n, Hkv, block_size, D], and the separator [Hkv, s, D] behind every text that ends
-        among them, as one text [Hkv, m, D].
+        """Blocks [n, Hkv, block_size, D] as one text [Hkv, m, D], with the separator [Hkv, s, D]
+        behind it.
         """
-        parts = [blocks.new_zeros(blocks.shape[1], 0, *blocks.shape[3:])]
-        for block, span in zip(blocks, self._spans):
-            parts.append(block[:, span.first : span.end])
-            if span.ends and separator is not None:
-                parts.append(separator.to(block))
-        return torch.cat(parts, 1)
+        if not len(blocks):
+            return blocks.new_zeros(blocks.shape[1], 0, *blocks.shape[3:])
+        parts = [block[:, first:end] for block, (first, end) in zip(blocks, self._spans)]
+        return torch.cat(parts if separator is None else [*parts, separator.to(blocks)], 1)
 
     @property
     def _kv_heads(self) -> int:
@@ -269,12 +261,9 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         """Tell what the last row of a step read in a layer: weights [H, m]."""
         assert self._on_read is not None
         shape = self.reader.shape
-        behind = self._separator[0][0].shape[1] if self._separator else 0
-        parts, start = [], 0
-        for span in self._spans:
-            end = start + span.end - span.first
-            parts.append(weights[:, start:end].sum(-1))
-            start = end + behind * span.ends
+        lengths = [end - first for first, end in self._spans]
+        weights = weights[:, : sum(lengths)]  # of the blocks; the separator stands behind them
+        parts = [part.sum(-1) for part in weights.split(lengths, 1)]
         of_blocks = torch.stack(parts, 1).tolist()
         first = shape.memory_layers.index(layer_idx) * len(self.chosen) * self._kv_heads
         self._on_read(
@@ -305,15 +294,3 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
 
     def __exit__(self, *args: object) -> None:
         self.close()
-
-
-def _spans(blocks: Sequence[Chosen], lengths: Sequence[int]) -> list[_Span]:
-    """lengths: valid tokens of each of the blocks."""
-    spans = []
-    for number, (block, length) in enumerate(zip(blocks, lengths)):
-        end = length if block.end is None else min(block.end, length)
-        follows = blocks[number + 1] if number + 1 < len(blocks) else None
-        next_one = block.document, block.block + 1, 0
-        goes_on = follows is not None and (*follows[:2], follows.first) == next_one
-        spans.append(_Span(block.first, end, end < length or not goes_on))
-    return spans

@@ -228,8 +228,8 @@ def read_beginning(reader: ChoosingReader) -> Sequence[KeysValues]:
 
 
 def read_separator(reader: ChoosingReader) -> Sequence[KeysValues]:
-    """The same of what stands between a text that is read and what follows it, read behind the
-    prefix alone; no pairs where nothing does.
+    """The same of what stands between what is read and the local text, read behind the prefix
+    alone; no pairs where nothing does.
     """
     return _constants(reader).separator
 

@@ -143,7 +143,7 @@ class ChoosingReader(Reader, Protocol):
     selector: Selector
     gate: Gate | None  # says whether anything in a memory answers; None = it always may
     prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
-    separator_ids: list[int]  # what stands behind a text that is read, before what follows it
+    separator_ids: list[int]  # between what is read of a memory and the local text
     forms: Sequence[LayerForm]
     window_blocks: int  # before a chunk, that it sees while a document is read
 

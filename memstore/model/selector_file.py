@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memstore.decode import Amount, Layer, Positive, Share, from_json
 from memstore.errors import InvalidWeights
-from memstore.model.adaptation import Adaptation
+from memstore.model.adaptation import SEPARATOR, Adaptation
 from memstore.model.selector_heads import PointerHeads, Rotate
 from memstore.model.selector_learned import Learned, Projection
 from memstore.model.selector_sum import Sum, Words
@@ -59,7 +59,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scores: dict[str, Share]
     margin: Annotated[int, Meta(ge=0, le=64)]
     growth: float = 0.0  # Gate.growth
-    separator: Annotated[str, Meta(max_length=64)] = "\n\n"
+    separator: Annotated[str, Meta(max_length=64)] = SEPARATOR
 
 
 def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
