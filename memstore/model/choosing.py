@@ -28,7 +28,7 @@ class ChoosingVerbs(Verbs, ChoosingReader):
     """Verbs, by a selector and CompactAttention in every layer."""
 
     answering = AnswerSettings(max_new_tokens=64, until_sentence=False)
-    codec = "int8"  # the answers are the same: docs/models.md
+    codec = "int8"  # the answers are the same: docs/models-results.md
 
     @property
     def keeps(self) -> SelectorForm:
