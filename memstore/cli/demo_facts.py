@@ -288,7 +288,7 @@ def hide(rng: Random, text: str, facts: Sequence[Fact]) -> tuple[str, list[Hidde
 def _memory(path: Path, reader: Verbs) -> MemoryStore:
     if (path / "data.mdb").exists():
         return MemoryStore.open(path, reader.signature)
-    return MemoryStore.create(path, reader.signature, selector=reader.keeps)
+    return MemoryStore.create(path, reader.signature, codec=reader.codec, selector=reader.keeps)
 
 
 def _ask_in_new_process(store: Path, model: str | None, questions: Sequence[str]) -> dict[str, Any]:
