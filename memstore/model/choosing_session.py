@@ -188,7 +188,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         return answers
 
     def _meant(self, scores: Tensor, tapped: Tapped) -> list[Chosen]:
-        """The blocks that scores [blocks of the scope] mean, which what was tapped was found in."""
+        """The blocks that scores [blocks of the scope] mean; tapped: what was asked with."""
         reader = self.reader
         asked = reader.selector, tapped, self.store, self._scope
         return meant(scores, *asked, self.settings, reader.shape.block_size)

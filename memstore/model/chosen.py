@@ -42,8 +42,8 @@ def meant(
     """
     spread = math.inf if settings.score_range is None else settings.score_range
     candidates = choose(scores, settings.top_k, spread).tolist()
-    blocks = [_block(scope, candidate) for candidate in candidates]
-    places = selector.places(tapped, store, [(run, at, at + 1) for run, at in blocks])
+    blocks = [_place(scope, candidate)[:2] for candidate in candidates]
+    places = selector.places(tapped, store, [(document, at, at + 1) for document, at in blocks])
     whole = [(0, block_size - 1)] * len(candidates)
     found = dict(zip(candidates, whole if places is None else places.tolist()))
     tokens: dict[int, tuple[int, int]] = {}
@@ -52,7 +52,7 @@ def meant(
         tokens[candidate] = min(begun, first), max(ended, end)
     tokens |= dict.fromkeys(candidates, (0, block_size))
     return [
-        Chosen(*_block(scope, candidate), float(scores[candidate]), first, end)
+        Chosen(*_place(scope, candidate)[:2], float(scores[candidate]), first, end)
         for candidate, (first, end) in sorted(tokens.items())
     ]
 
@@ -65,27 +65,18 @@ def _margins(
     """
     margin = min(margin, size)
     for candidate, (begun, ended) in found.items() if margin else ():
-        first, end = _run(scope, candidate)
-        if candidate > first and begun < _NEAR:
+        run = _place(scope, candidate)[2]
+        if candidate - 1 in run and begun < _NEAR:
             yield candidate - 1, size - margin, size
-        if candidate + 1 < end and ended >= size - _NEAR:
+        if candidate + 1 in run and ended >= size - _NEAR:
             yield candidate + 1, 0, margin
 
 
-def _run(scope: Scope, candidate: int) -> tuple[int, int]:
-    """The candidates [first, end) of the run that one of them is in."""
+def _place(scope: Scope, candidate: int) -> tuple[int, int, range]:
+    """Document and block of a candidate, and the candidates of its run of the scope."""
     end = 0
-    for _, begin, stop in scope:
+    for document, begin, stop in scope:
         first, end = end, end + stop - begin
         if candidate < end:
-            return first, end
-    raise IndexError(candidate)
-
-
-def _block(scope: Scope, candidate: int) -> tuple[int, int]:
-    """Document and block of a candidate."""
-    for document, first, end in scope:
-        if candidate < end - first:
-            return document, first + candidate
-        candidate -= end - first
+            return document, begin + candidate - first, range(first, end)
     raise IndexError(candidate)
