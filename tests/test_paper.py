@@ -73,16 +73,15 @@ def test_every_setting_of_a_run_has_a_directory_of_its_own() -> None:
 def test_a_run_is_trained_once_and_goes_on_where_it_was_interrupted(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, real, began = Run("none", preset="tiny", steps=2), paper_runs.train, []
-
-    def interrupted(config: Any, texts: Any, **more: Any) -> None:
-        began.append(more["resume"])
-        real(replace(config, stages=config.stages[:1]), texts, **more)
-        raise KeyboardInterrupt
+    run, real, began = Run("start", preset="tiny", steps=2), paper_runs.train, []
 
     def noted(config: Any, texts: Any, **more: Any) -> None:
         began.append(more["resume"])
-        real(replace(config, stages=config.stages[:1]), texts, **more)
+        real(config, texts, **more)
+
+    def interrupted(*given: Any, **more: Any) -> None:
+        noted(*given, **more)
+        raise KeyboardInterrupt
 
     runs = of(tmp_path, book)
     monkeypatch.setattr(paper_runs, "train", interrupted)
@@ -94,6 +93,23 @@ def test_a_run_is_trained_once_and_goes_on_where_it_was_interrupted(
     assert runs.trained([run]) == [directory] and runs.finished(run)
     assert runs.trained([run]) == [directory] and began == [False, True]
     assert spent(directory)["cpu_seconds"] > 0
+
+
+def test_all_memories_of_a_seed_begin_with_the_same_trained_weights(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[Path | None] = []
+    real = paper_runs.train
+
+    def noted(config: Any, texts: Any, **more: Any) -> None:
+        began.append(config.init)
+        real(config, texts, **more)
+
+    monkeypatch.setattr(paper_runs, "train", noted)
+    runs = [Run(name, preset="tiny", steps=3) for name in ("landmark", "infini")]
+    of(tmp_path, book).trained(runs)
+    start = tmp_path / Run("start", preset="tiny", steps=3).name
+    assert began == [None, start, start] and spent(start)["finished"]
 
 
 def test_runs_of_other_texts_and_of_other_processes_are_left_alone(

@@ -3,10 +3,12 @@
 Every table takes its models from one directory, --runs: a model that several tables need is trained
 once, a run that was interrupted goes on, and several processes may work on one list.
 
-All are trained alike: by two of the stages of `memstore train`, a number of steps that is the same
-for every memory. Drawn from one seed they begin with the same weights and see the same texts, about
-the same tokens a step. Steps and no minutes decide when a run ends, because a busy machine would
-otherwise give one memory fewer tokens than another; what a run took is written beside it.
+All are trained alike, a number of steps that is the same for every memory. Those of one seed begin
+with the same weights, of a decoder without memory that has learned to look up inside a window (from
+random weights, landmarks take thousands of steps to learn that), then they are trained by two of
+the stages of `memstore train` on the same texts, about the same tokens a step. Steps and no minutes
+decide when a run ends, because a busy machine would otherwise give one memory fewer tokens than
+another; what a run took is written beside it.
 """
 
 import argparse
@@ -35,14 +37,17 @@ from memstore.training.train import Precision, TrainConfig, train
 
 MAIN = ("landmark", "transformer-xl", "memorizing", "infini", "none")
 STEPS = 1000  # of the slowest memory less than half an hour of a core, other cores busy
-_WINDOWS = 0.7  # of the steps: lookups are learned there
+START = "start"  # the memory of a run that others begin with: none
+_START, _WINDOWS = 0.4, 0.2  # of the steps: without memory, and of windows with it
+_GOING_ON = 0.5  # of the learning rates of windows, where weights are trained already
 
 
 @dataclass(frozen=True)
 class Run:
-    """One model. text: the name of what it is trained on, "books" or "math"; jumps: of positions
-    after each block, up to so many (the paper's appendix E; 1 = none); minutes: of the wall clock,
-    after which it ends though steps are missing.
+    """One model. memory: one of MEMORIES, "landmark", or "start", the decoder without memory that
+    all others of its seed begin with. text: the name of what it is trained on, "books" or "math".
+    steps: with those of its start. jumps: of positions after each block, up to so many (the paper's
+    appendix E; 1 = none). minutes: of the wall clock, after which it ends though steps are missing.
     """
 
     memory: str = "landmark"
@@ -64,20 +69,34 @@ class Run:
         return "-".join([self.memory, self.text, f"preset-{self.preset}", *more])
 
     @property
-    def stages(self) -> tuple[Stage, Stage]:
+    def start(self) -> "Run | None":
+        """The run that this one begins with."""
+        return None if self.memory == START else replace(self, memory=START, jumps=1)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
         """Plain sentences in windows, then memories: facts, text that goes on, and text alone.
 
         The middle of the curriculum (varied sentences, no gate yet) and its end are left out: of
         so few steps they would leave too little for the lookup.
         """
         of = {stage.name: stage for stage in default_curriculum()}
-        first = max(1, round(_WINDOWS * self.steps))
-        windows = replace(of["windows"], steps=first, max_jump=self.jumps)
+        begun, first = (max(1, round(share * self.steps)) for share in (_START, _WINDOWS))
+        windows = of["windows"]
+        if self.memory == START:
+            return (replace(windows, steps=begun),)
+        windows = replace(
+            windows,
+            steps=first,
+            lr=_GOING_ON * windows.lr,
+            muon_lr=_GOING_ON * windows.muon_lr,
+            max_jump=self.jumps,
+        )
         text = of["text"]
         data = replace(text.data, simple=0.7, repeats=0.0, readings=0.25)
         memory = replace(
             text,
-            steps=max(1, self.steps - first),
+            steps=max(1, self.steps - begun - first),
             cmt=self.cmt,
             negative_ramp=0.5,
             data=data,
@@ -123,7 +142,9 @@ class Runs:
         runs = list(runs)
         for run in runs:
             if not self.finished(run):
-                self._train(run)
+                if run.start is not None and not self.finished(run.start):
+                    self._train(run.start, wait=True)
+                self._train(run, wait=False)
         missing = [run.name for run in runs if not self.finished(run)]
         if missing:
             raise InvalidInput(
@@ -132,10 +153,13 @@ class Runs:
             )
         return [self.path(run) for run in runs]
 
-    def _train(self, run: Run) -> None:
+    def _train(self, run: Run, *, wait: bool) -> None:
+        """wait: for another process that trains it; otherwise it is left to that."""
         out = self.path(run)
         out.mkdir(parents=True, exist_ok=True)
-        with alone(out, wait=False) as ours:
+        with alone(out, wait=wait) as ours:
+            if self.finished(run):
+                return
             if not ours:
                 print(f"{run.name}: another process trains it", flush=True)
                 return
@@ -152,7 +176,8 @@ class Runs:
                 out=out,
                 model=replace(PRESETS[run.preset], cmt=run.cmt),
                 stages=run.stages,
-                memory=MEMORIES.get(run.memory),
+                memory=MEMORIES.get("none" if run.memory == START else run.memory),
+                init=None if run.start is None else self.path(run.start),
                 minutes=run.minutes,
                 log_every=math.gcd(20, *(stage.steps for stage in run.stages)),
                 seed=run.seed,

@@ -18,15 +18,15 @@ def new_model(
 ) -> Transformer:
     """The decoder of a configuration with a memory (None: landmarks).
 
-    init: a checkpoint of this configuration, or of one that grows into it. A memory other than
-    landmarks takes the layers of a checkpoint of any memory, and what the memory itself has learned
-    if that is the same. Raises InvalidConfig, InvalidWeights.
+    init: a checkpoint of this configuration, or of one that grows into it. Its layers are taken
+    whatever its memory is, and what the memory itself has learned if that is the same. Raises
+    InvalidConfig, InvalidWeights.
     """
     model = Transformer(config) if memory is None else RivalTransformer(config, memory)
     model.initialise(torch.Generator().manual_seed(seed))
     if init is None:
         return model
-    first, _ = load_checkpoint(init, other=None if memory is None else make)
+    first, _ = load_checkpoint(init, other=make)
     weights, learned = _parted(first)
     if first.config.architecture() != config.architecture():
         layers = Transformer(first.config)
