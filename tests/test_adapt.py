@@ -22,6 +22,7 @@ from memstore.model.selector_file import MadeFor, load_selector, save_selector
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_learned import Learned
 from memstore.model.selector_sum import Sum, Words
+from memstore.model.selectors import GATE_BLOCKS
 from memstore.model.tapped import Tapped, Taps
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.adapt import AdaptOptions, Subject, adapt, encoder
@@ -248,15 +249,29 @@ def test_a_gate_loses_at_most_what_it_may_and_ranks_become_recalls() -> None:
     ]
     assert recalls(outcomes) == {"literal": [0.5, 0.75, 0.75, 0.75]}
     many = [Outcome("literal", 0, i / 100, 0.04) for i in range(100)]
-    gate = gate_of(many, 2048)
-    assert gate is not None and gate_of([], 2048) is None
+    gate = gate_of(many, [], 2048)
+    assert gate is not None and gate.together is None and gate_of([], many, 2048) is None
     assert sum(outcome.confidence < gate.threshold(2048) for outcome in many) == 5
     assert gate.growth == pytest.approx(0.02)  # half of what blocks that do not answer gain
     assert gate.threshold(1024) == pytest.approx(gate.threshold(2048) - 0.02)
 
 
+def test_of_questions_that_nothing_answers_few_more_pass_for_what_blocks_cover_together() -> None:
+    answered = [Outcome("literal", 0, 0.5 + i / 100, 0.0) for i in range(40)]
+    absent = [Outcome("absent", -1, i / 100, 0.0, i / 100 + 0.2) for i in range(100)]
+    gate = gate_of(answered, absent, GATE_BLOCKS, lost=0.05, let=0.1)
+    assert gate is not None and gate.together is not None
+    assert gate.least == pytest.approx(0.52)
+    passed = [gate.opens(torch.full((GATE_BLOCKS,), o.confidence), o.together) for o in absent]
+    assert sum(passed) == 48 + 10  # by a block of their own, and together
+    few = gate_of(answered, [absent[0], absent[99]], GATE_BLOCKS, let=0.9)  # all may pass
+    assert few is not None and few.together == pytest.approx(0.2 - few.least)
+
+
 def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:
-    selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64)
+    selector: Any = SimpleNamespace(
+        scores=lambda *_: torch.arange(64) / 64, matches=lambda *_: None
+    )
     haystack = Haystack(Words.form, 64)
     haystack.add(64, None, [[]] * 64)
     question = Sought("literal", "", Tapped([], {}), right=(0,))

@@ -24,7 +24,7 @@ from memstore.model.chosen import Chosen
 from memstore.model.compact import CompactAttention
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Words
-from memstore.model.selectors import Gate
+from memstore.model.selectors import Gate, Matches
 
 SENTENCES = [
     f"The {colour} {thing} of the {place} has the number {number}. "
@@ -338,21 +338,26 @@ def test_a_margin_is_read_around_a_block_and_ends_where_its_document_does(reader
 
 @pytest.mark.parametrize(
     ("place", "around"),
-    [((0, 3), [-1, 0]), ((60, 63), [0, 1]), ((16, 47), [0]), ((3, 50), [-1, 0, 1])],
+    [
+        ((0, 3), [(-1, 40, 64), (0, 0, 64)]),
+        ((60, 63), [(0, 0, 64), (1, 0, 24)]),
+        ((24, 39), [(0, 0, 64)]),
+        ((20, 45), [(-1, 60, 64), (0, 0, 64), (1, 0, 6)]),
+    ],
 )
-def test_a_margin_is_read_on_the_side_where_the_question_was_found(
+def test_a_margin_is_read_around_the_tokens_by_which_a_block_was_found(
     reader, store, monkeypatch, place, around
 ):
     document = store.document("inventory")
     ids, words = reader.turn_ids(QUESTION, first=True)
     with reader.session(store, top_k=1) as session:
         (chosen,) = session.choose(QUESTION, ids, words)
-    monkeypatch.setattr(Words, "places", lambda *given: torch.tensor([place]))
+    found = Matches(torch.tensor([place]), torch.tensor([[1.0]]))
+    monkeypatch.setattr(Words, "matches", lambda *given: found)
     with reader.session(store, top_k=1, margin=24) as session:
         read = session.choose(QUESTION, ids, words)
-    assert [(c.document, c.block - chosen.block) for c in read] == [
-        (document.id, offset) for offset in around
-    ]
+    assert [(c.block - chosen.block, c.first, c.end) for c in read] == around
+    assert {c.document for c in read} == {document.id}
 
 
 def test_a_margin_of_a_whole_block_reads_what_three_blocks_are(reader, store):

@@ -18,7 +18,7 @@ from memstore.model.selector_file import MadeFor, load_selector, read_made_for, 
 from memstore.model.selector_heads import DISTANCE, PointerHeads
 from memstore.model.selector_learned import Learned, Projection, rooted
 from memstore.model.selector_sum import Sum, Words
-from memstore.model.selectors import Gate, choose, standardise
+from memstore.model.selectors import GATE_BLOCKS, Gate, choose, covered, standardise
 from memstore.model.tapped import Tapped, Taps
 from memstore.training.adapt_measure import Haystack
 
@@ -109,13 +109,20 @@ def test_learned_places_are_the_tokens_that_say_most_of_the_question() -> None:
     held, documents = haystack(selector)
     states, scope = documents[1].states[2], [(1, 1, 2), (1, 4, 5), (1, 2, 3)]
     asked = Tapped([1, 2, 3], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2, 4 * BLOCK + 3]]})
-    first, second, _ = selector.places(asked, held, scope).tolist()
+    places, adds = selector.matches(asked, held, scope)
+    first, second, _ = places.tolist()
     assert first[0] <= 1 and first[1] >= 2 and second[1] == 3
+    scores = selector.scores(asked, "", held, scope)
+    torch.testing.assert_close(adds.sum(1), scores)  # a block's score is what its rows add
+    both = covered(adds)
+    assert both[0] == adds[0].sum() and both[1] >= max(scores[:2])
+    torch.testing.assert_close(both[-1], adds.amax(0).sum())
     alone = Tapped([1, 2], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2]]})
-    assert selector.places(alone, held, scope)[0].tolist() == [1, 2]
-    both = Sum([(selector, 1.0), (Words(), 0.5)])
-    assert torch.equal(both.places(alone, held, scope), selector.places(alone, held, scope))
-    assert Words().places(alone, held, scope) is None
+    found = selector.matches(alone, held, scope)
+    assert found.places[0].tolist() == [1, 2]
+    of_sum = Sum([(selector, 1.0), (Words(), 0.5)]).matches(alone, held, scope)
+    assert of_sum is not None and all(map(torch.equal, of_sum, found))
+    assert Words().matches(alone, held, scope) is None
 
 
 def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_stand() -> None:
@@ -224,6 +231,16 @@ def test_a_range_leaves_out_blocks_far_below_the_best() -> None:
     assert choose(scores, 8, 0.6 / deviation).tolist() == [3, 7]
     assert choose(scores, 2, 1e9).tolist() == [3, 7]
     assert choose(torch.zeros(0), 4, 1.0).tolist() == []
+
+
+def test_a_gate_opens_for_one_block_or_for_what_the_best_cover_together() -> None:
+    gate = Gate(0.6, 0.1, together=0.2)
+    among = torch.zeros(2 * GATE_BLOCKS)  # where 0.7 is needed, and 0.9 together
+    assert not gate.opens(among.index_fill(0, torch.tensor([3]), 0.69), 0.89)
+    assert gate.opens(among.index_fill(0, torch.tensor([3]), 0.71), 0.71)
+    assert gate.opens(among.index_fill(0, torch.tensor([3]), 0.3), 0.91)
+    assert not gate.opens(among) and not gate.opens(torch.zeros(0))
+    assert not Gate(0.6, 0.1).opens(among, 5.0)  # without a bound of its own it never does
 
 
 def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Continuation:
         self.settings = {name: value for name, value in given.items() if value is not None}
         lookup = self.reader.lookup.changed(**self.settings)
         self.top_k = lookup.top_k
-        self.spread = float("inf") if lookup.score_range is None else lookup.score_range
+        self.score_range = lookup.score_range
 
     def measure(self, document: str, start: int, method: str) -> Row:
         """Go on at token `start` of a document: "nats" a token, and of a memory the "best" score
@@ -100,7 +100,7 @@ class Continuation:
         scores = self.reader.selector.scores(tapped, words, self.store, [(number, first, end)])
         blocks = [
             Chosen(number, first + block, float(scores[block]))
-            for block in choose(scores, self.top_k, self.spread).tolist()
+            for block in choose(scores, self.top_k, self.score_range).tolist()
         ]
         return blocks, confidence(scores)
 

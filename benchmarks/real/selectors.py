@@ -70,7 +70,7 @@ class Embedded:
     def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
         return self._blocks @ torch.from_numpy(self._sentences.embed([question])[0])
 
-    def places(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> None:
         return None
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidConfig, InvalidInput
-from memstore.model.chosen import Chosen, meant
+from memstore.model.chosen import Candidates, Chosen
 from memstore.model.compact import CompactAttention, Window, read_beginning, read_separator
 from memstore.model.generate import generate
 from memstore.model.local_text import LocalText
@@ -161,9 +161,9 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         """
         tapped = self._local.look_ahead(ids, words)
         self._question = question
-        scores = self.reader.selector.scores(tapped, question, self.store, self._scope)
-        self.answered = self._answers(scores)
-        found = self._meant(scores, tapped) if self.answered else []
+        candidates = self._candidates(tapped, question)
+        self.answered = self._answer(candidates)
+        found = self._meant(candidates) if self.answered else []
         self.read(found)
         return found
 
@@ -174,24 +174,25 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         if not self._scope:
             return self.chosen
         question = f"{self._question} {self.reader.tokenizer.decode(self._local.said)}"
-        rows = self._local.rows
-        scores = self.reader.selector.scores(rows, question, self.store, self._scope)
-        if self._answers(scores):
-            self.read(self._meant(scores, rows))
+        candidates = self._candidates(self._local.rows, question)
+        if self._answer(candidates):
+            self.read(self._meant(candidates))
         return self.chosen
 
-    def _answers(self, scores: Tensor) -> bool:
+    def _candidates(self, tapped: Tapped, question: str) -> Candidates:
+        selector, scope = self.reader.selector, self._scope
+        scores = selector.scores(tapped, question, self.store, scope)
+        return Candidates(scores, selector, tapped, self.store, scope, self.settings.top_k)
+
+    def _answer(self, candidates: Candidates) -> bool:
         gate = self.reader.gate
-        answers = gate is None or gate.opens(scores)
+        answers = gate is None or gate.opens(candidates.scores, candidates.together)
         self.lookups.done += answers
         self.lookups.skipped += not answers
         return answers
 
-    def _meant(self, scores: Tensor, tapped: Tapped) -> list[Chosen]:
-        """The blocks that scores [blocks of the scope] mean; tapped: what was asked with."""
-        reader = self.reader
-        asked = reader.selector, tapped, self.store, self._scope
-        return meant(scores, *asked, self.settings, reader.shape.block_size)
+    def _meant(self, candidates: Candidates) -> list[Chosen]:
+        return candidates.meant(self.settings, self.reader.shape.block_size)
 
     def read(self, blocks: Sequence[Chosen]) -> None:
         """Read these blocks, in this order, from now on; none for reading nothing.

@@ -1,19 +1,19 @@
 """Which tokens of which blocks a question reads: the blocks that its scores mean, and a margin
-beside those near whose end it was found.
+around what they were found by.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from memstore.index.base import Scope
-from memstore.model.selectors import Found, Selector, choose
+from memstore.model.selectors import GATE_TOGETHER, Found, Selector, covered, in_range
 from memstore.model.settings import LookupSettings
 from memstore.model.tapped import Tapped
 
-_NEAR = 16  # tokens from a block's end: what is found there may go on beyond it
+_PART = 0.05  # of a question, which has weight 1, that a block has to add to what better ones cover
 
 
 class Chosen(NamedTuple):
@@ -26,35 +26,52 @@ class Chosen(NamedTuple):
     end: int | None = None  # up to here are read; None = all
 
 
-def meant(
-    scores: Tensor,
-    selector: Selector,
-    tapped: Tapped,
-    store: Found,
-    scope: Scope,
-    settings: LookupSettings,
-    block_size: int,
-) -> list[Chosen]:
-    """The blocks that scores [blocks of the scope] mean, in the order of the text.
+class Candidates:
+    """The best blocks of a question, and by what each was found."""
 
-    A margin of settings.margin tokens is read of a block's neighbour in its document where what was
-    tapped was found near that end, and on both sides where the selector does not know where.
-    """
-    spread = math.inf if settings.score_range is None else settings.score_range
-    candidates = choose(scores, settings.top_k, spread).tolist()
-    blocks = [_place(scope, candidate)[:2] for candidate in candidates]
-    places = selector.places(tapped, store, [(document, at, at + 1) for document, at in blocks])
-    whole = [(0, block_size - 1)] * len(candidates)
-    found = dict(zip(candidates, whole if places is None else places.tolist()))
-    tokens: dict[int, tuple[int, int]] = {}
-    for candidate, first, end in _margins(found, scope, settings.margin, block_size):
-        begun, ended = tokens.get(candidate, (first, end))
-        tokens[candidate] = min(begun, first), max(ended, end)
-    tokens |= dict.fromkeys(candidates, (0, block_size))
-    return [
-        Chosen(*_place(scope, candidate)[:2], float(scores[candidate]), first, end)
-        for candidate, (first, end) in sorted(tokens.items())
-    ]
+    def __init__(
+        self, scores: Tensor, selector: Selector, tapped: Tapped, store: Found, scope: Scope, k: int
+    ) -> None:
+        """scores: [blocks of the scope]; tapped: what was asked with; k: how many at most."""
+        self.scores, self._scope = scores, scope
+        self._best = scores.topk(min(k, len(scores))).indices
+        blocks = [_place(scope, number)[:2] for number in self._best.tolist()]
+        runs = [(document, block, block + 1) for document, block in blocks]
+        self._matches = selector.matches(tapped, store, runs)
+
+    @property
+    def together(self) -> float | None:
+        """What the best GATE_TOGETHER of them cover of the question; None where the selector does
+        not know by what they were found.
+        """
+        if self._matches is None or not len(self._best):
+            return None
+        return float(covered(self._matches.adds[:GATE_TOGETHER])[-1])
+
+    def meant(self, settings: LookupSettings, block_size: int) -> list[Chosen]:
+        """Those that are meant, in the order of the text: that score nearly as high as the best
+        (settings.score_range), and that say a part of the question which no better one says.
+
+        settings.margin tokens are read around those by which a block was found, also where they
+        lie in a neighbour of its document, and around the whole block where the selector does not
+        know by which.
+        """
+        means = in_range(self.scores[self._best], self.scores, settings.score_range)
+        places = torch.tensor([[0, block_size - 1]]).expand(len(self._best), 2)
+        if self._matches is not None:
+            places = self._matches.places
+            before = torch.zeros(1)
+            means |= covered(self._matches.adds).diff(prepend=before) >= _PART
+        found = dict(zip(self._best[means].tolist(), places[means].tolist()))
+        tokens: dict[int, tuple[int, int]] = {}
+        for candidate, first, end in _margins(found, self._scope, settings.margin, block_size):
+            begun, ended = tokens.get(candidate, (first, end))
+            tokens[candidate] = min(begun, first), max(ended, end)
+        tokens |= dict.fromkeys(found, (0, block_size))
+        return [
+            Chosen(*_place(self._scope, candidate)[:2], float(self.scores[candidate]), first, end)
+            for candidate, (first, end) in sorted(tokens.items())
+        ]
 
 
 def _margins(
@@ -63,13 +80,13 @@ def _margins(
     """Candidates beside those found, and the tokens [first, end) to read of each. found: by
     candidate, the first and last token by which it was.
     """
-    margin = min(margin, size)
-    for candidate, (begun, ended) in found.items() if margin else ():
+    for candidate, (begun, ended) in found.items():
         run = _place(scope, candidate)[2]
-        if candidate - 1 in run and begun < _NEAR:
-            yield candidate - 1, size - margin, size
-        if candidate + 1 in run and ended >= size - _NEAR:
-            yield candidate + 1, 0, margin
+        before, behind = margin - begun, ended + margin + 1 - size
+        if candidate - 1 in run and before > 0:
+            yield candidate - 1, size - before, size
+        if candidate + 1 in run and behind > 0:
+            yield candidate + 1, 0, behind
 
 
 def _place(scope: Scope, candidate: int) -> tuple[int, int, range]:

@@ -59,6 +59,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scores: dict[str, Share]
     margin: Annotated[int, Meta(ge=0, le=64)]
     growth: float = 0.0  # Gate.growth
+    together: float | None = None  # Gate.together
     separator: Annotated[str, Meta(max_length=64)] = SEPARATOR
 
 
@@ -86,6 +87,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         "score_range": adaptation.score_range,
         "answerable": gate and gate.least,
         "growth": gate.growth if gate else 0.0,
+        "together": gate and gate.together,
         "margin": adaptation.margin,
         "separator": adaptation.separator,
         "scores": dict(adaptation.scores),
@@ -113,10 +115,16 @@ def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
         score_range=header.score_range,
         margin=header.margin,
         separator=header.separator,
-        gate=None if header.answerable is None else Gate(header.answerable, header.growth),
+        gate=_gate(header),
         weights=header.made_for.weights,
         scores=header.scores,
     )
+
+
+def _gate(header: _Header) -> Gate | None:
+    if header.answerable is None:
+        return None
+    return Gate(header.answerable, header.growth, header.together)
 
 
 def read_made_for(path: Path) -> MadeFor:

@@ -86,5 +86,5 @@ class PointerHeads:
         assert total is not None
         return total
 
-    def places(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> None:
         return None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memstore.disk.selector_form import SelectorForm
 from memstore.index.base import Scope
-from memstore.model.selectors import Found
+from memstore.model.selectors import Found, Matches
 from memstore.model.tapped import Tapped, Taps
 
 _STEPS = 127  # a landmark is a unit vector times this, in int8
@@ -91,17 +91,15 @@ class Learned:
         rows, weights = self.rows(tapped)
         return weights @ store.token_maxima(rows, 0, scope)
 
-    def places(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor:
+    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> Matches:
         rows, weights = self.rows(tapped)
         landmarks = store.token_landmarks(scope)[:, :, 0]
         best = torch.einsum("rw,btw->brt", rows, landmarks).max(-1)
         adds = weights * best.values
         counts = adds >= _COUNTS * adds.amax(1, keepdim=True)
-        last = landmarks.shape[1] - 1
-        at = best.indices
-        return torch.stack(
-            (at.masked_fill(~counts, last).amin(1), at.masked_fill(~counts, 0).amax(1)), 1
-        )
+        last, at = landmarks.shape[1] - 1, best.indices
+        first = at.masked_fill(~counts, last).amin(1)
+        return Matches(torch.stack((first, at.masked_fill(~counts, 0).amax(1)), 1), adds)
 
     def rows(self, tapped: Tapped) -> tuple[Tensor, Tensor]:
         """The question's unit vectors [T, width] and their weights [T], which sum to 1."""

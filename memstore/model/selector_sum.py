@@ -11,7 +11,7 @@ from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidConfig
 from memstore.index import words as index_words
 from memstore.index.base import Scope
-from memstore.model.selectors import Found, Selector, standardise
+from memstore.model.selectors import Found, Matches, Selector, standardise
 from memstore.model.tapped import Tapped, Taps
 
 
@@ -32,7 +32,7 @@ class Words:
         asked: Mapping[int, float] = dict.fromkeys(index_words.split(question), 1.0)
         return store.word_scores(asked, scope)
 
-    def places(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> None:
         return None
 
 
@@ -96,5 +96,5 @@ class Sum:
             scores = scores + weight * unit * added
         return scores
 
-    def places(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor | None:
-        return self._keeping.places(tapped, store, scope)
+    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> Matches | None:
+        return self._keeping.matches(tapped, store, scope)

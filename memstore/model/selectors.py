@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,21 @@ from memstore.model.tapped import Tapped, Taps
 
 GATE_BLOCKS = 512
 """Among so many blocks a Gate's `least` holds: 32K tokens."""
+
+
+GATE_TOGETHER = 4
+"""So many of the best blocks may together make a Gate open."""
+
+
+class Matches(NamedTuple):
+    """By what blocks were found.
+
+    places: int64 [blocks, 2], the first and the last token of each. adds: float32 [blocks, rows],
+    what each row of the question adds to a block's score.
+    """
+
+    places: Tensor
+    adds: Tensor
 
 
 class Found(Protocol):
@@ -61,10 +76,8 @@ class Selector(Protocol):
         alone; question: these words.
         """
 
-    def places(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor | None:
-        """int64 [blocks of the scope, 2]: the first and the last token of each by which it was
-        found; None where that is not known.
-        """
+    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> Matches | None:
+        """By what each block of the scope was found; None where that is not known."""
 
 
 def standardise(scores: Tensor) -> Tensor:
@@ -73,15 +86,28 @@ def standardise(scores: Tensor) -> Tensor:
     return (scores - scores.mean()) / deviation.clamp_min(1e-6)
 
 
-def choose(scores: Tensor, k: int, score_range: float) -> Tensor:
-    """Numbers [n] of the blocks to read, in the order of the text: the best, and those within
-    score_range standard deviations of the scores [blocks] below it, at most k.
+def in_range(some: Tensor, scores: Tensor, score_range: float | None) -> Tensor:
+    """[n] bool: which of some scores [n] are within score_range standard deviations of all scores
+    [blocks] below the best of these; None = all are.
     """
-    if not len(scores):
-        return torch.empty(0, dtype=torch.long)
+    if score_range is None or not len(scores):
+        return torch.ones(len(some), dtype=torch.bool)
+    return some >= scores.max() - score_range * scores.std(correction=0)
+
+
+def choose(scores: Tensor, k: int, score_range: float | None) -> Tensor:
+    """Numbers [n] of the best blocks by scores [blocks], those in range, at most k; in the order of
+    the text.
+    """
     best = scores.topk(min(k, len(scores)))
-    low = best.values[0] - score_range * scores.std(correction=0)
-    return best.indices[best.values >= low].sort().values
+    return best.indices[in_range(best.values, scores, score_range)].sort().values
+
+
+def covered(adds: Tensor) -> Tensor:
+    """Matches.adds of blocks -> [blocks]: what the first of them together have of a question, every
+    row of it counted by the block that says most of it: the score of all as if they were one.
+    """
+    return adds.cummax(0).values.sum(1)
 
 
 @dataclass(frozen=True)
@@ -89,19 +115,27 @@ class Gate:
     """Tells from the scores of blocks whether any of them answers.
 
     least: the confidence that takes, among GATE_BLOCKS blocks. growth: how much more it takes among
-    twice as many, since the best of more blocks scores higher where nothing answers, too.
+    twice as many, since the best of more blocks scores higher where nothing answers, too. together:
+    how much more than that the GATE_TOGETHER best blocks have to cover between them to open it as
+    well, for a question of several parts that no one block answers; None = they never do.
     """
 
     least: float
     growth: float = 0.0
+    together: float | None = None
 
     def threshold(self, blocks: int) -> float:
         """The confidence that it takes among so many blocks."""
         return self.least + self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
 
-    def opens(self, scores: Tensor) -> bool:
-        """Does any block of these scores [blocks] answer?"""
-        return confidence(scores) >= self.threshold(len(scores))
+    def opens(self, scores: Tensor, together: float | None = None) -> bool:
+        """Does any block of these scores [blocks] answer, or do some together? together: what the
+        GATE_TOGETHER best of them cover between them (`covered`); None = that is not known.
+        """
+        least = self.threshold(len(scores))
+        if together is not None and self.together is not None:
+            return confidence(scores) >= least or together >= least + self.together
+        return confidence(scores) >= least
 
 
 def confidence(scores: Tensor) -> float:

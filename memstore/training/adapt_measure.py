@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from memstore.disk.selector_form import SelectorForm
 from memstore.index.base import Scope
 from memstore.index.late import LANDMARK_DTYPES, TokenIndex
 from memstore.index.words import WordIndex
-from memstore.model.selectors import Gate, Selector, confidence
+from memstore.model.chosen import Candidates
+from memstore.model.selectors import GATE_TOGETHER, Gate, Selector, confidence
 from memstore.model.tapped import Tapped
 
 KS = (1, 4, 8, 16)
@@ -82,21 +84,25 @@ class Sought:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one question: how many blocks scored higher than the right one; the best score of all, and
-    how much the best of all that do not answer is above the best of half of them.
+    """Of one question: how many blocks scored higher than the right one, -1 where none is right;
+    the best score of all, and how much the best of all that do not answer is above the best of half
+    of them; and what the best ones cover together, None where the selector does not say.
     """
 
     kind: str
     rank: int
     confidence: float
     growth: float
+    together: float | None = None
 
 
 def measure(selector: Selector, haystack: Haystack, questions: Sequence[Sought]) -> list[Outcome]:
     """Ask every question of the whole haystack."""
     found = []
     for question in questions:
+        asked = selector, question.tapped, haystack, haystack.scope
         scores = selector.scores(question.tapped, question.text, haystack, haystack.scope)
+        together = Candidates(scores, *asked, GATE_TOGETHER).together
         right = list(question.right)
         skipped = torch.zeros(len(scores), dtype=torch.bool)
         skipped[list(question.others)] = True
@@ -104,7 +110,7 @@ def measure(selector: Selector, haystack: Haystack, questions: Sequence[Sought])
         rest = scores[~skipped]
         rank = int((rest > scores[right].max()).sum()) if right else -1
         whole = torch.cat([scores[right], rest])
-        found.append(Outcome(question.kind, rank, confidence(whole), _growth(rest)))
+        found.append(Outcome(question.kind, rank, confidence(whole), _growth(rest), together))
     return found
 
 
@@ -120,18 +126,34 @@ def recalls(outcomes: Sequence[Outcome], ks: Sequence[int] = KS) -> dict[str, li
     }
 
 
-def gate_of(outcomes: Sequence[Outcome], blocks: int, lost: float = 0.05) -> Gate | None:
-    """A gate that loses at most a share `lost` of these questions, all of which have an answer
-    among so many blocks; None without a question.
+def gate_of(
+    answered: Sequence[Outcome],
+    unanswered: Sequence[Outcome],
+    blocks: int,
+    lost: float = 0.05,
+    let: float = 0.03,
+) -> Gate | None:
+    """A gate that loses at most a share `lost` of questions that have an answer among so many
+    blocks, and that lets at most a share `let` more of those that have none pass for what the best
+    blocks cover together; None without a question.
 
     It rises half as fast with the number of blocks as the best of those that do not answer: what
     does answer scores no higher among more, so that the errors of both kinds share the rise.
     """
-    best = sorted(outcome.confidence for outcome in outcomes)
+    best = sorted(outcome.confidence for outcome in answered)
     if not best:
         return None
-    growth = sum(outcome.growth for outcome in outcomes) / len(outcomes) / 2
-    return Gate(best[int(lost * len(best))] - Gate(0.0, growth).threshold(blocks), growth)
+    growth = sum(outcome.growth for outcome in answered) / len(answered) / 2
+    least, more = best[int(lost * len(best))], None
+    held = sorted(
+        outcome.together
+        for outcome in unanswered
+        if outcome.together is not None and outcome.confidence < least
+    )
+    if held:
+        highest = held[-1 - min(int(let * len(unanswered)), len(held) - 1)]
+        more = math.nextafter(highest, math.inf) - least
+    return Gate(least - Gate(0.0, growth).threshold(blocks), growth, more)
 
 
 def _growth(scores: Tensor) -> float:
