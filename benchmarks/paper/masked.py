@@ -27,12 +27,13 @@ from benchmarks.common.tables import table
 from benchmarks.common.text import Books
 from benchmarks.paper.runs import parser, shared_tokens, start
 from memstore.errors import InvalidInput
+from memstore.freed_memory import keep_freed_memory
 from memstore.model.config import PRESETS
 from memstore.model.encoder import Encoder
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import TokenCorpus
 from memstore.training.optimizer import make_optimizers
-from memstore.training.train import keep_freed_memory, update
+from memstore.training.train import update
 
 BLOCKS = 8
 SHARE = 0.15  # of tokens that are masked

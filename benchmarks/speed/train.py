@@ -38,12 +38,13 @@ from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import paired_ratio
 from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig
+from memstore.freed_memory import keep_freed_memory
 from memstore.model.config import PRESETS, ModelConfig
 from memstore.model.transformer import Transformer
 from memstore.training.curriculum import default_curriculum
 from memstore.training.objectives import encode_windows, next_token_loss
 from memstore.training.optimizer import make_optimizers
-from memstore.training.train import keep_freed_memory, update
+from memstore.training.train import update
 
 T = TypeVar("T")
 WARM_UP = 3

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memstore.disk.document import Document, IngestSettings
+from memstore.freed_memory import return_freed_memory
 from memstore.model.reader import TextTokenizer
 from memstore.model.text import Text
 from memstore.store.admission import Mode
 from memstore.store.memory_store import MemoryStore
 from memstore.store.room import Forecast
 from memstore.store.writer import DocumentWriter
+
+_FREED_EVERY = 1024  # tokens after which freed memory goes back to the system
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ def ingest(
         def read(ids: list[int]) -> None:
             nonlocal characters, forecast
             reader.chunk(ids, characters)
+            if writer.tokens % _FREED_EVERY < len(ids):
+                return_freed_memory()
             characters += tokenizer.characters(ids)
             seconds = time.perf_counter() - began
             left = seconds * (total - characters) / max(1, characters - first)

@@ -2,9 +2,7 @@
 beside the weights.
 """
 
-import ctypes
 import pickle
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from memstore import devices
 from memstore.disk.files import replacement, sweep
 from memstore.errors import InvalidConfig, InvalidInput
+from memstore.freed_memory import keep_freed_memory
 from memstore.model.config import ModelConfig
 from memstore.rivals.config import MemoryConfig
 from memstore.training.batches import RecallData
@@ -121,19 +120,6 @@ def train(
         run.save()
         raise
     return subject.model
-
-
-def keep_freed_memory() -> None:
-    """Ask glibc to keep freed memory: without it every large activation is mapped and page-faulted
-    anew (measured: 2x a step).
-    """
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            mmap_max, trim_threshold, top_pad = -4, -1, -2
-            libc.mallopt(mmap_max, 0)
-            libc.mallopt(trim_threshold, 2**31 - 1)
-            libc.mallopt(top_pad, 1 << 28)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
