@@ -19,8 +19,7 @@ class Adaptation:
     # of these, the best and those whose score is within so many standard deviations; None = all
     score_range: float | None = None
     separator: str = SEPARATOR  # between what is read and the words of a question
-    # tokens read around those by which a block was found; around all of it where that is not known
-    margin: int = 24
+    margin: int = 24  # tokens read beyond a block near whose end the question was found
     gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
     weights: str = ""  # digest of the model's; "" = of any
     scores: Mapping[str, float] = field(default_factory=dict)  # on held-out questions

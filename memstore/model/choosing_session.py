@@ -192,7 +192,14 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         return answers
 
     def _meant(self, candidates: Candidates) -> list[Chosen]:
-        return candidates.meant(self.settings, self.reader.shape.block_size)
+        return candidates.meant(self.settings, self.reader.shape.block_size, self._texts)
+
+    def _texts(self, document: int, first: int, end: int) -> list[str]:
+        """The text of each of a document's tokens; none of the session's own."""
+        if document == self._own.scratch.document:
+            return []
+        ids = self.store.tokens(document, first, end).ids.tolist()
+        return [self.reader.tokenizer.decode([token]) for token in ids]
 
     def read(self, blocks: Sequence[Chosen]) -> None:
         """Read these blocks, in this order, from now on; none for reading nothing.

@@ -1,8 +1,9 @@
-"""Which tokens of which blocks a question reads: the blocks that its scores mean, and a margin
-around what they were found by.
+"""Which tokens of which blocks a question reads: the blocks that its scores mean, a margin beside
+those near whose end it was found, and the rest of a sentence that goes on in the next one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,15 @@ from memstore.model.selectors import GATE_TOGETHER, Found, Selector, covered, in
 from memstore.model.settings import LookupSettings
 from memstore.model.tapped import Tapped
 
+_NEAR = 16  # tokens from a block's end: what is found there may go on beyond it
+_SENTENCE = 48  # tokens of a sentence that are read in the next block at most
 _PART = 0.05  # of a question, which has weight 1, that a block has to add to what better ones cover
+
+
+Texts = Callable[[int, int, int], Sequence[str]]
+"""The text of each of the tokens first .. end - 1 of a document, fewer where it ends; none where
+that is not known.
+"""
 
 
 class Chosen(NamedTuple):
@@ -48,45 +57,64 @@ class Candidates:
             return None
         return float(covered(self._matches.adds[:GATE_TOGETHER])[-1])
 
-    def meant(self, settings: LookupSettings, block_size: int) -> list[Chosen]:
+    def meant(self, settings: LookupSettings, block_size: int, texts: Texts) -> list[Chosen]:
         """Those that are meant, in the order of the text: that score nearly as high as the best
         (settings.score_range), and that say a part of the question which no better one says.
 
-        settings.margin tokens are read around those by which a block was found, also where they
-        lie in a neighbour of its document, and around the whole block where the selector does not
-        know by which.
+        A margin of settings.margin tokens is read of a block's neighbour in its document where it
+        was found near that end, and on both sides where the selector does not know by which tokens;
+        and what is missing of the sentence by which it was found.
         """
         means = in_range(self.scores[self._best], self.scores, settings.score_range)
-        places = torch.tensor([[0, block_size - 1]]).expand(len(self._best), 2)
-        if self._matches is not None:
-            places = self._matches.places
-            before = torch.zeros(1)
-            means |= covered(self._matches.adds).diff(prepend=before) >= _PART
-        found = dict(zip(self._best[means].tolist(), places[means].tolist()))
+        if self._matches is None:
+            places = [(0, block_size - 1)] * int(means.sum())
+        else:
+            means |= covered(self._matches.adds).diff(prepend=torch.zeros(1)) >= _PART
+            places = self._matches.places[means].tolist()
+        found = dict(zip(self._best[means].tolist(), places))
+        if settings.margin == 0:
+            found = {}
         tokens: dict[int, tuple[int, int]] = {}
-        for candidate, first, end in _margins(found, self._scope, settings.margin, block_size):
+        for candidate, first, end in self._beside(found, settings.margin, block_size, texts):
             begun, ended = tokens.get(candidate, (first, end))
             tokens[candidate] = min(begun, first), max(ended, end)
-        tokens |= dict.fromkeys(found, (0, block_size))
+        tokens |= dict.fromkeys(self._best[means].tolist(), (0, block_size))
         return [
             Chosen(*_place(self._scope, candidate)[:2], float(self.scores[candidate]), first, end)
             for candidate, (first, end) in sorted(tokens.items())
         ]
 
+    def _beside(
+        self, found: Mapping[int, tuple[int, int]], margin: int, size: int, texts: Texts
+    ) -> Iterator[tuple[int, int, int]]:
+        """Candidates beside those found, and the tokens [first, end) to read of each. found: by
+        candidate, the first and last token by which it was.
+        """
+        margin = min(margin, size)
+        for candidate, (begun, ended) in found.items():
+            document, block, run = _place(self._scope, candidate)
+            if candidate - 1 in run and begun < _NEAR:
+                yield candidate - 1, size - margin, size
+            if candidate + 1 in run:
+                behind = margin if ended >= size - _NEAR else 0
+                if self._matches is not None:
+                    first = block * size + ended
+                    last = texts(document, first, (block + 1) * size + _SENTENCE)
+                    behind = max(behind, rest_of_sentence(last) + ended - size)
+                if behind > 0:
+                    yield candidate + 1, 0, behind
 
-def _margins(
-    found: Mapping[int, tuple[int, int]], scope: Scope, margin: int, size: int
-) -> Iterator[tuple[int, int, int]]:
-    """Candidates beside those found, and the tokens [first, end) to read of each. found: by
-    candidate, the first and last token by which it was.
+
+def rest_of_sentence(texts: Sequence[str]) -> int:
+    """How many of some tokens, by the text of each, belong to the sentence of the first; 0 where
+    none of them ends it.
     """
-    for candidate, (begun, ended) in found.items():
-        run = _place(scope, candidate)[2]
-        before, behind = margin - begun, ended + margin + 1 - size
-        if candidate - 1 in run and before > 0:
-            yield candidate - 1, size - before, size
-        if candidate + 1 in run and behind > 0:
-            yield candidate + 1, 0, behind
+    for number, (text, following) in enumerate(pairwise([*texts, ""]), 1):
+        closed = text.rstrip("\"'\u2019\u201d)*_")
+        ends = closed.endswith((".", "!", "?")) and not following[:1].isalnum()
+        if ends or "\n" in text:
+            return number
+    return 0
 
 
 def _place(scope: Scope, candidate: int) -> tuple[int, int, range]:

@@ -29,8 +29,9 @@ class LookupSettings:
     # of a session's own text only so many of the latest blocks are remembered (the paper's bound on
     # its memory); None = as many as main memory has room for
     own_blocks: int | None = None
-    # of a reader that chooses once for a question: tokens read before and behind those by which a
-    # chosen block was found, if they lie in a neighbour: what is said may go on beyond a block
+    # of a reader that chooses once for a question: tokens before and behind a chosen block that are
+    # read with it where the question was found near its end, since what is said may go on beyond
+    # it; 0 = nothing beyond a block is read, not even the rest of a sentence
     margin: int = 0
     # and of its sessions: blocks of local text held whole, the older ones being chosen like those
     # of documents; and after how many generated tokens blocks are chosen anew (None = once a turn)

@@ -31,7 +31,6 @@ _WORD_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.4)
 _HEADS = (1, 2, 3)  # pointer heads that are tried together
 _IDF_CHARACTERS = 8_000_000  # of text that says how rare a token is
 _AMONG = 2  # of KS: scores are told for the best 8
-_MARGIN = 40  # tokens read around those by which a learned selector has found a block
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,6 @@ def adapt(
     found = recalls(outcomes)
     return Adaptation(
         chosen,
-        margin=_MARGIN if train else Adaptation.margin,
         gate=gate_of(literal, unanswered, haystack.blocks),
         weights=model.made_for.weights,
         scores={kind: shares[_AMONG] for kind, shares in sorted(found.items())},
