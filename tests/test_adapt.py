@@ -257,15 +257,17 @@ def test_a_gate_loses_at_most_what_it_may_and_ranks_become_recalls() -> None:
 
 
 def test_of_questions_that_nothing_answers_few_more_pass_for_what_blocks_cover_together() -> None:
-    answered = [Outcome("literal", 0, 0.5 + i / 100, 0.0) for i in range(40)]
-    absent = [Outcome("absent", -1, i / 100, 0.0, i / 100 + 0.2) for i in range(100)]
+    answered = [Outcome("literal", 0, 0.5 + i / 128, 0.0) for i in range(40)]
+    absent = [Outcome("absent", -1, i / 128, 0.0, i / 128 + 0.25) for i in range(100)]
     gate = gate_of(answered, absent, GATE_BLOCKS, lost=0.05, let=0.1)
     assert gate is not None and gate.together is not None
-    assert gate.least == pytest.approx(0.52)
-    passed = [gate.opens(torch.full((GATE_BLOCKS,), o.confidence), o.together) for o in absent]
-    assert sum(passed) == 48 + 10  # by a block of their own, and together
+    assert gate.least == 66 / 128
+    scores = [torch.full((GATE_BLOCKS,), outcome.confidence) for outcome in absent]
+    assert sum(map(gate.answers, scores)) == 34
+    together = [gate.answer_together(*of) for of in zip(scores, [o.together for o in absent])]
+    assert sum(together) == 34 + 10  # those, and so many more
     few = gate_of(answered, [absent[0], absent[99]], GATE_BLOCKS, let=0.9)  # all may pass
-    assert few is not None and few.together == pytest.approx(0.2 - few.least)
+    assert few is not None and few.together == pytest.approx(0.25 - few.least)
 
 
 def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:

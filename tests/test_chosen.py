@@ -47,24 +47,28 @@ def nothing(document: int, first: int, end: int) -> list[str]:
 
 def test_a_block_is_read_for_a_part_of_the_question_that_no_better_one_says() -> None:
     adds = [[0.3, 0.2, 0.0], [0.25, 0.15, 0.0], [0.1, 0.1, 0.18], [0.1, 0.1, 0.16]]
-    meant = candidates(adds).meant(LookupSettings(score_range=0.1), SIZE, nothing)
+    meant = candidates(adds).meant(LookupSettings(score_range=0.1), SIZE, nothing, parts=True)
     assert [(c.document, c.block) for c in meant] == [(7, 1), (9, 2)]
     adds[2][2], adds[3][2] = 0.04, 0.16  # too little of its own; then more than .05
-    meant = candidates(adds).meant(LookupSettings(score_range=0.1), SIZE, nothing)
+    meant = candidates(adds).meant(LookupSettings(score_range=0.1), SIZE, nothing, parts=True)
     assert [(c.document, c.block) for c in meant] == [(7, 1), (9, 3)]
+    alone = candidates(adds).meant(LookupSettings(score_range=0.1), SIZE, nothing, parts=False)
+    assert [(c.document, c.block) for c in alone] == [(7, 1)]
 
 
 def test_blocks_that_score_nearly_as_high_are_read_whatever_they_add() -> None:
     alike = [[0.3, 0.2]] * 4
     for score_range, blocks in ((0.0, [1]), (0.8, [1, 3, 2]), (None, [1, 3, 2, 3])):
-        meant = candidates(alike).meant(LookupSettings(score_range=score_range), SIZE, nothing)
+        meant = candidates(alike).meant(
+            LookupSettings(score_range=score_range), SIZE, nothing, parts=False
+        )
         assert [c.block for c in meant] == blocks
 
 
 def test_a_selector_that_does_not_know_by_what_reads_around_whole_blocks() -> None:
     found = candidates(None)
     assert found.together is None
-    meant = found.meant(LookupSettings(score_range=0.0, margin=24), SIZE, nothing)
+    meant = found.meant(LookupSettings(score_range=0.0, margin=24), SIZE, nothing, parts=False)
     assert [c[:2] + c[3:] for c in meant] == [(7, 0, 40, 64), (7, 1, 0, 64), (7, 2, 0, 24)]
 
 
@@ -82,19 +86,21 @@ def test_beside_a_block_are_read_a_margin_and_the_rest_of_the_sentence(
     place: tuple[int, int], around: dict[int, tuple[int, int]]
 ) -> None:
     settings = LookupSettings(score_range=0.0, margin=24)
-    meant = candidates([[0.5]] * 4, place).meant(settings, SIZE, words)
+    meant = candidates([[0.5]] * 4, place).meant(settings, SIZE, words, parts=False)
     assert {c.block: c[3:] for c in meant} == {1: (0, 64), **around}
-    unknown = candidates([[0.5]] * 4, place).meant(settings, SIZE, nothing)
+    unknown = candidates([[0.5]] * 4, place).meant(settings, SIZE, nothing, parts=False)
     near = {block: part for block, part in around.items() if block == 0 or place[1] >= 48}
     near |= {2: (0, 24)} if 2 in near else {}
     assert {c.block: c[3:] for c in unknown} == {1: (0, 64), **near}
-    alone = candidates([[0.5]] * 4, place).meant(LookupSettings(score_range=0.0), SIZE, words)
+    alone = candidates([[0.5]] * 4, place).meant(
+        LookupSettings(score_range=0.0), SIZE, words, parts=False
+    )
     assert [c.block for c in alone] == [1]
 
 
 def test_what_is_read_beside_a_block_ends_with_the_run_of_a_document() -> None:
     settings = LookupSettings(score_range=None, margin=24)
-    meant = candidates([[0.5]] * 4, (10, 50)).meant(settings, SIZE, words)
+    meant = candidates([[0.5]] * 4, (10, 50)).meant(settings, SIZE, words, parts=False)
     read = {c[:2]: c[3:] for c in meant}
     assert read[7, 0] == (40, 64) and read[7, 2] == (0, 64) and read[7, 4][0] == 0
     assert set(read) == {(7, block) for block in range(5)} | {(9, 2), (9, 3)}

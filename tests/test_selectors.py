@@ -236,11 +236,11 @@ def test_a_range_leaves_out_blocks_far_below_the_best() -> None:
 def test_a_gate_opens_for_one_block_or_for_what_the_best_cover_together() -> None:
     gate = Gate(0.6, 0.1, together=0.2)
     among = torch.zeros(2 * GATE_BLOCKS)  # where 0.7 is needed, and 0.9 together
-    assert not gate.opens(among.index_fill(0, torch.tensor([3]), 0.69), 0.89)
-    assert gate.opens(among.index_fill(0, torch.tensor([3]), 0.71), 0.71)
-    assert gate.opens(among.index_fill(0, torch.tensor([3]), 0.3), 0.91)
-    assert not gate.opens(among) and not gate.opens(torch.zeros(0))
-    assert not Gate(0.6, 0.1).opens(among, 5.0)  # without a bound of its own it never does
+    best = among.index_fill(0, torch.tensor([3]), 0.69)
+    assert not gate.answers(best) and gate.answers(best + 0.02)
+    assert not gate.answer_together(best, 0.89) and gate.answer_together(best, 0.91)
+    assert not gate.answers(torch.zeros(0)) and not gate.answer_together(best, None)
+    assert not Gate(0.6, 0.1).answer_together(best, 5.0)  # without a bound of its own it never does
 
 
 def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:

@@ -161,11 +161,10 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         """
         tapped = self._local.look_ahead(ids, words)
         self._question = question
-        candidates = self._candidates(tapped, question)
-        self.answered = self._answer(candidates)
-        found = self._meant(candidates) if self.answered else []
-        self.read(found)
-        return found
+        found = self._choose(tapped, question)
+        self.answered = found is not None
+        self.read(found or [])
+        return self.chosen
 
     def choose_again(self) -> list[Chosen]:
         """Choose blocks by the last question and all that was read since, and read them from now
@@ -174,25 +173,24 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         if not self._scope:
             return self.chosen
         question = f"{self._question} {self.reader.tokenizer.decode(self._local.said)}"
-        candidates = self._candidates(self._local.rows, question)
-        if self._answer(candidates):
-            self.read(self._meant(candidates))
+        found = self._choose(self._local.rows, question)
+        if found is not None:
+            self.read(found)
         return self.chosen
 
-    def _candidates(self, tapped: Tapped, question: str) -> Candidates:
-        selector, scope = self.reader.selector, self._scope
+    def _choose(self, tapped: Tapped, question: str) -> list[Chosen] | None:
+        """The blocks that are meant; None where nothing answers."""
+        selector, scope, gate = self.reader.selector, self._scope, self.reader.gate
         scores = selector.scores(tapped, question, self.store, scope)
-        return Candidates(scores, selector, tapped, self.store, scope, self.settings.top_k)
-
-    def _answer(self, candidates: Candidates) -> bool:
-        gate = self.reader.gate
-        answers = gate is None or gate.opens(candidates.scores, candidates.together)
+        best = Candidates(scores, selector, tapped, self.store, scope, self.settings.top_k)
+        alone = gate is None or gate.answers(scores)
+        answers = alone or (gate is not None and gate.answer_together(scores, best.together))
         self.lookups.done += answers
         self.lookups.skipped += not answers
-        return answers
-
-    def _meant(self, candidates: Candidates) -> list[Chosen]:
-        return candidates.meant(self.settings, self.reader.shape.block_size, self._texts)
+        if not answers:
+            return None
+        size = self.reader.shape.block_size
+        return best.meant(self.settings, size, self._texts, parts=not alone)
 
     def _texts(self, document: int, first: int, end: int) -> list[str]:
         """The text of each of a document's tokens; none of the session's own."""

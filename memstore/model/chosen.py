@@ -57,9 +57,12 @@ class Candidates:
             return None
         return float(covered(self._matches.adds[:GATE_TOGETHER])[-1])
 
-    def meant(self, settings: LookupSettings, block_size: int, texts: Texts) -> list[Chosen]:
+    def meant(
+        self, settings: LookupSettings, block_size: int, texts: Texts, *, parts: bool
+    ) -> list[Chosen]:
         """Those that are meant, in the order of the text: that score nearly as high as the best
-        (settings.score_range), and that say a part of the question which no better one says.
+        (settings.score_range), and of a question of several `parts` those that say a part of it
+        which no better one says.
 
         A margin of settings.margin tokens is read of a block's neighbour in its document where it
         was found near that end, and on both sides where the selector does not know by which tokens;
@@ -69,7 +72,8 @@ class Candidates:
         if self._matches is None:
             places = [(0, block_size - 1)] * int(means.sum())
         else:
-            means |= covered(self._matches.adds).diff(prepend=torch.zeros(1)) >= _PART
+            if parts:
+                means |= covered(self._matches.adds).diff(prepend=torch.zeros(1)) >= _PART
             places = self._matches.places[means].tolist()
         found = dict(zip(self._best[means].tolist(), places))
         if settings.margin == 0:

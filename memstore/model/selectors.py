@@ -128,14 +128,17 @@ class Gate:
         """The confidence that it takes among so many blocks."""
         return self.least + self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
 
-    def opens(self, scores: Tensor, together: float | None = None) -> bool:
-        """Does any block of these scores [blocks] answer, or do some together? together: what the
-        GATE_TOGETHER best of them cover between them (`covered`); None = that is not known.
+    def answers(self, scores: Tensor) -> bool:
+        """Does any block of these scores [blocks] answer?"""
+        return confidence(scores) >= self.threshold(len(scores))
+
+    def answer_together(self, scores: Tensor, together: float | None) -> bool:
+        """Do some of these blocks answer together? together: what the GATE_TOGETHER best of them
+        cover between them (`covered`); None = that is not known.
         """
-        least = self.threshold(len(scores))
-        if together is not None and self.together is not None:
-            return confidence(scores) >= least or together >= least + self.together
-        return confidence(scores) >= least
+        if together is None or self.together is None:
+            return False
+        return together >= self.threshold(len(scores)) + self.together
 
 
 def confidence(scores: Tensor) -> float:
