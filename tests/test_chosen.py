@@ -49,7 +49,7 @@ def test_a_block_is_read_for_a_part_of_the_question_that_no_better_one_says() ->
     adds = [[0.3, 0.2, 0.0], [0.25, 0.15, 0.0], [0.1, 0.1, 0.18], [0.1, 0.1, 0.16]]
     meant = candidates(adds).meant(LookupSettings(score_range=0.1), SIZE, nothing, parts=True)
     assert [(c.document, c.block) for c in meant] == [(7, 1), (9, 2)]
-    adds[2][2], adds[3][2] = 0.04, 0.16  # too little of its own; then more than .05
+    adds[2][2], adds[3][2] = 0.03, 0.16  # too little of its own; then enough
     meant = candidates(adds).meant(LookupSettings(score_range=0.1), SIZE, nothing, parts=True)
     assert [(c.document, c.block) for c in meant] == [(7, 1), (9, 3)]
     alone = candidates(adds).meant(LookupSettings(score_range=0.1), SIZE, nothing, parts=False)
@@ -127,3 +127,8 @@ def test_a_sentence_ends_with_a_stop_that_nothing_goes_on_behind(
 def test_together_the_best_four_cover_what_each_says_best() -> None:
     adds = [[0.3, 0.2, 0.0], [0.25, 0.25, 0.0], [0.0, 0.1, 0.2], [0.4, 0.1, 0.1]]
     assert candidates(adds).together == pytest.approx(0.4 + 0.25 + 0.2)
+
+
+def test_where_two_blocks_say_all_it_is_no_question_of_several_parts() -> None:
+    adds = [[0.3, 0.2, 0.0], [0.25, 0.25, 0.0], [0.0, 0.1, 0.02], [0.3, 0.1, 0.0]]
+    assert candidates(adds).together is None

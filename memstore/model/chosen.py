@@ -16,7 +16,8 @@ from memstore.model.tapped import Tapped
 
 _NEAR = 16  # tokens from a block's end: what is found there may go on beyond it
 _SENTENCE = 48  # tokens of a sentence that are read in the next block at most
-_PART = 0.05  # of a question, which has weight 1, that a block has to add to what better ones cover
+_PART = 0.04  # of a question, which has weight 1, that a block has to add to what better ones cover
+_PARTS = 3  # from so many on, a question is one of several parts
 
 
 Texts = Callable[[int, int, int], Sequence[str]]
@@ -50,12 +51,19 @@ class Candidates:
 
     @property
     def together(self) -> float | None:
-        """What the best GATE_TOGETHER of them cover of the question; None where the selector does
-        not know by what they were found.
+        """What the best GATE_TOGETHER of them cover of a question of several parts; None where too
+        few of them say a part of their own, or where it is not known by what they were found.
         """
-        if self._matches is None or not len(self._best):
-            return None
-        return float(covered(self._matches.adds[:GATE_TOGETHER])[-1])
+        adds = self._adds()[:GATE_TOGETHER]
+        return float(adds.sum()) if int((adds >= _PART).sum()) >= _PARTS else None
+
+    def _adds(self) -> Tensor:
+        """[n], best first: what each covers of the question beyond those before it; nothing where
+        that is not known.
+        """
+        if self._matches is None:
+            return torch.zeros(len(self._best))
+        return covered(self._matches.adds).diff(prepend=torch.zeros(1))
 
     def meant(
         self, settings: LookupSettings, block_size: int, texts: Texts, *, parts: bool
@@ -69,11 +77,11 @@ class Candidates:
         and what is missing of the sentence by which it was found.
         """
         means = in_range(self.scores[self._best], self.scores, settings.score_range)
+        if parts:
+            means |= self._adds() >= _PART
         if self._matches is None:
             places = [(0, block_size - 1)] * int(means.sum())
         else:
-            if parts:
-                means |= covered(self._matches.adds).diff(prepend=torch.zeros(1)) >= _PART
             places = self._matches.places[means].tolist()
         found = dict(zip(self._best[means].tolist(), places))
         if settings.margin == 0:

@@ -133,8 +133,8 @@ class Gate:
         return confidence(scores) >= self.threshold(len(scores))
 
     def answer_together(self, scores: Tensor, together: float | None) -> bool:
-        """Do some of these blocks answer together? together: what the GATE_TOGETHER best of them
-        cover between them (`covered`); None = that is not known.
+        """Do some of these blocks answer a question of several parts together? together: what the
+        GATE_TOGETHER best of them cover between them (`covered`); None = it is no such question.
         """
         if together is None or self.together is None:
             return False

@@ -86,7 +86,7 @@ class Sought:
 class Outcome:
     """Of one question: how many blocks scored higher than the right one, -1 where none is right;
     the best score of all, and how much the best of all that do not answer is above the best of half
-    of them; and what the best ones cover together, None where the selector does not say.
+    of them; and what the best ones cover together of a question of several parts.
     """
 
     kind: str
