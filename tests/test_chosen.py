@@ -129,6 +129,6 @@ def test_together_the_best_four_cover_what_each_says_best() -> None:
     assert candidates(adds).together == pytest.approx(0.4 + 0.25 + 0.2)
 
 
-def test_where_two_blocks_say_all_it_is_no_question_of_several_parts() -> None:
-    adds = [[0.3, 0.2, 0.0], [0.25, 0.25, 0.0], [0.0, 0.1, 0.02], [0.3, 0.1, 0.0]]
+def test_where_one_of_the_four_says_nothing_of_its_own_no_question_has_so_many_parts() -> None:
+    adds = [[0.3, 0.2, 0.0], [0.25, 0.25, 0.0], [0.0, 0.1, 0.2], [0.3, 0.1, 0.1]]
     assert candidates(adds).together is None

@@ -17,7 +17,6 @@ from memstore.model.tapped import Tapped
 _NEAR = 16  # tokens from a block's end: what is found there may go on beyond it
 _SENTENCE = 48  # tokens of a sentence that are read in the next block at most
 _PART = 0.04  # of a question, which has weight 1, that a block has to add to what better ones cover
-_PARTS = 3  # from so many on, a question is one of several parts
 
 
 Texts = Callable[[int, int, int], Sequence[str]]
@@ -51,11 +50,12 @@ class Candidates:
 
     @property
     def together(self) -> float | None:
-        """What the best GATE_TOGETHER of them cover of a question of several parts; None where too
-        few of them say a part of their own, or where it is not known by what they were found.
+        """What the best GATE_TOGETHER of them cover of a question of so many parts; None where not
+        all of them say a part of their own, or where it is not known by what they were found.
         """
         adds = self._adds()[:GATE_TOGETHER]
-        return float(adds.sum()) if int((adds >= _PART).sum()) >= _PARTS else None
+        several = len(adds) == GATE_TOGETHER and bool((adds >= _PART).all())
+        return float(adds.sum()) if several else None
 
     def _adds(self) -> Tensor:
         """[n], best first: what each covers of the question beyond those before it; nothing where
