@@ -46,6 +46,7 @@ class Head:
     k_cmt: np.ndarray | None = None  # position-free; it stands at -1
     cutoff: float = 0.0
     recency: float = 0.0
+    supersede: float = 0.0
     documents: list[Block] = field(default_factory=list)
     own: list[Block] = field(default_factory=list)
     open_k: list[np.ndarray] = field(default_factory=list)
@@ -94,6 +95,17 @@ class Head:
         """What an own block has lost by its age; a document has none."""
         ages = [len(self.own) - i for i, own in enumerate(self.own) if own is block]
         return self.recency * math.log(max(1, ages[0] / self.top_k)) if ages else 0.0
+
+    def superseded(self, chosen: list[int], scores: list[float]) -> list[float]:
+        """Scores of chosen blocks with what each of a document gains over every earlier one."""
+        total = sum(math.exp(s) for s in scores)
+        share = [math.exp(s) / total for s in scores]
+        gained = list(scores)
+        for i, late in enumerate(chosen):
+            for j, early in enumerate(chosen):
+                if early < late < len(self.documents):
+                    gained[i] += self.supersede * (2 * min(share[i], share[j])) ** 2
+        return gained
 
     def candidate_scores(self, q: np.ndarray, index: int) -> list[float]:
         """What the search sees of every block: old ones in slot 0 or at the distance, recent ones
@@ -184,7 +196,7 @@ class Head:
                     np.zeros_like(q),
                 )
             )
-        mass = [math.exp(s) for s in landmarks]
+        mass = [math.exp(s) for s in self.superseded(chosen, landmarks)]
         if self.k_cmt is not None:
             memory = sum((m / sum(mass) * r for m, r in zip(mass, reads)), np.zeros_like(q))
             return out + gate * memory

@@ -165,15 +165,16 @@ def test_chunked_inference_equals_the_published_implementation(mode: str) -> Non
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("cmt", [True, False])
 @pytest.mark.parametrize(
-    ("documents", "retrieve", "score_range", "recency"),
+    ("documents", "retrieve", "score_range", "recency", "supersede"),
     [
-        (0, True, None, 0),
-        (3, True, None, 0),
-        (0, False, None, 2),
-        (3, False, 0.3, 0),
-        (0, True, 0.3, 2),
-        (3, True, 0.3, 0),
-        (3, True, None, 2),
+        (0, True, None, 0, 0),
+        (3, True, None, 0, 0),
+        (0, False, None, 2, 3),
+        (3, False, 0.3, 0, 0),
+        (0, True, 0.3, 2, 3),
+        (3, True, 0.3, 0, 0),
+        (3, True, None, 2, 3),
+        (3, True, 0.3, 0, 3),
     ],
 )
 def test_every_memory_size_equals_the_transcription(
@@ -184,6 +185,7 @@ def test_every_memory_size_equals_the_transcription(
     retrieve: bool,
     score_range: float | None,
     recency: float,
+    supersede: float,
 ) -> None:
     """N = 0 .. k + 2 own blocks, with and without attached documents; carried-over tokens; grouped
     queries.
@@ -197,6 +199,7 @@ def test_every_memory_size_equals_the_transcription(
         top_k=top_k,
         score_range=score_range,
         recency=recency,
+        supersede=supersede,
         cmt=cmt,
         old_block_position="fixed" if fixed else "stingy",
         granularity=granularity,
@@ -219,6 +222,7 @@ def test_every_memory_size_equals_the_transcription(
             cutoff=config.cmt_cutoff,
             k_cmt=None if k_cmt is None else k_cmt[h // 2].numpy(),
             recency=recency,
+            supersede=supersede,
         )
         for h in range(heads)
     ]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracle import choose_by
 
 from memstore.kernels.api import NEG
-from memstore.model.selection import merge, select
+from memstore.model.selection import merge, select, superseding
 from memstore.model.settings import GRANULARITIES, Granularity
 
 
@@ -113,3 +113,18 @@ def test_a_tie_at_the_edge_of_the_range_is_kept_and_the_cap_takes_the_newer(
     assert choice(4, 2.0) == [1, 3, 4, 5]
     assert choice(6, 0.0) == [1, 4] and choice(1, 0.0) == [4]
     assert choice(6, 1e9) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_later_block_of_a_document_gains_over_earlier_ones_that_score_like_it() -> None:
+    def gains(scores: list[float], candidates: list[int], documents: int = 100) -> list[float]:
+        rows = torch.tensor([[scores]], dtype=torch.float64), torch.tensor([[candidates]])
+        found: list[float] = superseding(*rows, documents, 3.0)[0, 0].tolist()
+        return [round(gain, 6) for gain in found]
+
+    assert gains([5, 5], [7, 2]) == [3, 0]  # whatever order they were found in
+    assert gains([5, 5], [2, 7]) == [0, 3]
+    assert gains([5, 5, NEG, NEG], [2, 7, -1, -1]) == [0, 3, 0, 0]
+    assert gains([9, -30], [2, 7]) == gains([-30, 9], [2, 7]) == [0, 0]
+    assert gains([5, 5, 5, 5], [0, 1, 2, 3]) == [0, 0.75, 1.5, 2.25]
+    assert gains([5, 5], [2, 7], documents=7) == [0, 0]  # own text has an age instead
+    assert gains([5], [2]) == [0] and gains([NEG, NEG], [-1, -1]) == [0, 0]

@@ -328,6 +328,7 @@ def test_only_ready_documents_answer_and_the_rest_is_named(tmp_path: Path) -> No
         {"score_range": float("inf")},
         {"recency": -0.5},
         {"recency": float("nan")},
+        {"supersede": -0.5},
         {"cmt_cutoff": 1.5},
         {"granularity": "all"},
         {"max_new_tokens": 0},
@@ -434,6 +435,7 @@ def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path
         b'{"score_range": NaN}',
         b'{"score_range": "2"}',
         b'{"recency": -1}',
+        b'{"supersede": -1}',
     ],
 )
 def test_a_damaged_configuration_is_a_named_error(tmp_path: Path, content: bytes) -> None:

@@ -51,6 +51,7 @@ class ModelConfig:
     top_k: Size = 4
     score_range: Amount | None = None
     recency: Amount = 0.0
+    supersede: Amount = 0.0
     granularity: Granularity = "per_token_per_head"
     cmt_cutoff: Share = 0.1
     chunk_blocks: Size = 8

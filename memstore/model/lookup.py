@@ -10,7 +10,7 @@ from torch import Tensor
 from memstore.kernels.api import NEG
 from memstore.model.chunk import OpenChunk
 from memstore.model.reader import Shape
-from memstore.model.selection import Selection, in_range, merge, select
+from memstore.model.selection import Selection, in_range, merge, select, superseding
 from memstore.model.session_blocks import Candidates
 from memstore.model.settings import LookupSettings
 from memstore.store.memory_store import MemoryStore
@@ -104,8 +104,17 @@ class Lookup:
         self, layer_idx: int, chosen: Selection, rotated: Tensor, near: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The rotation of every chosen unit [H, T or 1, K], and its landmark score there for every
-        row [H, T, K].
+        row [H, T, K], with what later documents' blocks gain.
         """
+        slots, scores = self._place(layer_idx, chosen, rotated, near)
+        weight, documents = self.settings.supersede, self.candidates.documents
+        if weight and documents:
+            scores = scores + superseding(scores, chosen.candidates, documents, weight)
+        return slots, scores
+
+    def _place(
+        self, layer_idx: int, chosen: Selection, rotated: Tensor, near: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         prefix, rows = self.candidates.prefix, rotated.shape[3]
         fixed = self.shape.old_block_distance is not None
         if fixed and near is None and chosen.scores is not None:

@@ -98,3 +98,18 @@ def select(
         chosen = chosen.repeat_interleave(heads // num_kv_heads, 0)
     order = torch.where(chosen < 0, torch.iinfo(torch.int64).max, chosen).argsort(dim=-1)
     return Selection(chosen.gather(-1, order).expand(heads, -1, -1), None)
+
+
+def superseding(scores: Tensor, candidates: Tensor, documents: int, weight: float) -> Tensor:
+    """What chosen blocks of documents gain for being later than others that score like them
+    [H, T, K] (docs/method.md section 5).
+
+    scores: [H, T, K]; candidates: [H, T or 1, K], -1 = none; the first `documents` candidates are
+    blocks of documents. weight: what a block gains over an earlier one that scores the same, if no
+    other block was chosen.
+    """
+    of_documents = (candidates >= 0) & (candidates < documents)
+    share = scores.masked_fill(candidates < 0, NEG).softmax(-1).masked_fill(~of_documents, 0.0)
+    earlier = candidates[..., None, :] < candidates[..., :, None]
+    alike = 2 * torch.minimum(share[..., None, :], share[..., :, None])
+    return weight * (earlier * alike.square()).sum(-1)

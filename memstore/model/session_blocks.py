@@ -52,7 +52,8 @@ class Candidates:
     """The blocks that a chunk may read, as they are when it begins; a candidate is a block's
     number, 0 = the oldest.
 
-    prefix: where they stand; old: runs of the old ones; fading: what is added to the scores of old
+    prefix: where they stand; documents: how many are blocks of attached documents, the oldest;
+    old: runs of the old ones; fading: what is added to the scores of old
     ones for their age, [old], or None. Attached documents have no age. That of an own block is how
     many came after it, itself included; the recent ones are top_k or younger.
     """
@@ -68,12 +69,13 @@ class Candidates:
         device: torch.device,
     ) -> None:
         self.prefix = Prefix.of(blocks.count, blocks.own, top_k, fixed)
+        self.documents = blocks.count - blocks.own
         self.old = blocks.runs(self.prefix.old)
         self._runs = blocks.runs(self.prefix.blocks)
         lengths = [end - first for _, first, end in self._runs]
         self._starts = [0, *accumulate(lengths)][: len(lengths)]
         self.fading: Tensor | None = None
-        old_own = self.prefix.old - (blocks.count - blocks.own)
+        old_own = self.prefix.old - self.documents
         if recency and old_own > 0:
             age = torch.arange(blocks.own, blocks.own - old_own, -1, dtype=dtype)
             fading = -recency * (age / top_k).log()

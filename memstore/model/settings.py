@@ -23,6 +23,8 @@ class LookupSettings:
     score_range: float | None = None
     # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
     recency: float = 0.0
+    # of blocks of documents that score alike the later ones gain so much over each earlier one
+    supersede: float = 0.0
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
     cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
     chunk_blocks: int = 8  # blocks read at once
@@ -41,7 +43,7 @@ class LookupSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= 1024:
             raise InvalidInput(f"top_k must lie in 1..1024, is {self.top_k}")
-        for name in ("score_range", "recency"):
+        for name in ("score_range", "recency", "supersede"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise InvalidInput(f"{name} must be a finite number of at least 0, is {value}")
