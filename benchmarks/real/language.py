@@ -126,7 +126,7 @@ def main() -> None:
             memory.read_in(texts)
             continuation = Continuation(memory, options)
             asked = (options.window, options.rows, continuation.top_k)
-            named += f"-{'-'.join(map(str, (*asked, continuation.spread)))}"
+            named += f"-{'-'.join(map(str, (*asked, continuation.score_range)))}"
             results = Results(work / f"{named}-{reader.keeps.digest[:8]}.jsonl")
             methods = ["window", "longer window", *map(str, options.lengths)]
             for number in range(options.segments):

@@ -27,6 +27,7 @@ from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved, timed
 from benchmarks.speed.forwards import forwards
 from memstore import LandmarkModel, MemoryStore
+from memstore.model.generate import next_token
 
 QUESTION = 16  # tokens
 
@@ -40,7 +41,7 @@ def first_token(model: LandmarkModel, memory: Path, question: list[int], *, cold
         model.session(store, ["book"]) as session,
     ):
         state = session.feed(question)[-1]
-        session.next_token(state, 0.0, None)
+        next_token(session, state, 0.0, None)
         return time.perf_counter() - began
 
 
