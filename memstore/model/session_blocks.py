@@ -52,10 +52,10 @@ class Candidates:
     """The blocks that a chunk may read, as they are when it begins; a candidate is a block's
     number, 0 = the oldest.
 
-    prefix: where they stand; documents: how many are blocks of attached documents, the oldest;
-    old: runs of the old ones; fading: what is added to the scores of old
-    ones for their age, [old], or None. Attached documents have no age. That of an own block is how
-    many came after it, itself included; the recent ones are top_k or younger.
+    prefix: where they stand; documents: how many are blocks of attached documents, the oldest; old:
+    runs of the old ones; fading: what is added to the scores of old ones for their age, [old], or
+    None. Attached documents have no age. That of an own block is how many came after it, itself
+    included; the recent ones are top_k or younger.
     """
 
     def __init__(
