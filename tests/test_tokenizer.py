@@ -90,22 +90,28 @@ LONG_TEXTS = {
 }
 
 
-@pytest.mark.parametrize("kind", LONG_TEXTS)
+@pytest.fixture(scope="module", params=LONG_TEXTS)
+def long_text(request, tokenizer):
+    """A text, its segments when it comes as one piece, and its tokens."""
+    text = LONG_TEXTS[request.param]
+    return text, list(tokenizer.encode_stream([text])), tokenizer.encode(text)
+
+
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 1 << 30), largest=st.sampled_from([700, 65_536, 65_537, 400_000]))
 def test_a_stream_gives_the_same_segments_however_the_text_is_cut_into_pieces(
-    tokenizer, kind, seed, largest
+    tokenizer, long_text, seed, largest
 ):
-    text, rng = LONG_TEXTS[kind], random.Random(seed)
+    (text, whole, tokens), rng = long_text, random.Random(seed)
     pieces, start = [], 0
     while start < len(text):
         end = start + rng.randint(0, largest)
         pieces.append(text[start:end])
         start = end
     segments = list(tokenizer.encode_stream(pieces))
-    assert segments == list(tokenizer.encode_stream([text]))
+    assert segments == whole
     joined = [token for ids in segments for token in ids]
-    assert joined == tokenizer.encode(text)
+    assert joined == tokens
     assert tokenizer.decode(joined) == text
 
 
