@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_decoder import decoder, tokenizer
+from typer.testing import CliRunner
 
 from memstore.errors import InvalidInput, InvalidWeights, WrongModel
 from memstore.store.memory_store import MemoryStore
@@ -15,6 +16,7 @@ from memstore.store.memory_store import MemoryStore
 pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
+from memstore.cli.main import app
 from memstore.hf.load import load_reader, wrap
 from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.tokenizer import OffsetTokenizer
@@ -417,13 +419,8 @@ def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path, monkeypatc
     arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
 
     def command(*given):
-        done = subprocess.run(
-            [sys.executable, "-m", "memstore", *given, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+        done = CliRunner().invoke(app, [*given, *arguments])
+        return done.exit_code, done.output
 
     assert command("ingest", str(tmp_path / "text.txt"))[0] == 0
     reader = load_reader(str(tmp_path / "model"))
@@ -431,6 +428,10 @@ def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path, monkeypatc
         assert made.codec == reader.codec == "int8"
     status, told = command("index")
     assert status == 0 and "was found already by words" in told
-    status, told = command("ask", QUESTION, "--max-new-tokens", "2")
-    assert status == 0 and "copper anchor" in told and "Traceback" not in told
+    asked = ["ask", QUESTION, "--max-new-tokens", "2", *arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "memstore", *asked], capture_output=True, text=True, check=True
+    )
+    told = done.stdout + done.stderr
+    assert "copper anchor" in told and "Traceback" not in told
     assert "Loading weights" not in told
