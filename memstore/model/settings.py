@@ -23,7 +23,8 @@ class LookupSettings:
     score_range: float | None = None
     # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
     recency: float = 0.0
-    # of blocks of documents that score alike the later ones gain so much over each earlier one
+    # with trained landmarks: of blocks of documents that score alike the later ones gain up to so
+    # much over each earlier one
     supersede: float = 0.0
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
     cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
