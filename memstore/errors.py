@@ -2,6 +2,8 @@
 what to do.
 """
 
+from collections.abc import Collection
+
 
 class MemstoreError(Exception):
     """Base of every error this package raises on purpose."""
@@ -9,6 +11,10 @@ class MemstoreError(Exception):
 
 class InvalidInput(MemstoreError):
     """A file or an argument that cannot be used as given."""
+
+
+class UnreadableDocument(InvalidInput):
+    """A file that cannot be turned into text; the message names it and says why."""
 
 
 class InvalidConfig(MemstoreError):
@@ -65,6 +71,28 @@ class CorruptBlock(CorruptMemory):
 
 class StorageFull(MemstoreError):
     """The disk, the map or the memory's quota has no room for what was to be written."""
+
+
+class StoreUnavailable(MemstoreError):
+    """An object store or a cache server is away, refuses, or did not answer in time; what is cached
+    here still answers. `documents`: the ids of those it concerns, where that is known.
+    """
+
+    def __init__(self, message: str, documents: Collection[int] = ()) -> None:
+        super().__init__(message)
+        self.documents = frozenset(documents)
+
+
+class ObjectNotFound(StoreUnavailable):
+    """An object that a published memory names is not in its object store."""
+
+
+class BlocksUnavailable(StoreUnavailable):
+    """Some of the blocks of one read could not be had; `units` (each a BlockKey) are those."""
+
+    def __init__(self, message: str, units: Collection[tuple[int, int, int, int]]) -> None:
+        super().__init__(message, {document for document, *_ in units})
+        self.units = frozenset(units)
 
 
 class BudgetExceeded(MemstoreError):

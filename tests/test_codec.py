@@ -260,15 +260,17 @@ def test_a_codec_of_old_memories_makes_no_new_one(codec):
 
 
 def arbitrary_units(dtype: str, kind: str, length: int) -> np.ndarray:
-    """Raw bits [3, 2, 40, 48] whose content is `length` rows."""
+    """Raw bits [3, 2, 40, 48] whose content is `length` rows; made without what processors round
+    differently (powers and logarithms in vectors).
+    """
     rng, shape = np.random.default_rng(length), (3, 2, 40, 48)
     width = KV_DTYPES[dtype]
     if kind == "bits":  # of any pattern: NaNs and infinities, too
         units = np.frombuffer(rng.bytes(width * int(np.prod(shape))), f"<i{width}").reshape(shape)
         units = units.copy()
     else:
-        x = rng.standard_normal(shape) * 10 ** rng.uniform(-2, 2, shape[-1])
-        x += rng.standard_normal(shape[-1])
+        x = np.ldexp(_bells(rng, shape), rng.integers(-6, 7, shape[-1]))
+        x += _bells(rng, shape[-1:])
         if kind == "equal":
             x[:, :, :, ::3] = 0.1
             x[:, :, 5] = -0.0
@@ -278,6 +280,11 @@ def arbitrary_units(dtype: str, kind: str, length: int) -> np.ndarray:
             units = x.astype(dtype).view(f"i{width}")
     units[:, :, length:] = 0
     return units
+
+
+def _bells(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Nearly normal numbers: sums of twelve whole ones, divided by a power of two."""
+    return rng.integers(-(1 << 49), 1 << 49, (12, *shape)).sum(0) / (1 << 49)
 
 
 GOLDEN = [line.split() for line in (DATA / "codecs.txt").read_text().splitlines()]

@@ -635,7 +635,14 @@ def test_control_characters_are_shown_and_never_sent(capsys):
         {
             "text": hostile,
             "sources": [
-                {"weight": 1.0, "document": hostile, "span": (0, 1), "reads": [], "text": hostile}
+                {
+                    "weight": 1.0,
+                    "document": hostile,
+                    "span": (0, 1),
+                    "reads": [],
+                    "text": hostile,
+                    "place": hostile,
+                }
             ],
             "lookups": {"done": 1, "skipped": 0},
             "tiers": {},

@@ -129,7 +129,7 @@ def lookups(
                 found.append((layer, head // group, q[head, rows].clone()))
             return search(layer, q, *arguments, **options)
 
-        store.search_landmarks = noted  # type: ignore[method-assign]
+        store.search_landmarks = noted
         session.attention.observer = Watch()
         for _ in range(turns):
             session.feed(books.place(rng, 256).tolist())

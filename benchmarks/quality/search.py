@@ -191,7 +191,7 @@ def measure(
     """Ask every query; ranks count from 1, None = not found."""
     ranks, documents, seconds = [], 0, []
     for query in queries:
-        took, found = timed(lambda query=query: find(query.phrase))  # type: ignore[misc]
+        took, found = timed(lambda query=query: find(query.phrase))
         seconds.append(took)
         right = {(query.document, block) for block in query.blocks(block_size)}
         ranks.append(next((rank for rank, place in enumerate(found, 1) if place in right), None))

@@ -86,12 +86,12 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
     memory.close()
     shutil.rmtree(memory.path)
     row: dict[str, Any] = {"record": shape.name}
-    for kind, rates in found.items():
-        medians = {name: statistics.median(of_runs) for name, of_runs in rates.items()}
-        row[kind] = {"gb_s": medians, "to_one": paired_ratio(rates["several"], rates["one"])}
+    for kind, of_kind in found.items():
+        medians = {name: statistics.median(of_runs) for name, of_runs in of_kind.items()}
+        row[kind] = {"gb_s": medians, "to_one": paired_ratio(of_kind["several"], of_kind["one"])}
         if rivals:
             best = max(rivals, key=medians.__getitem__)
-            row[kind] |= {"best": best, "to_best": paired_ratio(rates["several"], rates[best])}
+            row[kind] |= {"best": best, "to_best": paired_ratio(of_kind["several"], of_kind[best])}
     return row
 
 

@@ -136,6 +136,55 @@ class Batch:
                     return False
         return True
 
+    def places_of(self, record: Wanted, header: memoryview) -> list[memoryview] | None:
+        """Where the bytes of this record belong, if it is a full block in codec raw: here its
+        header, and its heads in their slots. None unless each head of it is wanted once.
+
+        header: RecordForm.header_bytes.
+        """
+        _, _, write, places = record
+        if write is None or len(places) != len(self._heads):
+            return None
+        size, memory, numbers = self.unit_bytes, self.slots.bytes, self.numbers
+        if self._in_a_row or (self._whole and self._are_in_a_row(places)):
+            start = numbers[places[0]] * size
+            return [header, memory[start : start + len(places) * size]]
+        slots = {self.units[place][3]: numbers[place] * size for place in places}
+        if len(slots) != len(places):
+            return None
+        return [header, *(memory[slots[head] : slots[head] + size] for head in self._heads)]
+
+    def check_in_place(
+        self, wanted: Sequence[Wanted], parts: Sequence[Sequence[memoryview]]
+    ) -> tuple[list[int], list[int]]:
+        """Check records that were received where places_of says. Return which of them are full
+        blocks in codec raw and what was asked for, and the rest, of which slots hold nothing of
+        use.
+        """
+        if not wanted:
+            return [], []
+        size = self.unit_bytes
+        digests = self._table.form.raw_digests_in(
+            b"".join([header for header, *_ in parts]),
+            [key for _, key, _, _ in wanted],
+            [write for _, _, write, _ in wanted],
+        )
+        if digests is None and len(wanted) == 1:
+            return [], [0]
+        good: list[int] = []
+        rest: list[int] = []
+        if digests is None:
+            for number, (one, of) in enumerate(zip(wanted, parts)):
+                (good if self.check_in_place([one], [of])[0] else rest).append(number)
+            return good, rest
+        for number, ((_, *heads), expected) in enumerate(zip(parts, digests)):
+            if len(heads) == 1:  # slots that are neighbours
+                (whole,) = heads
+                heads = [whole[at : at + size] for at in range(0, len(whole), size)]
+            is_good = tuple(map(xxh3_64_digest, heads)) == tuple(expected)
+            (good if is_good else rest).append(number)
+        return good, rest
+
     def _are_in_a_row(self, places: Sequence[int]) -> bool:
         """Whether neighbouring units go to neighbouring slots."""
         numbers = self.numbers[places[0] : places[-1] + 1]

@@ -85,7 +85,15 @@ class Prefix(NamedTuple):
 
 
 class Catalog:
-    """The tables of one memory, over its database."""
+    """The tables of one memory, over its database.
+
+    source: what its blocks are read from where that is not the database (memstore.share); its
+    landmark keys are then read when they are first searched. allow_partial: whether answers may
+    leave out what cannot be read.
+    """
+
+    source: Any = None
+    allow_partial = False
 
     def __init__(self, database: Database) -> None:
         """Read the memory's own row. Raises NewerFormat, CorruptMemory."""
@@ -404,6 +412,11 @@ class Catalog:
         """Delete the run of landmark keys that begins with a block, if there is one."""
         for key in (landmarks_key, landmarks_key1):
             txn.delete("landmarks", key(document, layer, first_block))
+
+    def bring(self, txn: Transaction, documents: Sequence[int], table: str) -> None:
+        """These documents' values of a table are read next. What lies in a file is read when it
+        comes to that.
+        """
 
     def landmarks(self, txn: Transaction, document: int | None = None) -> Iterator[LandmarkRun]:
         """Landmark keys of one document, or of all, in order of document, layer and block; copies,

@@ -173,10 +173,23 @@ class RecordForm:
 
         writes: the id of each; None for a record of format 1, which is something else.
         """
-        if len(records[0]) != self.raw_record_bytes or None in writes:
+        if len(records[0]) != self.raw_record_bytes:
+            return None
+        size = self.header_bytes
+        return self.raw_digests_in(b"".join([record[:size] for record in records]), keys, writes)
+
+    def raw_digests_in(
+        self,
+        packed: bytes | memoryview,
+        keys: Sequence[RecordKey],
+        writes: Sequence[WriteId | None],
+    ) -> list[Sequence[bytes]] | None:
+        """The same for records of the size of a full block in codec raw, of which these are the
+        headers, one behind the other.
+        """
+        if None in writes:
             return None
         size, signed = self.header_bytes, self.header_bytes - _DIGEST
-        packed = b"".join([record[:size] for record in records])
         fixed, own, sizes, *digests, checksums = zip(*self._raw.iter_unpack(packed))
         if (
             own != tuple([_OWN.pack(write, key[1], key[2]) for write, key in zip(writes, keys)])

@@ -36,11 +36,13 @@ OnRead = Callable[[list[Read]], None]
 @dataclass
 class Lookups:
     """Lookups done, and skipped: of (token, head, layer) because the gate was below the cutoff; of
-    questions, by a reader that chooses once for each.
+    questions, by a reader that chooses once for each. left: units that were chosen and not waited
+    for (a cutoff by tier).
     """
 
     done: int = 0
     skipped: int = 0
+    left: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from memstore.decode import check_plain
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings
@@ -62,6 +63,14 @@ def check_request(name: str, settings: IngestSettings, mode: str) -> None:
             raise InvalidInput(
                 f"ingest settings need {setting}, a whole number of at least {least}"
             )
+
+
+def check_metadata(metadata: dict[str, Any]) -> None:
+    """Raises InvalidInput for what no row can say of a document."""
+    try:
+        check_plain(metadata, "metadata")
+    except ValueError as error:
+        raise InvalidInput(f"{error}; use plain values") from error
 
 
 def names_written(path: Path) -> frozenset[str]:
@@ -200,7 +209,9 @@ def admit_import(named: Iterable[Document], original: Document) -> Document | No
     return None
 
 
-def no_document(name: str, rows: Iterable[Document], where: Path | None = None) -> DocumentNotFound:
+def no_document(
+    name: str, rows: Iterable[Document], where: Path | str | None = None
+) -> DocumentNotFound:
     """The error for a name that no document has: it lists the names there are."""
     listed = [repr(row.name) for row in rows if is_listed(row)]
     names = ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
@@ -244,7 +255,9 @@ def _appendable(found: Document, wanted: Document) -> Document:
         raise InvalidInput(f"document {found.name!r} was read with {other}; append with the same")
     if resumed:
         return found
-    return replace(found, source_hash=wanted.source_hash, appended_to=found.tokens)
+    return replace(
+        found, source_hash=wanted.source_hash, metadata=wanted.metadata, appended_to=found.tokens
+    )
 
 
 def _others(found: IngestSettings, wanted: IngestSettings) -> str:

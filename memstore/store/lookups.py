@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from memstore.block import BlockKey
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, StoreUnavailable
 from memstore.store.open_memory import OpenMemory
 from memstore.tiers.options import Predictor
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is
     from torch import Tensor
 
     from memstore.disk.block_words import Words
+    from memstore.disk.document import Document
     from memstore.index import Hits, Scope
     from memstore.store.scratch import ScratchDocument
     from memstore.store.selected import Selected
@@ -41,6 +42,7 @@ class Lookups(OpenMemory):
         Raises DocumentNotFound for a document that was forgotten, here or by another process.
         """
         retrieval = self._retrieve()
+        retrieval.hold(scope)
         retrieval.open_engines(layer)
         return retrieval.index.search(
             layer, q, scope, top_k, return_lse=return_lse, open_rows=open_rows, bias=bias
@@ -55,7 +57,9 @@ class Lookups(OpenMemory):
         query head from its KV head; None -> [Hkv, N, D], the keys of the whole scope (do not write
         to it). Raises DocumentNotFound.
         """
-        index = self._retrieve().index
+        retrieval = self._retrieve()
+        retrieval.hold(scope)
+        index = retrieval.index
         if candidates is None:
             return index.keys(layer, scope)
         return index.gather(layer, scope, candidates)
@@ -99,6 +103,38 @@ class Lookups(OpenMemory):
         CorruptBlock.
         """
         return self._retrieve().tiers.lease(units)
+
+    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
+        """Of each unit the fastest tier that has it: see Cascade.nearest."""
+        return self.tiers.nearest(units)
+
+    @property
+    def allow_partial(self) -> bool:
+        """Whether sessions leave out what cannot be had (ShareOptions), and say so."""
+        return self._committed is not None and self._committed.catalog.allow_partial
+
+    def attached(self, documents: Sequence["Document"]) -> list["Document"]:
+        """Those of some documents whose landmarks can be searched: all of them, unless the memory
+        allows partial answers. Of a published memory they are read now, together. Raises
+        StoreUnavailable, CorruptMemory.
+        """
+        if self._committed is None or self._committed.catalog.source is None:
+            return list(documents)
+        retrieval = self._retrieve()
+        try:
+            retrieval.bring(documents)
+            return list(documents)
+        except StoreUnavailable:
+            if not self.allow_partial:
+                raise
+        there = []
+        for document in documents:
+            try:
+                retrieval.bring([document])
+                there.append(document)
+            except StoreUnavailable:
+                continue
+        return there
 
     def expect(self, units: Sequence[BlockKey]) -> int:
         """Units that will probably be leased soon: what is missing is read ahead.

@@ -4,15 +4,17 @@ sees a model.
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
-from memstore.disk.document import Document, IngestSettings
+from memstore.disk.document import Document, IngestSettings, is_of_prompt
 from memstore.disk.files import remove_index
 from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, MemoryLocked
+from memstore.share.options import is_url
 from memstore.store import admission
 from memstore.store.admission import Mode, written_here
 from memstore.store.lookups import Lookups
@@ -20,6 +22,7 @@ from memstore.store.rows import is_listed
 from memstore.store.tokens import TokenSpan, read_tokens
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
+    from memstore.share.publish import Report as Published
     from memstore.store.replace_selector import Find
     from memstore.store.room import Forecast
     from memstore.store.verify import Report
@@ -43,13 +46,18 @@ class MemoryStore(Lookups):
         return [] if self._committed is None else self._committed.rows.listed()
 
     def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
-        """The named documents, or every one that is read to its end, oldest first.
+        """The named documents, or every one that is read to its end, oldest first; none that holds
+        what did not fit into a prompt, unless it is named.
 
         to: what they are wanted for, where none at all is an error. Raises InvalidInput for a named
         one that is not read to its end, DocumentNotFound.
         """
         if names is None:
-            found = [document for document in self.documents() if document.state == "ready"]
+            found = [
+                document
+                for document in self.documents()
+                if document.state == "ready" and not is_of_prompt(document.name)
+            ]
             if to is not None and not found:
                 raise InvalidInput(
                     f"the memory holds no finished document to {to}; run ingest first"
@@ -72,7 +80,7 @@ class MemoryStore(Lookups):
         for row in self._named(name):
             if is_listed(row):
                 return row
-        raise admission.no_document(name, self.documents(), self.path)
+        raise admission.no_document(name, self.documents(), self.place)
 
     def _named(self, name: str) -> list[Document]:
         self._refresh()
@@ -127,6 +135,7 @@ class MemoryStore(Lookups):
         source_hash: str,
         settings: IngestSettings,
         mode: Mode = "new",
+        metadata: dict[str, Any] | None = None,
         commit_bytes: int | None = None,
     ) -> "DocumentWriter | None":
         """Begin a document, or continue one that was interrupted; None if the same content is there
@@ -135,8 +144,10 @@ class MemoryStore(Lookups):
         source_hash: of the content; the same name with another hash is another content. An
         interrupted ingest continues only with the same settings. mode: "new"; "append" (continue a
         ready document from its last full chunk: see DocumentWriter.base_tokens); "replace" (the old
-        content answers until the new one is whole). commit_bytes: of a transaction, about; default
-        writer.COMMIT_BYTES.
+        content answers until the new one is whole). metadata: what its row says of it, plain values
+        (of a document that is appended to, in place of what it said, unless that is None); what is
+        continued keeps its own.
+        commit_bytes: of a transaction, about; default writer.COMMIT_BYTES.
 
         Several documents may be written at once by one process; until the last of their writers is
         closed, other processes cannot write. Raises DocumentExists, DocumentNotFound (append),
@@ -144,13 +155,15 @@ class MemoryStore(Lookups):
         StorageFull.
         """
         admission.check_request(name, settings, mode)
+        admission.check_metadata(metadata or {})
         for row in self._named(name):
             if admission.is_there(row, source_hash, settings, mode):
                 # asked before taking a lock: it also holds for a memory that is read-only or being
                 # written
                 return None
         if mode == "append":
-            self.document(name)
+            there = self.document(name).metadata
+            metadata = there if metadata is None else metadata
         committed = self._writable()
         from memstore.store.writer import COMMIT_BYTES, DocumentWriter
 
@@ -159,7 +172,14 @@ class MemoryStore(Lookups):
             locks.enter_context(written_here(committed, name, wait=self._wait_for_writer))
             with catalog.database.read() as txn:
                 catalog.check_selector(txn)
-            wanted = Document(0, name, "ingesting", source_hash=source_hash, settings=settings)
+            wanted = Document(
+                0,
+                name,
+                "ingesting",
+                source_hash=source_hash,
+                metadata=metadata or {},
+                settings=settings,
+            )
             admitted = admission.admit(self._named(name), wanted, mode)
             if admitted is None:
                 return None
@@ -182,6 +202,21 @@ class MemoryStore(Lookups):
             committed.writers[document.id] = writer
         return writer
 
+    def describe(self, name: str, metadata: dict[str, Any]) -> Document:
+        """Change what the row of a document says of it (`Document.metadata`), and return it.
+
+        Raises DocumentNotFound, InvalidInput (no plain values), ReadOnlyMemory, MemoryLocked,
+        StorageFull.
+        """
+        admission.check_metadata(metadata)
+        committed = self._writable()
+        with written_here(committed, name, wait=self._wait_for_writer):
+            document = replace(self.document(name), metadata=metadata)
+            catalog = committed.catalog
+            catalog.database.write(lambda txn: catalog.put_document(txn, document))
+        self._refresh()
+        return document
+
     def forecast(
         self,
         name: str,
@@ -198,6 +233,8 @@ class MemoryStore(Lookups):
         """
         from memstore.store.room import forecast
 
+        if self.path is None:
+            self._writable()  # refuses
         for row in self._named(name):
             if admission.is_there(row, source_hash, settings, mode):
                 return None
@@ -248,6 +285,10 @@ class MemoryStore(Lookups):
 
         catalog = self._on_disk().catalog
         (document,) = self.ready([name])
+        if is_url(self.place):
+            from memstore.store.published import export_published
+
+            return export_published(str(self.place), name, Path(file))
         return export_document(catalog, document, Path(file))
 
     def import_document(self, file: Path | str, name: str | None = None) -> Document:
@@ -257,7 +298,8 @@ class MemoryStore(Lookups):
         Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat,
         DocumentExists, StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
         """
-        from memstore.store.transfer import import_document, read_head
+        from memstore.store.export_file import read_head
+        from memstore.store.transfer import import_document
 
         file = Path(file)
         original = read_head(file).document
@@ -270,6 +312,46 @@ class MemoryStore(Lookups):
                 found = import_document(committed.catalog, file, name)
         self._refresh()
         return found
+
+    def publish(
+        self,
+        url: str,
+        names: Sequence[str] | None = None,
+        *,
+        replace: bool = False,
+        progress: Callable[[int, int], None] = lambda done, documents: None,
+    ) -> "Published":
+        """Publish the named documents, or every ready one, where a URL says (s3://, gs://, az://,
+        file:///, memory://): see docs/share.md. What is there already is not sent again.
+
+        replace: also in place of published documents of these names that hold other content.
+        progress: called with (documents done, documents).
+
+        Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
+        StoreUnavailable, MemoryNotFound (no such bucket).
+        """
+        from memstore.share.place import open_place
+        from memstore.share.publish import publish
+
+        catalog = self._on_disk().catalog
+        if is_url(self.place):
+            raise InvalidInput(f"{self.place} is published; publish from the memory's directory")
+        documents = self.ready(names, to="publish")
+        place = open_place(url, make=True)
+        return publish(catalog, documents, place, replace=replace, progress=progress)
+
+    def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
+        """Read a published document into this memory, under another name if one is given; the same
+        content under the same name is left as it is.
+
+        Raises DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound, and what
+        import_document raises; the memory is as it was.
+        """
+        from memstore.store.published import pulled
+
+        path = self._writable().catalog.database.path
+        with pulled(url, name, path) as file:
+            return self.import_document(file, as_name)
 
     def compact(self) -> tuple[int, int]:
         """Rewrite the file without the room, and the bytes, that forgotten documents left; return
@@ -298,6 +380,8 @@ class MemoryStore(Lookups):
         from memstore.store.verify import verify_memory
 
         committed = self._on_disk()
+        if is_url(self.place):
+            return verify_memory(str(self.place), repair=repair)
         path = committed.catalog.database.path
         if not repair:
             return verify_memory(path)
@@ -330,7 +414,9 @@ class MemoryStore(Lookups):
             "tokens": sum(document.tokens for document in documents),
             "blocks": sum(document.blocks for document in documents),
             "bytes": sum(document.bytes for document in documents),
-            "file_bytes": 0 if self.path is None else self._on_disk().catalog.database.file_bytes,
+            "file_bytes": 0
+            if self._committed is None
+            else self._on_disk().catalog.database.file_bytes,
             "quota": self.quota,
             "codec": self.codec,
             "landmarks": looked_up.get("landmarks", 0),

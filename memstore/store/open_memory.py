@@ -11,7 +11,14 @@ from memstore.disk.catalog import Catalog
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.selector_table import SelectorTable
 from memstore.disk.signature import Signature
-from memstore.errors import DocumentNotFound, MemoryClosed, ReadOnlyMemory, WrongModel
+from memstore.errors import (
+    DocumentNotFound,
+    InvalidConfig,
+    MemoryClosed,
+    ReadOnlyMemory,
+    WrongModel,
+)
+from memstore.share.options import is_url, take_share_options
 from memstore.store.options import OpenOptions, check_open_options
 from memstore.store.refresh import Committed
 
@@ -85,13 +92,25 @@ class OpenMemory:
     ) -> Self:
         """Open a memory; with a signature, only if it is of that model.
 
-        wait_for_writer: writing waits while another process writes, instead of raising
-        MemoryLocked. options: see OpenOptions.
+        path: its directory, or the URL of a published memory (s3://, gs://, az://, file:///,
+        memory://), which is only read, and whose blocks are read when they are asked for: see
+        ShareOptions, and docs/share.md. wait_for_writer: writing waits while another process
+        writes, instead of raising MemoryLocked. options: see OpenOptions.
 
         Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, CorruptMemory,
-        MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput.
+        MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; of a URL also StoreUnavailable,
+        StorageFull (the local cache).
         """
-        catalog = Catalog.open(path, read_only=read_only)
+        away = take_share_options(options)
+        if is_url(path):
+            from memstore.share.opening import open_published
+
+            catalog: Catalog = open_published(str(path), away)
+            read_only = True
+        elif away:
+            raise InvalidConfig(f"{min(away)} is of published memories; {path} is a directory")
+        else:
+            catalog = Catalog.open(path, read_only=read_only)
         try:
             differences = [] if signature is None else signature.difference(catalog.signature)
             if differences:
@@ -162,7 +181,14 @@ class OpenMemory:
     @property
     def path(self) -> Path | None:
         """The memory's directory; None for one without."""
-        return None if self._committed is None else self._committed.catalog.database.path
+        if self._committed is None or self._committed.catalog.source is not None:
+            return None
+        return self._committed.catalog.database.path
+
+    @property
+    def place(self) -> str | None:
+        """Where the memory is: its directory, or its URL; None for one that is nowhere."""
+        return None if self._committed is None else str(self._committed.catalog.database.path)
 
     @property
     def selector(self) -> SelectorForm | None:
@@ -186,14 +212,14 @@ class OpenMemory:
 
     def set_quota(self, quota: int | None) -> None:
         """Change the quota, for good. Raises ReadOnlyMemory, MemoryLocked."""
-        self._on_disk().catalog.set_quota(quota)
+        self._writable().catalog.set_quota(quota)
 
     # What the rest begins with
 
     def _refresh(self) -> None:
         """Notice what was committed. Raises MemoryClosed, CorruptMemory."""
         if self._closed:
-            raise MemoryClosed(f"{self.path or 'this memory'} is closed; open it again")
+            raise MemoryClosed(f"{self.place or 'this memory'} is closed; open it again")
         if self._committed is not None:
             self._committed.refresh()
 
@@ -211,7 +237,7 @@ class OpenMemory:
 
         with self._building:
             if self._closed:
-                raise MemoryClosed(f"{self.path or 'this memory'} is closed; open it again")
+                raise MemoryClosed(f"{self.place or 'this memory'} is closed; open it again")
             if self._retrieval is None:
                 catalog = None if self._committed is None else self._committed.catalog
                 built = Retrieval(
@@ -228,7 +254,7 @@ class OpenMemory:
 
     def _on_disk(self) -> Committed:
         if self._closed:
-            raise MemoryClosed(f"{self.path or 'this memory'} is closed; open it again")
+            raise MemoryClosed(f"{self.place or 'this memory'} is closed; open it again")
         if self._committed is None:
             raise DocumentNotFound(
                 "this memory has no directory and holds only its sessions' own blocks"
@@ -237,7 +263,12 @@ class OpenMemory:
 
     def _writable(self) -> Committed:
         if self.read_only and not self._closed:
+            if self._committed is not None and self._committed.catalog.source is not None:
+                raise ReadOnlyMemory(
+                    f"{self.place} is a published memory, which is only read; write into a "
+                    "directory and publish that"
+                )
             raise ReadOnlyMemory(
-                f"{self.path or 'this memory'} is open for reading only; open it for writing"
+                f"{self.place or 'this memory'} is open for reading only; open it for writing"
             )
         return self._on_disk()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from memstore.disk.signature import Signature
 from memstore.errors import BudgetExceeded
+from memstore.share.options import ShareOptions
 from memstore.tiers.options import HOST_BUDGET, TierOptions, check_options
 
 
-class OpenOptions(TierOptions, total=False):
+class OpenOptions(TierOptions, ShareOptions, total=False):
     """Settings of a store's index and tiers; each has a default."""
 
     index: str  # a kind of memstore.index.INDEX_KINDS; default "auto"

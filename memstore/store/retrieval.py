@@ -3,7 +3,8 @@ documents does not.
 """
 
 import itertools
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -18,11 +19,12 @@ from memstore.disk.selector_table import SelectorTable
 from memstore.disk.signature import Signature
 from memstore.errors import CorruptMemory, InvalidInput, NewerFormat
 from memstore.index import FaissIndex, LandmarkIndex, make_index
+from memstore.index.base import Scope
 from memstore.index.faiss_files import FaissFiles
 from memstore.store.chunk import StoredLayers
 from memstore.store.options import OpenOptions
 from memstore.store.selected import Selected
-from memstore.tiers.base import UnitSource
+from memstore.tiers.base import LowestTier, UnitSource
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device import usable_device
 from memstore.tiers.disk import DiskTier
@@ -65,11 +67,11 @@ class Retrieval:
             self._engines = FaissFiles(
                 self.index,
                 signature.memory_layers,
-                None if catalog is None else catalog.database.path / "index",
+                None if catalog is None or catalog.source else catalog.database.path / "index",
                 read_only=catalog is None or catalog.database.read_only,
             )
         self.tiers = Cascade(
-            None if catalog is None else DiskTier(catalog),
+            None if catalog is None else _lowest(catalog),
             block_size=signature.block_size,
             head_dim=signature.head_dim,
             dtype=dtype,
@@ -77,8 +79,11 @@ class Retrieval:
         )
         if source is not None:
             self.tiers.host.source = source
-        # ready documents whose landmark keys are in the index
+        # ready documents whose landmark keys are in the index, or wait to be searched
         self._loaded: dict[int, Document] = {}
+        # of a memory elsewhere: those that wait, since nothing searched them yet
+        self._waiting: dict[int, Document] = {}
+        self._holding = threading.Lock()
         self._scratch_numbers = itertools.count(-1, -1)
 
     def close(self) -> None:
@@ -88,7 +93,7 @@ class Retrieval:
     def reopened(self, catalog: Catalog) -> None:
         """The memory was opened anew: read from there."""
         self._catalog = catalog
-        self.tiers.replace_disk(DiskTier(catalog))
+        self.tiers.replace_disk(_lowest(catalog))
         if self.selected is not None:
             self.selected.reopened(catalog)
 
@@ -122,12 +127,46 @@ class Retrieval:
                 self.drop(number)
             if row is not None and row.state == "ready":
                 new.append(row)
-        if len(new) > 1 and self.selected is None:
+        if self._catalog is not None and self._catalog.source is not None:
+            if self.selected is None:
+                self._waiting.update({row.id: row for row in new})
+            self._loaded.update({row.id: row for row in new})
+            return
+        self._load_all(txn, new)
+        self._loaded.update({row.id: row for row in new})
+
+    def hold(self, scope: Scope) -> None:
+        """Have the landmark keys of the documents of a scope, all layers of them in one go. Raises
+        CorruptMemory, StoreUnavailable.
+        """
+        if not self._waiting or self._waiting.keys().isdisjoint({run[0] for run in scope}):
+            return
+        assert self._catalog is not None
+        with self._holding:
+            rows = [self._waiting[n] for n in sorted({run[0] for run in scope} & {*self._waiting})]
+            with self._catalog.database.read() as txn:
+                self._catalog.bring(txn, [row.id for row in rows], "landmarks")
+                self._load_all(txn, rows)
+            for row in rows:
+                if self._waiting.pop(row.id, None) is None:  # gone meanwhile
+                    self.index.remove(row.id)
+
+    def bring(self, documents: Sequence[Document]) -> None:
+        """Read what these documents are found by, if it is not here. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        scope = [(document.id, 0, document.blocks) for document in documents]
+        if self.selected is None:
+            self.hold(scope)
+        else:
+            self.selected.hold(scope)
+
+    def _load_all(self, txn: Transaction, rows: Sequence[Document]) -> None:
+        if len(rows) > 1 and self.selected is None:
             for layer in self._signature.memory_layers:
-                self.index.reserve(layer, sum(row.blocks for row in new))
-        for row in new:
+                self.index.reserve(layer, sum(row.blocks for row in rows))
+        for row in rows:
             self.load(txn, row)
-            self._loaded[row.id] = row
 
     def load(self, txn: Transaction, document: Document) -> None:
         """Put a document's landmark keys into the index; what a selector finds by is read when it
@@ -168,6 +207,7 @@ class Retrieval:
     def drop(self, number: int) -> None:
         """Hold nothing of a document any longer."""
         self._loaded.pop(number, None)
+        self._waiting.pop(number, None)
         self.index.remove(number)
         if self.selected is not None:
             self.selected.drop(number)
@@ -231,3 +271,7 @@ class Retrieval:
                 **self.index.describe(),
             },
         }
+
+
+def _lowest(catalog: Catalog) -> LowestTier:
+    return DiskTier(catalog) if catalog.source is None else catalog.source

@@ -52,6 +52,11 @@ class Selected:
         self._hold("words", scope)
         return self._words.scores(words, scope)
 
+    def hold(self, scope: Scope) -> None:
+        """Have all that searches of a scope need. Raises what a search raises."""
+        for kind in self._held:
+            self._hold(kind, scope)
+
     def check(
         self, tokens: int, *, landmarks: Tensor | None, words: Sequence[Words] | None
     ) -> FoundBy:
@@ -129,6 +134,7 @@ class Selected:
                 self.follow(txn)
                 self._check()
                 rows = [_ready(catalog, txn, number) for number in sorted(missing)]
+                catalog.bring(txn, sorted(missing), "landmarks")
                 if kind == "token" and len(rows) > 1:
                     self._tokens.reserve(sum(row.blocks for row in rows))
                 for row in rows:

@@ -19,7 +19,8 @@ from typing import Any, Self
 
 from memstore.child import python_command
 from memstore.disk.files import DATA, occupy_standard_streams
-from memstore.errors import CorruptMemory, MemoryNotFound, MemstoreError
+from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
+from memstore.share.options import is_url
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,21 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     the file or the memory's own rows are damaged, the file is made anew of all that can be reached,
     for which the memory is needed alone.
 
+    path: its directory; or the URL of a published memory, which is read whole, and is not repaired.
+
     Raises MemoryNotFound, MemoryLocked, StorageFull; MemstoreError (no child can be started);
-    CorruptMemory if a repair was asked for and
-    nothing can be saved.
+    CorruptMemory if a repair was asked for and nothing can be saved; of a URL also
+    StoreUnavailable, InvalidInput (repair).
     """
+    if is_url(path):
+        from memstore.store.published import verify_published
+
+        if repair:
+            raise InvalidInput(
+                f"{path} is published and is not repaired: publish the damaged documents again, "
+                "from a memory that has them whole"
+            )
+        return verify_published(str(path))
     path = Path(path)
     if not (path / DATA).is_file():
         raise MemoryNotFound(f"{path} holds no memory; `memstore ingest` makes one")

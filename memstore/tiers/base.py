@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.tiers.stats import TierCounter
 
 
 class UnitSource(Protocol):
@@ -27,6 +28,31 @@ class UnitSource(Protocol):
         Raises CorruptBlock (the message names the unit's record) and DocumentNotFound (forgotten,
         or never stored).
         """
+        ...
+
+
+class LowestTier(UnitSource, Protocol):
+    """A source that is a tier, or several below each other, and counts."""
+
+    @property
+    def counters(self) -> Mapping[str, TierCounter]:
+        """The counts of its tiers by name, top first."""
+        ...
+
+    def read_from(
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        """As `read`; of each unit also the name of the tier that had it."""
+        ...
+
+    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
+        """Of each unit the fastest of its tiers that has it, as far as can be told without asking
+        another machine: "disk", "local" or "remote".
+        """
+        ...
+
+    def close(self) -> None:
+        """End its threads; more than once is the same as once."""
         ...
 
 

@@ -3,6 +3,8 @@ but the disk is a cache.
 
     device (where one is asked for)  ->  host  ->  disk, the durable truth
 
+Of a published memory the tiers of memstore.share stand in the disk's place.
+
 The caches are inclusive: what the device tier holds came through the host tier, which may have
 evicted it since. A session's own blocks are pinned in the host tier until they are committed or the
 session ends.
@@ -16,9 +18,8 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.tiers.base import Lease, UnitSource
+from memstore.tiers.base import Lease, LowestTier, UnitSource
 from memstore.tiers.device import DeviceTier
-from memstore.tiers.disk import DiskTier
 from memstore.tiers.host import HostTier, NoSource
 from memstore.tiers.options import DEFAULT_POLICY, HOST_BUDGET, Predictor, check_options
 from memstore.tiers.prefetch import Prefetcher
@@ -34,7 +35,7 @@ class Cascade:
 
     def __init__(
         self,
-        disk: DiskTier | None,
+        disk: LowestTier | None,
         *,
         block_size: int,
         head_dim: int,
@@ -64,7 +65,7 @@ class Cascade:
         self.prefetcher = Prefetcher(self.top)
         self.trace = None if trace is None else TraceWriter(trace, unit_bytes=self.host.unit_bytes)
 
-    def replace_disk(self, disk: DiskTier | None) -> None:
+    def replace_disk(self, disk: LowestTier | None) -> None:
         """The memory was opened anew below: read misses from there."""
         before = self.disk
         self.disk, self.host.source = disk, _source(disk)
@@ -126,6 +127,14 @@ class Cascade:
         """Would looking this unit up be a hit? Counts nothing."""
         return self.top.holds(unit)
 
+    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
+        """Of each unit the fastest tier that has it: "host" also where a device has it, else what
+        LowestTier.nearest says. Counts nothing.
+        """
+        absent = [unit for unit in units if not any(tier.holds(unit) for tier in self.caches)]
+        below = {} if self.disk is None else dict(zip(absent, self.disk.nearest(absent)))
+        return [below.get(unit, "host") for unit in units]
+
     # Units of sessions
 
     def pin(
@@ -170,16 +179,21 @@ class Cascade:
             for tier in self.caches
         }
         if self.disk is not None:
-            tiers["disk"] = dict(self.disk.stats.snapshot().to_dict())
+            for name, counter in self.disk.counters.items():
+                tiers[name] = dict(counter.snapshot().to_dict())
+                failures = counter.failures()
+                if failures:
+                    tiers[name]["failed"] = sum(failures.values())
+                    tiers[name] |= {f"failed_{reason}": n for reason, n in failures.items()}
         return tiers
 
     def layers(self) -> dict[str, dict[int, TierStats]]:
         """The counts of each tier by layer, top first."""
         layers = {tier.name: tier.layers() for tier in self.caches}
         if self.disk is not None:
-            layers["disk"] = self.disk.stats.layers()
+            layers |= {name: counter.layers() for name, counter in self.disk.counters.items()}
         return layers
 
 
-def _source(disk: DiskTier | None) -> UnitSource:
+def _source(disk: LowestTier | None) -> UnitSource:
     return NoSource() if disk is None else disk

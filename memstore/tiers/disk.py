@@ -52,6 +52,21 @@ class DiskTier:
         # of the latest call; nearly always those of the next
         self._slots: tuple[Tensor, Slots] | None = None
 
+    @property
+    def counters(self) -> dict[str, TierCounter]:
+        """Its counts, under its name."""
+        return {"disk": self.stats}
+
+    def read_from(
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        """As `read`; of each unit also the name of the tier that had it."""
+        return self.read(units, slab, slots), ["disk"] * len(units)
+
+    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
+        """The disk has them all."""
+        return ["disk"] * len(units)
+
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
         """Fill slot `slots[i]` of the slab with unit `units[i]`; return each unit's valid content
         tokens.

@@ -55,7 +55,11 @@ class HostTier(SlabTier):
     def _read_below(
         self, units: Sequence[BlockKey], slots: Sequence[int]
     ) -> tuple[list[int], list[str]]:
-        return self.source.read(units, self.slab, slots), ["disk"] * len(units)
+        read_from = getattr(self.source, "read_from", None)
+        if read_from is None:  # a source that is no tier
+            return self.source.read(units, self.slab, slots), ["disk"] * len(units)
+        lengths, tiers = read_from(units, self.slab, slots)
+        return lengths, tiers
 
     def lift(
         self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]

@@ -90,6 +90,17 @@ class TierCounter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts = LayerCounts()
+        self._failures: Counter[str] = Counter()
+
+    def failed(self, reason: str, count: int = 1) -> None:
+        """Reads that came to nothing, for a reason: neither hits nor misses."""
+        with self._lock:
+            self._failures[reason] += count
+
+    def failures(self) -> dict[str, int]:
+        """How many reads failed, by reason."""
+        with self._lock:
+            return dict(self._failures)
 
     def count(self, layer: int, **counts: float) -> None:
         """Add to the counts of one layer; the names are those of TierStats."""

@@ -1,0 +1,187 @@
+"""How soon is the first word of an answer there from a published memory, by how far the object
+store is, and how many requests does that take?
+
+A memory of --memory-tokens tokens, published to a directory (file://); every request takes
+--latency milliseconds longer, as one at a distance would. Each time a process's caches begin empty:
+opening, attaching the document (which reads its landmarks), and a question of 16 tokens to its
+first answer token.
+
+cold           nothing is held anywhere
+one by one     the same, each record by a request of its own, also where they are neighbours
+shared choice  the same, all rows and heads of a layer choosing together (granularity shared)
+read ahead     the same, blocks that the next layer will probably want read beside this one's work
+local          what the first run read lies in a local cache
+here           asked again in the same process
+
+Requests and bytes are those of the object store's client, of blocks apart from those that opening
+and attaching took. Medians of the repeats, in turns.
+
+    python -m benchmarks.share.first_token --text books-test.jsonl.zst
+"""
+
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.memories import kept_memory, long_text
+from benchmarks.common.options import add, add_memory_tokens, load, parser
+from benchmarks.common.results import write_part
+from benchmarks.common.tables import table, tokens_text
+from benchmarks.common.timing import interleaved
+from memstore import LandmarkModel, MemoryStore
+from memstore.model.generate import next_token
+from memstore.share.local_cache import LocalCache
+from memstore.share.opening import PublishedCatalog
+from memstore.share.place import ObjectPlace, open_place
+from memstore.share.publish import publish
+from memstore.share.remote import GAP, Remote
+from memstore.share.tables import PublishedDatabase
+
+QUESTION = 16  # tokens
+
+
+class Distant(ObjectPlace):
+    """A place every request of which takes longer, counted."""
+
+    def __init__(self, place: ObjectPlace, seconds: float) -> None:
+        self.__dict__.update(place.__dict__)
+        self.seconds, self.requests, self.read = seconds, 0, 0
+
+    def _asked(self) -> None:
+        self.requests += 1
+        time.sleep(self.seconds)
+
+    def get(self, name: str) -> memoryview:
+        self._asked()
+        found = super().get(name)
+        self.read += len(found)
+        return found
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        self._asked()
+        found = super().get_ranges(name, ranges)
+        self.read += sum(map(len, found))
+        return found
+
+    def first(self, prefix: str) -> str | None:
+        self._asked()
+        return super().first(prefix)
+
+
+WAYS = ("cold", "one by one", "shared choice", "read ahead", "local", "here")
+
+
+class Asking:
+    """One question to one published memory, in every way."""
+
+    def __init__(self, model: LandmarkModel, url: str, question: list[int], cache: Path) -> None:
+        self.model, self.url, self.question, self.cache = model, url, question, cache
+        self.counts: dict[str, dict[str, float]] = {}
+
+    def once(self, way: str, seconds: float, _: int) -> float:
+        """Seconds to the first token; what it took is in `counts`."""
+        place = Distant(open_place(self.url), seconds)
+        local = None
+        if way == "local":
+            if not self.cache.exists():
+                self._ask(Distant(open_place(self.url), 0.0), LocalCache(self.cache, 1 << 33), way)
+            local = LocalCache(self.cache, 1 << 33)
+        return self._ask(place, local, way)
+
+    def _ask(self, place: Distant, local: LocalCache | None, way: str) -> float:
+        began = time.perf_counter()
+        remote = Remote(place, deadline=120.0, gap=-1 if way == "one by one" else GAP)
+        catalog = PublishedCatalog(PublishedDatabase(remote, local), local, None)
+        ahead = "speculative" if way == "read ahead" else "off"
+        lookup = {"granularity": "shared"} if way == "shared choice" else {}
+        with MemoryStore(catalog, catalog.signature, read_only=True, prefetch=ahead) as store:
+            with self.model.session(store, ["book"], **lookup) as session:
+                attached = time.perf_counter() - began
+                before = place.requests, place.read
+                self._first_token(session)
+                took = time.perf_counter() - began
+            if way == "here":
+                before, began = (place.requests, place.read), time.perf_counter()
+                with self.model.session(store, ["book"]) as session:
+                    self._first_token(session)
+                attached, took = 0.0, time.perf_counter() - began
+            store.tiers.settle()
+            opening = (0, 0) if way == "here" else before
+            records = store.tier_stats()["host"]["misses"]
+        self.counts[way] = {
+            "attached": attached,
+            "opening_requests": opening[0],
+            "opening_bytes": opening[1],
+            "requests": place.requests - before[0],
+            "bytes": place.read - before[1],
+            "units": records,
+        }
+        return took
+
+    def _first_token(self, session: Any) -> None:
+        next_token(session, session.feed(self.question)[-1], 0.0, None)
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    add_memory_tokens(arguments, repeats=5)
+    add(arguments, "--latency", [0.0, 10.0, 50.0], "milliseconds that a request takes longer")
+    options = arguments.parse_args()
+    model = load(options)
+    rows = []
+    with long_text(options, model) as (directory, _, text):
+        memory = kept_memory(model, directory, text, options)
+        there = directory / "published"
+        shutil.rmtree(there, ignore_errors=True)
+        with MemoryStore.open(memory, model.signature) as store:
+            place = open_place(f"file://{there}", make=True)
+            publish(store._on_disk().catalog, store.ready(), place)
+        question = model.tokenizer.encode(
+            " What is the name of the old man who lives in the house near the river? It is"
+        )[-QUESTION:]
+        for latency in options.latency:
+            asking = Asking(model, f"file://{there}", question, directory / "cache")
+            shutil.rmtree(directory / "cache", ignore_errors=True)
+            runs = {way: partial(asking.once, way, latency / 1000) for way in WAYS}
+            for way in ("cold", "local"):
+                runs[way](0)  # warm up
+            measured = interleaved(runs, options.repeats)
+            for way in WAYS:
+                seconds = statistics.median(measured[way])
+                rows.append(
+                    {
+                        "latency_ms": latency,
+                        "way": way,
+                        "seconds": seconds,
+                        "measured": measured[way],
+                    }
+                    | asking.counts[way]
+                )
+    print(f"first answer token from {tokens_text(len(text))} tokens, published\n")
+    head = [
+        "added latency", "", "first token", "of it opening",
+        "requests to open", "bytes", "requests of blocks", "bytes",
+    ]  # fmt: skip
+    lines = [
+        [
+            f"{row['latency_ms']:g} ms",
+            row["way"],
+            f"{1000 * row['seconds']:.0f} ms",
+            f"{1000 * row['attached']:.0f} ms",
+            row["opening_requests"],
+            f"{row['opening_bytes'] / 1e6:.2f} MB",
+            row["requests"],
+            f"{row['bytes'] / 1e6:.2f} MB",
+        ]
+        for row in rows
+    ]
+    print(table(head, lines))
+    write_part(options, "first_token", rows)
+
+
+if __name__ == "__main__":
+    main()

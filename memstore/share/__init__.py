@@ -1,0 +1,1 @@
+"""Memories published to an object store, and read from there."""

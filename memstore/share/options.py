@@ -1,0 +1,41 @@
+"""What can be chosen about a published memory when it is opened; checked before anything is."""
+
+import re
+from pathlib import Path
+from typing import Any, TypedDict
+
+from memstore.errors import InvalidConfig
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+LOCAL_BUDGET = 8 << 30
+DEADLINE = 20.0
+REFRESH = 5.0
+
+
+class ShareOptions(TypedDict, total=False):
+    """Settings of the tiers below the host tier of a published memory; each has a default."""
+
+    local_cache: Path | str | None  # a directory that keeps what was read, over restarts
+    local_budget: int  # bytes that it may hold (default 8 GiB)
+    valkey: str | None  # URL of a Valkey or Redis server, or cluster: a cache that readers share
+    valkey_ttl: float | None  # seconds after which it may forget a record; None: when it likes
+    deadline: float  # seconds after which a read that is not there is an error (default 20)
+    refresh: float  # seconds after which a newer manifest is looked for, while it is read (5)
+    # leave out documents that cannot be read, and say which, instead of raising StoreUnavailable
+    allow_partial: bool
+
+
+def is_url(path: object) -> bool:
+    """Is this the URL of a published memory, and not a directory?"""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
+def take_share_options(options: Any) -> ShareOptions:
+    """Those of the options that are ShareOptions, taken out of them. Raises InvalidConfig."""
+    names = [name for name in ShareOptions.__annotations__ if name in options]
+    taken = ShareOptions(**{name: options.pop(name) for name in names})  # type: ignore[typeddict-item]
+    for name in ("deadline", "valkey_ttl", "local_budget", "refresh"):
+        value = taken.get(name)
+        if value is not None and not (isinstance(value, int | float) and value > 0):
+            raise InvalidConfig(f"{name} must be above 0, is {value}")
+    return taken

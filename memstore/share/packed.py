@@ -1,0 +1,61 @@
+"""Small objects that say what they are: msgpack, compressed, under a magic, a format and a
+checksum.
+
+    magic (8 bytes), format (u32), a zero (u32), msgpack compressed by zstd, XXH3-64 of all that
+"""
+
+import struct
+from typing import Any
+
+import msgpack
+import zstandard
+from xxhash import xxh3_64_intdigest
+
+from memstore.decode import T, unpack
+from memstore.errors import CorruptMemory, NewerFormat
+
+_HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
+_MOST = 1 << 28  # bytes, unpacked
+
+
+def pack(magic: bytes, number: int, value: Any) -> bytes:
+    """An object of plain values."""
+    data: bytes = _HEAD.pack(magic, number, 0) + zstandard.compress(msgpack.packb(value))
+    return data + _DIGEST.pack(xxh3_64_intdigest(data))
+
+
+def digest_of(data: bytes | memoryview) -> int:
+    """The checksum that an object ends with."""
+    return int.from_bytes(bytes(data[-_DIGEST.size :]), "little")
+
+
+def open_packed(magic: bytes, number: int, data: bytes | memoryview, form: type[T], what: str) -> T:
+    """The values of an object. Raises CorruptMemory, NewerFormat."""
+    data = bytes(data)
+    try:
+        if len(data) < _HEAD.size + _DIGEST.size:
+            raise ValueError("it is truncated")
+        found, newer, _ = _HEAD.unpack_from(data)
+        if found != magic:
+            raise ValueError("it is something else")
+        if digest_of(data) != xxh3_64_intdigest(data[: -_DIGEST.size]):
+            raise ValueError("its checksum does not match")
+        if newer > number:
+            raise NewerFormat(
+                f"{what} is in format {newer}, this version reads up to {number}; update memstore"
+            )
+        return unpack(decompressed(data[_HEAD.size : -_DIGEST.size]), form)
+    except ValueError as error:
+        raise CorruptMemory(
+            f"{what} is damaged ({error}); run memstore verify, or publish again"
+        ) from error
+
+
+def decompressed(data: bytes, most: int = _MOST) -> bytes:
+    """What zstd compressed. Raises ValueError."""
+    try:
+        if not 0 <= zstandard.frame_content_size(data) <= most:
+            raise ValueError("it is too large")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=most)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,125 @@
+"""Pieces of documents on their way into segments: many small documents share one, a large one fills
+several, and segments are sent while the next are filled.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from memstore.disk.record import WriteId
+from memstore.share.pieces import Kind, Piece, Value
+from memstore.share.place import Place
+from memstore.share.segments import Segment, send
+
+_SENDS = 4  # segments on their way at once
+_PIECE_BYTES = 8 << 20  # values in a piece, about
+
+
+class Sending:
+    """Segments that are filled and sent. Used by one thread; in a `with` block, which ends its own
+    threads.
+    """
+
+    def __init__(self, place: Place, signature: bytes, *, limit: int, young: float) -> None:
+        """signature: its digest (Signature.digest). limit: bytes of a segment, about. young: see
+        `send`.
+        """
+        self._place, self._signature, self._limit, self._young = place, signature, limit, young
+        # What is read together is kept together.
+        self._records, self._keys, self._tokens = (self._segment() for _ in range(3))
+        self._pool = ThreadPoolExecutor(_SENDS, thread_name_prefix="memstore-publish")
+        self._futures: list[Future[None]] = []
+        self.pieces: dict[str, list[Piece]] = {}  # by document; whole once `flush` has returned
+        self.sent: list[int] = []  # bytes of each segment that was not there
+
+    @property
+    def room(self) -> int:
+        """Bytes of records until a segment is full."""
+        return self._limit - self._records.size
+
+    def add_records(
+        self,
+        document: str,
+        write: WriteId,
+        first: int,
+        layers: Sequence[int],
+        sizes: np.ndarray,
+        records: Sequence[bytes | memoryview],
+    ) -> None:
+        """As Segment.add_records. Raises StoreUnavailable."""
+        self._records.add_records(document, write, first, layers, sizes, records)
+        if self._records.size >= self._limit:
+            self._send(self._records)
+            self._records = self._segment()
+
+    def add_values(self, document: str, kind: Kind, part: int, values: Sequence[Value]) -> None:
+        """Any number of values of one kind and part, in order. Raises StoreUnavailable."""
+        for some in _cut(values):
+            segment = self._tokens if kind == "tokens" else self._keys
+            segment.add_values(document, kind, part, some)
+            if segment.size >= self._limit:
+                self._send(segment)
+                if kind == "tokens":
+                    self._tokens = self._segment()
+                else:
+                    self._keys = self._segment()
+
+    def flush(self) -> None:
+        """Send what is left, in one segment if it is little, and wait for all of them. Raises
+        StoreUnavailable.
+        """
+        left = [self._records, self._keys, self._tokens]
+        if sum(segment.size for segment in left) <= self._limit:
+            for other in left[1:]:
+                left[0].absorb(other)
+            left = left[:1]
+        for segment in left:
+            if segment.pieces:
+                self._send(segment)
+        self._wait(0)
+
+    def _segment(self) -> Segment:
+        return Segment(self._signature)
+
+    def _wait(self, most: int) -> None:
+        while len(self._futures) > most:
+            self._futures.pop(0).result()
+
+    def _send(self, segment: Segment) -> None:
+        self._wait(_SENDS - 1)
+
+        def work() -> None:
+            data = segment.encode()
+            name, new = send(self._place, data, young=self._young)
+            if new:
+                self.sent.append(len(data))
+            for document, piece in segment.pieces:
+                self.pieces.setdefault(document, []).append(piece._replace(segment=name))
+
+        self._futures.append(self._pool.submit(work))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown()
+
+
+def _cut(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
+    """Values in pieces that are not too large."""
+    first, size = 0, 0
+    for at, value in enumerate(values):
+        size += len(value.value)
+        if size >= _PIECE_BYTES:
+            yield values[first : at + 1]
+            first, size = at + 1, 0
+    if first < len(values):
+        yield values[first:]

@@ -1,0 +1,430 @@
+"""A published memory seen as the tables of a directory: what a Catalog reads there, it reads here.
+
+Blocks are not among them: they are read by memstore.share.source.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgpack
+
+from memstore.block import RecordKey
+from memstore.disk.catalog import FORMAT, SELECTOR_FORMAT
+from memstore.disk.document import Write
+from memstore.disk.environment import Version
+from memstore.disk.keys import document_key, read_tokens_key
+from memstore.errors import (
+    CorruptMemory,
+    DocumentNotFound,
+    MemoryClosed,
+    ObjectNotFound,
+    StoreUnavailable,
+)
+from memstore.share.failures import Failure
+from memstore.share.local_cache import LocalCache
+from memstore.share.manifest import Manifest, Published, newest_number
+from memstore.share.options import REFRESH
+from memstore.share.pages import Entry, plain_row
+from memstore.share.pieces import Piece, RecordIndex, Value, record_ranges
+from memstore.share.reading import Extent, check_piece, index_of, values_of
+from memstore.share.remote import Remote, as_failure
+
+_INDEXES, _TOKENS = 4096, 64  # indexes of records, and pieces of tokens, that are kept
+_BLOCK = 8  # bytes of a document's number in a key
+
+Parts = dict[bytes, bytes]  # values by key, of one document and table
+
+
+@dataclass(frozen=True)
+class State:
+    """The memory as one manifest has it, with numbers for its documents."""
+
+    manifest: Manifest
+    entries: Mapping[int, Entry]  # by number, oldest first
+    rows: Mapping[int, bytes]
+    meta: Mapping[bytes, bytes]
+
+
+class Numbers:
+    """Numbers for documents that other machines published: a document keeps its number while it is
+    only appended to, and none is given twice.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Write | None], int] = {}
+
+    def of(self, entries: Sequence[Entry]) -> dict[int, Entry]:
+        """The numbers of these documents, the oldest first."""
+        numbered = {}
+        for entry in sorted(entries, key=lambda entry: (entry.row.created, entry.row.name)):
+            row = entry.row
+            which = row.name, row.writes[0] if row.writes else None
+            numbered[self._known.setdefault(which, len(self._known) + 1)] = entry
+        return numbered
+
+
+class PublishedDatabase:
+    """Stands where Catalog has its Database; only read. May be used by several threads."""
+
+    read_only = True
+    limit: int | None = None
+    before_write: Callable[[Any], None] = staticmethod(lambda transaction: None)
+
+    def __init__(
+        self, remote: Remote, local: LocalCache | None, *, refresh: float = REFRESH
+    ) -> None:
+        """Read the newest manifest and its table of documents. refresh: seconds after which a newer
+        one is looked for. Raises MemoryNotFound, CorruptMemory, NewerFormat, StoreUnavailable.
+        """
+        self.path = remote.place.url
+        self.remote, self._local = remote, local
+        self._numbers = Numbers()
+        self._lock = threading.RLock()
+        self._pieces = threading.Lock()
+        self._indexes: OrderedDict[tuple[str, int], RecordIndex] = OrderedDict()
+        self._tokens: OrderedDict[Piece, list[Value]] = OrderedDict()
+        self._closed = False
+        self._looking = False
+        self._published: Published | None = None  # whose pages the next need not be read for
+        self._looked, self._refresh_after = time.monotonic(), refresh
+        self.state: State = self._read(None)
+
+    # The newest state
+
+    def _read(self, number: int | None) -> State:
+        place = self.remote.place
+
+        def read() -> tuple[Published, list[Entry]]:
+            before = self._published
+            found = Published.open(place) if number is None else Published.at(place, number, before)
+            return found, found.documents()
+
+        self._published, entries = self.remote.call(read)
+        manifest = self._published.manifest
+        with self._lock:
+            numbered = self._numbers.of(entries)
+        if manifest.prefix is not None:
+            numbered[0] = manifest.prefix
+        rows = {n: msgpack.packb(plain_row(entry.row)) for n, entry in numbered.items()}
+        return State(manifest, numbered, rows, _meta(manifest))
+
+    @property
+    def version(self) -> Version:
+        """Which manifest is read; a newer one is looked for beside it, every few seconds. Raises
+        MemoryClosed.
+        """
+        if self._closed:
+            raise MemoryClosed(f"{self.path} is closed; open it again")
+        if time.monotonic() - self._looked > self._refresh_after:
+            with self._lock:
+                look = not self._looking
+                self._looking, self._looked = True, time.monotonic()
+            if look:
+                threading.Thread(target=self._look, name="memstore-manifest", daemon=True).start()
+        return Version(0, self.state.manifest.number)
+
+    def _look(self) -> None:
+        try:
+            self.refresh()
+        except (StoreUnavailable, CorruptMemory, DocumentNotFound):
+            pass  # what is there is read on
+        finally:
+            self._looked, self._looking = time.monotonic(), False
+
+    def refresh(self) -> None:
+        """Read the newest manifest now, if there is a newer one. Raises what opening raises."""
+        number = self.remote.call(lambda: newest_number(self.remote.place))
+        if isinstance(number, int) and number > self.state.manifest.number:
+            state = self._read(number)
+            with self._lock:
+                if state.manifest.number > self.state.manifest.number:
+                    self.state = state
+
+    @contextmanager
+    def read(self) -> "Iterator[Snapshot]":
+        """The tables as they are now, for as long as the block lasts."""
+        if self._closed:
+            raise MemoryClosed(f"{self.path} is closed; open it again")
+        yield Snapshot(self, self.state)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the records of its documents."""
+        return sum(entry.row.bytes for entry in self.state.entries.values())
+
+    def close(self) -> None:
+        """Close; more than once is the same as once."""
+        self._closed = True
+
+    # Pieces
+
+    def values(self, pieces: Sequence[Piece]) -> list[list[Value]]:
+        """The values of pieces, all that are missing read at the same time. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        held: dict[Piece, list[Value]] = {}
+        with self._pieces:
+            for piece in pieces:
+                if piece in self._tokens:
+                    held[piece] = self._tokens[piece]
+                    self._tokens.move_to_end(piece)
+        missing = [piece for piece in dict.fromkeys(pieces) if piece not in held]
+        for piece, data in zip(missing, self._data(missing)):
+            held[piece] = values_of(self.remote.place, piece, data)
+        with self._pieces:
+            for piece in missing:
+                if piece.kind == "tokens":
+                    self._tokens[piece] = held[piece]
+            while len(self._tokens) > _TOKENS:
+                self._tokens.popitem(last=False)
+        return [held[piece] for piece in pieces]
+
+    def _data(
+        self, pieces: Sequence[Piece], until: float | None = None
+    ) -> list[bytes | memoryview]:
+        found: list[bytes | memoryview | None] = [None] * len(pieces)
+        place = self.remote.place
+        names = [_piece_name(place.identity, piece) for piece in pieces]
+        if self._local is not None:
+            for at, kept in enumerate(self._local.get_many(names)):
+                if isinstance(kept, bytes):
+                    try:
+                        check_piece(place, pieces[at], kept)
+                        found[at] = kept
+                    except CorruptMemory:
+                        self._local.drop(names[at])
+        missing = [at for at, data in enumerate(found) if data is None]
+
+        def check(number: int, data: memoryview) -> None:
+            try:
+                check_piece(place, pieces[missing[number]], data)
+            except CorruptMemory as error:
+                raise Failure("damaged", str(error)) from error
+
+        extents = [Extent(*_extent(pieces[at])) for at in missing]
+        answers = self.remote.read(extents, check, until or self.remote.until())
+        for at, answer in zip(missing, answers):
+            if isinstance(answer, Failure):
+                if answer.reason == "damaged":
+                    raise CorruptMemory(str(answer))
+                raise self.remote.error(answer) from answer
+            found[at] = answer
+        if self._local is not None and missing:
+            with suppress(Failure):  # it is read again
+                self._local.put([(names[at], bytes(found[at] or b"")) for at in missing])
+        return [data for data in found if data is not None]
+
+    # Records
+
+    def find(
+        self, wanted: Sequence[tuple[int, RecordKey]], until: float
+    ) -> list[Extent | Failure | None]:
+        """Where the records of documents lie; None for one that its document has not, a Failure for
+        one whose place could not be read. Raises DocumentNotFound, CorruptMemory.
+        """
+        state, place = self.state, self.remote.place
+        ranges: dict[int, list[Any]] = {}
+        pieces: list[tuple[int, Piece] | None] = []
+        for document, key in wanted:
+            if document not in ranges:
+                if document not in state.entries:
+                    raise DocumentNotFound(
+                        f"document {document} is not in {self.path}: it was unpublished"
+                    )
+                ranges[document] = record_ranges(state.entries[document].pieces)
+            piece = next(
+                (p for first, end, p in ranges[document] if first <= key.block < end), None
+            )
+            pieces.append(None if piece is None else (document, piece))
+        indexes: dict[Piece, RecordIndex | Failure] = {}
+        missing: dict[Piece, int] = {}
+        with self._pieces:
+            for found in pieces:
+                if found is None or found[1] in indexes or found[1] in missing:
+                    continue
+                which = found[1].segment, found[1].offset
+                if which in self._indexes:
+                    self._indexes.move_to_end(which)
+                    indexes[found[1]] = self._indexes[which]
+                else:
+                    missing[found[1]] = found[0]
+        try:
+            for (piece, document), data in zip(missing.items(), self._data([*missing], until)):
+                index = index_of(place, state.entries[document], piece, data)
+                indexes[piece] = index
+                with self._pieces:
+                    self._indexes[piece.segment, piece.offset] = index
+                    while len(self._indexes) > _INDEXES:
+                        self._indexes.popitem(last=False)
+        except StoreUnavailable as error:
+            failure = as_failure(error)
+            indexes |= {piece: failure for piece in missing if piece not in indexes}
+        places: list[Extent | Failure | None] = []
+        for (_, key), found in zip(wanted, pieces):
+            if found is None:
+                places.append(None)
+                continue
+            known = indexes[found[1]]
+            if isinstance(known, Failure):
+                places.append(known)
+                continue
+            extent = known.find(key.layer, key.block)
+            places.append(None if extent is None else Extent(found[1].segment, *extent))
+        return places
+
+
+class Snapshot:
+    """What a Catalog takes for a transaction: the tables of one State."""
+
+    writable = False
+
+    def __init__(self, database: PublishedDatabase, state: State) -> None:
+        self._database, self._state = database, state
+        self._parts: dict[tuple[str, int], Parts] = {}  # that were brought
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """A row, or None."""
+        if table == "documents":
+            return self._state.rows.get(int.from_bytes(key, "big"))
+        return self.get_checked(table, key)
+
+    def get_checked(self, table: str, key: bytes) -> bytes | None:
+        """A value, or None; what was read from afar was checked there."""
+        if table == "meta":
+            return self._state.meta.get(key)
+        if table == "documents":
+            return self.get(table, key)
+        return self._of(table, key, key).get(key)
+
+    def view(self, table: str, key: bytes) -> memoryview | None:
+        """The same."""
+        value = self.get_checked(table, key)
+        return None if value is None else memoryview(value)
+
+    def scan_checked(
+        self, table: str, start: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values from key `start` to before `end`, in order; of documents' values, those
+        of the document of `start`.
+        """
+        if table == "documents":
+            for number in sorted(self._state.rows):
+                key = document_key(number)
+                if key >= start and (end is None or key < end):
+                    yield key, self._state.rows[number]
+            return
+        parts = self._of(table, start, end)
+        for key in sorted(parts):
+            if key >= start and (end is None or key < end):
+                yield key, parts[key]
+
+    scan = scan_checked
+
+    def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
+        """The greatest key of the same document that is not after `key`, or None."""
+        return max((known for known in self._of(table, key, key) if known <= key), default=None)
+
+    def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
+        """For a walk over values, which are all read when the first is."""
+        return iter(())
+
+    def bring(self, documents: Sequence[int], table: str) -> None:
+        """Read all of some documents' values of a table, at the same time. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        new = [n for n in documents if (table, n) not in self._parts and n in self._state.entries]
+        values = self._values(new, lambda pieces: [p for p in pieces if p.kind == table])
+        for number, found in zip(new, values):
+            start = document_key(number)
+            self._parts[table, number] = {start + v.key: v.value for v in found}
+
+    def _of(self, table: str, start: bytes, end: bytes | None) -> Parts:
+        number = int.from_bytes(start[:_BLOCK], "big")
+        held = self._parts.get((table, number))
+        entry = self._state.entries.get(number)
+        if held is not None or entry is None:
+            return held or {}
+        if table != "tokens":
+            self.bring([number], table)
+            return self._parts[table, number]
+        # Of tokens, of which a passage is wanted, the pieces that may hold it.
+        first = read_tokens_key(start)[1] if len(start) > _BLOCK else 0
+        last = read_tokens_key(end)[1] if end is not None and len(end) > _BLOCK else 1 << 64
+
+        def passage(pieces: Iterable[Piece]) -> list[Piece]:
+            tokens = [piece for piece in pieces if piece.kind == "tokens"]
+            least = max((p.first for p in tokens if p.first <= first), default=0)
+            return sorted(
+                (p for p in tokens if least <= p.first <= last), key=lambda piece: piece.first
+            )
+
+        (values,) = self._values([number], passage)
+        prefix = document_key(number)
+        return {prefix + v.key: v.value for v in values}
+
+    def _values(
+        self, numbers: Sequence[int], choose: Callable[[Iterable[Piece]], Sequence[Piece]]
+    ) -> list[list[Value]]:
+        """The values of some of the pieces of each of these documents. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+
+        def read() -> list[list[Value]]:
+            chosen = [choose(self._state.entries[number].pieces) for number in numbers]
+            values = iter(self._database.values([piece for some in chosen for piece in some]))
+            return [[v for _ in some for v in next(values)] for some in chosen]
+
+        try:
+            return read()
+        except ObjectNotFound:
+            if not self._found_elsewhere(numbers):
+                raise
+        return read()
+
+    def _found_elsewhere(self, numbers: Sequence[int]) -> bool:
+        """Look where the newest manifest has what is the same there, since objects are away: they
+        were merged and pruned. Does it have these documents, as they were? Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        self._database.refresh()
+        state, newest = self._state, self._database.state
+        if newest.manifest.selector != state.manifest.selector:
+            return False
+        moved = {
+            number: newest.entries[number]
+            for number, entry in state.entries.items()
+            if number in newest.entries and newest.entries[number].row == entry.row
+        }
+        before = [state.entries[number] for number in numbers]
+        self._state = replace(state, entries={**state.entries, **moved})
+        return all(n in moved for n in numbers) and any(
+            entry != moved[number] for number, entry in zip(numbers, before)
+        )
+
+
+def _meta(manifest: Manifest) -> dict[bytes, bytes]:
+    form = manifest.selector
+    described = {
+        "format": FORMAT if form is None else SELECTOR_FORMAT,
+        "signature": manifest.signature.to_dict(),
+        "codec": manifest.codec,
+        "created": manifest.created,
+        "quota": None,
+    }
+    meta = {b"memory": msgpack.packb(described)}
+    if form is not None:
+        meta[b"selector"] = msgpack.packb({"form": form.to_dict(), "generation": 0})
+    return meta
+
+
+def _extent(piece: Piece) -> tuple[str, int, int]:
+    return piece.segment, piece.offset, piece.length
+
+
+def _piece_name(identity: str, piece: Piece) -> str:
+    return f"{identity}:{piece.segment}:{piece.offset}:{piece.length}:{piece.digest:x}"

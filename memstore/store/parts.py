@@ -1,0 +1,161 @@
+"""What a ready document consists of, as files and published segments hold it: tokens, landmark keys
+and records, in order, and whether they are all of it.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from memstore.block import RecordKey
+from memstore.decode import Block, Count, Layer, Positive
+from memstore.disk.blocks import BlockTable
+from memstore.disk.document import Document
+from memstore.disk.landmarks import LANDMARK_RUN
+from memstore.disk.selector_form import SelectorForm
+from memstore.disk.selector_runs import Coverage, Kind, decode
+from memstore.disk.signature import Signature
+from memstore.errors import CorruptMemory
+
+
+class Tokens(NamedTuple):
+    first: Count
+    char_start: Count
+    ids: bytes  # u32 each
+
+
+class Landmarks(NamedTuple):
+    layer: Layer
+    first_block: Block
+    keys: bytes  # as in the memory
+    per_block: Positive = 1
+
+
+class Selected(NamedTuple):
+    kind: Kind
+    first_block: Block
+    value: bytes  # as in the memory
+
+
+class Record(NamedTuple):
+    block: Block
+    layer: Layer
+    data: bytes
+
+
+Part = Tokens | Landmarks | Selected | Record
+
+
+class Head(NamedTuple):
+    """What is said of a document before its parts."""
+
+    signature: Signature
+    document: Document
+    selector: SelectorForm | None
+
+
+def check_parts(head: Head, blocks: BlockTable, parts: Iterable[Part]) -> tuple[int, int]:
+    """Are these the parts of a whole document, in order? Return its records and their bytes. Raises
+    CorruptMemory.
+    """
+    records = size = 0
+    try:
+        order = PartOrder(head, blocks)
+        for part in parts:
+            order.add(part)
+            if isinstance(part, Record):
+                records, size = records + 1, size + len(part.data)
+        order.end()
+    except ValueError as error:
+        raise CorruptMemory(f"a part of it is missing, or another's ({error})") from error
+    return records, size
+
+
+class PartOrder:
+    """Are these the parts of a whole document, in order? Raises ValueError where they are not."""
+
+    def __init__(self, head: Head, blocks: BlockTable) -> None:
+        signature, document, self._form = head
+        self._document, self._blocks, self._size = document, blocks, signature.block_size
+        layers = {*document.layers_of(signature)}
+        _expect(document.state == "ready" and document.id > 0, "it is not ready")
+        _expect(document.blocks == -(-document.tokens // self._size), "its blocks are not counted")
+        _expect(document.appended_to <= document.tokens, "more was appended to than there is")
+        _expect(
+            all(write.first <= document.blocks for write in document.writes),
+            "it has a write behind its end",
+        )
+        _expect(
+            {*signature.memory_layers} <= layers <= {*range(signature.num_layers)},
+            "it has other layers than its model",
+        )
+        geometry = signature.geometry
+        self._key_bytes = geometry.num_kv_heads * geometry.head_dim * geometry.itemsize
+        self._tokens = self._characters = 0
+        self._first = document.first_blocks(signature)
+        self._landmarks = dict.fromkeys(self._first, 0) if self._form is None else {}
+        self._coverage: Coverage | None = None
+        if self._form is not None:
+            tokens, blocks_ = document.tokens, document.blocks
+            self._coverage = Coverage(self._form, self._size, tokens, blocks_)
+        self._records = (
+            (block, layer)
+            for block in range(min(self._first.values(), default=0), document.blocks)
+            for layer, first in self._first.items()
+            if block >= first
+        )
+
+    def add(self, part: Part) -> None:
+        """The next part. Raises CorruptBlock too."""
+        document = self._document
+        if isinstance(part, Tokens):
+            count, rest = divmod(len(part.ids), 4)
+            _expect(part.first == self._tokens and count and not rest, "tokens are missing")
+            _expect(part.char_start >= self._characters, "its characters are not in order")
+            self._tokens += count
+            self._characters = part.char_start
+            _expect(self._tokens <= document.tokens, "there are more tokens than its row says")
+        elif isinstance(part, Landmarks):
+            count, rest = divmod(len(part.keys), self._key_bytes * part.per_block)
+            layer, first, end = part.layer, part.first_block, part.first_block + count
+            at = self._landmarks.get(layer)
+            _expect(at is not None and count and not rest, f"landmark keys of layer {layer}")
+            _expect(
+                first == at or (not at and first <= self._first[layer]),
+                f"landmark keys of layer {layer} are missing before block {first}",
+            )
+            # An append writes the last run anew, by its first block.
+            whole = first % LANDMARK_RUN == 0 and count <= LANDMARK_RUN
+            last = end == document.blocks
+            _expect(
+                whole and (last or (count == LANDMARK_RUN and end < document.blocks)),
+                f"landmark keys of layer {layer} from block {first} on are not one run",
+            )
+            self._landmarks[layer] = end
+        elif isinstance(part, Selected):
+            _expect(self._form is not None, "landmarks of a selector")
+            if self._form is not None and self._coverage is not None:
+                self._coverage.add(decode(*part, self._form))
+        else:
+            block, layer, data = part
+            _expect(
+                next(self._records, None) == (block, layer),
+                f"a record before block {block}, layer {layer} is missing, or it is one too many",
+            )
+            key = RecordKey(document.id, block, layer)
+            length = self._blocks.check(data, key, document.write_of(block))
+            right = min(self._size, document.tokens - block * self._size)
+            _expect(length == right, f"block {block} has {length} tokens instead of {right}")
+
+    def end(self) -> None:
+        """Nothing follows."""
+        document = self._document
+        _expect(self._tokens == document.tokens, "it does not hold all of its tokens")
+        ends = {*self._landmarks.values()}
+        _expect(ends <= {document.blocks}, "it does not hold all of its landmark keys")
+        if self._coverage is not None:
+            self._coverage.end()
+        _expect(next(self._records, None) is None, "it does not hold all of its records")
+
+
+def _expect(right: object, otherwise: str) -> None:
+    if not right:
+        raise ValueError(otherwise)
