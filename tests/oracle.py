@@ -45,6 +45,7 @@ class Head:
     distance: int = 0
     k_cmt: np.ndarray | None = None  # position-free; it stands at -1
     cutoff: float = 0.0
+    value: np.ndarray | None = None  # of the context miss token
     recency: float = 0.0
     supersede: float = 0.0
     documents: list[Block] = field(default_factory=list)
@@ -167,6 +168,8 @@ class Head:
         at, old = self.prefix * self.b + index, len(self.memory) - self.recent
         out = sum((w * self.open_v[j] for (_, j), w in weights.items()), np.zeros_like(q))
         if self.k_cmt is not None and gate < self.cutoff and candidates:
+            if self.value is not None:
+                return out + gate * self.value
             return out / (1 - min(gate, 0.1))
         if not chosen:
             return out

@@ -165,16 +165,16 @@ def test_chunked_inference_equals_the_published_implementation(mode: str) -> Non
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("cmt", [True, False])
 @pytest.mark.parametrize(
-    ("documents", "retrieve", "score_range", "recency", "supersede"),
+    ("documents", "retrieve", "score_range", "recency", "supersede", "valued"),
     [
-        (0, True, None, 0, 0),
-        (3, True, None, 0, 0),
-        (0, False, None, 2, 3),
-        (3, False, 0.3, 0, 0),
-        (0, True, 0.3, 2, 3),
-        (3, True, 0.3, 0, 0),
-        (3, True, None, 2, 3),
-        (3, True, 0.3, 0, 3),
+        (0, True, None, 0, 0, True),
+        (3, True, None, 0, 0, False),
+        (0, False, None, 2, 3, False),
+        (3, False, 0.3, 0, 0, True),
+        (0, True, 0.3, 2, 3, False),
+        (3, True, 0.3, 0, 0, False),
+        (3, True, None, 2, 3, True),
+        (3, True, 0.3, 0, 3, False),
     ],
 )
 def test_every_memory_size_equals_the_transcription(
@@ -186,6 +186,7 @@ def test_every_memory_size_equals_the_transcription(
     score_range: float | None,
     recency: float,
     supersede: float,
+    valued: bool,
 ) -> None:
     """N = 0 .. k + 2 own blocks, with and without attached documents; carried-over tokens; grouped
     queries.
@@ -212,6 +213,8 @@ def test_every_memory_size_equals_the_transcription(
     driver = Driver(
         config, None if k_cmt is None else [rope(k_cmt, torch.tensor(-1))], retrieve=retrieve
     )
+    values = randn(heads, dim) if valued and cmt else None
+    driver.attention.cmt_values = None if values is None else values[None]
     literal = [
         Head(
             size,
@@ -221,6 +224,7 @@ def test_every_memory_size_equals_the_transcription(
             distance=11,
             cutoff=config.cmt_cutoff,
             k_cmt=None if k_cmt is None else k_cmt[h // 2].numpy(),
+            value=None if values is None or not retrieve else values[h].numpy(),
             recency=recency,
             supersede=supersede,
         )

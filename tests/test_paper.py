@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common.intervals import mean_interval
 from benchmarks.paper import masked, rivals, rivals_measures, rivals_tables, table1
 from benchmarks.paper import runs as paper_runs
 from benchmarks.paper.measures import Losses, Measured
@@ -238,3 +239,12 @@ def test_what_a_token_attends_to_is_counted(tmp_path: Path, book: Path) -> None:
     later = score(model, Way(16, cache=16), text, begin=49)
     assert later.scores == pytest.approx(rows.scores[-16:], abs=1e-5)
     assert later.attended == pytest.approx(8.5 + 16)
+
+
+@pytest.mark.parametrize(("values", "t"), [(2, 12.706), (3, 4.303), (6, 2.571), (24, 2.069)])
+def test_intervals_of_few_values_are_students(values: int, t: float) -> None:
+    x = np.linspace(-1.0, 2.0, values)
+    middle, low, high = mean_interval(x)
+    half = t * x.std(ddof=1) / math.sqrt(values)
+    assert middle == pytest.approx(0.5)
+    assert (middle - low, high - middle) == pytest.approx((half, half), rel=2e-3)

@@ -41,7 +41,7 @@ class ToyReader(LandmarkVerbs):
     """Linear layers of random weights around the attention that it is given."""
 
     landmark_id = len(LETTERS)
-    cmt_keys = None
+    cmt_keys = cmt_values = None
     device, dtype = torch.device("cpu"), torch.float32
 
     def __init__(self, kv_dtype: torch.dtype = torch.float32) -> None:

@@ -100,6 +100,7 @@ def perplexity(bench: Bench, compared: list[Run]) -> dict[str, Any]:
     options = bench.options
     by_past = measures.by_past(bench, compared, options.pasts)
     print("\n" + tables.past_table(by_past, options.pasts))
+    print("\n" + tables.gain_table(by_past, options.pasts))
     first = compared[0].memory
     print("\n" + tables.paired_table(by_past, options.pasts, first))
     points = measures.by_way(bench, compared, options.ways_past, max(options.pasts))

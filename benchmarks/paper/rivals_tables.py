@@ -33,17 +33,29 @@ def _ratio(differences: np.ndarray, axis: int) -> str:
 
 
 def past_table(found: dict[str, list[Losses_]], pasts: Sequence[int]) -> str:
-    """Perplexity by memory and length of the past, the mean over seeds; its ratio to the shortest
-    past; tokens attended to and state at the longest.
+    """Perplexity by memory and length of the past, the mean over seeds; tokens attended to and
+    state at the longest.
     """
-    head = ["memory", *(tokens_text(past) for past in pasts)]
-    head += [f"{tokens_text(pasts[-1])} to {tokens_text(pasts[0])}", "attended", "state, KB"]
+    head = ["memory", *(tokens_text(past) for past in pasts), "attended", "state, KB"]
     lines = []
     for memory, by_past in found.items():
         line = [memory, *(f"{mean(every).perplexity:.2f}" for every in by_past)]
         last = mean(by_past[-1])
-        line += [ratio(by_past[-1], by_past[0], 1), f"{last.attended:.0f}"]
-        lines.append([*line, f"{last.state / 1024:,.0f}"])
+        lines.append([*line, f"{last.attended:.0f}", f"{last.state / 1024:,.0f}"])
+    return table(head, lines)
+
+
+def gain_table(found: dict[str, list[Losses_]], pasts: Sequence[int]) -> str:
+    """What a past gives: the ratio of each memory's perplexity to its own behind the shortest past,
+    paired: over texts, then over seeds.
+    """
+    head = [f"to its own after {tokens_text(pasts[0])}"]
+    for past in pasts[1:]:
+        head += [f"{tokens_text(past)}, over texts", "over seeds"]
+    lines = [
+        [memory, *(ratio(every, by_past[0], axis) for every in by_past[1:] for axis in (1, 0))]
+        for memory, by_past in found.items()
+    ]
     return table(head, lines)
 
 
@@ -151,7 +163,9 @@ def draw(
     figure: Any, pasts: Sequence[int], by_past: dict[str, list[Losses_]],
     points: Sequence[Point],
 ) -> None:  # fmt: skip
-    """Perplexity by past, by bytes of the state, and by tokens attended to."""
+    """Perplexity by past, by bytes of the state, and by tokens attended to; what is far above all
+    that models give as they were trained is left out.
+    """
     left, middle, right = figure.subplots(1, 3, sharey=True)
     for memory, of_past in by_past.items():
         values = [mean(every).perplexity for every in of_past]
@@ -166,10 +180,12 @@ def draw(
     left.set_xticks(range(len(pasts)), [tokens_text(past) for past in pasts])
     left.set_xlabel("tokens of the past")
     left.set_ylabel("perplexity of the same targets")
-    left.legend()
+    right.legend(*left.get_legend_handles_labels(), loc="center right")
+    left.set_ylim(top=1.04 * max(mean(every).perplexity for of in by_past.values() for every in of))
     middle.set_xscale("symlog", linthresh=1 << 14)
-    middle.set_xlim(left=-(1 << 11))
+    middle.set_xlim(-(1 << 11), 1 << 23)
     middle.set_xlabel("bytes of the past")
+    right.set_xscale("log", base=2)
     right.set_xlabel("tokens attended to")
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)

@@ -19,6 +19,7 @@ from benchmarks.paper.scoring import Way
 from memstore.model.config import PRESETS
 
 Found = list[dict[str, Losses]]
+PAPER = {"books": ("PG-19", "pg19"), "math": ("arXiv", "arxiv")}  # its text, and a Row's field
 
 
 def way(row: Row, block_size: int) -> Way:
@@ -53,8 +54,8 @@ def measure(bench: Bench, texts: list[str]) -> Found:
 def report(found: Found, texts: list[str], block_size: int) -> str:
     """The table, a row a row of the paper's."""
     head = ["length (paper's)", "local", "XL cache", "blocks kept", "k"]
-    for text, theirs in zip(texts, ("PG-19", "arXiv")):
-        head += [f"{theirs}, theirs", "to the first", text, "to the first"]
+    for text in texts:
+        head += [f"{PAPER[text][0]}, theirs", "to the first", text, "to the first"]
     head += ["tokens attended to", "state, KB"]
     lines = []
     for row, here in zip(TABLE_1, found):
@@ -63,7 +64,8 @@ def report(found: Found, texts: list[str], block_size: int) -> str:
         line.append(f"{reads.cache} ({row.cache})" if row.cache else "")
         line.append(f"{reads.own_blocks} ({row.kept})" if row.kept else "")
         line.append(str(row.top_k or ""))
-        for text, value, first in zip(texts, (row.pg19, row.arxiv), (16.32, 4.01)):
+        for text in texts:
+            value, first = (getattr(of, PAPER[text][1]) for of in (row, TABLE_1[0]))
             line += [f"{value:.2f}", f"{value / first:.3f}"] if value is not None else ["", ""]
             line += [f"{here[text].perplexity:.2f}", to(here[text], found[0][text])]
         cost = here[texts[0]]
@@ -73,7 +75,8 @@ def report(found: Found, texts: list[str], block_size: int) -> str:
 
 def main() -> None:
     options = parser(__doc__).parse_args()
-    texts = ["books", *(["math"] if options.test_math else [])]
+    given = {"books": options.test, "math": options.test_math}
+    texts = [name for name, files in given.items() if files] or ["books"]
     found = measure(Bench(options), texts)
     print("\n" + report(found, texts, PRESETS[options.preset].block_size))
     write(options, {"rows": [{of: losses.plain() for of, losses in row.items()} for row in found]})

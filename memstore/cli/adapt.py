@@ -2,23 +2,27 @@
 
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from memstore.cli import console
 from memstore.cli.options import Json, Seed, command
 
+if TYPE_CHECKING:
+    from memstore.model.landmark_model import LandmarkModel
+
 
 @command(
     "adapt",
     "memstore adapt smollm2 --text novels.txt",
     "memstore adapt ~/models/my-decoder --train --text books.jsonl.zst",
-    interrupted="interrupted; the same command goes on with what was read",
+    interrupted="interrupted; the same command goes on with what a Hugging Face model has read",
 )
 def adapt(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="smollm2, a directory, a GGUF, a hub name.")
+        str,
+        typer.Argument(metavar="MODEL", help="smollm2, a directory, a GGUF, a hub name, books-1m."),
     ],
     text: Annotated[
         list[Path],
@@ -33,16 +37,33 @@ def adapt(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", metavar="FILE", help="Where to; default: where this model is looked for."
+            "--output",
+            metavar="FILE",
+            help="Where to; default: where this model is looked for. Landmark models: a directory.",
         ),
     ] = None,
     windows: Annotated[
-        int, typer.Option("--windows", metavar="N", min=8, help="Of 1,024 tokens, read at most.")
+        int,
+        typer.Option(
+            "--windows", metavar="N", min=8, help="Places of the texts that are read at most."
+        ),
     ] = 240,
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Find out how a Hugging Face model should choose the blocks that a question reads."""
+    """Find out how a Hugging Face model should choose the blocks that a question reads, or what a
+    landmark model gets where it skips a lookup (--output DIR).
+    """
+    from memstore.hf.named import reader_named
+    from memstore.model.landmark_model import LandmarkModel
+    from memstore.training.corpus import read_documents
+
+    reader = reader_named(model, own_process=True)
+    if isinstance(reader, LandmarkModel):
+        into = _directory_of_values(model, output, train=train)
+        _values(reader, list(read_documents(text)), windows, seed or 0, into, as_json=as_json)
+        return
+
     from memstore.errors import InvalidInput
     from memstore.hf.load import load_reader
     from memstore.hf.reader import HuggingFaceReader
@@ -53,14 +74,12 @@ def adapt(
     from memstore.training.adapt import adapt as run
     from memstore.training.adapt_reader import subject_of
     from memstore.training.adapt_reading import calibrate_reading
-    from memstore.training.corpus import read_documents
 
-    texts = list(read_documents(text))
-    reader = load_reader(model)
     if not isinstance(reader, HuggingFaceReader):
         raise InvalidInput(
             f"{model} is trained with landmarks and looks blocks up by itself; it needs no selector"
         )
+    texts = list(read_documents(text))
     subject = subject_of(reader, reader.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
     options = AdaptOptions(
@@ -85,6 +104,43 @@ def adapt(
     console.say(f"{adaptation.selector.form.name}: right block among the best 8: {found}")
     console.say(f"questions about planted facts answered: {answers:.0%}")
     console.say(f"written to {path}")
+
+
+def _directory_of_values(model: str, output: Path | None, *, train: bool) -> Path:
+    """Where a landmark model goes with its values; raises InvalidInput before anything is read."""
+    from memstore.errors import InvalidInput
+
+    if train:
+        raise InvalidInput(f"{model} was trained by `memstore train`, which goes on with --init")
+    if output is None:
+        raise InvalidInput("name the directory of the model with its new values: --output DIR")
+    if output.exists() and not output.is_dir():
+        raise InvalidInput(f"--output: {output} is no directory")
+    return output
+
+
+def _values(
+    reader: "LandmarkModel",
+    texts: list[str],
+    places: int,
+    seed: int,
+    output: Path,
+    *,
+    as_json: bool,
+) -> None:
+    """Give a landmark model the context miss token's values, in a directory."""
+    from memstore.model.checkpoint import save_checkpoint
+    from memstore.training.cmt_values import measure_cmt_values
+
+    values, lost = measure_cmt_values(reader, texts, places=places, seed=seed, report=console.note)
+    reader.transformer.cmt_values = values
+    save_checkpoint(reader.transformer, reader.tokenizer, output)
+    share = float(lost.mean())
+    if as_json:
+        console.emit({"values": list(values.shape), "lost": share, "file": str(output)})
+        return
+    console.say(f"of what lookups that are skipped would have read, {share:.0%} is lost")
+    console.say(f"written to {output}")
 
 
 COMMANDS = (adapt,)

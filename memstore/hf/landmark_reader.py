@@ -20,6 +20,8 @@ from memstore.model.reader import Attend, Enter
 class LandmarkDecoderReader(LandmarkVerbs):
     """A LandmarkReader over a LandmarkDecoder and a transformers tokenizer, with the verbs."""
 
+    cmt_values = None
+
     def __init__(
         self, decoder: LandmarkDecoder, tokenizer: Any, *, weights: str | None = None
     ) -> None:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.errors import BudgetExceeded
+from memstore.errors import BlocksUnavailable, BudgetExceeded
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
 from memstore.model.chunk import FinishedBlocks, OpenChunk
 from memstore.model.lookup import Lookup, OpenRows
+from memstore.model.reach import close_rows, within_reach, without_units
 from memstore.model.reader import Shape
 from memstore.model.rotary import Rope
 from memstore.model.selection import Selection
@@ -27,8 +28,6 @@ from memstore.model.settings import LookupSettings
 from memstore.model.units import Lookups, OnRead, Wanted, lease_units, units_read
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.base import Lease
-
-_GIVEN_BACK = 0.1  # of attention mass, by a row that skips its lookup
 
 
 class Observer(Protocol):
@@ -53,22 +52,26 @@ class MemoryAttention:
         store: MemoryStore,
         blocks: SessionBlocks,
         *,
+        cmt_values: Tensor | None = None,
         retrieve: bool = True,
         on_read: OnRead | None = None,
         read_all_rows: bool = False,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        """retrieve=False: only the recent blocks are read, and nothing is searched (the default way
-        to ingest). on_read: told what the last row of every step reads, or all with read_all_rows.
+        """retrieve=False: only the recent blocks are read, nothing is searched, and rows that skip
+        get no cmt_values (the default way to ingest). on_read: told what the last row of every step
+        reads, or all with read_all_rows.
 
         dtype, device: of the queries, keys and values to come; the store's leases must be there
         too. Finished blocks have the shape's kv_dtype and are on the CPU.
         """
-        self.shape, self.cmt_keys, self.store, self.blocks = shape, cmt_keys, store, blocks
+        self.shape, self.store, self.blocks = shape, store, blocks
+        self.cmt_keys, self.cmt_values = cmt_keys, cmt_values
         self.retrieve, self.on_read, self.read_all_rows = retrieve, on_read, read_all_rows
         self.lookups = Lookups()
         self.observer: Observer | None = None
+        self.absent: set[int] = set()  # documents of which blocks could not be had
         self._device = torch.device(device)
         self._exact = torch.promote_types(dtype, torch.float32)
         self.chunk = OpenChunk(
@@ -122,7 +125,7 @@ class MemoryAttention:
             self.observer.attended(layer_idx, local)
         if candidates == 0:
             return local.output
-        local, opened = self._gate(local)
+        local, opened = self._gate(layer_idx, local)
         if opened.count == 0:
             return local.output
         return self._attend_memory(layer_idx, rotated, local, opened, searched)
@@ -176,21 +179,26 @@ class MemoryAttention:
         if self.cmt_keys is None:
             every = torch.ones_like(local.gate[0], dtype=torch.bool)
             return OpenRows(every, every.numel(), list(range(self.shape.num_heads)))
-        return OpenRows.of(local.gate[0] >= self.lookup.settings.cmt_cutoff)
+        return OpenRows.of(local.gate[0] >= self.lookup.settings.least_cutoff)
 
-    def _gate(self, local: LocalAttention) -> tuple[LocalAttention, OpenRows]:
-        """Close the rows below the cutoff, and count.
-
-        What a closed row would have given to memory, up to _GIVEN_BACK, goes to what it has seen.
-        """
+    def _gate(self, layer_idx: int, local: LocalAttention) -> tuple[LocalAttention, OpenRows]:
+        """Close the rows below the cutoff, and count."""
         opened, rows = self._opened(local), local.gate[0].numel()
         self.lookups.done += opened.count
         self.lookups.skipped += rows - opened.count
         if opened.count < rows:
-            closed = local.gate.masked_fill(opened.rows, 0.0)
-            seen = (1 - closed.clamp(max=_GIVEN_BACK))[..., None].to(local.output.dtype)
-            local = LocalAttention(local.output / seen, local.gate - closed, local.lse)
+            local = self._closed(layer_idx, local, opened.rows)
         return local, opened
+
+    def _closed(
+        self, layer_idx: int, local: LocalAttention, kept: Tensor, first_head: int = 0
+    ) -> LocalAttention:
+        """`close_rows` of heads from first_head on, with the layer's values."""
+        values = None
+        if self.cmt_values is not None and self.retrieve:
+            heads = slice(first_head, first_head + kept.shape[0])
+            values = self.cmt_values[layer_idx, heads]
+        return close_rows(local, kept, values)
 
     def _attend_memory(
         self, layer_idx: int, rotated: Tensor, local: LocalAttention, opened: OpenRows, search: bool
@@ -235,9 +243,18 @@ class MemoryAttention:
             prefix = self.lookup.candidates.prefix
             recent = torch.arange(prefix.old, prefix.blocks, device=rotated.device)
             chosen = Selection(recent.expand(rotated.shape[2], 1, -1), None)
+        wanted = Wanted(layer_idx, chosen.candidates, 0, self.shape.group)
+        cutoffs = self.lookup.settings.cutoffs
+        if search and cutoffs is not None and self.cmt_keys is not None:
+            locate = self.lookup.candidates.locate
+            wanted, left = within_reach(wanted, local.gate[0], cutoffs, locate, self.store.nearest)
+            self.lookups.left += left
+            if left:
+                chosen = _only(chosen, wanted)
+                local = self._closed(layer_idx, local, _reads(chosen.candidates, local))
+                wanted = replace(wanted, candidates=chosen.candidates)
         places, scores = self.lookup.place(layer_idx, chosen, rotated, near)
         of, end = opened.heads[0], opened.heads[-1] + 1
-        wanted = Wanted(layer_idx, chosen.candidates, 0, self.shape.group)
         if end - of == self.shape.num_heads:
             return self._attend_units(wanted, rotated, local, places, scores, is_last)
         part = LocalAttention(local.output[:, of:end], local.gate[:, of:end], local.lse[:, of:end])
@@ -269,6 +286,14 @@ class MemoryAttention:
         locate = self.lookup.candidates.locate
         try:
             lease, slots = lease_units(self._lease, wanted, locate)
+        except BlocksUnavailable as error:
+            if not self.store.allow_partial:
+                raise
+            self.absent |= error.documents
+            wanted = without_units(wanted, error.units, locate)
+            kept = _reads(wanted.candidates, local)
+            local = self._closed(wanted.layer, local, kept, wanted.first_head)
+            return self._attend_units(wanted, rotated, local, places, scores, is_last)
         except BudgetExceeded:
             rows = wanted.candidates.shape[1]
             if rows == 1:
@@ -315,3 +340,17 @@ class MemoryAttention:
         if self.observer is not None and lease.fetched:
             self.observer.missed()
         return lease
+
+
+def _reads(candidates: Tensor, local: LocalAttention) -> Tensor:
+    """Of candidates [H, T or 1, K], the rows [H, T] that read one."""
+    return (candidates >= 0).any(-1).expand(local.gate.shape[1:])
+
+
+def _only(chosen: Selection, wanted: Wanted) -> Selection:
+    """A choice without what is not wanted, oldest first."""
+    candidates = wanted.candidates
+    last = torch.iinfo(torch.int64).max
+    order = torch.where(candidates < 0, last, candidates).argsort(dim=-1, stable=True)
+    scores = None if chosen.scores is None else chosen.scores.gather(-1, order)
+    return Selection(candidates.gather(-1, order), scores)

@@ -24,6 +24,7 @@ from memstore.model.transformer import Transformer
 SHIPPED = Path(__file__).parent / "weights"
 """The directory of the weights that ship with the package."""
 SHIPPED_NAME = "books-1m"
+CMT_VALUES = "cmt_values"  # as it is called in model.safetensors, which need not have it
 _WEIGHT_DTYPES = {"F16", "BF16", "F32", "F64"}
 
 MakeOther = Callable[[ModelConfig, Any], Transformer]
@@ -122,6 +123,8 @@ def load_checkpoint(
             raise InvalidWeights(f"{path} holds numbers of type {', '.join(sorted(dtypes))}")
         with torch.device("meta"), _Uninitialised():
             model = Transformer(config) if other is None else other(config, memory)
+            if memory is None and CMT_VALUES in shapes:
+                model.cmt_values = torch.empty(config.num_layers, config.num_heads, config.head_dim)
         _check_shapes(
             path, {name: tuple(p.shape) for name, p in model.state_dict().items()}, shapes
         )
@@ -162,11 +165,14 @@ def signature_of(model: Transformer, tokenizer: Tokenizer) -> Signature:
     """What ties a memory to this model: hashes of weights and tokenizer, the architecture and the
     geometry of what is stored.
 
-    LookupSettings do not change what is stored, so they are no part of it. Weights count as the
-    numbers they are: the same in half precision and in float32 are the same model.
+    LookupSettings do not change what is stored, so they are no part of it, nor are the context miss
+    token's values. Weights count as the numbers they are: the same in half precision and in float32
+    are the same model.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
+        if name == CMT_VALUES:
+            continue
         digest.update(name.encode())
         wide = torch.promote_types(tensor.dtype, torch.float32)
         digest.update(tensor.detach().to("cpu", wide).contiguous().numpy().tobytes())

@@ -4,9 +4,9 @@ document's.
 
 from dataclasses import replace
 
-from memstore.disk.document import Document, IngestSettings
+from memstore.disk.document import IngestSettings
 from memstore.model.chunk import FinishedBlocks
-from memstore.model.ingest import OnForecast, OnProgress, ingest
+from memstore.model.ingest import Ingesting, OnForecast, ingest
 from memstore.model.reader import LandmarkReader
 from memstore.model.session import Session
 from memstore.model.session_blocks import SessionBlocks
@@ -25,9 +25,8 @@ def ingest_by_landmarks(
     *,
     mode: Mode = "new",
     retrieve: bool = False,
-    progress: OnProgress | None = None,
     expect: OnForecast | None = None,
-) -> Document:
+) -> Ingesting:
     """`memstore.model.ingest.ingest` with this reader; retrieve: attend to retrieved blocks while
     reading, instead of the latest ones.
     """
@@ -38,7 +37,6 @@ def ingest_by_landmarks(
         _stored_settings(settings, retrieve),
         lambda writer: _DocumentSession(reader, settings, store, writer, retrieve),
         mode=mode,
-        progress=progress,
         expect=expect,
     )
 
@@ -46,7 +44,7 @@ def ingest_by_landmarks(
 def _stored_settings(settings: LookupSettings, retrieve: bool) -> IngestSettings:
     """What decides the stored bytes, as the document's row keeps it."""
     stored = IngestSettings(
-        settings.chunk_blocks, settings.top_k, settings.cmt_cutoff, retrieve=retrieve
+        settings.chunk_blocks, settings.top_k, settings.least_cutoff, retrieve=retrieve
     )
     if not retrieve:
         return stored
@@ -74,6 +72,7 @@ class _DocumentSession:
         self._chunk: tuple[list[int], int] = [], 0
         self._last_length: int | None = None
         self._session = Session(reader, settings, store, blocks, self._keep, retrieve=retrieve)
+        self._session.attention.cmt_values = None  # what is stored does not depend on them
         self.chunk_tokens = self._session.chunk_tokens
         if writer.blocks:
             attention = self._session.attention

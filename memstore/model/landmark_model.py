@@ -33,7 +33,7 @@ class LandmarkModel(LandmarkVerbs):
         self.landmark_id = config.landmark_id
         self.tokenizer: Tokenizer = tokenizer
         with torch.no_grad():
-            self.cmt_keys = transformer.cmt_keys()
+            self.cmt_keys, self.cmt_values = transformer.cmt_keys(), transformer.cmt_values
 
     @cached_property
     def signature(self) -> Signature:

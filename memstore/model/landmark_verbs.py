@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from memstore.disk.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.answer import Found
 from memstore.model.indexing import build_index
-from memstore.model.ingest import OnForecast, OnProgress
+from memstore.model.ingest import Ingesting, OnForecast
 from memstore.model.landmark_ingest import ingest_by_landmarks
 from memstore.model.reader import LandmarkReader
 from memstore.model.search import search_blocks
@@ -28,7 +27,7 @@ class LandmarkVerbs(Verbs, LandmarkReader):
     codec = "zstd"
     keeps = None
 
-    def ingest(
+    def ingesting(
         self,
         source: Text | Path | str,
         store: MemoryStore,
@@ -36,12 +35,11 @@ class LandmarkVerbs(Verbs, LandmarkReader):
         name: str | None = None,
         mode: Mode = "new",
         retrieve: bool = False,
-        progress: OnProgress | None = None,
         expect: OnForecast | None = None,
         **lookup: Any,
-    ) -> Document:
-        """As Verbs.ingest. retrieve: attend to retrieved blocks while reading instead of the latest
-        ones (slower, for perplexity).
+    ) -> Ingesting:
+        """As Verbs.ingesting. retrieve: attend to retrieved blocks while reading instead of the
+        latest ones (slower, for perplexity).
         """
         text = source if isinstance(source, Text) else Text(source, name)
         settings = self.lookup.changed(**lookup)
@@ -50,14 +48,7 @@ class LandmarkVerbs(Verbs, LandmarkReader):
                 "own_blocks bounds a session; a document is stored whole: leave it out"
             )
         return ingest_by_landmarks(
-            self,
-            settings,
-            store,
-            text,
-            mode=mode,
-            retrieve=retrieve,
-            progress=progress,
-            expect=expect,
+            self, settings, store, text, mode=mode, retrieve=retrieve, expect=expect
         )
 
     def build_index(
@@ -79,15 +70,19 @@ class LandmarkVerbs(Verbs, LandmarkReader):
         **lookup: Any,
     ) -> ScratchSession:
         """As Verbs.session. read_all_rows: on_read is told what every row reads."""
-        return ScratchSession(
+        wanted = store.ready(documents)
+        there = store.attached(wanted) if retrieve else wanted
+        session = ScratchSession(
             self,
             self.lookup.changed(**lookup),
             store,
-            [(document.id, document.blocks) for document in store.ready(documents)],
+            [(document.id, document.blocks) for document in there],
             retrieve=retrieve,
             on_read=on_read,
             read_all_rows=read_all_rows,
         )
+        session.absent.update({row.id for row in wanted} - {row.id for row in there})
+        return session
 
     def ranked(
         self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int

@@ -129,6 +129,9 @@ class LandmarkReader(Reader, Protocol):
     # by layer [Hkv, D], the context miss token's key at position -1, whose share of attention is
     # the gate; None for a reader without a gate
     cmt_keys: Sequence[Tensor] | None
+    # [L, H, D], what rows that skip their lookup get in its place; None = what they would have
+    # given to memory goes to what they have seen
+    cmt_values: Tensor | None
     landmark_id: int  # read after every block_size content tokens: its key is the landmark key
 
     def question_ids(self, question: str) -> list[int]:

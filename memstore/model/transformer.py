@@ -90,6 +90,9 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        # by layer and head [L, H, D], what rows that skip their lookup get; None = not measured
+        self.cmt_values: Tensor | None
+        self.register_buffer("cmt_values", None)
 
     def initialise(self, generator: torch.Generator) -> None:
         """Normal weights of deviation 0.02, the projections back into the residual stream smaller

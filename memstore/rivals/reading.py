@@ -3,7 +3,7 @@ what can be left and taken up again in another process.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.kernels.api import NEG
 from memstore.kernels.products import accumulate
 from memstore.model.checkpoint import load_checkpoint, signature_of
-from memstore.model.generate import generate
+from memstore.model.generate import Continuation
 from memstore.model.ingest import OnProgress
 from memstore.model.text import Text
 from memstore.model.tokenizer import Tokenizer
@@ -159,9 +159,9 @@ class Reading(AbstractContextManager["Reading"]):
         logits[..., self.model.transformer.landmark_id :] = NEG
         return logits
 
-    def generate(self, state: Tensor, max_new_tokens: int, **settings: Any) -> Iterator[int]:
-        """Yield tokens that follow `state`: see memstore.model.generate."""
-        return generate(self, state, max_new_tokens, **settings)
+    def generate(self, state: Tensor, max_new_tokens: int, **settings: Any) -> Continuation:
+        """The tokens that follow `state`: see memstore.model.generate."""
+        return Continuation(self, state, max_new_tokens, **settings)
 
     def fork(self) -> "Reading":
         """Another reading that goes on from here by itself."""

@@ -15,7 +15,7 @@ from memstore.disk.signature import Signature
 from memstore.errors import BudgetExceeded, InvalidConfig
 from memstore.kernels.api import LocalAttention, memory_attention
 from memstore.model.checkpoint import signature_of
-from memstore.model.ingest import OnProgress, ingest
+from memstore.model.ingest import OnProgress, finish, ingest
 from memstore.model.session_blocks import SessionBlocks
 from memstore.model.text import Text
 from memstore.model.tokenizer import Tokenizer
@@ -218,15 +218,15 @@ def ingest_tokens(
     """
     assert model.memory_config.kind == "memorizing"
     settings = IngestSettings(model.segment, model.memory_config.top_k)
-    return ingest(
+    steps = ingest(
         store,
         text,
         tokenizer,
         settings,
         lambda writer: _TokenReader(model, store, writer),
         mode=mode,
-        progress=progress,
     )
+    return finish(steps, progress)
 
 
 class _TokenReader:

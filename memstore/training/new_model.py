@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from memstore.model.checkpoint import load_checkpoint
+from memstore.model.checkpoint import CMT_VALUES, load_checkpoint
 from memstore.model.config import ModelConfig
 from memstore.model.transformer import Transformer
 from memstore.rivals.config import MemoryConfig
@@ -42,5 +42,6 @@ def new_model(
 def _parted(model: Transformer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights of the layers, and what a memory has learned beside them."""
     weights = model.state_dict()
+    weights.pop(CMT_VALUES, None)  # measured of these weights, not of those that come of them
     learned = {name: x for name, x in weights.items() if name.startswith("memory.")}
     return {name: x for name, x in weights.items() if name not in learned}, learned
