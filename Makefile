@@ -8,7 +8,11 @@ READY := $(VENV)/.ready
 TEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 WORKERS ?= 2
 
-.PHONY: demo test models test-models soak lint setup clean
+# Programs that a memory is called by or kept in, and tried with.
+CLIENTS := langchain-core llama-index-core llm llm-echo openai websockets 'moto[server]'
+SYSTEM := chromium redis-server
+
+.PHONY: demo test models test-models services test-services soak lint setup clean
 
 # MODEL=smollm2 (after `make models`) or any other Hugging Face model: the same with that one.
 demo: setup
@@ -24,11 +28,29 @@ models: setup
 test-models: models
 	$(TEST) -m models -n $(WORKERS) $(ARGS)
 
+# LangChain's tests of a retriever come without what they bring for other tests: plug-ins of pytest.
+services: setup
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(CLIENTS)
+	$(BIN)/python -m pip install --quiet --no-deps langchain-tests
+	@for name in $(SYSTEM); do \
+		command -v $$name >/dev/null || { test "$$(id -u)" = 0 && DEBIAN_FRONTEND=noninteractive \
+			apt-get install --quiet --quiet --yes $$name >/dev/null 2>&1; } || \
+		echo "$$name is not here and cannot be installed: its tests are skipped"; \
+	done
+
+test-services: services
+	$(TEST) -m services -n $(WORKERS) $(ARGS)
+
 soak: setup
 	MEMSTORE_KILLS=$${MEMSTORE_KILLS:-100} MEMSTORE_FLIPS=$${MEMSTORE_FLIPS:-1000} \
 		MEMSTORE_SOAK_LOOKUPS=$${MEMSTORE_SOAK_LOOKUPS:-1000000} MEMSTORE_SOAK_SECONDS=$${MEMSTORE_SOAK_SECONDS:-300} \
 		MEMSTORE_HOSTILE=$${MEMSTORE_HOSTILE:-100000} MEMSTORE_STOPS=$${MEMSTORE_STOPS:-40} \
-		$(TEST) tests/test_durability.py tests/test_soak.py tests/test_hostile.py tests/test_signals.py \
+		MEMSTORE_LOAD_SECONDS=$${MEMSTORE_LOAD_SECONDS:-300} \
+		MEMSTORE_SERVE_HOSTILE=$${MEMSTORE_SERVE_HOSTILE:-2000} \
+		MEMSTORE_PUBLISHED_HOSTILE=$${MEMSTORE_PUBLISHED_HOSTILE:-5000} \
+		$(TEST) tests/test_durability.py tests/test_soak.py tests/test_hostile.py tests/test_hostile_documents.py \
+		tests/test_signals.py tests/test_published_hostile.py tests/test_serve_load.py \
+		tests/test_serve_hostile.py \
 		-s --timeout 7200 $(ARGS)
 
 lint: setup

@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
 from counting_source import CountingSource
 from fork_server import ForkServer
+
+if TYPE_CHECKING:
+    from serving import Served
 
 if find_spec("triton") is not None:  # before anything imports Triton, as transformers does
     import triton_interpreter  # noqa: F401
@@ -22,3 +26,12 @@ def children() -> Iterator[ForkServer]:
 @pytest.fixture
 def below() -> CountingSource:
     return CountingSource()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
+    """A server of a memory with one document, `diary`, that tests share; keyless, on loopback."""
+    from serving import serving
+
+    with serving(tmp_path_factory.mktemp("served") / "mem") as server:
+        yield server

@@ -79,6 +79,14 @@ def test_the_names_of_the_package_import_nothing_until_they_are_used() -> None:
     assert imported("from memstore import MemoryStore") == []
 
 
+def test_documents_are_converted_by_another_process() -> None:
+    converters = ("lxml", "pypdf", "markdown_it")
+    assert imported("import memstore.documents", (*HEAVY, *converters, "numpy", "lmdb")) == []
+    code = "from memstore.documents import read\n"
+    code += "assert read(b'# A', 'a.md').places and read(b'<html><p>x', 'a').text == 'x\\n'"
+    assert imported(code, (*HEAVY, *converters, "numpy", "lmdb")) == []
+
+
 def test_what_is_listed_and_moved_imports_no_torch(memory: Path, tmp_path: Path) -> None:
     code = f"""
 from memstore import MemoryStore

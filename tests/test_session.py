@@ -318,6 +318,27 @@ def test_only_ready_documents_answer_and_the_rest_is_named(tmp_path: Path) -> No
         assert model.ask("the", store, documents=["half"], max_new_tokens=1).tokens
 
 
+def test_an_ingest_taken_chunk_by_chunk_may_be_left_and_gone_on_with(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        whole = model.ingest(text(400), store, name="whole")
+        steps = model.ingesting(text(400), store, name="steps")
+        assert not store.has("steps")  # nothing is done before the first chunk is asked for
+        left_at = [next(steps).tokens, next(steps).tokens][-1]
+        steps.close()
+        assert store.document("steps").state == "ingesting"
+        resumed = [
+            state.resumed_tokens for state in model.ingesting(text(400), store, name="steps")
+        ]
+        assert set(resumed) == {left_at} and left_at < whole.tokens
+        document = store.document("steps")
+        assert (document.state, document.tokens, document.source_hash) == (
+            "ready",
+            whole.tokens,
+            whole.source_hash,
+        )
+
+
 @pytest.mark.parametrize(
     "bad",
     [

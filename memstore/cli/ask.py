@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -14,12 +13,13 @@ from memstore.cli import console
 from memstore.cli.options import (
     ASK_BUDGET,
     Answering,
+    Away,
     Documents,
     Json,
     Lookup,
     MetricsPort,
     Model,
-    Store,
+    ReadStore,
     Tiers,
     command,
     metrics_served,
@@ -42,13 +42,14 @@ def ask(
     question: Annotated[
         str, typer.Argument(help="Taken as typed, and continued; - reads one a line from stdin.")
     ],
-    store: Store,
+    store: ReadStore,
     document: Documents = None,
     model: Model = None,
     *,
     answering: Answering,
     lookup: Lookup,
     tiers: Tiers,
+    away: Away,
     as_json: Json = False,
 ) -> None:
     """Answer a question from a memory, and show what was read.
@@ -61,7 +62,7 @@ def ask(
         raise InvalidInput("standard input holds no question")
     began = time.monotonic()
     settings = {"documents": document, **asdict(answering), **asdict(lookup)}
-    with _opened(store, model, tiers) as (reader, memory):
+    with _opened(store, model, tiers, away) as (reader, memory):
         opened = round(time.monotonic() - began, 3)
         asking = partial(reader.ask, store=memory, **settings)
         answers = [_answered(text, asking, quiet=as_json) for text in questions]
@@ -73,13 +74,14 @@ def ask(
 
 @command("chat", "memstore chat --store mem")
 def chat(
-    store: Store,
+    store: ReadStore,
     document: Documents = None,
     model: Model = None,
     *,
     answering: Answering,
     lookup: Lookup,
     tiers: Tiers,
+    away: Away,
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
@@ -89,7 +91,7 @@ def chat(
     """
     with (
         metrics_served(metrics_port) as metrics,
-        _opened(store, model, tiers) as (reader, memory),
+        _opened(store, model, tiers, away) as (reader, memory),
         reader.chat(memory, document, **asdict(lookup)) as conversation,
     ):
         metrics.store = memory
@@ -107,7 +109,7 @@ def chat(
 )
 def search(
     phrase: Annotated[str, typer.Argument(help="What to look for.")],
-    store: Store,
+    store: ReadStore,
     document: Documents = None,
     by: Annotated[
         Literal["passage", "document"],
@@ -127,13 +129,14 @@ def search(
     model: Model = None,
     *,
     tiers: Tiers,
+    away: Away,
     as_json: Json = False,
 ) -> None:
     """Show where in a memory a phrase is found.
 
     The percentage says how much of the phrase is found there: 100% is all of it, word for word.
     """
-    with _opened(store, model, tiers) as (reader, memory):
+    with _opened(store, model, tiers, away) as (reader, memory):
         find = reader.search if by == "passage" else reader.search_documents
         settings = {} if shortlist is None else {"shortlist": shortlist}
         with console.waiting("searching"):
@@ -159,12 +162,15 @@ def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> di
 
 
 @contextmanager
-def _opened(path: Path, model: str | None, tiers: Tiers) -> Iterator[tuple["Verbs", "MemoryStore"]]:
+def _opened(
+    path: str, model: str | None, tiers: Tiers, away: Away
+) -> Iterator[tuple["Verbs", "MemoryStore"]]:
     """The model, and a memory of its own that is only read."""
     from memstore.store.memory_store import MemoryStore
 
     reader = reader_for_command(model)
     options = tiers.options(ASK_BUDGET)
+    options.update(away.options(path))
     with MemoryStore.open(path, reader.signature, read_only=True, **options) as memory:
         yield reader, memory
 

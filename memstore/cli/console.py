@@ -110,12 +110,17 @@ def columns(rows: Sequence[Sequence[object]]) -> str:
 def print_sources(
     sources: Sequence[Mapping[str, Any]], width: int = 90, *, shares: bool = False
 ) -> None:
-    """One line a source: weight (a share of one as a percentage), document, characters, text."""
+    """One line a source: weight (a share of one as a percentage), document, its page or headings,
+    characters, text.
+    """
     for source in sources:
         weight = f"{source['weight']:7.0%}" if shares else f"{source['weight']:7.2f}"
         first, end = source["span"]
         tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
-        place = f"{one_line(source['document'])}[{first:,}-{end:,}] ({tiers})"
+        name = one_line(source["document"])
+        if source["place"] is not None:
+            name += f", {one_line(source['place'])} "
+        place = f"{name}[{first:,}-{end:,}] ({tiers})"
         say(f"  {weight}  {place}  {shorten(source['text'], width)}")
 
 
@@ -145,6 +150,8 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
     elif not streamed:
         say(answer["text"])
     print_sources(answer["sources"])
+    if answer.get("absent"):
+        say(f"  could not be read, and was left out: {', '.join(answer['absent'])}")
     say(f"  {cost(answer)}")
 
 

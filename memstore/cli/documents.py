@@ -10,19 +10,21 @@ from typing import Annotated
 import typer
 
 from memstore.cli import console
-from memstore.cli.options import Json, Store, command
+from memstore.cli.options import Json, ReadStore, Store, command
 from memstore.errors import MemoryNotFound
 
 
 @command("docs", "memstore docs --store mem")
-def docs(store: Store, as_json: Json = False) -> None:
+def docs(store: ReadStore, as_json: Json = False) -> None:
     """List the documents of a memory."""
+    from memstore.disk.document import is_of_prompt
     from memstore.store.memory_store import MemoryStore
 
     with MemoryStore.open(store, read_only=True) as memory:
-        documents, codec = memory.documents(), memory.codec
+        codec = memory.codec
+        documents = [row for row in memory.documents() if not is_of_prompt(row.name)]
     if as_json:
-        console.emit({"codec": codec, "documents": [asdict(document) for document in documents]})
+        console.emit({"codec": codec, "documents": [document.told() for document in documents]})
         return
     rows: list[tuple[object, ...]] = [("name", "state", "tokens", "blocks", "size", "since")]
     for d in documents:
@@ -32,7 +34,7 @@ def docs(store: Store, as_json: Json = False) -> None:
 
 
 @command("stats", "memstore stats --store mem")
-def stats(store: Store, as_json: Json = False) -> None:
+def stats(store: ReadStore, as_json: Json = False) -> None:
     """Say how much a memory holds."""
     from memstore.store.memory_store import MemoryStore
 
@@ -78,7 +80,7 @@ def forget(
     with MemoryStore.open(store) as memory:
         document = memory.forget(name, erase=erase)
     if as_json:
-        console.emit({"forgotten": asdict(document), "erased": erase})
+        console.emit({"forgotten": document.told(), "erased": erase})
     else:
         console.say(
             f"{console.one_line(document.name)}: {'erased' if erase else 'forgotten'}, "
@@ -89,7 +91,7 @@ def forget(
 
 @command("verify", "memstore verify --store mem", "memstore verify --store mem --repair")
 def verify(
-    store: Store,
+    store: ReadStore,
     repair: Annotated[
         bool, typer.Option("--repair", help="Drop damaged documents, whole.")
     ] = False,
@@ -122,7 +124,7 @@ def verify(
 def export(
     name: Annotated[str, typer.Argument(help="The document.")],
     file: Annotated[Path, typer.Argument(help="The file to write.")],
-    store: Store,
+    store: ReadStore,
     as_json: Json = False,
 ) -> None:
     """Write one document to a file that `import` reads.
@@ -150,8 +152,8 @@ def import_(
 ) -> None:
     """Read an exported document, making the memory if need be."""
     from memstore.store.admission import check_name
+    from memstore.store.export_file import check_export, read_head
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.transfer import check_export, read_head
 
     read_head(file)
     try:
@@ -163,7 +165,7 @@ def import_(
     with memory:
         document = memory.import_document(file, name)
     if as_json:
-        console.emit({"imported": asdict(document)})
+        console.emit({"imported": document.told()})
     else:
         console.say(
             f"{console.one_line(document.name)}: imported, {document.tokens:,} tokens, "

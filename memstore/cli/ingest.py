@@ -1,6 +1,5 @@
 """The commands that read documents into a memory, and index them."""
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memstore.cli import console
+from memstore.cli.ingest_files import Reading, checked, text_of
 from memstore.cli.options import (
     ASK_BUDGET,
     IndexKind,
@@ -21,15 +21,13 @@ from memstore.cli.options import (
     parse_size,
 )
 from memstore.cli.readers import reader_for_command
-from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.errors import MemoryNotFound
 
 if TYPE_CHECKING:
-    from memstore.model.ingest import IngestProgress, Mode
-    from memstore.model.text import Text
     from memstore.model.verbs import Verbs
+    from memstore.store.admission import Mode
     from memstore.store.memory_store import MemoryStore
     from memstore.store.options import OpenOptions
-    from memstore.store.room import Forecast
 
 # an ingest reads back only its latest blocks; with --retrieve it gets what asking gets
 INGEST_BUDGET = 128 << 20
@@ -39,17 +37,41 @@ INGEST_BUDGET = 128 << 20
     "ingest",
     "memstore ingest book.txt --store mem",
     "memstore ingest notes.txt --store mem --name diary --append",
+    "memstore ingest papers --recursive --sync --store mem",
     interrupted="interrupted; what was read is kept, and the same command goes on from there",
 )
 def ingest(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="UTF-8 text files, one document each.")
+        list[str],
+        typer.Argument(
+            metavar="PATH...",
+            help="Files, one document each: text (UTF-8), PDF, HTML, DOCX, Markdown, EPUB; "
+            "folders, with --recursive; patterns such as 'notes/**/*.md'; - is standard input.",
+        ),
     ],
     store: Store,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="N", help="Name of the document; default: the file's."),
+        typer.Option(
+            "--name",
+            metavar="N",
+            help="Name of the document; default: the file's. Of a folder's, what they begin with.",
+        ),
     ] = None,
+    recursive: Annotated[
+        bool,
+        typer.Option(
+            "--recursive",
+            "-r",
+            help="Read the files in folders; changed ones replace their documents.",
+        ),
+    ] = False,
+    sync: Annotated[
+        bool,
+        typer.Option(
+            "--sync", help="Forget documents of these folders whose files are there no more."
+        ),
+    ] = False,
     model: Model = None,
     append: Annotated[
         bool, typer.Option("--append", help="Continue the document of that name with this text.")
@@ -90,7 +112,8 @@ def ingest(
 ) -> None:
     """Read documents into a memory, and make it if need be.
 
-    The same text again is a no-op, and an interrupted ingest is resumed.
+    The same text again is a no-op, and an interrupted ingest is resumed. A file that cannot be read
+    is said, and does not keep others from being read (exit status 1).
     """
     if append and replace:
         raise typer.BadParameter("--append and --replace exclude each other")
@@ -101,14 +124,22 @@ def ingest(
     if name is not None and len(paths) > 1:
         raise typer.BadParameter("--name is for one PATH; several are named after their files")
     from memstore.disk.codec import codec_for_new
-    from memstore.model.text import Text
+    from memstore.documents.folder import find
 
     if codec is not None:
         codec_for_new(codec)  # an unknown one is refused, whether or not the memory exists
-    texts = [Text(_file(path), name or _printable(path.stem)) for path in paths]
-    for text in texts:
-        # a file that cannot be read is refused before anything is written
-        text.check(keep=len(texts) == 1)
+    found = find(paths, recursive=recursive, name=name, without=store)
+    if name is not None and len(found.files) > 1 and not found.folders:
+        raise typer.BadParameter("--name is for one PATH; several are named after their files")
+    if sync and not found.folders and not found.refused:
+        raise typer.BadParameter("--sync is for folders: name one, with --recursive")
+    if append and found.folders:
+        raise typer.BadParameter("--append continues a document; it is not for folders")
+    alone = len(paths) == 1 and not found.folders
+    if alone and found.refused:
+        raise found.refused[0]
+    # what cannot be read is refused before a model is loaded
+    first = checked(text_of(found.files[0])) if alone else None
     reader = reader_for_command(model)
     lookup: dict[str, Any] = {
         "top_k": top_k,
@@ -120,17 +151,26 @@ def ingest(
         lookup["retrieve"] = True
     mode: Mode = "append" if append else "replace" if replace else "new"
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
-    results = []
-    with _open_or_create(store, reader, codec, quota, options) as memory:
-        for text in texts:
-            results.append(_ingest_one(reader, memory, text, mode, lookup))
-            if not as_json:
-                console.say(_told(results[-1]))
-        if memory.update_index():
+    reading = Reading(
+        reader,
+        lambda make: _open_or_create(store, reader, codec, quota, options, make=make),
+        mode,
+        lookup,
+        quiet=as_json,
+    )
+    with reading:
+        reading.files(found, first)
+        if sync:
+            reading.forget_lost(found)
+        if reading.memory is not None and reading.memory.update_index():
             with console.working("index") as show:
-                reader.build_index(memory, show)
+                reader.build_index(reading.memory, show)
     if as_json:
-        console.emit({"store": str(store), "documents": results})
+        console.emit({"store": str(store), **reading.told()})
+    elif found.folders:
+        console.say(reading.summary())
+    if reading.failed:
+        raise typer.Exit(1)
 
 
 @command(
@@ -191,24 +231,23 @@ def index(
     )
 
 
-def _file(path: Path) -> Path:
-    if path.exists() and not path.is_dir() and not path.is_file():
-        raise InvalidInput(f"{path} is no regular file; save its text in one")
-    return path
-
-
-def _printable(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", "replace")
-
-
 def _open_or_create(
-    path: Path, reader: "Verbs", codec: str | None, quota: int | None, tiers: "OpenOptions"
-) -> "MemoryStore":
+    path: Path,
+    reader: "Verbs",
+    codec: str | None,
+    quota: int | None,
+    tiers: "OpenOptions",
+    *,
+    make: bool,
+) -> "MemoryStore | None":
+    """The memory; None where there is none and none is to be made."""
     from memstore.store.memory_store import MemoryStore
 
     try:
         memory = MemoryStore.open(path, reader.signature, **tiers)
     except MemoryNotFound:
+        if not make:
+            return None
         return MemoryStore.create(
             path,
             reader.signature,
@@ -226,74 +265,6 @@ def _open_or_create(
         memory.close()
         raise
     return memory
-
-
-def _ingest_one(
-    reader: "Verbs", memory: "MemoryStore", text: "Text", mode: "Mode", lookup: dict[str, Any]
-) -> dict[str, Any]:
-    """Read one text and say what came of it."""
-    known = memory.has(text.name)
-    began = time.monotonic()
-    seen: list[IngestProgress] = []  # the latest only
-    at_once = (lookup["chunk_blocks"] or reader.lookup.chunk_blocks) * reader.shape.block_size
-
-    def expect(forecast: "Forecast") -> None:
-        if forecast.tokens > at_once:
-            console.note(_expected(text.name, forecast))
-
-    with console.reading(text.name) as show:
-
-        def progress(state: "IngestProgress") -> None:
-            if not seen and state.characters < state.total_characters:
-                console.note(_speed(text.name, state))
-            seen[:] = [state]
-            show(state.characters, state.total_characters, state.tokens)
-
-        document = reader.ingest(
-            text, memory, mode=mode, progress=progress, expect=expect, **lookup
-        )
-    resumed_at = seen[0].resumed_tokens if seen else 0
-    if not seen:
-        status = "already read"
-    elif mode == "append":
-        status = "appended"
-    elif resumed_at:
-        status = "resumed"
-    else:
-        status = "replaced" if known else "read"
-    figures = {"blocks": document.blocks, "tokens": document.tokens, "bytes": document.bytes}
-    seconds = round(time.monotonic() - began, 3)
-    return {
-        "name": document.name,
-        "status": status,
-        "resumed_at": resumed_at,
-        **figures,
-        "seconds": seconds,
-    }
-
-
-def _expected(name: str, forecast: "Forecast") -> str:
-    """How large a document will be, before it is read."""
-    size = f"{'up to' if forecast.most else 'about'} {console.size(forecast.bytes)} on disk"
-    return f"{console.one_line(name)}: about {forecast.tokens:,} tokens, {size}"
-
-
-def _speed(name: str, state: "IngestProgress") -> str:
-    """How fast a document is read, and how long that will take, by its first chunk."""
-    return (
-        f"{console.one_line(name)}: {state.tokens_per_second:,.0f} tokens a second, about "
-        f"{console.duration(state.seconds_left)} to go"
-    )
-
-
-def _told(result: dict[str, Any]) -> str:
-    status = result["status"]
-    if status in ("resumed", "appended"):
-        status += f" at token {result['resumed_at']:,}"
-    figures = (
-        f"{result['blocks']:,} blocks, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
-    )
-    return f"{console.one_line(result['name'])}: {status}; {figures}, {result['seconds']:.1f} s"
 
 
 COMMANDS = (ingest, index)

@@ -13,7 +13,19 @@ from typing import Annotated, cast
 import typer
 
 from memstore import __version__
-from memstore.cli import adapt, ask, bench, console, demo, documents, ingest, train
+from memstore.cli import (
+    adapt,
+    ask,
+    bench,
+    console,
+    demo,
+    documents,
+    ingest,
+    mcp,
+    serve,
+    share,
+    train,
+)
 from memstore.cli.options import abandon_stdout
 from memstore.disk.files import occupy_standard_streams
 
@@ -72,6 +84,9 @@ for _command in (
     *ingest.COMMANDS,
     *ask.COMMANDS,
     *documents.COMMANDS,
+    *share.COMMANDS,
+    *serve.COMMANDS,
+    *mcp.COMMANDS,
     *train.COMMANDS,
     *adapt.COMMANDS,
     *demo.COMMANDS,

@@ -17,6 +17,7 @@ import typer
 from memstore.cli import console
 from memstore.disk.files import NO_SPACE
 from memstore.errors import InvalidInput, MemstoreError, StorageFull
+from memstore.share.options import is_url
 
 if TYPE_CHECKING:
     from memstore.serve.metrics import Metrics
@@ -112,6 +113,29 @@ def abandon_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def parse_directory(text: str) -> Path:
+    """A memory's directory for an option. Raises typer.BadParameter for a URL."""
+    if is_url(text):
+        raise typer.BadParameter(
+            f"{text} is a published memory, which is only read; `memstore pull` makes a copy in a "
+            "directory"
+        )
+    return Path(text)
+
+
+def parse_cutoff(text: str) -> float | dict[str, float]:
+    """A number, or numbers by tier."""
+    try:
+        if "=" not in text:
+            return float(text)
+        parts = (part.partition("=") for part in text.split(","))
+        return {tier.strip(): float(value) for tier, _, value in parts}
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r} is neither a number nor numbers by tier, such as host=.05,remote=.3"
+        ) from error
+
+
 def parse_size(text: str) -> int:
     """`console.parse_size` for an option. Raises typer.BadParameter."""
     try:
@@ -135,7 +159,15 @@ def _option(flag: str, metavar: str, help: str, **more: Any) -> Any:
     return typer.Option(flag, metavar=metavar, help=help, **more)
 
 
-Store = Annotated[Path, _option("--store", "DIR", "Directory of the memory.")]
+Store = Annotated[
+    Path, _option("--store", "DIR", "Directory of the memory.", parser=parse_directory)
+]
+ReadStore = Annotated[
+    str,
+    _option(
+        "--store", "DIR|URL", "Directory of the memory, or the URL of a published one (s3://...)."
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
@@ -206,11 +238,13 @@ class Lookup:
     top_k: TopK = None
     score_range: ScoreRange = None
     cmt_cutoff: Annotated[
-        float | None,
+        object | None,
         _option(
             "--cmt-cutoff",
             "C",
-            "Skip lookups whose gate is below C (0 = none); default: the model's.",
+            "Skip lookups whose gate is below C (0 = none), or by tier, as "
+            "host=.05,disk=.16,remote=.3; default: the model's.",
+            parser=parse_cutoff,
         ),
     ] = None
     granularity: Annotated[
@@ -265,3 +299,61 @@ class Tiers:
         if self.index is not None:
             options["index"] = self.index
         return options
+
+
+@dataclass(frozen=True)
+class Away:
+    """How a command reads a published memory: an option a field."""
+
+    local_cache: Annotated[
+        Path | None,
+        _option("--local-cache", "DIR", "Of a published memory: keep what was read here."),
+    ] = None
+    local_budget: Annotated[
+        int | None,
+        _option(
+            "--local-budget",
+            "SIZE",
+            "Bytes that the local cache may hold, such as 20GB; default 8 GiB.",
+            parser=parse_size,
+        ),
+    ] = None
+    valkey: Annotated[
+        str | None,
+        _option(
+            "--valkey",
+            "URL",
+            "Of a published memory: a Valkey or Redis server that readers share as a cache.",
+            envvar="MEMSTORE_VALKEY",
+        ),
+    ] = None
+    deadline: Annotated[
+        float | None,
+        _option(
+            "--deadline", "S", "Of a published memory: a read that takes longer fails; default 20."
+        ),
+    ] = None
+    refresh: Annotated[
+        float | None,
+        _option(
+            "--refresh",
+            "S",
+            "Of a published memory: look for a newer manifest so often; default 5.",
+        ),
+    ] = None
+    allow_partial: Annotated[
+        bool,
+        typer.Option(
+            "--allow-partial",
+            help="Of a published memory: leave out documents that cannot be read, and say which.",
+        ),
+    ] = False
+
+    def options(self, store: str) -> "OpenOptions":
+        """Settings of MemoryStore.open. The server of the environment is of published memories
+        alone.
+        """
+        given = {name: value for name, value in vars(self).items() if value}
+        if not is_url(store) and os.environ.get("MEMSTORE_VALKEY") == self.valkey:
+            given.pop("valkey", None)
+        return cast("OpenOptions", given)

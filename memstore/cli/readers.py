@@ -1,7 +1,5 @@
 """The reader that a command was asked for by name."""
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,26 +7,7 @@ if TYPE_CHECKING:
 
 
 def reader_for_command(name: str | None) -> "Verbs":
-    """The model that ships (None, or its name), one that `memstore train` wrote, or a Hugging Face
-    model: see memstore.hf.load.load_reader. Raises InvalidInput, InvalidWeights, InvalidConfig.
-    """
-    from memstore.model.checkpoint import SHIPPED_NAME
+    """`memstore.hf.named.reader_named`, for a process that does nothing else."""
+    from memstore.hf.named import reader_named
 
-    if name is None or name == SHIPPED_NAME or _is_ours(Path(name)):
-        from memstore.model.landmark_model import load_model_for_command
-
-        return load_model_for_command(name)
-    from memstore.hf.load import load_reader
-
-    return load_reader(name)
-
-
-def _is_ours(directory: Path) -> bool:
-    """Did `memstore train` write it? (A directory that says nothing may have been meant to be.)"""
-    if not directory.is_dir():
-        return False
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return True
-    return not (isinstance(config, dict) and "model_type" in config)
+    return reader_named(name, own_process=True)

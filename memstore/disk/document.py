@@ -1,8 +1,10 @@
 """One document of a memory: its row, its state, how it was read, and the writes that made it."""
 
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
@@ -21,13 +23,25 @@ from memstore.decode import (
     unpack,
 )
 from memstore.disk import format1
+from memstore.disk.places import Places, unpack_places
 from memstore.disk.record import WriteId
 from memstore.disk.signature import Signature
 
 # "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
 # take the place of the ready document of its name
 State = Literal["ingesting", "ready", "importing", "replacing"]
+SOURCE = "source"
+"""Where in a document's metadata stands which file of a folder it was read from."""
+PROMPT = "prompt-"
+_OF_PROMPT = re.compile(f"{PROMPT}[0-9a-f]{{32}}")
 _LATEST = 253_402_214_400  # the end of the year 9999, in seconds
+
+
+def is_of_prompt(name: str) -> bool:
+    """Is it the name of a document that holds what did not fit into a prompt? Such a one is read by
+    its conversation, and by who names it; it is no part of "every document".
+    """
+    return _OF_PROMPT.fullmatch(name) is not None
 
 
 class Write(NamedTuple):
@@ -80,6 +94,23 @@ class Document:
     layers: tuple[Layer, ...] | None = None  # that are stored; None for all of the signature
     # in order of blocks; empty for a document of format 1, which has those since then
     writes: tuple[Write, ...] = ()
+
+    @cached_property
+    def places(self) -> Places:
+        """Where characters of it stand: on which page, under which headings."""
+        return Places(unpack_places(self.metadata))
+
+    def portable(self) -> "Document":
+        """The document as others may see it: without where it was read from."""
+        metadata = {name: value for name, value in self.metadata.items() if name != SOURCE}
+        return replace(self, metadata=metadata)
+
+    def told(self) -> dict[str, Any]:
+        """Plain values for people: of its places their number alone."""
+        metadata = self.metadata
+        if "places" in metadata:
+            metadata = metadata | {"places": len(unpack_places(metadata))}
+        return asdict(replace(self, metadata=metadata))
 
     def write_of(self, block: int) -> WriteId | None:
         """The id of the write that made a block's records; None for records of format 1."""

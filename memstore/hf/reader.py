@@ -112,6 +112,10 @@ class HuggingFaceReader(ChoosingVerbs):
             block_size=shape.block_size,
         )
 
+    @property
+    def templated(self) -> bool:
+        return self._turns.templated
+
     def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
         return self._turns.of(question, first=first)
 

@@ -23,7 +23,7 @@ class Turns:
         self.prefix, self._between, self._behind = begin, list[int](), list[int]()
         self._lead = ""  # of the template, cut together with a question
         parts = _parts(template)
-        self._templated = parts is not None
+        self.templated = parts is not None
         if parts is None:
             return
         before, between, behind = parts
@@ -47,7 +47,7 @@ class Turns:
         """The ids of a question as the first or as a later turn, behind the prefix, and which of
         them are its own words.
         """
-        typed = question.strip() if self._templated else question.rstrip()
+        typed = question.strip() if self.templated else question.rstrip()
         words = self._tokenizer.encode(self._lead + typed)
         before = [] if first else self._between
         place = range(len(before), len(before) + len(words))

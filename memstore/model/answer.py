@@ -22,7 +22,8 @@ class Source:
 
     span: (first, end) characters of the document, those that begin in the block; text: they.
     weight: attention mass summed over layers, heads and answer tokens; of a search, how much of the
-    phrase was found, 0..1. reads: one entry a (layer, head, tier): the part read there.
+    phrase was found, 0..1. reads: one entry a (layer, head, tier): the part read there. place:
+    "page 12", or the headings that it stands under; None where the document has none.
     """
 
     document: str
@@ -31,6 +32,7 @@ class Source:
     text: str
     weight: float
     reads: list[dict[str, Any]] = field(repr=False)
+    place: str | None = None
 
     @classmethod
     def of(
@@ -51,11 +53,14 @@ class Source:
         span = store.tokens(document.id, first, first + count + _CUT)
         ids, following = span.ids[:count].tolist(), span.ids[count:].tolist()
         start = span.char_start + tokenizer.characters(span.before.tolist())
+        text = tokenizer.whole_characters(ids, following)
+        blank, words = len(text) - len(text.lstrip()), len(text.strip())
         return cls(
             document=document.name,
             block=block,
             span=(start, start + tokenizer.characters(ids)),
-            text=tokenizer.whole_characters(ids, following),
+            text=text,
+            place=document.places.at(start + blank, start + blank + words),
             weight=round(sum(reads.values()) if weight is None else weight, 4),
             reads=[
                 {"layer": layer, "head": head, "tier": tier, "weight": round(mass, 4)}
@@ -90,8 +95,9 @@ class Answer:
 
     answered: False where nothing in the memory answers, as far as its reader can tell; the text is
     then empty, or the model's own (AnswerSettings.from_memory). lookups: {"done", "skipped"}, see
-    memstore.model.units.Lookups. tiers: {name: counts} of this answer, the fields of TierStats.
-    seconds: from the question to the last token.
+    memstore.model.units.Lookups. absent: documents that were left out, or of which blocks were,
+    since they could not be read (ShareOptions.allow_partial). tiers: {name: counts} of this answer,
+    the fields of TierStats. seconds: from the question to the last token.
     """
 
     text: str
@@ -102,6 +108,7 @@ class Answer:
     seconds: float
     first_token_seconds: float
     answered: bool = True
+    absent: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from memstore.disk.document import Document
 from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found
 from memstore.model.choosing_ingest import find_again, ingest_in_windows
 from memstore.model.choosing_session import ChoosingSession
 from memstore.model.compact import read_beginning
-from memstore.model.ingest import OnForecast, OnProgress
+from memstore.model.ingest import Ingesting, OnForecast
 from memstore.model.reader import ChoosingReader
 from memstore.model.settings import AnswerSettings
 from memstore.model.tap import tap
@@ -35,25 +34,24 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         """What its selector needs."""
         return self.selector.form
 
-    def ingest(
+    def ingesting(
         self,
         source: Text | Path | str,
         store: MemoryStore,
         *,
         name: str | None = None,
         mode: Mode = "new",
-        progress: OnProgress | None = None,
         expect: OnForecast | None = None,
         **lookup: Any,
-    ) -> Document:
-        """As Verbs.ingest; none of the settings changes what is stored, and chunk_blocks is the
+    ) -> Ingesting:
+        """As Verbs.ingesting; none of the settings changes what is stored, and chunk_blocks is the
         reader's own. Raises InvalidInput for another.
         """
         self._check(store)
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
             raise InvalidInput(f"this model reads {self.lookup.chunk_blocks} blocks at once")
         text = source if isinstance(source, Text) else Text(source, name)
-        return ingest_in_windows(self, store, text, mode=mode, progress=progress, expect=expect)
+        return ingest_in_windows(self, store, text, mode=mode, expect=expect)
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
@@ -94,14 +92,18 @@ class ChoosingVerbs(Verbs, ChoosingReader):
     ) -> ChoosingSession:
         """As Verbs.session."""
         self._check(store)
-        return ChoosingSession(
+        wanted = store.ready(documents)
+        there = store.attached(wanted) if retrieve else wanted
+        session = ChoosingSession(
             self,
             self.lookup.changed(**lookup),
             store,
-            [(document.id, document.blocks) for document in store.ready(documents)],
+            [(document.id, document.blocks) for document in there],
             retrieve=retrieve,
             on_read=on_read,
         )
+        session.absent.update({row.id for row in wanted} - {row.id for row in there})
+        return session
 
     def ranked(
         self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int

@@ -10,7 +10,7 @@ from torch import Tensor
 from memstore.disk.document import Document, IngestSettings
 from memstore.errors import InvalidWeights
 from memstore.model.compact import CompactAttention, KeysValues, read_beginning
-from memstore.model.ingest import OnForecast, OnProgress, ingest
+from memstore.model.ingest import Ingesting, OnForecast, ingest
 from memstore.model.reader import ChoosingReader
 from memstore.model.tap import tapping
 from memstore.model.tapped import Tapped
@@ -27,9 +27,8 @@ def ingest_in_windows(
     text: Text,
     *,
     mode: Mode = "new",
-    progress: OnProgress | None = None,
     expect: OnForecast | None = None,
-) -> Document:
+) -> Ingesting:
     """`memstore.model.ingest.ingest` with this reader."""
     return ingest(
         store,
@@ -38,7 +37,6 @@ def ingest_in_windows(
         IngestSettings(chunk_blocks=reader.lookup.chunk_blocks, top_k=reader.window_blocks),
         lambda writer: _WindowReader(reader, writer),
         mode=mode,
-        progress=progress,
         expect=expect,
     )
 

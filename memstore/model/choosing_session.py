@@ -2,17 +2,17 @@
 selector chooses blocks, and every memory layer reads them with the question.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.errors import InvalidConfig, InvalidInput
+from memstore.errors import BlocksUnavailable, InvalidConfig, InvalidInput
 from memstore.model.chosen import Candidates, Chosen
 from memstore.model.compact import CompactAttention, Window, read_beginning, read_separator
-from memstore.model.generate import generate
+from memstore.model.generate import Continuation
 from memstore.model.local_text import LocalText
 from memstore.model.own_blocks import FoundBlocks
 from memstore.model.reader import ChoosingReader
@@ -51,6 +51,9 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self.lookups = Lookups()
         self.chosen: list[Chosen] = []  # that are read now, in the order of the text
         self.answered = True  # False: nothing in the memory answers the last question
+        self.read_tokens = 0
+        self.candidates: Candidates | None = None  # of the last choice; None before the first
+        self.absent: set[int] = set()  # documents left out, or blocks of them: not to be had
         self._retrieve, self._on_read = retrieve, on_read
         self._beginning = read_beginning(reader)
         self._most = settings.top_k * (3 if settings.margin else 1)  # blocks read at once
@@ -61,6 +64,8 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self._local = LocalText(reader, self._beginning, self._window)
         self._question = ""  # the last one, as typed
         self._own = FoundBlocks(store, list(documents), self._block_units)
+        if settings.own_blocks is not None:
+            self._own.most = min(self._own.most, settings.own_blocks)
         self._separator = read_separator(reader)
         self._spans: list[tuple[int, int]] = []  # of each of the blocks read, the tokens
         self._tiers: list[str] = []  # of each of the units read, where it was
@@ -85,6 +90,13 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         answering()
         return self.feed(ids)[-1]
 
+    def tell(self, question: str, answer: str) -> int:
+        """As AskingSession.tell."""
+        ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
+        ids = [*ids, *self.reader.tokenizer.encode(answer)]
+        self.feed(ids)
+        return len(ids)
+
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> Tensor:
         """Read tokens -> [n, hidden_size], row i being the state that predicts what follows
@@ -93,6 +105,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         shape = self.reader.shape
         size = (0, shape.hidden_size)
         states = [torch.zeros(size, dtype=self.reader.dtype, device=self.reader.device)]
+        self.read_tokens += len(ids)
         pieces = self._window.pieces(ids, self._attention.local) if ids else []
         for piece in pieces:
             self._make_room(len(piece))
@@ -130,26 +143,44 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         max_new_tokens: int,
         *,
         temperature: float = 0.0,
+        top_p: float = 1.0,
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
-    ) -> Iterator[int]:
-        """Yield tokens that follow `state`, until the turn ends: see memstore.model.generate. Every
+    ) -> Continuation:
+        """The tokens that follow `state`, until the turn ends: see memstore.model.generate. Every
         settings.choose_every of them blocks are chosen anew.
         """
-        tokens = generate(
+        return Continuation(
             self,
             state,
             max_new_tokens,
             temperature=temperature,
+            top_p=top_p,
             seed=seed,
             stop=stop,
             end=self.reader.ends_turn,
+            each=self._said,
         )
+
+    def _said(self, number: int) -> None:
         every = self.settings.choose_every
-        for number, token in enumerate(tokens):
-            if every and number and number % every == 0 and self._retrieve:
-                self.choose_again()
-            yield token
+        if every and number and number % every == 0 and self._retrieve:
+            self.choose_again()
+
+    # One token, in a walk that other sessions' tokens share: memstore.model.together
+
+    def begin_token(self) -> bool:
+        """Make room for a token, which may always share a walk."""
+        self._make_room(1)
+        return True
+
+    def enter(self, layer_idx: int, states: Tensor) -> None:
+        """A layer begins: nothing is done ahead."""
+
+    def end_token(self, token: int) -> None:
+        """The walk is done."""
+        self._local.extend([token])
+        self.read_tokens += 1
 
     # What is read
 
@@ -183,6 +214,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         selector, scope, gate = self.reader.selector, self._scope, self.reader.gate
         scores = selector.scores(tapped, question, self.store, scope)
         best = Candidates(scores, selector, tapped, self.store, scope, self.settings.top_k)
+        self.candidates = best
         alone = gate is None or gate.answers(scores)
         answers = alone or (gate is not None and gate.answer_together(scores, best.together))
         self.lookups.done += answers
@@ -210,6 +242,16 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
                 f"{len(blocks)} blocks; top_k {self.settings.top_k} and a margin of "
                 f"{self.settings.margin} tokens read {self._most} at most"
             )
+        try:
+            self._read(blocks)
+        except BlocksUnavailable as error:
+            if not self.store.allow_partial:
+                raise
+            self.absent |= error.documents
+            gone = {(document, block) for document, _, block, _ in error.units}
+            self.read([block for block in blocks if (block.document, block.block) not in gone])
+
+    def _read(self, blocks: Sequence[Chosen]) -> None:
         layers = self.reader.shape.memory_layers
         free = self.store.capacity - self._own.blocks.own * self._block_units  # own ones are pinned
         at_once = max(1, free // max(1, len(blocks) * self._kv_heads))
@@ -294,7 +336,7 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
 
     def close(self) -> None:
         """Let go of what is read and of the session's own blocks; the documents stay."""
-        self.chosen = []
+        self.chosen, self.candidates = [], None
         self._own.close()
         self._attention = CompactAttention(self.reader, self._beginning)
 

@@ -48,6 +48,14 @@ class Candidates:
         runs = [(document, block, block + 1) for document, block in blocks]
         self._matches = selector.matches(tapped, store, runs)
 
+    def best(self, most: int) -> list[Chosen]:
+        """Whole blocks, best first, at most so many, whether or not they are read."""
+        ranked = self.scores.topk(min(most, len(self.scores)))
+        return [
+            Chosen(*_place(self._scope, candidate)[:2], score)
+            for candidate, score in zip(ranked.indices.tolist(), ranked.values.tolist())
+        ]
+
     @property
     def together(self) -> float | None:
         """What the best GATE_TOGETHER of them cover of a question of so many parts; None where not

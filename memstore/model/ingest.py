@@ -3,11 +3,14 @@ constant memory.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from memstore.disk.document import Document, IngestSettings
+from memstore.disk.places import append_places, pack_places, unpack_places
+from memstore.errors import MemoryLocked, ReadOnlyMemory
 from memstore.freed_memory import return_freed_memory
 from memstore.model.reader import TextTokenizer
 from memstore.model.text import Text
@@ -39,6 +42,10 @@ class IngestProgress:
 
 
 OnProgress = Callable[[IngestProgress], None]
+Ingesting = Generator[IngestProgress, None, Document]
+"""An ingest chunk by chunk: tells how far it is after each, and returns the finished document.
+Closed before its end, it commits what it has, to be resumed.
+"""
 OnForecast = Callable[[Forecast], None]
 """Told what a document will be, before any of it is read."""
 
@@ -54,6 +61,18 @@ class ChunkReader(Protocol):
         """
 
 
+def finish(ingesting: Ingesting, progress: OnProgress | None = None) -> Document:
+    """Go through with an ingest, and return its document."""
+    with closing(ingesting):  # at once, and not when it is collected: it holds the writer's lock
+        while True:
+            try:
+                state = next(ingesting)
+            except StopIteration as end:
+                return end.value
+            if progress is not None:
+                progress(state)
+
+
 def ingest(
     store: MemoryStore,
     text: Text,
@@ -62,11 +81,10 @@ def ingest(
     begin: Callable[[DocumentWriter], ChunkReader],
     *,
     mode: Mode = "new",
-    progress: OnProgress | None = None,
     expect: OnForecast | None = None,
-) -> Document:
-    """Read a text into the store under text.name and return the finished document (docs/method.md
-    section 6).
+) -> Ingesting:
+    """Read a text into the store under text.name, chunk by chunk; the finished document is returned
+    (docs/method.md section 6).
 
     begin: makes what reads chunks, behind what the writer has already. A document already there
     with the same content is returned as it is; one whose ingest was interrupted is resumed. Raises
@@ -83,21 +101,26 @@ def ingest(
         )
 
     forecast = foresee()
-    writer = store.write_document(text.name, source_hash=text.digest, settings=settings, mode=mode)
+    writer = store.write_document(
+        text.name,
+        source_hash=text.digest,
+        settings=settings,
+        mode=mode,
+        metadata=_metadata(store, text, tokenizer, mode),
+    )
     if writer is None:
-        return store.document(text.name)
+        return _described(store, text)
     with writer:
         if forecast is not None and expect is not None:
             expect(forecast)
         began = time.perf_counter()
         reader = begin(writer)
-        report = progress or (lambda state: None)
         number, resumed, base = writer.document.id, writer.tokens, writer.base_tokens
         characters = _characters_before(store, tokenizer, number, resumed)
         total = text.characters + _characters_before(store, tokenizer, number, base)
         first = characters
 
-        def read(ids: list[int]) -> None:
+        def read(ids: list[int]) -> IngestProgress:
             nonlocal characters, forecast
             reader.chunk(ids, characters)
             if writer.tokens % _FREED_EVERY < len(ids):
@@ -105,9 +128,9 @@ def ingest(
             characters += tokenizer.characters(ids)
             seconds = time.perf_counter() - began
             left = seconds * (total - characters) / max(1, characters - first)
-            report(IngestProgress(characters, total, writer.tokens, resumed, seconds, left))
             if forecast is not None and forecast.most and writer.document.tokens > resumed:
                 forecast = foresee()
+            return IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
 
         # An append reads again what stood behind the last full chunk, then the new text; a resumed
         # ingest skips what it has.
@@ -119,12 +142,38 @@ def ingest(
             pending.extend(ids[dropped:])
             done = 0
             while len(pending) - done > reader.chunk_tokens:
-                read(pending[done : done + reader.chunk_tokens])
+                yield read(pending[done : done + reader.chunk_tokens])
                 done += reader.chunk_tokens
             del pending[:done]
         if pending:
-            read(pending)
+            yield read(pending)
         return writer.finish()
+
+
+def _metadata(
+    store: MemoryStore, text: Text, tokenizer: TextTokenizer, mode: Mode
+) -> dict[str, Any]:
+    """What the document's row will say of it: of one that is appended to, the places of both parts,
+    and no more that it is a file of a folder.
+    """
+    if mode != "append" or not store.has(text.name):
+        return text.metadata
+    there = store.document(text.name)
+    characters = _characters_before(store, tokenizer, there.id, there.tokens)
+    places = append_places(unpack_places(there.metadata), characters, text.places)
+    return {**there.portable().metadata, **pack_places(places)}
+
+
+def _described(store: MemoryStore, text: Text) -> Document:
+    """The document that is there already; its row says what is known of it by now."""
+    document = store.document(text.name)
+    metadata = document.metadata | text.metadata
+    if metadata == document.metadata or document.appended_to:
+        return document
+    try:
+        return store.describe(text.name, metadata)
+    except (ReadOnlyMemory, MemoryLocked):
+        return document  # it can be asked as it is
 
 
 def _about(text: Text, tokenizer: TextTokenizer) -> int:

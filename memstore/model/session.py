@@ -2,7 +2,7 @@
 become memory themselves.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
@@ -13,7 +13,7 @@ from torch import Tensor
 from memstore.errors import BudgetExceeded, InvalidConfig
 from memstore.model.attention import MemoryAttention
 from memstore.model.chunk import FinishedBlocks
-from memstore.model.generate import generate
+from memstore.model.generate import Continuation
 from memstore.model.own_blocks import OwnBlocks
 from memstore.model.predict import Lookahead
 from memstore.model.reader import Foreseeing, LandmarkReader
@@ -76,6 +76,7 @@ class Session:
             settings,
             store,
             blocks,
+            cmt_values=reader.cmt_values,
             retrieve=retrieve,
             on_read=on_read,
             read_all_rows=read_all_rows,
@@ -86,6 +87,7 @@ class Session:
         if store.predictor != "off" and retrieve and isinstance(reader, Foreseeing):
             self._lookahead = self.attention.observer = Lookahead(reader, self.attention, store)
         self.content = 0  # content tokens in the open chunk
+        self.read_tokens = 0
 
     answered = True  # its gate is of every token and head: it says nothing of a question
 
@@ -93,6 +95,11 @@ class Session:
     def lookups(self) -> Lookups:
         """Of (token, head, layer)."""
         return self.attention.lookups
+
+    @property
+    def absent(self) -> set[int]:
+        """Documents that were left out, or of which blocks were, since they could not be had."""
+        return self.attention.absent
 
     @property
     def chunk_tokens(self) -> int:
@@ -107,6 +114,7 @@ class Session:
         reader = self.reader
         size = (0, reader.shape.hidden_size)
         states = [torch.zeros(size, dtype=reader.dtype, device=reader.device)]
+        self.read_tokens += len(ids)
         start = 0
         while start < len(ids):
             if self.content >= self.chunk_tokens:
@@ -127,9 +135,8 @@ class Session:
         return self._forward(sequence)[rows]
 
     def _forward(self, sequence: Sequence[int]) -> Tensor:
-        enter = None if self._lookahead is None else self._lookahead.enter
         ids = torch.tensor([sequence], device=self.reader.device)
-        hidden = self.reader.hidden(ids, self.attention.attend, enter=enter)[0]
+        hidden = self.reader.hidden(ids, self.attend, enter=self.enter)[0]
         self.attention.chunk.advance(len(sequence))
         return hidden
 
@@ -167,11 +174,40 @@ class Session:
         max_new_tokens: int,
         *,
         temperature: float = 0.0,
+        top_p: float = 1.0,
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
-    ) -> Iterator[int]:
-        """Yield content tokens that follow `state`: see memstore.model.generate."""
-        return generate(self, state, max_new_tokens, temperature=temperature, seed=seed, stop=stop)
+    ) -> Continuation:
+        """The content tokens that follow `state`: see memstore.model.generate."""
+        return Continuation(
+            self, state, max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
+        )
+
+    # One token, in a walk that other sessions' tokens share: memstore.model.together
+
+    @torch.no_grad()
+    def begin_token(self) -> bool:
+        """Make room for a token; False for one that ends a block, as its landmark is read with
+        it.
+        """
+        if self.content >= self.chunk_tokens:
+            self.end_chunk()
+        return (self.content + 1) % self.reader.shape.block_size != 0
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What Reader.hidden takes: the open chunk goes on, and attends to memory."""
+        return self.attention.attend(layer_idx, q, k, v)
+
+    def enter(self, layer_idx: int, states: Tensor) -> None:
+        """A layer begins with these states [1, T, hidden_size]."""
+        if self._lookahead is not None:
+            self._lookahead.enter(layer_idx, states)
+
+    def end_token(self, token: int) -> None:
+        """The walk is done."""
+        self.content += 1
+        self.read_tokens += 1
+        self.attention.chunk.advance(1)
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
@@ -230,6 +266,13 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
             self.feed(ids[:-1])
         answering()
         return self.feed(ids[-1:])[-1]
+
+    def tell(self, question: str, answer: str) -> int:
+        """As AskingSession.tell."""
+        reader = self.reader
+        ids = [*reader.question_ids(question), *reader.tokenizer.encode(answer)]
+        self.feed(ids)
+        return len(ids)
 
     def _take(self, blocks: FinishedBlocks) -> None:
         count, scratch = len(blocks[0][0]), self._own.scratch

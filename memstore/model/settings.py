@@ -1,11 +1,12 @@
 """What may be chosen for a lookup, and for an answer: checked once, when they are made."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args
 
 from memstore.errors import InvalidInput
+from memstore.model.cutoffs import check_cutoffs
 
 Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
 GRANULARITIES = get_args(Granularity)
@@ -27,7 +28,10 @@ class LookupSettings:
     # much over each earlier one
     supersede: float = 0.0
     granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
-    cmt_cutoff: float = 0.1  # lookups of rows whose gate is below are skipped
+    # lookups of rows whose gate is below are skipped; by tier ({"host": .05, "remote": .3}): a row
+    # below a tier's uses what faster ones hold of its best blocks, so that an answer depends on
+    # what they hold (memstore.model.reach)
+    cmt_cutoff: float | Mapping[str, float] = 0.1
     chunk_blocks: int = 8  # blocks read at once
     # of a session's own text only so many of the latest blocks are remembered (the paper's bound on
     # its memory); None = as many as main memory has room for
@@ -52,8 +56,11 @@ class LookupSettings:
             raise InvalidInput(
                 f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
             )
-        if not 0 <= self.cmt_cutoff <= 1:
-            raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {self.cmt_cutoff}")
+        for cutoff in [self.cmt_cutoff] if self.cutoffs is None else self.cutoffs.values():
+            if not (isinstance(cutoff, int | float) and 0 <= cutoff <= 1):
+                raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {cutoff}")
+        if self.cutoffs is not None:
+            check_cutoffs(self.cutoffs)
         if not 0 <= self.margin <= 64:
             raise InvalidInput(f"margin must lie in 0..64, is {self.margin}")
         if not 1 <= self.local_blocks <= 1 << 20:
@@ -67,6 +74,18 @@ class LookupSettings:
                 f"own_blocks must be at least top_k, the {self.top_k} latest that are always "
                 f"there; is {self.own_blocks}"
             )
+
+    @property
+    def cutoffs(self) -> Mapping[str, float] | None:
+        """cmt_cutoff by tier; None where it is one for all."""
+        return self.cmt_cutoff if isinstance(self.cmt_cutoff, Mapping) else None
+
+    @property
+    def least_cutoff(self) -> float:
+        """The gate below which a row looks nothing up."""
+        if isinstance(self.cmt_cutoff, Mapping):
+            return self.cmt_cutoff["host"]
+        return self.cmt_cutoff
 
     def changed(self, **settings: Any) -> "LookupSettings":
         """These with others in their place; None leaves one as it is. Raises InvalidInput."""

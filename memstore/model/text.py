@@ -4,8 +4,13 @@ import codecs
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from memstore.errors import InvalidInput
+from memstore.disk.document import SOURCE
+from memstore.disk.places import Place, pack_places
+from memstore.documents import Converted, read
+from memstore.documents.detect import Form, form_of
+from memstore.errors import InvalidInput, UnreadableDocument
 
 _PIECE = 1 << 20
 _KEPT = 64 << 20  # bytes of a file that are kept in memory from its check to its reading
@@ -13,17 +18,27 @@ _SAMPLE, _BETWEEN, _SAMPLES = 4096, 1 << 14, 32  # characters, from one to the n
 
 
 class Text:
-    """A text from a file or a string.
+    """A text from a file, a string, or a document that was converted.
 
-    A file is read by `check`, which has to know the whole text before any of it is stored. What is
-    small is kept from there; a larger file is read once more by `pieces`, and refused if it is
-    another one by then.
+    A file is read by `check`, which has to know the whole text before any of it is stored. A PDF,
+    HTML, DOCX, Markdown or EPUB file is converted then, and its text kept. What is small is kept,
+    too; a larger file of plain text is read once more by `pieces`, and refused if it is another one
+    by then.
     """
 
-    def __init__(self, content: Path | str, name: str | None = None) -> None:
-        """Raises InvalidInput for a path that is no file to read, and for a string without a
-        name.
+    def __init__(
+        self,
+        content: Path | str | Converted,
+        name: str | None = None,
+        *,
+        source: dict[str, Any] | None = None,
+    ) -> None:
+        """source: which file of a folder it is (memstore.documents.folder). Raises InvalidInput for
+        a path that is no file to read, and for a string without a name.
         """
+        self.kind, self.places = "text", tuple[Place, ...]()
+        if isinstance(content, Converted):
+            self.kind, self.places, content = content.kind, content.places, content.text
         if isinstance(content, str):
             if not name:
                 raise InvalidInput("a text given as a string needs a name")
@@ -32,19 +47,39 @@ class Text:
         elif content.is_dir():
             raise InvalidInput(f"{content} is a directory; name the files in it")
         self.content = content
+        self.source = source
         self.name = name or Path(content).stem
         self.digest = ""  # BLAKE2 of the whole text, once it is checked
         self.characters = 0  # of the whole text, once it is checked
         self.sample: list[str] = []  # passages from all over it, once it is checked
         self._kept: list[str] | None = None
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the row of a document of it says, once it is checked: its kind, unless it is plain
+        text, its places and its source.
+        """
+        kind = {} if self.kind == "text" else {"kind": self.kind}
+        source = {} if self.source is None else {SOURCE: self.source}
+        return kind | pack_places(self.places) | source
+
     def check(self, *, keep: bool = True) -> None:
         """Read it through; again it does nothing. keep: in memory, what is small.
 
-        Raises InvalidInput for bytes that are not UTF-8, NUL bytes, and if there is nothing in it.
+        Raises InvalidInput for bytes that are not UTF-8, NUL bytes, and if there is nothing in it;
+        UnreadableDocument for what is known to be no text and cannot be converted.
         """
         if self.digest:
             return
+        try:
+            self._check(keep=keep)
+        except _ToBeConverted:
+            converted = read(Path(self.content), str(self.content))
+            self.kind, self.places = converted.kind, converted.places
+            self.content = converted.text
+            self._check(keep=keep)
+
+    def _check(self, *, keep: bool) -> None:
         small = isinstance(self.content, Path) and self._size() <= _KEPT
         kept: list[str] | None = [] if keep and small else None
         digest, characters, blank = _hash(), 0, True
@@ -96,6 +131,8 @@ class Text:
         try:
             with self.content.open("rb") as file:
                 while raw := file.read(_PIECE):
+                    if not offset and self._form(raw, self.content) != "text":
+                        raise _ToBeConverted
                     if b"\0" in raw:
                         raise InvalidInput(
                             f"{self.content} is binary (a NUL byte at {offset + raw.index(0)}); "
@@ -110,6 +147,17 @@ class Text:
             ) from None
         except OSError as error:
             raise InvalidInput(f"cannot read {self.content}: {error.strerror}") from None
+
+    @staticmethod
+    def _form(raw: bytes, path: Path) -> Form:
+        try:
+            return form_of(raw, path.name)
+        except UnreadableDocument as error:
+            raise UnreadableDocument(f"{path} {error}") from None
+
+
+class _ToBeConverted(Exception):
+    """It is no plain text."""
 
 
 def _hash() -> "hashlib.blake2b":

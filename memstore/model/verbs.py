@@ -4,7 +4,7 @@ was read.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,10 @@ from torch import Tensor
 from memstore.disk.document import Document
 from memstore.errors import InvalidInput
 from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Source
-from memstore.model.ingest import OnForecast, OnProgress
+from memstore.model.generate import Continuation, ends_sentence
+from memstore.model.ingest import Ingesting, OnForecast, OnProgress, finish
 from memstore.model.reader import Reader
+from memstore.model.said import Said
 from memstore.model.settings import ANSWER_SETTINGS
 from memstore.model.text import Text
 from memstore.model.units import Lookups, OnRead
@@ -35,6 +37,11 @@ class AskingSession(AbstractContextManager["AskingSession"], Protocol):
 
     store: MemoryStore
     answered: bool  # False: nothing in the memory answers the last question
+    read_tokens: int  # since it was opened
+
+    @property
+    def absent(self) -> set[int]:
+        """Documents that were left out, or of which blocks were, since they could not be had."""
 
     @property
     def lookups(self) -> Lookups:
@@ -44,6 +51,9 @@ class AskingSession(AbstractContextManager["AskingSession"], Protocol):
         """Read a question; the state [hidden_size] that its answer begins with. answering: called
         before that state is computed.
         """
+
+    def tell(self, question: str, answer: str) -> int:
+        """Read a turn that was said before, without looking up; how many tokens it has."""
 
     def feed(self, ids: Sequence[int]) -> Tensor:
         """Read tokens -> states [n, hidden_size]."""
@@ -57,16 +67,21 @@ class AskingSession(AbstractContextManager["AskingSession"], Protocol):
         max_new_tokens: int,
         *,
         temperature: float = 0.0,
+        top_p: float = 1.0,
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
-    ) -> Iterator[int]:
-        """Yield tokens that follow `state`."""
+    ) -> Continuation:
+        """The tokens that follow `state`."""
 
 
 class Verbs(Reader):
     """What any reader can do with a MemoryStore; a reader inherits them."""
 
-    @abstractmethod
+    @property
+    def templated(self) -> bool:
+        """Are questions written into a chat template, which may hold instructions?"""
+        return False
+
     def ingest(
         self,
         source: Text | Path | str,
@@ -86,6 +101,21 @@ class Verbs(Reader):
         not where it is there already. lookup: LookupSettings that shall differ. Raises StorageFull
         for a document that finds no room, before it is read.
         """
+        steps = self.ingesting(source, store, name=name, mode=mode, expect=expect, **lookup)
+        return finish(steps, progress)
+
+    @abstractmethod
+    def ingesting(
+        self,
+        source: Text | Path | str,
+        store: MemoryStore,
+        *,
+        name: str | None = None,
+        mode: Mode = "new",
+        expect: OnForecast | None = None,
+        **lookup: Any,
+    ) -> Ingesting:
+        """`ingest` one chunk at a time, for who has other work to do between them."""
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
@@ -198,7 +228,8 @@ class Verbs(Reader):
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):
             if value < 1:
                 raise InvalidInput(f"{name} must be at least 1, is {value}")
-        searched = {document.id: document for document in store.ready(documents, to="search")}
+        attached = store.attached(store.ready(documents, to="search"))
+        searched = {document.id: document for document in attached}
         scope = [(document.id, document.blocks) for document in searched.values()]
         return searched, self.ranked(phrase, store, scope, max(shortlist, top_k))
 
@@ -226,6 +257,16 @@ class Chat:
         """Continue the session with a question and generate its answer; settings: of
         AnswerSettings. Raises InvalidInput.
         """
+        asking = self.asking(question, **settings)
+        while True:
+            try:
+                next(asking)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+
+    def asking(self, question: str, **settings: Any) -> Generator[str, None, Answer]:
+        """`ask` piece by piece: yields the text as it is generated, and returns the answer."""
         chosen = self._reader.answering.changed(**settings)
         if not question.strip():
             raise InvalidInput("the question is empty")
@@ -235,7 +276,7 @@ class Chat:
         done, skipped = lookups.done, lookups.skipped
         self._collector.stop()
         state = session.ask(question, self._collector.start)
-        tokens: list[int] = []
+        said = Said(tokenizer, sentence=chosen.until_sentence)
         first = 0.0
         silent = chosen.from_memory and not session.answered
         for token in session.generate(
@@ -246,14 +287,16 @@ class Chat:
             stop=self._ends_answer if chosen.until_sentence else None,
         ):
             first = first or time.perf_counter() - began
-            tokens.append(token)
             if chosen.on_token is not None:
                 chosen.on_token(tokenizer.decode([token]))
-        text = tokenizer.decode(tokens).strip()
+            if piece := said.add(token):
+                yield piece
+        if rest := said.rest():
+            yield rest
         after = store.tier_stats()
         return Answer(
-            text=text.removesuffix(".") if chosen.until_sentence else text,
-            tokens=tokens,
+            text=said.text,
+            tokens=said.tokens,
             sources=self._collector.sources(self._reader, store, chosen.max_sources),
             lookups={"done": lookups.done - done, "skipped": lookups.skipped - skipped},
             answered=session.answered,
@@ -261,10 +304,10 @@ class Chat:
                 name: {count: after[name][count] - counts[count] for count in COUNTS}
                 for name, counts in tiers.items()
             },
+            absent=[row.name for row in store.documents() if row.id in session.absent],
             seconds=time.perf_counter() - began,
             first_token_seconds=first,
         )
 
     def _ends_answer(self, token: int) -> bool:
-        text = self._reader.tokenizer.decode([token])
-        return text.rstrip(" ").endswith((".", "?", "!")) or "\n" in text
+        return ends_sentence(self._reader.tokenizer.decode([token]))

@@ -1,1 +1,1 @@
-"""What other programs ask over HTTP."""
+"""What other programs ask over HTTP: OpenAI's endpoints, the page, MCP, metrics."""

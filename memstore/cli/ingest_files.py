@@ -1,0 +1,282 @@
+"""Reading files into a memory one after the other: what is there already is passed over, what
+cannot be read is said and left out, what is gone is forgotten.
+"""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from memstore.cli import console
+from memstore.errors import DocumentExists, InvalidInput, MemstoreError
+
+if TYPE_CHECKING:
+    from memstore.disk.document import Document
+    from memstore.documents.folder import File, Files, Source
+    from memstore.model.ingest import IngestProgress
+    from memstore.model.text import Text
+    from memstore.model.verbs import Verbs
+    from memstore.store.admission import Mode
+    from memstore.store.memory_store import MemoryStore
+    from memstore.store.room import Forecast
+
+_OWN = (InvalidInput, DocumentExists)  # what is wrong with one file, and not with the others
+
+
+def text_of(file: "File", source: "Source | None" = None) -> "Text":
+    """The text of a file. Raises InvalidInput."""
+    from memstore.documents import read
+    from memstore.documents.converted import LIMITS
+    from memstore.documents.folder import STDIN
+    from memstore.model.text import Text
+
+    if str(file.path) == STDIN and file.folder is None:
+        data = sys.stdin.buffer.read(LIMITS.file_bytes + 1)
+        return Text(read(data, "standard input"), file.name)
+    return Text(file.path, file.name, source=None if source is None else source.to_dict())
+
+
+def checked(text: "Text", which: str = "") -> "Text":
+    """A text that can be read, with a sign of life while it is converted. Raises InvalidInput."""
+    with console.waiting(f"{which}looking at {console.one_line(text.name)}"):
+        text.check()
+    return text
+
+
+class Reading(AbstractContextManager["Reading"]):
+    """Files on their way into a memory, which is opened when the first can be read; a context
+    manager that closes it.
+    """
+
+    def __init__(
+        self,
+        reader: "Verbs",
+        open_memory: "Callable[[bool], MemoryStore | None]",
+        mode: "Mode",
+        lookup: dict[str, Any],
+        *,
+        quiet: bool,
+    ) -> None:
+        """open_memory: whether it may be made -> the memory, or None; quiet: nothing is said on
+        stdout.
+        """
+        self.memory: MemoryStore | None = None
+        self.failed: list[dict[str, Any]] = []
+        self._reader, self._open, self._mode, self._lookup = reader, open_memory, mode, lookup
+        self._quiet = quiet
+        self._results: list[dict[str, Any]] = []
+        self._forgotten: list[Document] = []
+
+    def files(self, found: "Files", first: "Text | None" = None) -> None:
+        """Read what was found; first: the text of the only file, where it is checked already, and
+        whose errors are the command's.
+        """
+        for error in found.refused:
+            self._fail(error)
+        if first is not None:
+            self._read(first, self._mode)
+            return
+        self.memory = self._open(False)
+        many = len(found.files) if found.folders else 0
+        for number, file in enumerate(found.files, 1):
+            try:
+                self._file(file, f"[{number:,} of {many:,}] " if many else "")
+            except _OWN as error:
+                self._fail(error)
+
+    def forget_lost(self, found: "Files") -> None:
+        """Forget the documents of folders whose files are gone; nothing of a folder in which there
+        is no file at all.
+        """
+        from memstore.documents.folder import Source
+
+        if self.memory is None:
+            return
+        for folder in found.folders:
+            from_here = [
+                (document, source)
+                for document in self.memory.documents()
+                if (source := Source.of(document)) is not None and source.folder == folder.digest
+            ]
+            lost = [document for document, source in from_here if folder.has_lost(source)]
+            if lost and not any(file.folder == folder for file in found.files):
+                self._fail(
+                    InvalidInput(
+                        f"{folder.path} holds no file any more; nothing of it is forgotten: is it "
+                        "the right folder? `memstore forget` takes names"
+                    )
+                )
+                continue
+            for document in lost:
+                self.memory.forget(document.name)
+                self._forgotten.append(document)
+                if not self._quiet:
+                    console.say(f"{console.one_line(document.name)}: forgotten, its file is gone")
+
+    def told(self) -> dict[str, Any]:
+        """What became of every file, as plain values."""
+        forgotten = {"forgotten": [document.name for document in self._forgotten]}
+        return {
+            "documents": self._results,
+            **(forgotten if self._forgotten else {}),
+            **({"failed": self.failed} if self.failed else {}),
+        }
+
+    def summary(self) -> str:
+        """The same in one line."""
+        counts = Counter(result["status"] for result in self._results)
+        counts |= {"forgotten": len(self._forgotten), "not read": len(self.failed)}
+        parts = [f"{count:,} {status}" for status, count in counts.items() if count]
+        return f"{len(self._results) + len(self.failed):,} files: {', '.join(parts) or 'nothing'}"
+
+    def _file(self, file: "File", which: str) -> None:
+        seen, there = file.look(), self._there(file)
+        known = self._known(there, seen)
+        if seen is not None:
+            done = known is not None and there is not None and there.state == "ready"
+            if done and known is not None and known.mtime_ns == seen.mtime_ns != 0:
+                done = known.size == seen.size
+            if not done or known is None or known.mtime_ns != seen.mtime_ns or not seen.mtime_ns:
+                seen = msgspec.structs.replace(seen, hash=file.hash())
+                done = done and known is not None and known.hash == seen.hash
+                if done and there is not None:
+                    self._describe(there, seen)
+            if done and there is not None:
+                self._add(there, "unchanged")
+                return
+        text = checked(text_of(file, seen), which)
+        self._read(text, self._mode if known is None else "replace", which)
+
+    def _there(self, file: "File") -> "Document | None":
+        """The document of its name, if there is one."""
+        there = self.memory is not None and self.memory.has(file.name)
+        return self.memory.document(file.name) if there and self.memory is not None else None
+
+    def _known(self, there: "Document | None", seen: "Source | None") -> "Source | None":
+        """What the document of a file's name says of the file, if it came from that."""
+        from memstore.documents.folder import Source
+
+        known = None if there is None else Source.of(there)
+        if known is None or seen is None or self._mode == "replace":
+            return None
+        return known if (known.folder, known.file) == (seen.folder, seen.file) else None
+
+    def _describe(self, there: "Document", seen: "Source") -> None:
+        from memstore.disk.document import SOURCE
+
+        if self.memory is not None and there.metadata.get(SOURCE) != seen.to_dict():
+            self.memory.describe(there.name, {**there.metadata, SOURCE: seen.to_dict()})
+
+    def _read(self, text: "Text", mode: "Mode", which: str = "") -> None:
+        if self.memory is None:
+            self.memory = self._open(True)
+        assert self.memory is not None
+        result = _ingest_one(self._reader, self.memory, text, mode, self._lookup, which=which)
+        self._results.append(result)
+        if not self._quiet:
+            console.say(_told(result))
+
+    def _add(self, there: "Document", status: str) -> None:
+        self._results.append(_result(there, status))
+
+    def _fail(self, error: MemstoreError) -> None:
+        message = console.one_line(str(error))
+        console.note(f"error: {message}")
+        self.failed.append({"name": type(error).__name__, "message": message})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.memory is not None:
+            self.memory.close()
+
+
+def _ingest_one(
+    reader: "Verbs",
+    memory: "MemoryStore",
+    text: "Text",
+    mode: "Mode",
+    lookup: dict[str, Any],
+    *,
+    which: str = "",
+) -> dict[str, Any]:
+    """Read one text and say what came of it; which: of how many files, where it is one of many."""
+    known = memory.has(text.name)
+    began = time.monotonic()
+    seen: list[IngestProgress] = []  # the latest only
+    at_once = (lookup["chunk_blocks"] or reader.lookup.chunk_blocks) * reader.shape.block_size
+
+    def expect(forecast: "Forecast") -> None:
+        if forecast.tokens > at_once and not which:
+            console.note(_expected(text.name, forecast))
+
+    with console.reading(f"{which}{text.name}") as show:
+
+        def progress(state: "IngestProgress") -> None:
+            if not seen and state.characters < state.total_characters and not which:
+                console.note(_speed(text.name, state))
+            seen[:] = [state]
+            show(state.characters, state.total_characters, state.tokens)
+
+        document = reader.ingest(
+            text, memory, mode=mode, progress=progress, expect=expect, **lookup
+        )
+    resumed_at = seen[0].resumed_tokens if seen else 0
+    if not seen:
+        status = "already read"
+    elif mode == "append":
+        status = "appended"
+    elif resumed_at:
+        status = "resumed"
+    else:
+        status = "replaced" if known else "read"
+    return _result(document, status, resumed_at, round(time.monotonic() - began, 3))
+
+
+def _result(
+    document: "Document", status: str, resumed_at: int = 0, seconds: float = 0.0
+) -> dict[str, Any]:
+    return {
+        "name": document.name,
+        "status": status,
+        "resumed_at": resumed_at,
+        "blocks": document.blocks,
+        "tokens": document.tokens,
+        "bytes": document.bytes,
+        "seconds": seconds,
+    }
+
+
+def _expected(name: str, forecast: "Forecast") -> str:
+    """How large a document will be, before it is read."""
+    size = f"{'up to' if forecast.most else 'about'} {console.size(forecast.bytes)} on disk"
+    return f"{console.one_line(name)}: about {forecast.tokens:,} tokens, {size}"
+
+
+def _speed(name: str, state: "IngestProgress") -> str:
+    """How fast a document is read, and how long that will take, by its first chunk."""
+    return (
+        f"{console.one_line(name)}: {state.tokens_per_second:,.0f} tokens a second, about "
+        f"{console.duration(state.seconds_left)} to go"
+    )
+
+
+def _told(result: dict[str, Any]) -> str:
+    status = result["status"]
+    if status in ("resumed", "appended"):
+        status += f" at token {result['resumed_at']:,}"
+    figures = (
+        f"{result['blocks']:,} blocks, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
+    )
+    return f"{console.one_line(result['name'])}: {status}; {figures}, {result['seconds']:.1f} s"

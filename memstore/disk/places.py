@@ -1,0 +1,133 @@
+"""Where the parts of a document stand: its pages and headings, as its row keeps them.
+
+They are one text in the row's metadata, a line a place, which versions that know nothing of places
+carry along as it is:
+
+    <characters since the place before> <level> <name>
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+PAGE = 0  # the level of pages; headings have 1 (the highest), 2, ...
+LEVELS = 10  # a heading of a deeper level counts as one of the last
+NAME = 120  # characters of a name that are kept
+MOST = 20_000  # places of a document; of more, the deepest headings are left out
+_MOST_TEXT = 1 << 20  # characters of them all
+_KEY = "places"
+_FORM = re.compile(r"(?:[0-9]{1,15} [0-9] [^\x00-\x1f]{0,120}\n)*")
+_BLANKS = re.compile(r"[\s\x00-\x1f]+")
+
+
+class Place(NamedTuple):
+    """From character `start` on the text stands on a page (level 0), or under a heading.
+
+    An empty name ends what was there before: the page, or the headings from that level down.
+    """
+
+    start: int
+    level: int
+    name: str
+
+
+class Places:
+    """The places of a document, asked where characters of it stand."""
+
+    def __init__(self, places: Sequence[Place] = ()) -> None:
+        """places: in order of `start`."""
+        self._pages = [place for place in places if place.level == PAGE]
+        self._headings = [place for place in places if place.level != PAGE]
+        self._page_starts = [place.start for place in self._pages]
+        self._heading_starts = [place.start for place in self._headings]
+        paths: list[tuple[Place, ...]] = []
+        path: tuple[Place, ...] = ()
+        for place in self._headings:
+            path = (*(above for above in path if above.level < place.level), place)
+            paths.append(path)
+        self._paths = [tuple(part.name for part in path if part.name) for path in paths]
+
+    def page(self, character: int) -> str:
+        """The page that a character stands on; "" for none."""
+        at = bisect_right(self._page_starts, character) - 1
+        return self._pages[at].name if at >= 0 else ""
+
+    def headings(self, character: int) -> tuple[str, ...]:
+        """The headings that a character stands under, the highest first."""
+        at = bisect_right(self._heading_starts, character) - 1
+        return self._paths[at] if at >= 0 else ()
+
+    def at(self, first: int, end: int) -> str | None:
+        """Where the characters from `first` to `end` stand, in words: "page 12", "pages 12-13",
+        "Part One > The Mill", "The Mill to The Ferry"; None where that is not known.
+        """
+        last = max(first, end - 1)
+        words = []
+        pages = [self.page(first), self.page(last)]
+        if all(pages):
+            words.append(
+                f"page {pages[0]}" if pages[0] == pages[1] else f"pages {pages[0]}-{pages[1]}"
+            )
+        elif any(pages):
+            words.append(f"page {pages[0] or pages[1]}")
+        path, other = self.headings(first), self.headings(last)
+        same = 0
+        while same < min(len(path), len(other)) and path[same] == other[same]:
+            same += 1
+        ends = [" > ".join(part) for part in (path[same:], other[same:]) if part]
+        heading = " > ".join((*path[:same], " to ".join(ends)) if ends else path[:same])
+        if heading:
+            words.append(heading)
+        return ", ".join(words) or None
+
+
+def plain_name(text: str) -> str:
+    """A heading as a place has it: one line, not a long one."""
+    line = _BLANKS.sub(" ", text).strip()
+    return line if len(line) <= NAME else line[: NAME - 3].rstrip() + "..."
+
+
+def pack_places(places: Iterable[Place]) -> dict[str, Any]:
+    """The part of a row's metadata that keeps them; nothing where there are none. What is too much
+    is left out: of headings the deepest levels first.
+    """
+    kept = list(places)
+    for level in range(LEVELS - 1, PAGE, -1):
+        if len(kept) <= MOST and sum(len(place.name) + 16 for place in kept) <= _MOST_TEXT:
+            break
+        kept = [place for place in kept if place.level < level]
+    kept = kept[:MOST]
+    at, lines = 0, []
+    for place in kept:
+        lines.append(f"{place.start - at} {place.level} {place.name}\n")
+        at = place.start
+    return {_KEY: "".join(lines)} if lines else {}
+
+
+def unpack_places(metadata: dict[str, Any]) -> list[Place]:
+    """The places that a row's metadata keeps; none where they are of a form that is not known here,
+    as a later version may write it.
+    """
+    text = metadata.get(_KEY, "")
+    if not isinstance(text, str) or len(text) > 2 * _MOST_TEXT or not _FORM.fullmatch(text):
+        return []
+    at, places = 0, []
+    for line in text.split("\n")[:-1]:
+        since, level, name = line.split(" ", 2)
+        at += int(since)
+        places.append(Place(at, int(level), name))
+    return places
+
+
+def append_places(before: Sequence[Place], characters: int, more: Iterable[Place]) -> list[Place]:
+    """The places of a document of so many characters behind which another text is put; what follows
+    is not under the last page and headings of what there was.
+    """
+    ends = []
+    if any(place.level == PAGE for place in before):
+        ends.append(Place(characters, PAGE, ""))
+    if any(place.level != PAGE for place in before):
+        ends.append(Place(characters, 1, ""))
+    moved = (Place(characters + place.start, place.level, place.name) for place in more)
+    return [*before, *ends, *moved]

@@ -1,0 +1,8 @@
+"""PDF, HTML, DOCX, Markdown and EPUB turned into text with places; the only room that imports the
+libraries which read them.
+"""
+
+from memstore.documents.conversion import read
+from memstore.documents.converted import Converted
+
+__all__ = ["Converted", "read"]

@@ -1,0 +1,224 @@
+"""Which files are read: of folders, of patterns, and by themselves; how their documents are called,
+and whether a file is still what its document was read from.
+
+Of a folder all regular files count that are not hidden; links are not followed.
+"""
+
+import glob
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from memstore.decode import Count, Line, typed
+from memstore.disk.document import SOURCE, Document
+from memstore.errors import InvalidInput, MemstoreError, UnreadableDocument
+
+STDIN = "-"
+_FRESH = 2_000_000_000  # nanoseconds in which a file may change without another time of change
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Which file of which folder a document was read from, as its row keeps it."""
+
+    folder: Line  # a digest of its path
+    file: Line  # its path in the folder
+    size: Count  # bytes
+    mtime_ns: Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]  # 0: not to be relied on
+    hash: Line = ""  # of its bytes
+
+    @classmethod
+    def of(cls, document: Document) -> "Source | None":
+        """That of a document; None for one that came from no folder."""
+        try:
+            return typed(document.metadata[SOURCE], cls)
+        except (KeyError, ValueError):
+            return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return msgspec.structs.asdict(self)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that is read, or that a pattern begins with."""
+
+    path: Path
+    digest: str  # of where it lies
+
+    @classmethod
+    def at(cls, path: Path) -> "Folder":
+        """The folder of this path."""
+        where = os.fsencode(path.resolve())
+        return cls(path, hashlib.blake2b(where, digest_size=16).hexdigest())
+
+    def has_lost(self, source: Source) -> bool:
+        """Did a document come from here whose file is not there any more? What cannot be looked
+        for counts as there.
+        """
+        if source.folder != self.digest:
+            return False
+        try:
+            (self.path / source.file).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return "\ufffd" not in source.file  # whose bytes are not known
+        except (OSError, ValueError):
+            return False
+        return False
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to be read. folder: None for one that is named by itself."""
+
+    path: Path
+    name: str  # of its document
+    folder: Folder | None = None
+    file: str = ""  # its path in the folder
+
+    def look(self) -> Source | None:
+        """What is seen of it without reading it; None for a file that is named by itself. Raises
+        InvalidInput.
+        """
+        if self.folder is None:
+            return None
+        try:
+            seen = self.path.lstat()
+        except OSError as error:
+            raise InvalidInput(f"cannot read {self.path}: {error.strerror}") from None
+        fresh = time.time_ns() - seen.st_mtime_ns < _FRESH
+        mtime = 0 if fresh else seen.st_mtime_ns
+        return Source(self.folder.digest, self.file, seen.st_size, mtime)
+
+    def hash(self) -> str:
+        """A digest of its bytes. Raises InvalidInput."""
+        try:
+            with self.path.open("rb") as file:
+                return hashlib.file_digest(
+                    file, lambda: hashlib.blake2b(digest_size=20)
+                ).hexdigest()
+        except OSError as error:
+            raise InvalidInput(f"cannot read {self.path}: {error.strerror}") from None
+
+
+@dataclass
+class Files:
+    """What was found."""
+
+    files: list[File] = field(default_factory=list)
+    folders: list[Folder] = field(default_factory=list)
+    refused: list[MemstoreError] = field(default_factory=list)  # what cannot be read, and why
+
+
+def find(
+    paths: Iterable[str], *, recursive: bool, name: str | None = None, without: Path | None = None
+) -> Files:
+    """The files of paths, of folders (recursive) and of patterns such as "notes/**/*.md"; "-" is
+    standard input.
+
+    name: of the document of one file; of a folder's documents the first part. Otherwise a file
+    that is named by itself is called by its name without its ending, and one of a folder by its
+    path in it. without: a folder that is not looked into. Raises nothing: see Files.refused.
+    """
+    found = Files()
+    named: dict[str, Path] = {}
+    for path in paths:
+        for file in _of_path(path, found, recursive, name, without):
+            first = named.get(file.name)
+            if first is None:
+                named[file.name] = file.path
+                found.files.append(file)
+            elif first != file.path:
+                found.refused.append(
+                    InvalidInput(
+                        f"{file.path} would be called {file.name!r}, as {first} is; ingest it with "
+                        "a --name of its own"
+                    )
+                )
+    return found
+
+
+def _of_path(
+    given: str, found: Files, recursive: bool, name: str | None, without: Path | None
+) -> Iterator[File]:
+    path = Path(given)
+    if given == STDIN:
+        yield File(path, name or "stdin")
+    elif path.is_dir() and recursive:
+        folder = Folder.at(path)
+        found.folders.append(folder)
+        inside = (Path(file) for file in _walk(str(path), found, without))
+        yield from _of_folder(folder, inside, name)
+    elif path.is_dir():
+        found.refused.append(
+            InvalidInput(f"{path} is a directory; name the files in it, or add --recursive")
+        )
+    elif glob.has_magic(given) and not os.path.lexists(path):
+        folder = Folder.at(_fixed(path))
+        found.folders.append(folder)
+        matches = sorted(map(Path, glob.glob(given, recursive=True)))
+        files = [
+            match
+            for match in matches
+            if match.is_file()
+            and not match.is_symlink()
+            and (without is None or not match.resolve().is_relative_to(without.resolve()))
+        ]
+        if not files:
+            found.refused.append(InvalidInput(f"{given} matches no file"))
+        yield from _of_folder(folder, files, name)
+    elif not path.exists():
+        found.refused.append(InvalidInput(f"{path} does not exist"))
+    elif not path.is_file():
+        found.refused.append(UnreadableDocument(f"{path} is no regular file; save its text in one"))
+    else:
+        yield File(path, name or printable(path.stem))
+
+
+def _of_folder(folder: Folder, files: Iterable[Path], name: str | None) -> Iterator[File]:
+    for path in files:
+        inside = printable(path.relative_to(folder.path).as_posix())
+        yield File(path, f"{name}/{inside}" if name else inside, folder, inside)
+
+
+def _walk(path: str, found: Files, without: Path | None) -> Iterator[str]:
+    """The files of a folder and of those in it, in order."""
+
+    def refuse(error: OSError) -> None:
+        found.refused.append(
+            InvalidInput(f"cannot read the directory {error.filename}: {error.strerror}")
+        )
+
+    avoided = None if without is None else without.resolve()
+    for where, folders, files in os.walk(path, onerror=refuse):
+        folders[:] = sorted(
+            folder
+            for folder in folders
+            if not folder.startswith(".") and Path(where, folder).resolve() != avoided
+        )
+        for file in sorted(files):
+            inside = os.path.join(where, file)
+            if not file.startswith(".") and os.path.isfile(inside) and not os.path.islink(inside):
+                yield inside
+
+
+def _fixed(pattern: Path) -> Path:
+    """The folder that a pattern begins with."""
+    parts = []
+    for part in pattern.parts[:-1]:
+        if glob.has_magic(part):
+            break
+        parts.append(part)
+    return Path(*parts)
+
+
+def printable(name: str) -> str:
+    """A file's name as a document's: bytes that are not UTF-8 become U+FFFD."""
+    return os.fsencode(name).decode("utf-8", "replace")

@@ -1,0 +1,39 @@
+"""Readers by whatever name a user has for one: the model that ships, a directory that `memstore
+train` wrote, or a Hugging Face model. Imports none of them before it is asked for.
+"""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memstore.model.verbs import Verbs
+
+
+def reader_named(name: str | Path | None, *, own_process: bool = False) -> "Verbs":
+    """The model that ships (None, or its name), one that `memstore train` wrote, or a Hugging Face
+    model: see memstore.hf.load.load_reader.
+
+    own_process: this process does nothing else, and a small model may set how many threads torch
+    uses. Raises InvalidInput, InvalidWeights, InvalidConfig.
+    """
+    from memstore.model.checkpoint import SHIPPED_NAME
+
+    if name is None or name == SHIPPED_NAME or _is_ours(Path(name)):
+        from memstore.model.landmark_model import load_model, load_model_for_command
+
+        return load_model_for_command(name) if own_process else load_model(name)
+    from memstore.hf.load import load_reader
+
+    return load_reader(name)
+
+
+def _is_ours(directory: Path) -> bool:
+    """Did `memstore train` write it? (A directory that says nothing may have been meant to be.)"""
+    if not directory.is_dir():
+        return False
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return True
+    return not (isinstance(config, dict) and "model_type" in config)

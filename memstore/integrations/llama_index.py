@@ -1,0 +1,57 @@
+"""A memory as a LlamaIndex retriever: pip install llama-index-core."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+from memstore.integrations.opened import Opened, label
+
+if TYPE_CHECKING:
+    from memstore.model.verbs import Verbs
+    from memstore.store.memory_store import MemoryStore
+
+
+class MemstoreRetriever(BaseRetriever):
+    """The passages of a memory where most of a query is found, best first; a node's score says how
+    much of it, 0..1, its metadata "document", "span" (characters of it), "place" (its page or
+    headings, or None) and "block".
+    """
+
+    def __init__(
+        self,
+        store: "MemoryStore | Path | str",
+        reader: "Verbs | Path | str | None" = None,
+        *,
+        documents: Sequence[str] | None = None,
+        similarity_top_k: int = 4,
+        **base: Any,
+    ) -> None:
+        """store: the memory's directory, or an open MemoryStore. reader: what reads it, or its name
+        (None: the model that ships). documents: to search; None for all. base: of BaseRetriever.
+        """
+        super().__init__(**base)
+        self._opened = Opened(store, reader)
+        self._documents, self.similarity_top_k = documents, similarity_top_k
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [
+            NodeWithScore(
+                node=TextNode(
+                    id_=label(source),
+                    text=source.text,
+                    metadata={
+                        "document": source.document,
+                        "span": list(source.span),
+                        "place": source.place,
+                        "block": source.block,
+                    },
+                ),
+                score=source.weight,
+            )
+            for source in self._opened.search(
+                query_bundle.query_str, self._documents, self.similarity_top_k
+            )
+        ]

@@ -1,0 +1,76 @@
+"""A memory and its reader as other people's programs hold them: opened when something is first
+looked for, closed with what holds it.
+"""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memstore.model.answer import Source
+    from memstore.model.verbs import Verbs
+    from memstore.store.memory_store import MemoryStore
+
+_PIECE = 1 << 16  # tokens of a document read at once
+_CUT = 3  # tokens at most in which a character ends that began before them
+
+
+class Opened:
+    """A memory of a directory that is only read; or one that is open already, with its reader."""
+
+    def __init__(
+        self, store: "MemoryStore | Path | str", reader: "Verbs | Path | str | None" = None
+    ) -> None:
+        """reader: what reads the memory, or its name (None: the model that ships)."""
+        self._given, self._named = store, reader
+        self._found: tuple[Verbs, MemoryStore] | None = None
+        self._opening = threading.Lock()
+
+    def get(self) -> "tuple[Verbs, MemoryStore]":
+        """The reader and the memory. Raises what loading a model and MemoryStore.open raise."""
+        with self._opening:
+            if self._found is None:
+                self._found = self._open()
+            return self._found
+
+    def _open(self) -> "tuple[Verbs, MemoryStore]":
+        from memstore.store.memory_store import MemoryStore
+
+        named = self._named
+        reader: Any = _reader(named) if named is None or isinstance(named, str | Path) else named
+        if isinstance(self._given, MemoryStore):
+            return reader, self._given
+        store = MemoryStore.open(Path(self._given), reader.signature, read_only=True)
+        weakref.finalize(self, store.close)
+        return reader, store
+
+    def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "list[Source]":
+        """The passages where most of a phrase is found: see Verbs.search."""
+        reader, store = self.get()
+        return reader.search(phrase, store, documents=documents, top_k=top_k)
+
+
+def label(source: "Source") -> str:
+    """Where a passage stands, in a line that is its own: diary[226-331]."""
+    first, end = source.span
+    return f"{source.document}[{first}-{end}]"
+
+
+def text_of(reader: "Verbs", store: "MemoryStore", name: str) -> str:
+    """A document as it was read. Raises DocumentNotFound, InvalidInput (only partly read)."""
+    (document,) = store.ready([name])
+    parts, tokenizer = [], reader.tokenizer
+    for first in range(0, document.tokens, _PIECE):
+        ids = store.tokens(document.id, first, first + _PIECE + _CUT).ids.tolist()
+        parts.append(tokenizer.whole_characters(ids[:_PIECE], ids[_PIECE:]))
+    return "".join(parts)
+
+
+@lru_cache(maxsize=4)
+def _reader(name: str | Path | None) -> "Verbs":
+    from memstore.hf.named import reader_named
+
+    return reader_named(name)

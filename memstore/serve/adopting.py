@@ -1,0 +1,64 @@
+"""Files of documents that came to the memory otherwise than by an upload, so that all of them can
+be listed, put into vector stores and deleted.
+"""
+
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from memstore.disk.document import Document
+from memstore.errors import DocumentNotFound
+from memstore.serve.uploads import Uploads, text_of_document
+
+if TYPE_CHECKING:
+    from memstore.serve.service import Service
+
+
+class Adopting:
+    """Keeps the files of a server in step with a memory that others change too."""
+
+    def __init__(self, service: "Service", uploads: Uploads) -> None:
+        self._service, self._uploads = service, uploads
+        self._seen: set[tuple[int, str]] | None = None  # documents, when it last looked
+
+    def look(self) -> None:
+        """Make a file for every finished document that has none. Where a document was forgotten,
+        its file is removed, or an uploaded one has failed.
+        """
+        documents = {document.name: document for document in self._service.store.ready()}
+        seen = {(document.id, document.source_hash) for document in documents.values()}
+        if seen == self._seen:
+            return
+        database, kept = self._service.database, set()
+        for row in database.rows("SELECT * FROM files WHERE state = 'ready'"):
+            found = documents.get(row["document"])
+            if found is not None and (not row["adopted"] or found.source_hash == row["digest"]):
+                kept.add(found.name)
+            elif row["adopted"]:
+                self._uploads.remove(row)
+            else:
+                said = "its document was forgotten"
+                self._uploads.move(row, "failed", error_code="invalid_file", error=said)
+        for name in documents.keys() - kept:
+            with suppress(DocumentNotFound):
+                self._adopt(documents[name])
+        self._seen = seen
+
+    def _adopt(self, document: Document) -> None:
+        """Make a file of a document, unless it has one that is not ready, or is deleted."""
+        values = (
+            f"file-{secrets.token_hex(12)}",
+            document.name,
+            document.name,
+            len(text_of_document(self._service, document.name)),
+            int(document.created),
+            document.source_hash,
+            document.tokens,
+            document.bytes,
+        )
+        self._service.database.execute(
+            "INSERT OR IGNORE INTO files (id, filename, document, purpose, bytes, created_at,"
+            " state, digest, tokens, stored_bytes, adopted)"
+            " VALUES (?, ?, ?, 'user_data', ?, ?, 'ready', ?, ?, ?, 1)",
+            values,
+        )

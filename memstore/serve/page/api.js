@@ -1,0 +1,99 @@
+// The server: requests with the key, errors as they are told, and events that are streamed.
+
+import { $ } from "./dom.js";
+
+const KEY = "memstore-key";
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function useKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+export function headers(more = {}) {
+  const key = sessionStorage.getItem(KEY);
+  return key ? { Authorization: `Bearer ${key}`, ...more } : more;
+}
+
+export function refused(status, text) {
+  let message = text || `the server answered ${status}`;
+  try {
+    message = JSON.parse(text).error.message;
+  } catch {
+    // not OpenAI's shape: what there is has to do
+  }
+  if (status === 401) {
+    $("key-form").hidden = false;
+    $("key").focus();
+  }
+  return new Refused(status, message);
+}
+
+async function send(path, options = {}) {
+  const answer = await fetch(path, { ...options, headers: headers(options.headers) });
+  if (!answer.ok) throw refused(answer.status, await answer.text());
+  return answer;
+}
+
+export async function get(path) {
+  return (await send(path)).json();
+}
+
+export async function forget(path) {
+  return (await send(path, { method: "DELETE" })).json();
+}
+
+// Events of a POST, as they come.
+export async function* events(path, body, signal) {
+  const answer = await send(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    held += value;
+    const parts = held.split("\n\n");
+    held = parts.pop();
+    for (const part of parts)
+      for (const line of part.split("\n"))
+        if (line.startsWith("data: ") && line !== "data: [DONE]") {
+          const told = JSON.parse(line.slice(6));
+          if (told.error) throw new Refused(500, told.error.message);
+          yield told;
+        }
+  }
+}
+
+// One file, told how much of it was sent: fetch cannot tell.
+export function upload(file, progress) {
+  return new Promise((resolve, reject) => {
+    const form = new FormData(), request = new XMLHttpRequest();
+    form.append("purpose", "assistants");
+    form.append("file", file, file.name);
+    request.open("POST", "/v1/files");
+    for (const [name, value] of Object.entries(headers())) request.setRequestHeader(name, value);
+    request.upload.onprogress = (event) => event.total && progress(event.loaded / event.total);
+    request.onload = () =>
+      request.status < 300
+        ? resolve(JSON.parse(request.responseText))
+        : reject(refused(request.status, request.responseText));
+    request.onerror = () => reject(new Refused(0, "the server cannot be reached"));
+    request.send(form);
+  });
+}
+
+export function problem(error) {
+  if (error !== null && error.name === "AbortError") return;
+  $("problem").textContent = error === null ? "" : error.message;
+  $("problem").hidden = error === null;
+}

@@ -1,0 +1,111 @@
+// A document, open at a place: what was read of it is marked, the more the stronger.
+
+import { get, problem } from "./api.js";
+import { $, count, el } from "./dom.js";
+
+const AROUND = 10, MORE = 20; // blocks
+
+let name = null, first = 0, end = 0, total = 0, opened = null, marks = new Map();
+
+$("document-close").addEventListener("click", closeDocument);
+
+export function closeDocument() {
+  name = opened = null;
+  $("document-panel").hidden = true;
+}
+
+// at: { document, block }; sources with their weights say what is marked.
+export async function openDocument(at, sources = [], weights = []) {
+  opened = at.block ?? null;
+  const start = Math.max(0, (opened ?? 0) - AROUND), wanted = `${at.document}`;
+  try {
+    const told = await load(wanted, start, (opened ?? 0) + AROUND + 1);
+    name = wanted;
+    total = told.document.blocks;
+    first = start;
+    end = start + told.data.length;
+    marks = marksOf(sources, weights);
+    $("document-title").textContent = name;
+    $("document-panel").hidden = false;
+    $("document").replaceChildren(
+      el("button", { type: "button", class: "plain more", id: "earlier", onclick: earlier }, "earlier text"),
+      el("div", { class: "text", id: "document-text" }, ...told.data.map(block)),
+      el("button", { type: "button", class: "plain more", id: "later", onclick: later }, "later text"));
+    edges();
+    toPlace();
+  } catch (error) {
+    problem(error);
+  }
+}
+
+export function showMarks(sources, weights) {
+  if (name === null) return;
+  marks = marksOf(sources, weights);
+  for (const node of $("document-text").children) mark(node, Number(node.dataset.block));
+}
+
+function load(document, from, to) {
+  const query = new URLSearchParams({ document, first: from, end: to });
+  return get(`/v1/memstore/text?${query}`);
+}
+
+function marksOf(sources, weights) {
+  const most = Math.max(...weights, 1e-9);
+  const found = new Map();
+  sources.forEach((source, number) => {
+    if (source.document === name && weights[number] > 0)
+      found.set(source.block, { part: weights[number] / most, weight: weights[number] });
+  });
+  return found;
+}
+
+function block({ block: number, span, text }) {
+  const node = el("span", { "data-block": number, title: `block ${number}, characters ${span[0]}–${span[1]}` }, text);
+  mark(node, number);
+  return node;
+}
+
+function mark(node, number) {
+  const found = marks.get(number);
+  node.classList.toggle("marked", found !== undefined);
+  node.classList.toggle("place", number === opened);
+  node.style.setProperty("--shade", (found?.part ?? 0).toFixed(3));
+}
+
+function edges() {
+  $("earlier").hidden = first === 0;
+  $("later").hidden = end >= total;
+  $("document").setAttribute("aria-description", `blocks ${count(first)} to ${count(end - 1)} of ${count(total)}`);
+}
+
+function toPlace() {
+  const box = $("document"), place = box.querySelector(".place");
+  if (matchMedia("(max-width: 860px)").matches) $("document-panel").scrollIntoView({ block: "start" });
+  if (place === null) return void (box.scrollTop = 0);
+  const from = place.getBoundingClientRect().top - box.getBoundingClientRect().top;
+  box.scrollTop += from - box.clientHeight / 3;
+}
+
+async function earlier() {
+  const box = $("document"), start = Math.max(0, first - MORE);
+  try {
+    const told = await load(name, start, first), height = box.scrollHeight;
+    $("document-text").prepend(...told.data.map(block));
+    first = start;
+    edges();
+    box.scrollTop += box.scrollHeight - height; // what was seen stays where it is
+  } catch (error) {
+    problem(error);
+  }
+}
+
+async function later() {
+  try {
+    const told = await load(name, end, end + MORE);
+    $("document-text").append(...told.data.map(block));
+    end += told.data.length;
+    edges();
+  } catch (error) {
+    problem(error);
+  }
+}

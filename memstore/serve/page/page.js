@@ -1,0 +1,61 @@
+// The page as a whole: its views, its colours, the key, and which server this is.
+
+import { get, problem, useKey } from "./api.js";
+import { $ } from "./dom.js";
+import { startAsking } from "./ask.js";
+import { documentsShown, startDocuments } from "./documents.js";
+import { tiersHidden, tiersShown } from "./tiers.js";
+
+const VIEWS = ["ask", "documents", "tiers"];
+const THEMES = { auto: "as the system", light: "light", dark: "dark" };
+
+export function show(view) {
+  for (const name of VIEWS) {
+    $(`view-${name}`).hidden = name !== view;
+    const button = document.querySelector(`[data-view=${name}]`);
+    if (name === view) button.setAttribute("aria-current", "page");
+    else button.removeAttribute("aria-current");
+  }
+  if (view === "documents") documentsShown();
+  if (view === "tiers") tiersShown();
+  else tiersHidden();
+}
+
+function colour(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  $("theme").setAttribute("aria-label", `Colours: ${THEMES[theme]}`);
+  $("theme").title = `Colours: ${THEMES[theme]}`;
+  localStorage.setItem("memstore-theme", theme);
+}
+
+async function begin() {
+  try {
+    const served = await get("/v1/memstore");
+    const kind = served.reader === "choosing" ? "chooses once for a question" : "looks up as it reads";
+    $("model").textContent = `${served.model}, ${kind}`;
+    document.body.classList.toggle("may-write", served.write);
+    problem(null);
+    startAsking(served);
+    startDocuments(served);
+  } catch (error) {
+    problem(error);
+  }
+}
+
+for (const button of document.querySelectorAll("[data-view]"))
+  button.addEventListener("click", () => show(button.dataset.view));
+$("theme").addEventListener("click", () => {
+  const names = Object.keys(THEMES);
+  const now = document.documentElement.dataset.theme ?? "auto";
+  colour(names[(names.indexOf(now) + 1) % names.length]);
+});
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey($("key").value);
+  $("key-form").hidden = true;
+  begin();
+});
+const kept = localStorage.getItem("memstore-theme");
+colour(kept in THEMES ? kept : "auto");
+begin();

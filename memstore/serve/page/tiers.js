@@ -1,0 +1,84 @@
+// The tiers over time: what was found in each, and how full it is.
+
+import { get, problem } from "./api.js";
+import { $, bytes, count, el, percent, seconds, svg } from "./dom.js";
+
+const EVERY = 3000, WIDTH = 480, HEIGHT = 72, KEPT = 720;
+
+let timer = null, samples = [];
+
+export function tiersShown() {
+  clearTimeout(timer);
+  look();
+}
+
+export function tiersHidden() {
+  clearTimeout(timer);
+  timer = null;
+}
+
+async function look() {
+  try {
+    const { data } = await get(`/v1/memstore/tiers?since=${samples.at(-1)?.time ?? 0}`);
+    samples = [...samples, ...data].slice(-KEPT);
+    draw();
+  } catch (error) {
+    problem(error);
+  }
+  if (!$("view-tiers").hidden) timer = setTimeout(look, EVERY);
+}
+
+function draw() {
+  const latest = samples.at(-1)?.tiers ?? {}, names = Object.keys(latest);
+  $("no-tiers").hidden = names.length > 0;
+  $("tiers").replaceChildren(...names.map((name) => {
+    const now = latest[name], looked = now.hits + now.misses;
+    return el("section", { class: "tier-panel", "data-tier": name },
+      el("h3", {}, name),
+      el("p", { class: "figures" },
+        figure(looked ? percent(now.hits / looked) : "–", "found here"),
+        figure(count(looked), "units looked up"),
+        figure(bytes(now.bytes), "delivered"),
+        figure(seconds(now.seconds), name === "disk" ? "spent reading" : "waited for below"),
+        now.prefetched ? figure(count(now.prefetched), "read ahead in time") : null,
+        now.evictions ? figure(count(now.evictions), "dropped for room") : null),
+      now.budget ? el("p", {},
+        el("meter", { min: "0", max: String(now.budget), value: String(now.held),
+          "aria-label": `${name}: ${bytes(now.held)} of ${bytes(now.budget)}` }),
+        ` ${bytes(now.held)} of ${bytes(now.budget)}`) : null,
+      chart(name));
+  }));
+}
+
+function figure(value, label) {
+  return el("span", { class: "figure" }, el("b", {}, value), ` ${label}`);
+}
+
+// The share found in each interval with lookups, and how full the tier was; up to an hour.
+function chart(name) {
+  if (samples.length < 2) return null;
+  const start = samples[0].time, length = Math.max(samples.at(-1).time - start, 1);
+  const x = (time) => ((time - start) / length) * WIDTH, y = (part) => HEIGHT - part * HEIGHT;
+  const rates = [], fill = [];
+  samples.forEach((sample, at) => {
+    const now = sample.tiers[name], before = samples[at - 1]?.tiers[name];
+    if (now?.budget) fill.push(`${x(sample.time).toFixed(1)},${y(now.held / now.budget).toFixed(1)}`);
+    if (!now || !at) return;
+    const hits = now.hits - (before?.hits ?? 0), misses = now.misses - (before?.misses ?? 0);
+    if (hits + misses > 0) rates.push([x(sample.time), y(hits / (hits + misses)), hits + misses]);
+  });
+  const minutes = Math.max(1, Math.round(length / 60));
+  return el("figure", {},
+    svg("svg", { viewBox: `-36 -8 ${WIDTH + 42} ${HEIGHT + 16}`, role: "img",
+      "aria-label": `${name}: share found in each interval of the last ${minutes} min` },
+      svg("line", { class: "axis", x1: 0, x2: WIDTH, y1: 0, y2: 0 }),
+      svg("line", { class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }),
+      svg("text", { x: -4, y: 4 }, "100%"), svg("text", { x: -4, y: HEIGHT + 4 }, "0%"),
+      ...(fill.length > 1 ? [svg("polyline", { class: "fill", points: fill.join(" ") })] : []),
+      ...(rates.length > 1 ? [svg("polyline", { class: "rate", points: rates.map(([a, b]) => `${a.toFixed(1)},${b.toFixed(1)}`).join(" ") })] : []),
+      ...rates.map(([a, b, n]) => svg("circle", { class: "rate", cx: a.toFixed(1), cy: b.toFixed(1), r: 3 },
+        svg("title", {}, `${count(n)} units`)))),
+    el("figcaption", { class: "quiet" },
+      `the last ${minutes} min: share of lookups that were found here`
+      + (fill.length ? "; dashed, how full it is" : "")));
+}

@@ -1,0 +1,117 @@
+"""What every router is given: the reader, its memory, the one thread that owns both, and what the
+server remembers.
+"""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from memstore.disk.document import is_of_prompt
+from memstore.errors import DocumentNotFound, MemoryLocked
+from memstore.model.verbs import Verbs
+from memstore.serve.asking import read_ahead
+from memstore.serve.conversations import Conversations
+from memstore.serve.database import Database
+from memstore.serve.errors import not_found
+from memstore.serve.ingesting import Ingests
+from memstore.serve.keys import Access, Keys
+from memstore.serve.sessions import Sessions
+from memstore.serve.settings import ServeSettings
+from memstore.serve.telemetry import Telemetry
+from memstore.serve.tidying import Tidying
+from memstore.serve.vector_tables import VectorStores
+from memstore.serve.worker import Stopped, Worker
+from memstore.store.memory_store import MemoryStore
+
+
+class Service:
+    """One memory served by one process. Whatever computes with `reader`, or looks up in `store`,
+    does so by `worker`.
+    """
+
+    def __init__(
+        self,
+        reader: Verbs,
+        store: MemoryStore,
+        settings: ServeSettings | None = None,
+        *,
+        keys: Keys | None = None,
+        model: str = "memstore",
+        directory: Path | None = None,
+    ) -> None:
+        """model: its name for clients. directory: where serve.sqlite lies; the memory's, unless
+        told.
+        """
+        self.reader, self.store, self.model = reader, store, model
+        self.settings = settings or ServeSettings()
+        self.keys = keys or Keys()
+        self.database = Database(directory or store.path)
+        self.worker = Worker(
+            active=self.settings.active,
+            waiting=self.settings.waiting,
+            wait_seconds=self.settings.wait_seconds,
+            between=self.settings.between_chunks,
+            together=read_ahead,
+        )
+        self.started = int(time.time())
+        self.conversations = Conversations(self.database)
+        self.sessions = Sessions(reader, store, self.settings)
+        self.telemetry = Telemetry(self)
+        self.ingests = Ingests(self)
+        self.vector_stores = VectorStores(self.database)
+        self.tidying = Tidying(self)
+
+    def documents(self, access: Access, names: list[str] | None = None) -> list[str]:
+        """The names of the finished documents that an asker may read: those he named, or all that
+        are not hidden, oldest first. Raises ApiError (404), InvalidInput (partly read).
+        """
+        if names is None:
+            return [document.name for document in self.store.ready() if access.sees(document.name)]
+        for name in dict.fromkeys(names):
+            if not self.visible(access, name):
+                raise not_found("document", name)
+        once = list(dict.fromkeys(names))  # a name that is given often is read once
+        return [document.name for document in self.store.ready(once)] if names else []
+
+    def visible(self, access: Access, name: str) -> bool:
+        """Is there a document of this name that the asker may know of?"""
+        return access.sees(name) and not is_of_prompt(name) and self.store.has(name)
+
+    def forget(self, name: str) -> None:
+        """Forget a document, and the uploaded file that it was. Raises DocumentNotFound,
+        MemoryLocked.
+        """
+        self.ingests.forget(name)
+
+    def forget_conversation(self, owner: str, name: str) -> None:
+        """Forget a conversation, what was said in it alone, and what it alone remembers. Raises
+        ApiError (404).
+        """
+        head = self.conversations.get(owner, name).head
+        self._forget_said([head], self.conversations.forget(owner, name))
+
+    def forget_said(self, key: bytes) -> None:
+        """Forget what was said up to a key, unless something else needs it."""
+        self._forget_said([key], self.conversations.forget_branch(key))
+
+    def forget_origin(self, origin: bytes) -> None:
+        """Forget all that was said after a first turn, whoever needs it."""
+        keys = self.conversations.keys_from(origin)
+        self._forget_said(keys, self.conversations.forget_origin(origin))
+
+    def _forget_said(self, keys: list[bytes], documents: list[str]) -> None:
+        """Close sessions in which one of these was said last, then forget hidden documents."""
+        with suppress(Stopped):
+            self.worker.call(
+                "server/forget", lambda: self.sessions.forget(keys), always=True
+            ).result()
+        for name in documents:
+            with suppress(DocumentNotFound, MemoryLocked):
+                self.store.forget(name)
+
+    def close(self, seconds: float = 5.0) -> None:
+        """End what runs, then close the database; the store is its opener's to close."""
+        self.worker.stop(seconds)
+        self.ingests.close()
+        self.sessions.forget()
+        self.database.close()

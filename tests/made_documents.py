@@ -1,0 +1,182 @@
+"""Small documents of every kind that is read, made by hand."""
+
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_STYLES = f'<w:styles xmlns:w="{W}">' + "".join(
+    f'<w:style w:type="paragraph" w:styleId="H{level}"><w:name w:val="heading {level}"/></w:style>'
+    f'<w:style w:type="paragraph" w:styleId="Own{level}"><w:basedOn w:val="H{level}"/></w:style>'
+    for level in range(1, 7)
+)
+CONTAINER = (
+    '<?xml version="1.0"?><container version="1.0" '
+    'xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
+    '<rootfile full-path="OEBPS/book.opf" media-type="application/oebps-package+xml"/>'
+    "</rootfiles></container>"
+)
+
+
+class Section(NamedTuple):
+    """A heading and what stands below it."""
+
+    level: int
+    title: str
+    paragraphs: Sequence[str]
+
+
+def zipped(members: Mapping[str, str | bytes]) -> bytes:
+    """A zip of these members."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def html(sections: Sequence[Section]) -> bytes:
+    """A page of the web."""
+    return f"<!DOCTYPE html><html><body>{_body(sections)}</body></html>".encode()
+
+
+def markdown(sections: Sequence[Section]) -> bytes:
+    """Markdown."""
+    parts = [
+        "\n\n".join((f"{'#' * level} {title}", *paragraphs))
+        for level, title, paragraphs in sections
+    ]
+    return "\n\n".join(parts).encode()
+
+
+def docx(sections: Sequence[Section]) -> bytes:
+    """A document as word processors save it."""
+    body = "".join(
+        _paragraph(title, f"Own{level}") + "".join(map(_paragraph, paragraphs))
+        for level, title, paragraphs in sections
+    )
+    return docx_of(body)
+
+
+def docx_of(body: str, **members: str | bytes) -> bytes:
+    """One with this body, in WordprocessingML."""
+    document = f'<w:document xmlns:w="{W}"><w:body>{body}</w:body></w:document>'
+    return zipped(
+        {
+            "[Content_Types].xml": "<Types/>",
+            "word/document.xml": document,
+            "word/styles.xml": f"{_STYLES}</w:styles>",
+            **members,
+        }
+    )
+
+
+def _paragraph(text: str, style: str = "") -> str:
+    style = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
+    words = escape(text, quote=False)
+    return f'<w:p>{style}<w:r><w:t xml:space="preserve">{words}</w:t></w:r></w:p>'
+
+
+def epub(sections: Sequence[Section], **members: str | bytes) -> bytes:
+    """A book with a file a section."""
+    chapters = [_chapter(_body([section])) for section in sections]
+    return epub_of(chapters, **members)
+
+
+def epub_of(
+    chapters: Sequence[str | bytes], titles: Sequence[str] = (), **members: str | bytes
+) -> bytes:
+    """A book of these files; titles: of its table of contents."""
+    items = "".join(
+        f'<item id="c{n}" href="text/c%20{n}.xhtml" media-type="application/xhtml+xml"/>'
+        for n in range(len(chapters))
+    )
+    spine = "".join(f'<itemref idref="c{n}"/>' for n in range(len(chapters)))
+    links = "".join(
+        f'<li><a href="text/c%20{n}.xhtml">{escape(title)}</a></li>'
+        for n, title in enumerate(titles)
+    )
+    return zipped(
+        {
+            "mimetype": "application/epub+zip",
+            "META-INF/container.xml": CONTAINER,
+            "OEBPS/book.opf": '<package xmlns="http://www.idpf.org/2007/opf"><manifest>'
+            '<item id="nav" href="nav.xhtml" properties="nav" media-type="application/xhtml+xml"/>'
+            f"{items}</manifest><spine>{spine}</spine></package>",
+            "OEBPS/nav.xhtml": '<html xmlns="http://www.w3.org/1999/xhtml" '
+            'xmlns:epub="http://www.idpf.org/2007/ops"><body>'
+            f'<nav epub:type="toc"><ol>{links}</ol></nav></body></html>',
+            **{f"OEBPS/text/c {n}.xhtml": chapter for n, chapter in enumerate(chapters)},
+            **members,
+        }
+    )
+
+
+def _chapter(body: str) -> str:
+    return (
+        '<?xml version="1.0" encoding="utf-8"?><!DOCTYPE html>'
+        f'<html xmlns="http://www.w3.org/1999/xhtml"><head><title/></head><body>{body}</body></html>'
+    )
+
+
+def _body(sections: Sequence[Section]) -> str:
+    return "".join(
+        f"<h{level}>{escape(title)}</h{level}>"
+        + "".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
+        for level, title, paragraphs in sections
+    )
+
+
+def pdf(pages: Sequence[Sequence[str]], streams: Sequence[bytes] | None = None) -> bytes:
+    """A PDF of pages of lines (Latin-1); streams: what draws the pages, instead of lines."""
+    if streams is None:
+        streams = [_drawn(lines) for lines in pages]
+    count = len(streams)
+    kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(count))
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Kids [{kids}] /Count {count} >>".encode(),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
+    ]
+    for number, stream in enumerate(streams):
+        objects += [
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents %d 0 R "
+            b"/Resources << /Font << /F1 3 0 R >> >> >>" % (5 + 2 * number),
+            b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        ]
+    return pdf_of(objects)
+
+
+def pdf_of(objects: Sequence[bytes]) -> bytes:
+    """A PDF of these objects, numbered from 1; the first is the catalogue."""
+    out = bytearray(b"%PDF-1.4\n")
+    places = []
+    for number, body in enumerate(objects, 1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = len(out)
+    out += b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
+    out += b"".join(b"%010d 00000 n \n" % place for place in places)
+    out += b"trailer\n<< /Size %d /Root 1 0 R >>\n" % (len(objects) + 1)
+    return bytes(out + b"startxref\n%d\n%%%%EOF\n" % table)
+
+
+def _drawn(lines: Sequence[str]) -> bytes:
+    shown = "".join(
+        "({}) Tj T* ".format(line.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)"))
+        for line in lines
+    )
+    return f"BT /F1 12 Tf 14 TL 72 720 Td {shown}ET".encode("latin-1")
+
+
+def encrypted(document: bytes, password: str) -> bytes:
+    """A PDF with a password for its reader ("" for one that asks for none)."""
+    from pypdf import PdfReader, PdfWriter
+
+    writer = PdfWriter(clone_from=PdfReader(io.BytesIO(document)))
+    writer.encrypt(password, "the owner's", algorithm="RC4-128")
+    out = io.BytesIO()
+    writer.write(out)
+    return out.getvalue()

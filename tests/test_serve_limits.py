@@ -1,0 +1,205 @@
+"""Too much, too long, gone in the middle, and the end: what a running server does then."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from diary import ANSWER, DIARY, LETTER, QUESTION
+from serving import Served, serving
+
+from memstore.serve import long_prompts
+from memstore.serve.long_prompts import Plan, Window
+from memstore.serve.settings import ServeSettings
+from memstore.serve.turns import Turn
+
+ROOT = Path(__file__).parents[1]
+ENDLESS = {"model": "memstore", "prompt": "The valley", "max_tokens": 4000, "stream": True}
+ASKED = {"model": "memstore", "messages": [{"role": "user", "content": QUESTION}]}
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server that answers one question at a time and lets one wait."""
+    settings = ServeSettings(active=1, waiting=1)
+    with serving(tmp_path_factory.mktemp("narrow") / "mem", settings) as server:
+        yield server
+
+
+@contextmanager
+def endless(server: Served) -> Iterator[Iterator[str]]:
+    """The events of an answer that does not end, until the block does."""
+    with (
+        server.client() as client,
+        client.stream("POST", "/v1/completions", json=ENDLESS) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        yield lines
+
+
+def settled(server: Served, **load: int) -> None:
+    """Wait until so many are being answered and wait."""
+    for _ in range(3000):
+        if {name: server.service.worker.load[name] for name in load} == load:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{server.service.worker.load} instead of {load}")
+
+
+def test_too_many_questions_are_refused_with_a_time_to_come_again(narrow: Served) -> None:
+    with endless(narrow):
+        told: list[Any] = []
+
+        def ask() -> None:
+            told.append(narrow.openai().chat.completions.create(**ASKED))
+
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        settled(narrow, active=1, waiting=1)
+        with pytest.raises(openai.RateLimitError) as refused:
+            narrow.openai().chat.completions.create(**ASKED)
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        assert refused.value.code == "overloaded"
+    waiting.join(60)  # who came in time is answered once the endless one is gone
+    assert told[0].choices[0].message.content == ANSWER
+
+
+def test_a_client_that_goes_away_stops_its_answer(narrow: Served) -> None:
+    with endless(narrow):
+        settled(narrow, active=1)
+    settled(narrow, active=0, waiting=0)
+    with pytest.raises(httpx2.ReadTimeout), narrow.client() as client:
+        whole = {**ENDLESS, "stream": False}
+        client.post("/v1/completions", json=whole, timeout=httpx2.Timeout(30, read=0.2))
+    settled(narrow, active=0, waiting=0)
+
+
+def test_a_client_that_goes_away_while_it_waits_leaves_the_line(narrow: Served) -> None:
+    with endless(narrow):
+        settled(narrow, active=1)
+        with pytest.raises(httpx2.ReadTimeout), narrow.client() as client:
+            client.post("/v1/completions", json=ENDLESS, timeout=httpx2.Timeout(30, read=0.2))
+        settled(narrow, active=1, waiting=0)
+
+
+def test_a_prompt_that_is_long_in_being_cut_holds_nobody_up(
+    narrow: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, plan = threading.Event(), threading.Event(), Window.plan
+
+    def slow(window: Window, owner: str, turns: Sequence[Turn], question: str) -> Plan:
+        if len(question) > 1000:
+            begun.set()
+            assert go.wait(20)
+        return plan(window, owner, turns, question)
+
+    monkeypatch.setattr(Window, "plan", slow)
+    monkeypatch.setattr(long_prompts, "AHEAD", 1000)
+    told: list[Any] = []
+
+    def ask() -> None:
+        said = [{"role": "user", "content": f"{LETTER * 4}\n\n{QUESTION}"}]
+        told.append(narrow.openai().chat.completions.create(model="memstore", messages=said))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert begun.wait(30)
+    said = narrow.openai().chat.completions.create(**ASKED)
+    assert said.choices[0].message.content == ANSWER
+    go.set()
+    asking.join(60)
+    assert told[0].usage.prompt_tokens > 256
+
+
+def test_who_asks_every_document_is_answered_from_those_that_are_left(narrow: Served) -> None:
+    service, told, go = narrow.service, list[Any](), threading.Event()
+    service.reader.ingest(LETTER, service.store, name="letter")
+
+    def ask() -> None:
+        told.append(narrow.openai().chat.completions.create(**ASKED))
+
+    held = service.worker.call("holder/0", lambda: go.wait(30))
+    settled(narrow, active=1)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    settled(narrow, waiting=1)  # for its turn: the documents are known that it will be asked from
+    service.forget("letter")
+    go.set()
+    asking.join(60)
+    assert held.result() and told[0].choices[0].message.content == ANSWER
+
+
+def test_an_answer_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    with serving(tmp_path / "mem", ServeSettings(answer_seconds=0.05)) as server:
+        said = server.openai().completions.create(**{**ENDLESS, "stream": False})
+    assert said.choices[0].finish_reason == "length"
+    assert 0 < said.usage.completion_tokens < 4000
+
+
+@contextmanager
+def process(memory: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """`memstore serve` as a process of its own, and where it answers."""
+    command = [sys.executable, "-m", "memstore", "serve", "--store", str(memory), "--port", "0"]
+    started = subprocess.Popen(
+        [*command, *options, "--grace", "0.5", "--json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert started.stdout is not None
+        yield started, json.loads(started.stdout.readline())["url"]
+    finally:
+        started.kill()
+        started.wait()
+
+
+def test_a_server_that_is_told_to_end_does_in_order_and_goes_on_where_it_was(
+    tmp_path: Path,
+) -> None:
+    """Its life ends by SIGTERM with an answer and an upload on their way."""
+    with process(tmp_path / "mem") as (server, url):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        small = client.files.create(file=("diary.txt", DIARY.encode()), purpose="assistants")
+        client.files.wait_for_processing(small.id, poll_interval=0.05)
+        name = client.conversations.create().id
+        said = client.responses.create(model="memstore", input=QUESTION, conversation=name)
+        assert said.output_text == ANSWER
+        large = client.files.create(
+            file=("large.txt", (DIARY * 500).encode()), purpose="assistants"
+        )
+        with (
+            httpx2.Client(base_url=url, timeout=60) as plain,
+            plain.stream("POST", "/v1/completions", json=ENDLESS) as answer,
+        ):
+            lines = answer.iter_lines()
+            next(lines)
+            server.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            *_, last = filter(None, lines)
+        # it had its time, and was then cut off in order
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stopping"
+        assert server.wait(30) == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 25  # 10 where the machine has nothing else to do
+        assert server.stderr is not None and "Traceback" not in server.stderr.read()
+    with serving(tmp_path / "mem") as back:
+        client = back.openai()
+        again = client.responses.create(
+            model="memstore", input=QUESTION, previous_response_id=said.id
+        )
+        assert again.output_text.endswith(ANSWER)
+        assert len(client.conversations.items.list(name).data) == 2
+        state = client.files.retrieve(large.id)
+        assert state.status in ("uploaded", "processed")  # being read on, never half

@@ -1,0 +1,193 @@
+"""What a server forgets by itself, and what it keeps of conversations that were left."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from diary import ANSWER, DIARY, LETTER, QUESTION
+
+from memstore import MemoryStore, load_model
+from memstore.disk.document import PROMPT, is_of_prompt
+from memstore.serve import tidying
+from memstore.serve.asking import Answering, Outcome, Question
+from memstore.serve.errors import ApiError
+from memstore.serve.sampling import Sampling
+from memstore.serve.service import Service
+from memstore.serve.settings import ServeSettings
+from memstore.serve.turns import Turn
+
+NEXT = "What is the price of the brown mare?"
+
+
+class Asked:
+    """A service that is asked without HTTP in between."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def ask(self, text: str, turns: tuple[Turn, ...] = (), **more: Any) -> Outcome:
+        sampling = Sampling(8, sentence=True)
+        question = Question(text, sampling, ["diary"], turns=turns, **more)
+        outcome = Outcome()
+
+        def answer() -> None:
+            for _ in Answering(self.service, question, outcome):
+                pass
+
+        self.service.worker.call("test/1", answer).result(60)
+        return outcome
+
+    def said_in(self, name: str, text: str) -> Outcome:
+        """In a conversation of this name."""
+        conversations = self.service.conversations
+        turns = conversations.turns(conversations.found_or_created("local", name).head)
+        return self.ask(text, tuple(turns), conversation=name)
+
+    @property
+    def hidden(self) -> list[str]:
+        """The names of documents that hold what did not fit into prompts, read to their end."""
+        rows = self.service.store.documents()
+        return [row.name for row in rows if is_of_prompt(row.name) and row.state == "ready"]
+
+    def tidy(self) -> None:
+        """Tidy, and wait for what is done in the background."""
+        self.service.tidying.tidy()
+        until = time.monotonic() + 60
+        while self.service.worker.load["jobs"]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
+@contextmanager
+def asked(directory: Path, **settings: Any) -> Iterator[Asked]:
+    model = load_model()
+    with MemoryStore.create(directory, model.signature, codec="raw") as store:
+        model.ingest(DIARY, store, name="diary")
+        service = Service(model, store, ServeSettings(window_tokens=32, **settings))
+        try:
+            yield Asked(service)
+        finally:
+            service.close()
+
+
+def test_a_conversation_that_is_left_becomes_a_document_before_it_goes_on(tmp_path: Path) -> None:
+    with asked(tmp_path / "mem", warm_seconds=0.01) as server:
+        for question in (QUESTION, NEXT):
+            server.said_in("barns", question)
+        server.said_in("brief", "Who?")
+        time.sleep(0.02)
+        server.tidy()
+        assert server.service.sessions.count == 0
+        (name,) = server.hidden  # what fits into a prompt is none
+        server.tidy()
+        third = server.said_in("barns", QUESTION)
+        assert third.cached_tokens == server.service.store.document(name).tokens
+        assert third.text.endswith(ANSWER) and server.hidden == [name]
+        server.service.forget_conversation("local", "barns")
+        assert server.hidden == []
+
+
+def test_what_is_forgotten_while_it_becomes_a_document_leaves_none(tmp_path: Path) -> None:
+    with asked(tmp_path / "mem", warm_seconds=0.01) as server:
+        service = server.service
+        for question in (QUESTION, NEXT):
+            server.said_in("barns", question)
+        time.sleep(0.02)
+        service.worker.call("test/1", service.sessions.tidy).result(60)
+        service.worker.call("test/1", service.tidying.remember).result(60)
+        service.forget_conversation("local", "barns")
+        server.tidy()
+        assert not [row for row in service.store.documents() if is_of_prompt(row.name)]
+
+
+def test_who_goes_on_takes_over_what_is_read_in_the_background(tmp_path: Path) -> None:
+    with asked(tmp_path / "mem") as server:
+        service, sessions = server.service, server.service.sessions
+        for question in (QUESTION, NEXT):
+            server.said_in("barns", question)
+        service.worker.call("test/1", sessions.forget).result(60)
+        turns = service.conversations.turns(service.conversations.get("local", "barns").head)
+        (text,) = sessions.window.plan("local", turns, "").documents
+
+        behind = sessions.read_behind(text)
+        service.worker.call("test/1", lambda: next(behind)).result(60)
+        assert server.said_in("barns", QUESTION).text.endswith(ANSWER)
+        assert server.hidden == [text.name]
+        assert service.worker.call("test/1", lambda: [*behind]).result(60) == []
+
+
+def test_what_somebody_waits_for_is_not_read_in_the_background_too(tmp_path: Path) -> None:
+    with asked(tmp_path / "mem") as server:
+        sessions, turns = server.service.sessions, [Turn(QUESTION, LETTER)]
+
+        def both() -> tuple[list[None], str]:
+            waited_for = sessions.begin("local", turns, NEXT, ["diary"])
+            next(waited_for)
+            (text,) = sessions.window.plan("local", turns, "").documents
+            behind = [*sessions.read_behind(text)]
+            for _ in waited_for:
+                pass
+            return behind, text.name
+
+        behind, name = server.service.worker.call("test/1", both).result(60)
+        assert behind == [] and server.hidden == [name]
+
+
+def test_beyond_so_many_the_longest_unused_conversations_are_forgotten(tmp_path: Path) -> None:
+    with asked(tmp_path / "mem", conversations=2) as server:
+        known = server.service.conversations
+        for name in ("first", "second", "third"):
+            server.said_in(name, f"{name.title()}: who?")
+        server.said_in("first", NEXT)
+        server.tidy()
+        assert known.find("local", "second") is None
+        assert len(known.turns(known.get("local", "first").head)) == 2
+        assert len(known.turns(known.get("local", "third").head)) == 1
+        assert server.service.sessions.count == 2  # that of the forgotten one is closed
+
+
+def test_what_was_not_used_for_so_long_is_forgotten_with_its_documents(tmp_path: Path) -> None:
+    with asked(tmp_path / "mem", keep_seconds=1000.0) as server:
+        service = server.service
+        old = server.said_in("old", f"{LETTER}\n\n{QUESTION}")
+        assert len(server.hidden) == 1
+        service.database.execute("UPDATE turns SET used = used - 2000")
+        service.database.execute("UPDATE conversations SET used = used - 2000")
+        new = server.said_in("new", NEXT)
+        server.tidy()
+        assert server.hidden == [] and not service.conversations.known(old.key)
+        assert service.conversations.known(new.key)
+        with pytest.raises(ApiError):
+            service.conversations.get("local", "old")
+
+
+def test_documents_of_prompts_take_no_more_than_their_quota(tmp_path: Path) -> None:
+    with asked(tmp_path / "mem", prompts_bytes=1) as server:
+        service = server.service
+        server.ask(f"{LETTER}\n\n{QUESTION}")
+        (first,) = server.hidden
+        size = service.store.document(first).bytes
+        service.settings = replace(service.settings, prompts_bytes=size + size // 2)
+        server.tidy()
+        assert server.hidden == [first]
+        kept = server.ask(f"A second one. {LETTER}\n\n{QUESTION}")
+        server.tidy()
+        (second,) = server.hidden
+        assert second != first and service.conversations.known(kept.key)
+
+
+def test_the_document_of_a_prompt_that_was_never_answered_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with asked(tmp_path / "mem") as server:
+        server.service.reader.ingest(LETTER, server.service.store, name=PROMPT + "0" * 32)
+        server.ask(f"{LETTER}\n\n{QUESTION}")
+        server.tidy()
+        assert len(server.hidden) == 2  # it may be one that is being answered
+        monkeypatch.setattr(tidying, "UNCLAIMED", -1.0)
+        server.tidy()
+        assert len(server.hidden) == 1 and server.hidden != [PROMPT + "0" * 32]
