@@ -161,6 +161,45 @@ def test_a_node_of_a_cluster_goes_away(place: Place, tmp_path: Path) -> None:
                 check(store, every(store)[at : at + 16])
 
 
+def test_a_cluster_of_which_nothing_is_left_costs_nothing_but_itself(
+    place: Place, tmp_path: Path
+) -> None:
+    with valkey_cluster(tmp_path) as servers:
+        url = f"redis://127.0.0.1:{servers[0].port}?cluster=true"
+        with open_at(place, shared=Valkey(url, timeout=1.0), host_budget=4096) as store:
+            check(store, every(store)[:16])
+            settled(store)
+            for server in servers:
+                server.kill()
+            for at in range(0, 96, 16):
+                check(store, every(store)[at : at + 16])
+            time.sleep(1.1)  # now it asks who has which keys
+            check(store, every(store)[:16])
+        with open_at(place, shared=Valkey(url, timeout=1.0), host_budget=4096) as store:
+            check(store, every(store)[:16])
+            settled(store)
+            failures = store._on_disk().catalog.source.counters["valkey"].failures()
+            assert failures.keys() <= {"unreachable", "closed"} and failures
+
+
+def test_keys_of_a_cluster_that_no_server_has_are_read_from_the_place(
+    place: Place, tmp_path: Path
+) -> None:
+    with valkey_cluster(tmp_path) as servers:
+        for server in servers:
+            assert server.tell("CLUSTER DELSLOTSRANGE 0 8191").startswith("+OK")
+        url = f"redis://127.0.0.1:{servers[0].port}?cluster=true"
+        with open_at(place, shared=Valkey(url, timeout=1.0), host_budget=4096) as store:
+            units = every(store)[:64]
+            for _ in range(3):
+                for at in range(0, 64, 16):
+                    check(store, units[at : at + 16])
+                settled(store)
+            stats = store.tier_stats()["valkey"]
+            assert 0 < stats["hits"] < 128  # of those that have a server
+            assert stats["failed_refused"] >= 1
+
+
 def test_keys_of_a_cluster_that_moved_are_found_again(tmp_path: Path) -> None:
     keys = [f"key{number}" for number in range(60)]
 

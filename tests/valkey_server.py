@@ -101,9 +101,10 @@ def valkey_cluster(folder: Path) -> Iterator[list[Server]]:
             assert server.tell(f"CLUSTER ADDSLOTSRANGE {low} {high}").startswith("+OK")
             if server is not first:
                 assert server.tell(f"CLUSTER MEET 127.0.0.1 {first.port}").startswith("+OK")
+        whole = "cluster_state:ok", "cluster_known_nodes:3", "cluster_slots_assigned:16384"
         for _ in range(600):
             told = [server.tell("CLUSTER INFO") for server in servers]
-            if all("cluster_state:ok" in info and "cluster_known_nodes:3" in info for info in told):
+            if all(line in info for info in told for line in whole):
                 break
             time.sleep(0.05)
         else:

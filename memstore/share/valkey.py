@@ -17,6 +17,8 @@ from memstore.share.replies import Parts, Replies, Run, is_idle, requests
 _SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 _SENT_BYTES = 4 << 20  # that are sent together, about
 _ONE = ""  # the server where there is no cluster
+_NOBODY = "nobody"  # no name of a server: host:port
+_UNCOVERED = "no server of the cluster has these keys"
 _ASKED_BYTES = 4 << 20  # that are asked for together, about
 _AHEAD = 2  # such requests that are under way: a server prepares one while another is received
 _CONNECT = 2.0  # seconds
@@ -80,7 +82,9 @@ class Valkey:
                 }
                 settings = {name: value for name, value in settings.items() if value is not None}
                 settings["retry"] = _once(redis)
-                kind = redis.cluster.RedisCluster if self.cluster else redis.Redis
+                kind = redis.Redis
+                if self.cluster:
+                    kind, settings["require_full_coverage"] = redis.cluster.RedisCluster, False
                 self._client = kind.from_url(self._url, **settings)
             return self._client
 
@@ -112,6 +116,11 @@ class Valkey:
         if _ONE in servers:
             yield from self._receive_from(_ONE, keys, wanted, size, until, connecting)
             return
+        nobody = servers.pop(_NOBODY, ())
+        if nobody:
+            self._outdated = True
+            uncovered = Failure("refused", f"{self.shown}: {_UNCOVERED}")
+            yield nobody, [uncovered] * len(nobody)
         streams = []
         for server, places in servers.items():
             of = [keys[place] for place in places], [wanted[place] for place in places]
@@ -127,15 +136,28 @@ class Valkey:
     def _by_server(
         self, keys: Sequence[str], connecting: Callable[[Callable[[], Any]], Any]
     ) -> dict[str, Sequence[int]]:
-        """The places of the keys that each server has; _ONE, of no cluster. Raises Failure."""
+        """The places of the keys that each server has, and _NOBODY; _ONE, of no cluster. Raises
+        Failure.
+        """
         if not self.cluster:
             return {_ONE: range(len(keys))}
         client = connecting(lambda: self._asked(self._up_to_date))
         places: dict[str, list[int]] = {}
         for place, key in enumerate(keys):
-            node = self._asked(lambda _, key=key: client.get_node_from_key(key))  # type: ignore[misc]
-            places.setdefault(node.name, []).append(place)
+            places.setdefault(self._server_of(client, key), []).append(place)
         return dict(places)
+
+    def _server_of(self, client: Any, key: str) -> str:
+        """The server of a cluster that has a key; _NOBODY. Raises Failure."""
+
+        def name(_: Any) -> str:
+            try:
+                return str(client.get_node_from_key(key).name)
+            except self._redis().exceptions.SlotNotCoveredError:
+                return _NOBODY
+
+        found: str = self._asked(name)
+        return found
 
     def _up_to_date(self, client: Any) -> Any:
         """The client of a cluster; who has which keys is asked anew after a server failed."""
@@ -226,6 +248,11 @@ class Valkey:
 
     def put(self, items: Sequence[tuple[str, bytes]]) -> None:
         """Keep values, as long as it likes. Raises Failure."""
+        if self.cluster:
+            client, all_of_them = self._asked(self._up_to_date), len(items)
+            items = [item for item in items if self._server_of(client, item[0]) != _NOBODY]
+            if len(items) < all_of_them:
+                self._outdated = True
         at = 0
         while at < len(items):
             end, size = at, 0
@@ -250,11 +277,12 @@ class Valkey:
 
     def _asked(self, work: Callable[[Any], Any]) -> Any:
         redis = self._redis()
+        denied = (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError)
         try:
             return work(self._connected())
         except redis.exceptions.TimeoutError as error:
             raise Failure("late", f"{self.shown}: no answer in time") from error
-        except (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+        except denied as error:
             raise Failure("denied", f"{self.shown} refuses access") from error
         except (redis.exceptions.ConnectionError, OSError) as error:
             raise Failure("unreachable", f"{self.shown}: {type(error).__name__}") from error
@@ -262,6 +290,13 @@ class Valkey:
             raise Failure("full", f"{self.shown}: {error}") from error
         except redis.exceptions.RedisError as error:
             raise Failure("refused", f"{self.shown}: {type(error).__name__}") from error
+        except redis.exceptions.SlotNotCoveredError as error:
+            raise Failure("refused", f"{self.shown}: {_UNCOVERED}") from error
+        except redis.exceptions.RedisClusterException as error:  # it is no RedisError
+            if isinstance(error.__cause__, denied):
+                raise Failure("denied", f"{self.shown} refuses access") from error
+            what = f"{self.shown}: no server of the cluster answers"
+            raise Failure("unreachable", what) from error
         except (ValueError, IndexError, TypeError, AttributeError) as error:
             # the client's own, where a server dies in the middle of an answer
             raise Failure("unreachable", f"{self.shown}: {type(error).__name__}") from error
