@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 from counting_source import CountingSource
 from fork_server import ForkServer
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from serving import Served
+
+# No test decides by time: a machine may take it away.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 if find_spec("triton") is not None:  # before anything imports Triton, as transformers does
     import triton_interpreter  # noqa: F401

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def publish_all(store: MemoryStore, url: str) -> Place:
 def open_at(
     place: Place,
     *,
-    deadline: float = 20.0,
+    deadline: float = 60.0,
     local: LocalCache | None = None,
     shared: Any = None,
     refresh: float = REFRESH,
@@ -53,6 +54,17 @@ def open_at(
     database = PublishedDatabase(Remote(place, deadline=deadline), local, refresh=refresh)
     catalog = PublishedCatalog(database, local, shared)
     return MemoryStore(catalog, catalog.signature, read_only=True, **options)
+
+
+@contextmanager
+def impatient(store: MemoryStore) -> Iterator[None]:
+    """Reads of a published memory give up soon, for what is sure to fail."""
+    remote = store._on_disk().catalog.source.remote
+    patient, remote.deadline = remote.deadline, 0.3
+    try:
+        yield
+    finally:
+        remote.deadline = patient
 
 
 def units_of(store: MemoryStore, name: str) -> list[BlockKey]:

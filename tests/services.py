@@ -10,8 +10,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from random import SystemRandom
 
 import pytest
 
@@ -22,11 +23,20 @@ S3_ENVIRONMENT = {
 }
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_port(*, beside: int = 0) -> int:
+    """A port of this machine that nobody listens at, nor at the one that is `beside` above it.
+
+    It is none of those that connections are given by the system (from 32768 on), which one of them
+    could have taken before the server does.
+    """
+    random = SystemRandom()
+    while True:
+        port = random.randrange(10_000, 22_000)
+        with suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", port))
+            if beside:
+                second.bind(("127.0.0.1", port + beside))
+            return port
 
 
 @contextmanager

@@ -267,7 +267,7 @@ def test_a_document_is_cut_back_to_whole_blocks(catalog, blocks):
 # Tokens
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=st.lists(st.integers(1, 20), max_size=8), data=st.data())
 def test_any_span_of_tokens_reads_back(tmp_path_factory, sizes, data):
     catalog = Catalog.create(tmp_path_factory.mktemp("tokens") / "memory", SIGNATURE)

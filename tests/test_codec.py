@@ -65,7 +65,7 @@ def check_bound(codec: str, dtype: str, x: Tensor, got: Tensor, axis: int) -> No
 
 
 @quantised
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     dtype=st.sampled_from(list(KV_DTYPES)),
     heads=st.integers(1, 4),

@@ -259,7 +259,7 @@ def test_a_span_is_told_by_its_pages_and_by_the_headings_of_its_ends() -> None:
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=120)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 9), NAMES), max_size=20),
     st.integers(0, 20),
@@ -314,7 +314,7 @@ def numbered(shape: list[tuple[int, list[str], list[int]]]) -> tuple[list[Sectio
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(shape=SECTIONS)
 def test_every_word_stands_under_the_headings_that_it_stood_under(
     name: str, shape: list[tuple[int, list[str], list[int]]]

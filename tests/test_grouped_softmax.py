@@ -129,7 +129,7 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@settings(max_examples=9, deadline=None, derandomize=True)
+@settings(max_examples=9, derandomize=True)
 @given(
     size=st.integers(1, 9),
     length=st.integers(1, 34),  # the longest have rows of two tiles

@@ -54,7 +54,6 @@ from memstore.tiers.trace import read_trace
 EXAMPLES = int(os.environ.get("MEMSTORE_HOSTILE", "250"))  # of each fuzzer
 fuzzed = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     derandomize="MEMSTORE_HOSTILE" not in os.environ,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -103,7 +103,7 @@ def test_grouped_softmax_gradients_are_right() -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     size=st.integers(1, 5),
     positions=st.integers(1, 30),
@@ -149,7 +149,7 @@ def test_a_padded_last_block_equals_a_shorter_one() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n=st.integers(0, 40),
     k=st.integers(1, 8),

@@ -176,7 +176,7 @@ class Step:
         return found
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     seed=st.integers(0, 999),
     batch=st.integers(1, 2),
@@ -332,7 +332,7 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_landmark_topk, "_SHARE", 32)
 
 
-@settings(max_examples=9, deadline=None, derandomize=True)
+@settings(max_examples=9, derandomize=True)
 @given(
     n=st.integers(1, 120),
     k=st.sampled_from([1, 3, 4, 9]),

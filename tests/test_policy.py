@@ -327,7 +327,7 @@ EVENTS = st.lists(
 
 @pytest.mark.parametrize("name", NAMES)
 @given(capacity=st.integers(1, 8), events=EVENTS)
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_leases_pins_and_drops_are_kept(
     name: str, capacity: int, events: list[tuple[str, Any, Any]]
 ) -> None:
@@ -483,7 +483,7 @@ def fewest_misses(requests: Sequence[frozenset[int]], capacity: int) -> int:
     capacity=st.integers(1, 4),
     lookups=st.lists(st.frozensets(st.integers(0, 6), max_size=4), max_size=9),
 )
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_belady_is_the_optimum(capacity: int, lookups: list[frozenset[int]]) -> None:
     requests = [frozenset(sorted(units)[:capacity]) for units in lookups]
     best = belady([sorted(units) for units in requests], capacity)

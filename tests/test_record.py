@@ -39,7 +39,7 @@ def a_record(
 
 
 @lossless_codec
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     dtype=st.sampled_from(list(KV_DTYPES)),
     heads=st.integers(1, 5),
@@ -176,7 +176,7 @@ def test_a_record_of_another_geometry_is_refused(codec, length):
             decode(record, shape, dtype)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=300), st.sampled_from([WRITE, None]))
 def test_any_other_bytes_are_refused(data, write):
     with pytest.raises(CorruptBlock):

@@ -59,7 +59,7 @@ def chosen(
     return present
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     granularity=st.sampled_from(GRANULARITIES),
     n=st.integers(0, 7),

@@ -38,7 +38,7 @@ with MemoryStore.open(arguments[0]) as store:
             time.sleep(0.02)
 """
 SHORT = b"The keeper of the bridge is called Anselm, and the toll is two crowns.\n"
-LONG = "".join(f"On day {day} the rain fell on the hills and on the sea.\n" for day in range(150))
+LONG = "".join(f"On day {day} the rain fell on the hills and on the sea.\n" for day in range(600))
 
 
 def test_a_server_killed_while_it_reads_goes_on_when_it_is_back(

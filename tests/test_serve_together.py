@@ -41,8 +41,15 @@ def test_answers_made_at_once_share_walks_and_are_those_made_alone(tmp_path, mon
 
         alone = [ask(question) for question in QUESTIONS]
         assert max(together) == 1
+        worker, go = served.service.worker, threading.Event()
         with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-            at_once = list(pool.map(ask, QUESTIONS))
+            held = worker.call("holder/0", lambda: go.wait(60))
+            told = pool.map(ask, QUESTIONS)
+            while worker.load["waiting"] < len(QUESTIONS):  # until all have come
+                time.sleep(0.01)
+            go.set()
+            at_once = list(told)
+        assert held.result()
     assert max(together) > 1
     assert [said for said, _, _ in at_once] == [said for said, _, _ in alone]
     assert [done for _, _, done in at_once] == [done for _, _, done in alone]

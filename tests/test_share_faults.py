@@ -19,6 +19,7 @@ from published import (
     Wild,
     WildPlace,
     WildServer,
+    impatient,
     open_at,
     publish_all,
     truth,
@@ -82,7 +83,7 @@ def test_no_fault_gives_a_wrong_block(place: Place, tmp_path: Path, rate: float)
         wild.quiet = True  # opening has its own test
         store = open_at(WildPlace(place, wild), local=local, shared=shared, host_budget=4096)
         # where nearly everything fails much is late, too
-        store._on_disk().catalog.source.remote.deadline = 1.0 if rate < 0.5 else 0.05
+        store._on_disk().catalog.source.remote.deadline = 10.0 if rate < 0.5 else 0.05
         with store:
             of = truth(store)
             every = [unit for name in TEXTS for unit in units_of(store, name)]
@@ -106,7 +107,7 @@ def test_no_fault_gives_a_wrong_block(place: Place, tmp_path: Path, rate: float)
                     if isinstance(error, BlocksUnavailable):
                         assert error.units <= {*units}
             wild.quiet = server.quiet = True
-            store._on_disk().catalog.source.remote.deadline = 20.0
+            store._on_disk().catalog.source.remote.deadline = 60.0
             holds_what_was_written(store, every[:16])
             for counter in store._retrieve().tiers.disk.counters.values():
                 assert counter.failures().keys() <= {*REASONS}
@@ -182,19 +183,22 @@ def test_when_the_store_is_away_what_is_cached_answers(
 ) -> None:
     away = Away(place, Wild(0, 0.0))
     local = LocalCache(tmp_path / "cache", 1 << 20)
-    with open_at(away, deadline=0.3, local=local) as store:
+    with open_at(away, local=local) as store:
         known = units_of(store, "first")[:20]
         holds_what_was_written(store, known)
         away.away, away.hangs = True, hangs
         holds_what_was_written(store, known)
         began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match="what is cached still answers"):
+        with (
+            impatient(store),
+            pytest.raises(StoreUnavailable, match="what is cached still answers"),
+        ):
             store.lease(units_of(store, "second")[:4])
-        assert time.monotonic() - began < 5  # the deadline and no hang, on a busy machine
+        assert time.monotonic() - began < 30  # the deadline and no hang, on a busy machine
         away.away = False
         holds_what_was_written(store, units_of(store, "second")[:4])
     away.away = False
-    with open_at(away, deadline=0.3, local=local) as store:  # another process
+    with open_at(away, local=local) as store:  # another process
         away.away = True
         holds_what_was_written(store, known)
 
@@ -204,7 +208,7 @@ def test_opening_survives_a_storm(place: Place) -> None:
     for seed in range(16):
         wild = WildPlace(place, Wild(seed, 0.4, late=0.05))
         try:
-            with open_at(wild, deadline=0.5) as store:
+            with open_at(wild, deadline=5.0) as store:
                 q = torch.ones(2, 1, 8)
                 store.search_landmarks(1, q, [(1, 0, 51)], 4)
                 opened += 1

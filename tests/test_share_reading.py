@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("obstore")
 
-from published import Wild, WildPlace, WildServer, open_at
+from published import Wild, WildPlace, WildServer, impatient, open_at
 from tiny_model import text, tiny_model
 
 from memstore.block import BlockKey
@@ -219,15 +219,16 @@ def test_a_partial_answer_says_which_documents_were_not_there(
     model: LandmarkModel, path: Path, tmp_path: Path
 ) -> None:
     place = apart(model, path, tmp_path)
-    with open_at(place, deadline=0.3) as store:
+    with open_at(place) as store:
         place.gone = segments(store, "garden", "landmarks")
-        with pytest.raises(StoreUnavailable, match="connection refused"):
+        with impatient(store), pytest.raises(StoreUnavailable, match="connection refused"):
             model.ask(PHRASE, store)
     place.gone = frozenset()
-    with open_at(place, deadline=0.3) as store:
+    with open_at(place) as store:
         store._on_disk().catalog.allow_partial = True
         place.gone = segments(store, "garden", "landmarks")
-        answer = model.ask(PHRASE, store, max_new_tokens=4)
+        with impatient(store):
+            answer = model.ask(PHRASE, store, max_new_tokens=4)
         assert answer.absent == ["garden"] and answer.to_dict()["absent"] == ["garden"]
         with MemoryStore.open(path / "m") as directory:
             rest = model.ask(PHRASE, directory, documents=["river", "night"], max_new_tokens=4)
@@ -246,16 +247,17 @@ def test_blocks_that_go_away_in_a_session_are_left_out_and_told(
     ids = model.tokenizer.encode(text(40, 9))
     for partial in (False, True):
         place.gone = frozenset()
-        with open_at(place, deadline=0.3) as store:
+        with open_at(place) as store:
             store._on_disk().catalog.allow_partial = partial
             with model.session(store) as session:
                 session.feed(ids[:3])
                 place.gone = segments(store, "river", "records", "landmarks")
                 if not partial:
-                    with pytest.raises(StoreUnavailable):
+                    with impatient(store), pytest.raises(StoreUnavailable):
                         session.feed(ids[3:])
                     continue
-                states = session.feed(ids[3:])
+                with impatient(store):
+                    states = session.feed(ids[3:])
                 assert bool(states.isfinite().all())
                 assert session.absent == {store.document("river").id}
 

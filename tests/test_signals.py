@@ -110,11 +110,11 @@ class Late:
 def command():
     late = Late()
     del late
-    time.sleep(30)
+    time.sleep(600)
 end_in_order(command)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=20, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (143, b"")
 
@@ -126,16 +126,18 @@ from memstore.cli.signals import end_in_order
 def command():
     try:
         print("begun", flush=True)
-        time.sleep(30)
+        time.sleep(600)
     finally:
-        time.sleep(30)
+        print("ending", flush=True)
+        time.sleep(600)
 end_in_order(command)
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline()
+    assert process.stdout is not None and process.stdout.readline() == b"begun\n"
     process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == b"ending\n"
     time.sleep(1.3)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == 143
+    assert process.wait(timeout=300) == 143
     process.stdout.close()

@@ -320,7 +320,7 @@ def test_a_unit_dropped_on_its_way_to_a_failure_leaves_nothing(
 # Any order of calls
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     st.lists(st.tuples(st.sampled_from("llrrpudfK"), st.integers(0, 23)), max_size=60),
     st.integers(1, 9),

@@ -14,26 +14,14 @@ from services import free_port
 BINARY = shutil.which("valkey-server") or shutil.which("redis-server")
 
 
-def _two_free_ports() -> int:
-    """A free port below another free one: nodes of a cluster talk at theirs + 10000."""
-    while True:
-        port = free_port() % 20_000 + 20_000
-        try:
-            for number in (port, port + 10_000):
-                with socket.socket() as listener:
-                    listener.bind(("127.0.0.1", number))
-            return port
-        except OSError:
-            continue
-
-
 class Server:
     """One server; `kill` and `start` again at the same port, with nothing in it."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         if BINARY is None:
             pytest.skip("neither valkey-server nor redis-server is installed: make services")
-        self.port, self._folder, self._options = _two_free_ports(), folder, options
+        # nodes of a cluster talk at theirs + 10000
+        self.port, self._folder, self._options = free_port(beside=10_000), folder, options
         folder.mkdir(parents=True, exist_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
