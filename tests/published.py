@@ -44,7 +44,7 @@ def publish_all(store: MemoryStore, url: str) -> Place:
 def open_at(
     place: Place,
     *,
-    deadline: float = 60.0,
+    deadline: float = 600.0,
     local: LocalCache | None = None,
     shared: Any = None,
     refresh: float = REFRESH,

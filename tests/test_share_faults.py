@@ -107,7 +107,7 @@ def test_no_fault_gives_a_wrong_block(place: Place, tmp_path: Path, rate: float)
                     if isinstance(error, BlocksUnavailable):
                         assert error.units <= {*units}
             wild.quiet = server.quiet = True
-            store._on_disk().catalog.source.remote.deadline = 60.0
+            store._on_disk().catalog.source.remote.deadline = 600.0
             holds_what_was_written(store, every[:16])
             for counter in store._retrieve().tiers.disk.counters.values():
                 assert counter.failures().keys() <= {*REASONS}

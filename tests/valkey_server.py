@@ -1,6 +1,7 @@
 """Valkey or Redis servers for tests marked `services`: each a process of its own, on its port."""
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -51,6 +52,11 @@ class Server:
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             connection.sendall(f"{line}\r\n".encode())
             return connection.recv(1 << 16).decode()
+
+    def hang(self) -> None:
+        """Let it answer nothing any more; it ends by `kill`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
         """End it as a crash does."""
