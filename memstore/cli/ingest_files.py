@@ -6,13 +6,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from memstore.cli import console
+from memstore.closing import Closing
 from memstore.errors import DocumentExists, InvalidInput, MemstoreError
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def checked(text: "Text", which: str = "") -> "Text":
     return text
 
 
-class Reading(AbstractContextManager["Reading"]):
+class Reading(Closing):
     """Files on their way into a memory, which is opened when the first can be read; a context
     manager that closes it.
     """
@@ -189,15 +188,8 @@ class Reading(AbstractContextManager["Reading"]):
         console.note(f"error: {message}")
         self.failed.append({"name": type(error).__name__, "message": message})
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the memory, if one was opened."""
         if self.memory is not None:
             self.memory.close()
 

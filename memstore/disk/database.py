@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
+from memstore.closing import Closing
 from memstore.disk import commit
 from memstore.disk.commit import Commit
 from memstore.disk.environment import Environment, Version
@@ -28,7 +28,7 @@ T = TypeVar("T")
 INITIAL_MAP = 1 << 28  # bytes of address space; the file grows only with what is written
 
 
-class Database:
+class Database(Closing):
     """The tables of one memory directory. Usable from several threads; a context manager."""
 
     def __init__(self, environment: "Environment", *, read_only: bool) -> None:
@@ -245,17 +245,6 @@ class Database:
             self._closed = True
             if self._environment.pid == os.getpid():
                 release(self._environment)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _check(self) -> None:
         if self._environment.pid != os.getpid():

@@ -3,12 +3,12 @@ selector chooses blocks, and every memory layer reads them with the question.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.closing import Closing
 from memstore.errors import BlocksUnavailable, InvalidConfig, InvalidInput
 from memstore.model.chosen import Candidates, Chosen
 from memstore.model.compact import CompactAttention, Window, read_beginning, read_separator
@@ -23,7 +23,7 @@ from memstore.model.units import Lookups, OnRead, Read
 from memstore.store.memory_store import MemoryStore
 
 
-class ChoosingSession(AbstractContextManager["ChoosingSession"]):
+class ChoosingSession(Closing):
     """Local text behind the reader's prefix, and the blocks that it reads now."""
 
     def __init__(
@@ -339,6 +339,3 @@ class ChoosingSession(AbstractContextManager["ChoosingSession"]):
         self.chosen, self.candidates = [], None
         self._own.close()
         self._attention = CompactAttention(self.reader, self._beginning)
-
-    def __exit__(self, *args: object) -> None:
-        self.close()

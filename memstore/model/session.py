@@ -3,13 +3,11 @@ become memory themselves.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
 
+from memstore.closing import Closing
 from memstore.errors import BudgetExceeded, InvalidConfig
 from memstore.model.attention import MemoryAttention
 from memstore.model.chunk import FinishedBlocks
@@ -217,7 +215,7 @@ class Session:
         return self.reader.logits(states)
 
 
-class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
+class ScratchSession(Session, Closing):
     """A session that asks: its own blocks live pinned in the host tier until it is closed, at most
     half of the budget.
 
@@ -285,14 +283,3 @@ class ScratchSession(Session, AbstractContextManager["ScratchSession"]):
     def close(self) -> None:
         """Let the session's own blocks go; the documents stay."""
         self._own.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

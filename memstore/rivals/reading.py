@@ -4,11 +4,9 @@ what can be left and taken up again in another process.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from memstore.closing import Closing
 from memstore.disk.document import Document
 from memstore.disk.files import replacement, sweep
 from memstore.disk.signature import Signature
@@ -114,7 +113,7 @@ def load_rival(directory: Path | str, *, dtype: torch.dtype = torch.float32) -> 
     return RivalModel(transformer, tokenizer)
 
 
-class Reading(AbstractContextManager["Reading"]):
+class Reading(Closing):
     """One text being read: `feed` takes tokens, and states come out."""
 
     def __init__(
@@ -208,17 +207,6 @@ class Reading(AbstractContextManager["Reading"]):
         self.past.close()
         if self._own_store is not None:
             self._own_store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _digest(state: Mapping[str, Tensor]) -> str:

@@ -26,6 +26,20 @@ _HELP = {
 }
 
 
+def new_registry() -> Any:
+    """A registry of prometheus_client with nothing in it. Raises InvalidInput where that package is
+    missing.
+    """
+    try:
+        from prometheus_client import CollectorRegistry
+    except ImportError:
+        raise InvalidInput(
+            "metrics need the package prometheus-client; install it with: pip install "
+            "'memstore[metrics]'"
+        ) from None
+    return CollectorRegistry(auto_describe=False)
+
+
 class Metrics:
     """What an endpoint shows: the counts of `store`, read when they are asked for; nothing without
     a store.
@@ -79,15 +93,10 @@ def serve(port: int | None) -> Iterator[Metrics]:
     if port is None:
         yield metrics
         return
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
-    except ImportError:
-        raise InvalidInput(
-            "metrics need the package prometheus-client; install it with: pip install "
-            "'memstore[metrics]'"
-        ) from None
-    registry = CollectorRegistry(auto_describe=False)
+    registry = new_registry()
     registry.register(metrics)
+    from prometheus_client import start_http_server
+
     try:
         server, thread = start_http_server(port, ADDRESS, registry)
     except OSError as error:

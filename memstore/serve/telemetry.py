@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from memstore.errors import InvalidInput
-from memstore.serve.metrics import Metrics
+from memstore.serve.metrics import Metrics, new_registry
 
 if TYPE_CHECKING:
     from memstore.serve.asking import Outcome, Question
@@ -33,14 +33,9 @@ class Telemetry:
             self._trace()
 
     def _count(self) -> None:
-        try:
-            from prometheus_client import CollectorRegistry, Histogram
-        except ImportError:
-            raise InvalidInput(
-                "metrics need the package prometheus-client; install it with: pip install "
-                "'memstore[metrics]'"
-            ) from None
-        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry = new_registry()
+        from prometheus_client import Histogram
+
         tiers = Metrics()
         tiers.store = self._service.store
         self.registry.register(tiers)

@@ -4,11 +4,10 @@ several, and segments are sent while the next are filled.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
+from memstore.closing import Closing
 from memstore.disk.record import WriteId
 from memstore.share.pieces import Kind, Piece, Value
 from memstore.share.place import Place
@@ -18,7 +17,7 @@ _SENDS = 4  # segments on their way at once
 _PIECE_BYTES = 8 << 20  # values in a piece, about
 
 
-class Sending:
+class Sending(Closing):
     """Segments that are filled and sent. Used by one thread; in a `with` block, which ends its own
     threads.
     """
@@ -101,15 +100,8 @@ class Sending:
 
         self._futures.append(self._pool.submit(work))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Wait for what is under way, and end the threads."""
         self._pool.shutdown()
 
 

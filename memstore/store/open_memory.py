@@ -4,9 +4,9 @@ first used, and nothing of torch before.
 
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
+from memstore.closing import Closing
 from memstore.disk.catalog import Catalog
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.selector_table import SelectorTable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memstore.tiers.base import UnitSource
 
 
-class OpenMemory:
+class OpenMemory(Closing):
     """What MemoryStore's verbs work on: see there."""
 
     def __init__(
@@ -166,17 +166,6 @@ class OpenMemory:
             finally:
                 if self._committed is not None:
                     self._committed.catalog.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def path(self) -> Path | None:

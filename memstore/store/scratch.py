@@ -1,12 +1,11 @@
 """A session's own blocks: in main memory only, and gone with the session."""
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.closing import Closing
 from memstore.disk.block_words import Words
 from memstore.errors import InvalidInput
 from memstore.index import LandmarkIndex
@@ -14,7 +13,7 @@ from memstore.store.selected import Selected
 from memstore.tiers.cascade import Cascade
 
 
-class ScratchDocument:
+class ScratchDocument(Closing):
     """A session's own blocks: pinned in the host tier and searchable, gone when closed. A context
     manager.
 
@@ -91,14 +90,3 @@ class ScratchDocument:
         self._index.remove(self.document)
         if self._selected is not None:
             self._selected.drop(self.document)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
