@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,3 +43,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
 
     with serving(tmp_path_factory.mktemp("served") / "mem") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a tiny model of random weights."""
+    from commands import write_model
+
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def the_model(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that are not told of a model take the tiny one."""
+    monkeypatch.setenv("MEMSTORE_MODEL", str(model_path))

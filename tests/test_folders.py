@@ -12,8 +12,8 @@ from typing import Any
 
 import made_documents as made
 import pytest
+from commands import Result, intact, refused, run, start
 from made_documents import Section
-from test_cli import Result, intact, refused, run, start, write_model
 
 from memstore.documents import folder
 from memstore.documents.folder import Folder, Source, find
@@ -25,14 +25,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 LONG_AGO = 1_700_000_000
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(autouse=True)
-def the_model(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSTORE_MODEL", str(model_path))
+pytestmark = pytest.mark.usefixtures("the_model")
 
 
 @pytest.fixture

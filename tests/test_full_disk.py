@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cli import OTHER, STORY, Result, run, run_forked, whole, write_model
+from commands import OTHER, STORY, Result, run, run_forked, whole, write_model
 
 from memstore.store.memory_store import MemoryStore
 

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+from commands import refused, run
 from synthetic_documents import SIGNATURE, ingest
-from test_cli import refused, run
 
 from memstore.store.memory_store import MemoryStore
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_cli import ROOT, run, whole, write_model
+from commands import ROOT, run, whole, write_model
 
 STOPS = int(os.environ.get("MEMSTORE_STOPS", "4"))  # of each command
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import STORY, become_nobody, run, run_forked, whole, write_model
 from synthetic_documents import CHUNK, SIGNATURE, check_content, ingest
-from test_cli import STORY, become_nobody, run, run_forked, whole, write_model
 from test_full_disk import Mounted
 
 from memstore.errors import InvalidInput
