@@ -183,7 +183,6 @@ def serve() -> None:
         name, *arguments = json.loads(line)
         pid = os.fork()
         if not pid:
-            os.setpgid(0, 0)  # so that its own children can be killed with it
             signal.alarm(100)  # a child that hangs ends by SIGALRM
             outcome = CRASHED
             try:

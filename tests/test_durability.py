@@ -12,6 +12,7 @@ import shutil
 import signal
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -147,10 +148,31 @@ def killed_with_its_children(
     """Begin a job and SIGKILL it and all that it started after some time; False if it was done."""
     pid = children.start(job, *arguments)
     time.sleep(seconds)
-    os.killpg(pid, signal.SIGKILL)
+    found: list[int] = []
+    while new := [each for each in below(pid) if each not in found]:
+        for each in new:  # they may be in process groups of their own, and start others
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGSTOP)
+        found += new
+    for each in found:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
     code = children.end()
     assert code in (RIGHT, -signal.SIGKILL)
     return code != RIGHT
+
+
+def below(pid: int) -> list[int]:
+    """A process that runs and all that it started, and these."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            number, rest = stat.read_text().split(" (", 1)
+            parents.setdefault(int(rest.rpartition(") ")[2].split()[1]), []).append(int(number))
+    found = [pid]
+    for each in found:
+        found += parents.get(each, [])
+    return found
 
 
 def test_an_index_killed_at_random_instants_is_built_or_not(
