@@ -58,7 +58,21 @@ def serving(
     with store:
         if new and diary:
             model.ingest(DIARY, store, name="diary")
-        service = Service(model, store, settings, keys=keys)
+        with serving_store(store, model, settings, keys=keys) as served:
+            yield served
+
+
+@contextmanager
+def serving_store(
+    store: MemoryStore,
+    model: Verbs,
+    settings: ServeSettings | None = None,
+    *,
+    keys: Keys | None = None,
+) -> Iterator[Served]:
+    """Serve a memory that is open, and stays so."""
+    service = Service(model, store, settings, keys=keys)
+    try:
         config = uvicorn.Config(
             create_app(service), port=0, log_level="warning", timeout_graceful_shutdown=5
         )
@@ -74,4 +88,5 @@ def serving(
         finally:
             server.should_exit = True
             thread.join()
-            service.close()
+    finally:
+        service.close()

@@ -148,7 +148,7 @@ def test_an_answer_ends_when_its_time_is_over(tmp_path: Path) -> None:
 
 
 @contextmanager
-def process(memory: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+def process(memory: Path | str, *options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """`memstore serve` as a process of its own, and where it answers."""
     command = [sys.executable, "-m", "memstore", "serve", "--store", str(memory), "--port", "0"]
     started = subprocess.Popen(

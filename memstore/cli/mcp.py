@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 
 from memstore.cli import console
-from memstore.cli.options import ASK_BUDGET, Model, Store, Tiers, command
+from memstore.cli.options import ASK_BUDGET, Away, Model, ReadStore, Tiers, command
 from memstore.cli.readers import reader_for_command
 from memstore.errors import InvalidInput
 
 
 @command("mcp", "memstore mcp --store mem", "memstore mcp --store mem --allow-paths ~/notes")
 def mcp(
-    store: Store,
+    store: ReadStore,
     model: Model = None,
     allow_paths: Annotated[
         list[Path] | None,
@@ -33,10 +33,12 @@ def mcp(
     ] = False,
     *,
     tiers: Tiers,
+    away: Away,
 ) -> None:
     """Serve a memory to an agent: MCP over stdin and stdout, until it closes them.
 
-    Tools: ask, search, documents, ingest, forget; every document is a resource.
+    Tools: ask, search, documents, and ingest and forget where the memory is no published one; every
+    document is a resource.
     """
     try:
         import anyio
@@ -52,11 +54,11 @@ def mcp(
     from memstore.store.memory_store import MemoryStore
 
     paths = [_directory(path) for path in allow_paths or ()]
+    options = tiers.options(ASK_BUDGET)
+    options.update(away.options(store))
     with redirect_stdout(sys.stderr):  # stdout is the agent's, whatever a library may print there
         reader = reader_for_command(model)
-        memory = MemoryStore.open(
-            store, reader.signature, read_only=read_only, **tiers.options(ASK_BUDGET)
-        )
+        memory = MemoryStore.open(store, reader.signature, read_only=read_only, **options)
     asker = Asker(Access(write=not read_only), "local/stdio", paths)
     with memory, TemporaryDirectory() as kept:  # a server may have the memory's own
         service = Service(reader, memory, directory=Path(kept))

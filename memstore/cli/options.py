@@ -114,7 +114,7 @@ def abandon_stdout() -> None:
 
 
 def parse_directory(text: str) -> Path:
-    """A memory's directory for an option. Raises typer.BadParameter for a URL."""
+    """A directory for an option. Raises typer.BadParameter for a URL."""
     if is_url(text):
         raise typer.BadParameter(
             f"{text} is a published memory, which is only read; `memstore pull` makes a copy in a "

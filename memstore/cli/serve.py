@@ -6,9 +6,20 @@ from typing import Annotated
 import typer
 
 from memstore.cli import console
-from memstore.cli.options import ASK_BUDGET, Json, Model, Store, Tiers, command, parse_size
+from memstore.cli.options import (
+    ASK_BUDGET,
+    Away,
+    Json,
+    Model,
+    ReadStore,
+    Tiers,
+    command,
+    parse_directory,
+    parse_size,
+)
 from memstore.cli.readers import reader_for_command
 from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.share.options import is_url
 
 PORT = 8741
 
@@ -17,11 +28,22 @@ PORT = 8741
     "serve",
     "memstore serve --store mem",
     "memstore serve --store mem --host 0.0.0.0 --api-key-file keys.txt --allow-host memory.lan",
-    interrupted="stopped; every conversation and upload is kept",
+    "memstore serve --store s3://team/library --state served --local-cache cache",
+    interrupted="stopped in order",
 )
 def serve(
-    store: Store,
+    store: ReadStore,
     model: Model = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            parser=parse_directory,
+            help="Where conversations, vector stores and uploads are kept; default: in the "
+            "memory's directory, or, of a published memory, nowhere.",
+        ),
+    ] = None,
     host: Annotated[
         str,
         typer.Option(
@@ -140,9 +162,11 @@ def serve(
     ] = False,
     *,
     tiers: Tiers,
+    away: Away,
     as_json: Json = False,
 ) -> None:
-    """Serve a memory over HTTP: OpenAI's endpoints, the page, MCP. Made if there is none.
+    """Serve a memory over HTTP: OpenAI's endpoints, the page, MCP. A directory is made if there is
+    none; a published memory is only read.
 
     Ctrl-C or SIGTERM ends it: answers finish, an upload that is being read goes on at the next
     start. With --json one object is printed when it answers.
@@ -188,9 +212,14 @@ def serve(
 
         torch.set_num_threads(threads)
     options = tiers.options(ASK_BUDGET)
+    options.update(away.options(store))
+    if state is not None:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         memory = MemoryStore.open(store, reader.signature, **options)
     except MemoryNotFound:
+        if is_url(store):
+            raise
         memory = MemoryStore.create(
             store, reader.signature, codec=reader.codec, selector=reader.keeps, **options
         )
@@ -203,7 +232,7 @@ def serve(
 
     name = Path(model).name if model else "memstore"
     with memory:
-        service = Service(reader, memory, settings, keys=keys, model=name)
+        service = Service(reader, memory, settings, keys=keys, model=name, directory=state)
         try:
             run(service, ready)
         finally:

@@ -13,7 +13,7 @@ from memstore.integrations.opened import Opened, label
 class MemstoreRetriever(BaseRetriever):
     """The passages of a memory where most of a query is found, best first.
 
-    store: the memory's directory, or an open MemoryStore. reader: what reads it, or its name
+    store: the memory's directory or URL, or an open MemoryStore. reader: what reads it, or its name
     (None: the model that ships). documents: to search; None for all. k: how many passages; an
     `invoke(query, k=..)` may differ. The metadata of a passage are "document", "span" (characters
     of it), "place" (its page or headings, or None), "block" and "weight" (how much of the query is

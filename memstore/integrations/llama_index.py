@@ -29,8 +29,9 @@ class MemstoreRetriever(BaseRetriever):
         similarity_top_k: int = 4,
         **base: Any,
     ) -> None:
-        """store: the memory's directory, or an open MemoryStore. reader: what reads it, or its name
-        (None: the model that ships). documents: to search; None for all. base: of BaseRetriever.
+        """store: the memory's directory or URL, or an open MemoryStore. reader: what reads it, or
+        its name (None: the model that ships). documents: to search; None for all. base: of
+        BaseRetriever.
         """
         super().__init__(**base)
         self._opened = Opened(store, reader)

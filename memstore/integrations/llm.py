@@ -24,7 +24,9 @@ _STORE, _READER = "MEMSTORE_STORE", "MEMSTORE_MODEL"
 class Options(llm.Options):
     """What `llm -o` may say of an answer."""
 
-    store: str | None = Field(None, description=f"Directory of the memory; default: ${_STORE}")
+    store: str | None = Field(
+        None, description=f"Directory or URL of the memory; default: ${_STORE}"
+    )
     reader: str | None = Field(None, description=f"The model that reads it; default: ${_READER}")
     documents: str | None = Field(None, description="Ask these only, separated by commas")
     max_tokens: int | None = Field(None, description="Longest answer, in tokens")

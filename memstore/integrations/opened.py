@@ -43,7 +43,7 @@ class Opened:
         reader: Any = _reader(named) if named is None or isinstance(named, str | Path) else named
         if isinstance(self._given, MemoryStore):
             return reader, self._given
-        store = MemoryStore.open(Path(self._given), reader.signature, read_only=True)
+        store = MemoryStore.open(self._given, reader.signature, read_only=True)
         weakref.finalize(self, store.close)
         return reader, store
 

@@ -218,11 +218,12 @@ def _told(service: "Service", question: Question, warm: Warm, outcome: Outcome) 
         for source in reading.sources(trace, service.store, most)
         if question.may_read(source.document)
     ]
+    may_read = question.may_read
     if question.trace:
-        may_read = question.may_read
         return reading.told(trace, warm.session, text=outcome.text, most=most, may_read=may_read)
     shown = ("document", "block", "span", "place", "text", "weight")
     return {
         "answered": outcome.answered,
+        "absent": reading.absent(warm.session, may_read),
         "sources": [{name: getattr(source, name) for name in shown} for source in outcome.sources],
     }

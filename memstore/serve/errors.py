@@ -2,6 +2,7 @@
 goes with each of this package's errors.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 
 from memstore.errors import (
     BudgetExceeded,
+    CorruptMemory,
     DocumentExists,
     DocumentNotFound,
     InvalidInput,
@@ -19,10 +21,12 @@ from memstore.errors import (
     MemstoreError,
     ReadOnlyMemory,
     StorageFull,
+    StoreUnavailable,
 )
 from memstore.serve.line import Busy
 from memstore.serve.worker import Stopped
 
+_log = logging.getLogger("memstore")
 # Status, code, and what is said in the place of the error's own words, where these name the
 # memory's directory, or documents that the asker may not know of. A document that was asked for
 # and is not there is told before anything is done: one that is missing later was forgotten
@@ -34,6 +38,12 @@ _TOLD: dict[type[MemstoreError], tuple[int, str, str | None]] = {
     ReadOnlyMemory: (403, "read_only", "the memory cannot be written"),
     StorageFull: (507, "storage_full", "there is no room; forget documents, or raise a quota"),
     BudgetExceeded: (503, "budget_exceeded", None),
+    StoreUnavailable: (
+        503,
+        "storage_unavailable",
+        "a part of the memory cannot be reached now; ask again later",
+    ),
+    CorruptMemory: (500, "memory_damaged", "a part of the memory is damaged; have it verified"),
     InvalidInput: (400, "invalid_input", None),
 }
 _CODES = {
@@ -85,7 +95,9 @@ def not_found(what: str, name: str) -> ApiError:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told of an error; of one that nobody foresaw, only that there was one."""
+    """What a client is told of an error; of one that nobody foresaw, only that there was one, and
+    the log tells the rest.
+    """
     match error:
         case ApiError():
             return error
@@ -106,7 +118,14 @@ def as_api_error(error: BaseException) -> ApiError:
             for kind, (status, code, said) in _TOLD.items():
                 if isinstance(error, kind):
                     kind_of = "invalid_request_error" if status < 500 else "server_error"
-                    return ApiError(status, said or str(error), type=kind_of, code=code)
+                    headers = {"Retry-After": "5"} if kind is StoreUnavailable else {}
+                    message = said or str(error)
+                    return ApiError(status, message, type=kind_of, code=code, headers=headers)
+    _log.error("a question failed in a way that nobody foresaw", exc_info=error)
+    return _failed()
+
+
+def _failed() -> ApiError:
     return ApiError(500, "the server failed", type="server_error", code="internal_error")
 
 
@@ -115,6 +134,9 @@ def install(app: FastAPI) -> None:
 
     async def known(request: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response()
+
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return _failed().response()  # uvicorn logs it
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -130,7 +152,7 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, known)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(Exception, known)
+    app.add_exception_handler(Exception, failed)
 
 
 def _of_validation(error: RequestValidationError) -> ApiError:

@@ -2,6 +2,7 @@
 questions, resumed after a restart; and forgetting them.
 """
 
+import logging
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from memstore.serve.worker import Job, Stopped
 if TYPE_CHECKING:
     from memstore.serve.service import Service
 
+_log = logging.getLogger("memstore")
 _SECONDS = 15.0  # between two looks for what expired, or could not be forgotten
 _SECONDS_LOCKED = 0.5  # until a memory that another process writes is tried again
 _SECONDS_A_CHUNK = 30.0  # that a deletion waits for the end of a chunk
@@ -71,13 +73,17 @@ class Ingests:
 
     def delete(self, row: Row) -> None:
         """Delete a file, and forget its document; killed in between, the next start goes on with
-        it. Raises MemoryLocked where another process writes the memory: then it goes soon after.
+        it. Raises MemoryLocked where another process writes the memory: then it goes soon after;
+        ReadOnlyMemory.
         """
+        self._service.store.check_writable()
         self.uploads.leave(row)
         self._forget(row["number"])
 
     def forget(self, name: str) -> None:
-        """Forget a document, and the file that it was. Raises DocumentNotFound, MemoryLocked."""
+        """Forget a document, and the file that it was. Raises DocumentNotFound, MemoryLocked,
+        ReadOnlyMemory.
+        """
         row = self._service.database.row(
             "SELECT * FROM files WHERE document = ? AND state != 'leaving'", (name,)
         )
@@ -108,7 +114,8 @@ class Ingests:
             except Exception:
                 if self._ending:  # the database was closed
                     return
-                pause = _SECONDS_LOCKED
+                _log.exception("uploaded files are looked at again soon")
+                pause = _SECONDS
             with self._changed:
                 if not self._ending and (pause < _SECONDS or self.uploads.next_queued() is None):
                     self._changed.wait(pause)

@@ -90,7 +90,7 @@ def router(service: Service) -> APIRouter:
             "heads": shape.num_heads,
             "kv_heads": shape.num_kv_heads,
             "block_size": shape.block_size,
-            "write": access.write,
+            "write": service.may_write(access),
             "upload_bytes": service.settings.body_bytes,
         }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from memstore.disk.document import PROMPT
 from memstore.model.reader import Reader
 from memstore.model.text import Text
+from memstore.serve.errors import ApiError
 from memstore.serve.turns import Turn, keys_of
 
 _CHARACTERS = 8  # of a token, at most, as far as it matters here
@@ -35,12 +36,14 @@ class Plan:
 class Window:
     """How much of a conversation is read as one prompt."""
 
-    def __init__(self, reader: Reader, tokens: int | None) -> None:
-        """tokens: None for what the reader reads at once."""
+    def __init__(self, reader: Reader, tokens: int | None, *, remembers: bool = True) -> None:
+        """tokens: None for what the reader reads at once. remembers: what does not fit becomes a
+        document; otherwise only a conversation is longer, a text each time, and no text of it.
+        """
         settings, size = reader.lookup, reader.shape.block_size
         blocks = settings.chunk_blocks if reader.keeps is None else settings.local_blocks
         self.tokens = tokens or blocks * size
-        self._tokenizer = reader.tokenizer
+        self._remembers, self._tokenizer = remembers, reader.tokenizer
 
     def count(self, text: str) -> int:
         """Tokens of a text; of one far beyond the window only that it is."""
@@ -51,6 +54,22 @@ class Window:
     def fits(self, text: str) -> bool:
         """Is a text short enough to be read as it is?"""
         return self.count(text) <= self.tokens
+
+    def takes(self, turns: Sequence[Turn], question: str) -> bool:
+        """Can a session that is open be told these, and be asked? Raises ApiError for a question
+        that never fits.
+        """
+        if self._remembers:
+            said = (text for turn in turns for text in (turn.question, turn.answer))
+            return sum(map(self.count, [*said, question])) <= self.tokens
+        if not all(self.fits(text) for text in (*(turn.question for turn in turns), question)):
+            raise ApiError(
+                400,
+                f"a text of the prompt is longer than {self.tokens:,} tokens, and this memory is "
+                "only read: it cannot remember what does not fit",
+                code="context_length_exceeded",
+            )
+        return True
 
     def split(self, text: str) -> tuple[str, str]:
         """A text that does not fit as what becomes a document, and its end: the last paragraph or
@@ -76,9 +95,14 @@ class Window:
 
     def plan(self, owner: str, turns: Sequence[Turn], question: str) -> Plan:
         """How to read a conversation from its beginning. The same beginning gives the same
-        documents, however it goes on. Raises InvalidInput for a document with nothing in it.
+        documents, however it goes on. Raises InvalidInput for a document with nothing in it,
+        ApiError for what does not fit and cannot become one.
         """
         plan = Plan(keys_of(owner, turns))
+        if not self._remembers:
+            self.takes(turns, question)
+            plan.told, plan.question = [*turns], question
+            return plan
 
         def document(content: str) -> None:
             text = Text(content, PROMPT)

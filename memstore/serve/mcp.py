@@ -46,7 +46,7 @@ def mcp_server(service: Service, asker_of: AskerOf) -> Server[Any]:
     """What answers MCP's requests; a transport brings them."""
 
     async def list_tools(ctx: Any, params: Any) -> types.ListToolsResult:
-        may_write = asker_of(ctx).access.write
+        may_write = service.may_write(asker_of(ctx).access)
         return types.ListToolsResult(
             tools=[
                 types.Tool(
@@ -72,6 +72,8 @@ def mcp_server(service: Service, asker_of: AskerOf) -> Server[Any]:
             return _failed(f"there is no tool {params.name!r}; there are {', '.join(TOOLS)}")
         if tool.writes and not asker.access.write:
             return _failed("this key may only read")
+        if tool.writes and service.store.read_only:
+            return _failed("this memory is only read")
 
         async def progress(done: float, total: float) -> None:
             await ctx.session.report_progress(done, total)

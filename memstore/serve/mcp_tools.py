@@ -212,6 +212,7 @@ async def ask(service: Service, asker: Asker, given: Ask, told: OnProgress) -> d
     return {
         "answer": outcome.text,
         "answered": outcome.answered,
+        "absent": outcome.told["absent"],
         "sources": [
             {name: source[name] for name in ("document", "span", "place", "text", "weight")}
             for source in outcome.told["sources"]

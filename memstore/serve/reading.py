@@ -63,6 +63,7 @@ def told(
     return {
         "reader": "choosing" if trace.once else "landmarks",
         "answered": session.answered,
+        "absent": absent(session, may_read),
         "sources": shown,
         "attention": _attention(trace, [read for _, read in tokens]),
         "choice": _choice(trace, session, known),
@@ -86,6 +87,14 @@ def told(
         "model_seconds": round(trace.model_seconds, 4),
         "first_token_seconds": round(trace.first_token_seconds, 4),
     }
+
+
+def absent(session: AskingSession, may_read: MayRead) -> list[str]:
+    """Documents of a published memory that could not be had, they or blocks of them."""
+    if not session.absent:
+        return []
+    rows = session.store.documents()
+    return [row.name for row in rows if row.id in session.absent and may_read(row.name)]
 
 
 def sources(trace: Trace, store: MemoryStore, most: int) -> list[Source]:

@@ -40,7 +40,7 @@ class Service:
         directory: Path | None = None,
     ) -> None:
         """model: its name for clients. directory: where serve.sqlite lies; the memory's, unless
-        told.
+        told; of a published memory nowhere: it ends with the process.
         """
         self.reader, self.store, self.model = reader, store, model
         self.settings = settings or ServeSettings()
@@ -77,9 +77,13 @@ class Service:
         """Is there a document of this name that the asker may know of?"""
         return access.sees(name) and not is_of_prompt(name) and self.store.has(name)
 
+    def may_write(self, access: Access) -> bool:
+        """May an asker have documents read and forgotten?"""
+        return access.write and not self.store.read_only
+
     def forget(self, name: str) -> None:
         """Forget a document, and the uploaded file that it was. Raises DocumentNotFound,
-        MemoryLocked.
+        MemoryLocked, ReadOnlyMemory.
         """
         self.ingests.forget(name)
 

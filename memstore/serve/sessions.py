@@ -55,7 +55,7 @@ class Sessions:
 
     def __init__(self, reader: Verbs, store: MemoryStore, settings: ServeSettings) -> None:
         self._reader, self._store, self._settings = reader, store, settings
-        self.window = Window(reader, settings.window_tokens)
+        self.window = Window(reader, settings.window_tokens, remembers=not store.read_only)
         self._warm: list[Warm] = []  # the one used last at the end
         self._cold: deque[tuple[str, bytes]] = deque()  # owner and key of those that had their time
         # names of documents of prompts that are being read: for who waits, and in the background
@@ -141,8 +141,7 @@ class Sessions:
         for said in range(len(turns), 0, -1):
             for warm in reversed(self._warm):
                 if warm.key == keys[said] and warm.scope == scope:
-                    left = [text for turn in turns[said:] for text in (turn.question, turn.answer)]
-                    if sum(map(self.window.count, [*left, question])) > self.window.tokens:
+                    if not self.window.takes(turns[said:], question):
                         return None
                     self._warm.remove(warm)
                     return warm, said

@@ -73,8 +73,9 @@ class Uploads:
         """Store a file, to be read; its row. seconds: until it expires; None = never.
 
         Raises ApiError for a name that is none, an empty file, a full quota and a name that the
-        asker may not write; StorageFull.
+        asker may not write; StorageFull, ReadOnlyMemory.
         """
+        self._service.store.check_writable()
         name, number = file_name(given_name), secrets.token_hex(12)
         size = content.seek(0, 2)
         if size == 0:

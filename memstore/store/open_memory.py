@@ -250,6 +250,10 @@ class OpenMemory(Closing):
             )
         return self._committed
 
+    def check_writable(self) -> None:
+        """Raises ReadOnlyMemory where the memory can only be read."""
+        self._writable()
+
     def _writable(self) -> Committed:
         if self.read_only and not self._closed:
             if self._committed is not None and self._committed.catalog.source is not None:

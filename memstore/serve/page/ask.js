@@ -137,6 +137,7 @@ function cost(usage) {
   const { done, skipped } = told.lookups;
   if (told.reader === "landmarks")
     parts.push(`${plural(done, "lookup", "lookups")}, ${count(skipped)} skipped by the gate`);
+  if (told.absent.length) parts.push(`could not be read and left out: ${told.absent.join(", ")}`);
   for (const [tier, counts] of Object.entries(told.tiers))
     if (counts.hits) parts.push(`${tier} ${plural(counts.hits, "unit", "units")}, ${bytes(counts.hits * told.unit_bytes)}`);
   return parts.join(" · ");
