@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("obstore")
 
-from diary import ANSWER, LETTER, QUESTION, write_diary
+from diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
 from mcp import Client, StdioServerParameters
 from published import Wild, WildPlace, impatient, open_at
 from serving import Served, serving, serving_store
@@ -147,9 +147,12 @@ class Away(WildPlace):
 def test_what_cannot_be_reached_is_told_and_asked_again(path: Path, model: LandmarkModel) -> None:
     place = Away(open_place(f"file://{path}/there"), Wild(0, 0.0))
     with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
-        client = server.openai()
-        while len(client.files.list().data) < 2:
+        database = server.service.database
+        while len(database.rows("SELECT 1 FROM files")) < 2:
             time.sleep(0.01)
+        assert place.requests == 0  # no document was read for that
+        sizes = {file.filename: file.bytes for file in server.openai().files.list()}
+        assert sizes == {"diary": len(DIARY.encode()), "letter": len(LETTER.encode())}
         place.gone = None
         with impatient(store), pytest.raises(openai.InternalServerError) as refused:
             ask(server, QUESTION)

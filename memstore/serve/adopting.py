@@ -3,12 +3,10 @@ be listed, put into vector stores and deleted.
 """
 
 import secrets
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from memstore.disk.document import Document
-from memstore.errors import DocumentNotFound
-from memstore.serve.uploads import Uploads, text_of_document
+from memstore.serve.uploads import UNKNOWN, Uploads
 
 if TYPE_CHECKING:
     from memstore.serve.service import Service
@@ -40,8 +38,7 @@ class Adopting:
                 said = "its document was forgotten"
                 self._uploads.move(row, "failed", error_code="invalid_file", error=said)
         for name in documents.keys() - kept:
-            with suppress(DocumentNotFound):
-                self._adopt(documents[name])
+            self._adopt(documents[name])
         self._seen = seen
 
     def _adopt(self, document: Document) -> None:
@@ -50,7 +47,7 @@ class Adopting:
             f"file-{secrets.token_hex(12)}",
             document.name,
             document.name,
-            len(text_of_document(self._service, document.name)),
+            UNKNOWN,
             int(document.created),
             document.source_hash,
             document.tokens,

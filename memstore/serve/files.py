@@ -71,7 +71,7 @@ def router(service: "Service") -> APIRouter:
     def content(file_id: str, access: Reads) -> StreamingResponse:
         row = uploads.row(file_id, access)
         headers = {
-            "Content-Length": str(row["bytes"]),
+            "Content-Length": str(uploads.size(row)),
             "Content-Disposition": "attachment",  # a browser never shows it as a page of ours
             "X-Content-Type-Options": "nosniff",
         }
@@ -104,7 +104,7 @@ def file_object(service: "Service", row: Row) -> dict[str, Any]:
     return {
         "id": row["id"],
         "object": "file",
-        "bytes": row["bytes"],
+        "bytes": service.ingests.uploads.size(row),
         "created_at": row["created_at"],
         "expires_at": row["expires_at"],
         "filename": row["filename"],

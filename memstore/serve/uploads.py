@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS file_parts (
 );
 """
 PURPOSES = ("assistants", "user_data")
+UNKNOWN = -1  # bytes of a file that nobody has asked for
 _PART = 1 << 20  # bytes
 _LONGEST = 255  # bytes of a name
 
@@ -112,6 +113,16 @@ class Uploads:
         if row is None or (access is not None and not access.sees(row["document"])):
             raise not_found("file", file)
         return row
+
+    def size(self, row: Row) -> int:
+        """Bytes of a file. Those of an adopted one are counted when they are first asked for: its
+        document's text is decoded for that.
+        """
+        if row["bytes"] != UNKNOWN:
+            return int(row["bytes"])
+        size = sum(map(len, self.content(row)))
+        self._database.execute("UPDATE files SET bytes = ? WHERE number = ?", (size, row["number"]))
+        return size
 
     def content(self, row: Row) -> Iterator[bytes]:
         """The bytes of a file, piece by piece; fewer where it is deleted meanwhile."""

@@ -39,7 +39,7 @@ function draw() {
         figure(looked ? percent(now.hits / looked) : "–", "found here"),
         figure(count(looked), "units looked up"),
         figure(bytes(now.bytes), "delivered"),
-        figure(seconds(now.seconds), name === "disk" ? "spent reading" : "waited for below"),
+        figure(seconds(now.seconds), now.budget ? "waited for below" : "spent reading"),
         now.prefetched ? figure(count(now.prefetched), "read ahead in time") : null,
         now.evictions ? figure(count(now.evictions), "dropped for room") : null),
       now.budget ? el("p", {},
