@@ -51,5 +51,9 @@ def __getattr__(name: str) -> object:
     nor lmdb.
     """
     if name in _HOME:
+        if _HOME[name] == "memstore.hf.load":
+            from memstore.hf.needed import check_transformers
+
+            check_transformers()
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'memstore' has no attribute {name!r}")

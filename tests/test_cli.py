@@ -15,6 +15,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,13 @@ from commands import (
     write_model,
 )
 
+import memstore
 from memstore.cli import console
 from memstore.cli import main as cli
 from memstore.cli.demo_facts import print_demo
 from memstore.disk.codec import NEW_CODECS
 from memstore.disk.database import Database
+from memstore.errors import InvalidConfig
 from memstore.model.checkpoint import SHIPPED
 from memstore.model.config import PRESETS, ModelConfig
 from memstore.model.tokenizer import Tokenizer
@@ -837,6 +840,33 @@ def test_a_read_only_memory_is_asked_but_not_written(
     )
     refused(run_forked(prepare, scratch, "forget", "story", "--store", store), str(store))
     intact(store, "story")
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [(None, "need transformers"), ("5.2.0", "5.2.0 is too old")]
+)
+def test_hugging_face_models_say_what_they_need(
+    store: Path, story: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, words: str
+) -> None:
+    installed = metadata.version
+
+    def other(name: str) -> str:
+        if name != "transformers":
+            return installed(name)
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", other)
+    for command in (
+        ("ask", "Who?", "--store", store, "--model", "smollm2"),
+        ("ingest", story, "--store", store, "--model", "some/decoder"),
+        ("adapt", "smollm2", "--text", story),
+        ("train", story, "--model", "smollm2", "--out", store.parent / "out"),
+    ):
+        refused(run(*command), words, "pip install 'memstore[hf]'")
+    with pytest.raises(InvalidConfig, match=words):
+        _ = memstore.load_reader
 
 
 def test_an_import_of_no_export_is_refused(store: Path, tmp_path: Path, story: Path) -> None:

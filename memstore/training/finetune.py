@@ -75,6 +75,9 @@ class HuggingFaceModel:
         """Raises InvalidInput, InvalidWeights, InvalidConfig for what cannot be loaded, or cannot
         attend by landmarks.
         """
+        from memstore.hf.needed import check_transformers
+
+        check_transformers()
         from memstore.hf.landmark_decoder import LandmarkDecoder
         from memstore.hf.landmark_form import FILE, LandmarkForm, load_landmarks
         from memstore.hf.landmark_save import Saver

@@ -1,0 +1,21 @@
+"""What Hugging Face models need, told before it is imported."""
+
+from importlib import metadata
+
+from memstore.errors import InvalidConfig
+
+_OLDEST = (5, 17)
+_INSTALL = "pip install 'memstore[hf]'"
+
+
+def check_transformers() -> None:
+    """Raises InvalidConfig where transformers is missing or too old. Everything else in this room
+    but `named` imports it.
+    """
+    try:
+        version = metadata.version("transformers")
+    except metadata.PackageNotFoundError:
+        raise InvalidConfig(f"Hugging Face models need transformers: {_INSTALL}") from None
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise InvalidConfig(f"transformers {version} is too old, {oldest} is needed: {_INSTALL}")
