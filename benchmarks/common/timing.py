@@ -1,7 +1,9 @@
 """Measuring: fresh processes, time, and turns."""
 
 import multiprocessing
+import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -14,8 +16,22 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
     """function(*arguments) in a newly started interpreter, which then ends: nothing stays in memory
     but what it returns.
     """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=_end_with_parent) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def _end_with_parent() -> None:
+    """Have this process end when the one that started it was killed: it would go on measuring."""
+
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def timed(function: Callable[[], T]) -> tuple[float, T]:

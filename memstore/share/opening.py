@@ -31,7 +31,14 @@ class PublishedCatalog(Catalog):
         """
         self.allow_partial = allow_partial
         super().__init__(database)  # type: ignore[arg-type]
-        self.source = SharedSource(self, database.remote, database.find, local=local, shared=shared)
+        self.source = SharedSource(
+            self,
+            database.remote,
+            database.find,
+            refresh=database.refresh,
+            local=local,
+            shared=shared,
+        )
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
         """Read these documents' values of a table at the same time: they are needed next. Raises

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
-from typing import Any
 
 from torch import Tensor
 
@@ -39,11 +38,14 @@ class SharedSource:
         remote: Remote,
         find: Callable[[Sequence[tuple[int, RecordKey]], float], list[Extent | Failure | None]],
         *,
+        refresh: Callable[[], object] = lambda: None,
         local: LocalCache | None = None,
         shared: Valkey | None = None,
     ) -> None:
-        """catalog: of the memory; find: where records lie, by document and key."""
-        self._catalog, self._find = catalog, find
+        """catalog: of the memory; find: where records lie, by document and key; refresh: has the
+        catalog be of the newest manifest, or raises StoreUnavailable, CorruptMemory.
+        """
+        self._catalog, self._find, self._refresh = catalog, find, refresh
         self.remote, self.local, self.shared = remote, local, shared
         self._signature = catalog.signature.digest
         self.counters: Mapping[str, TierCounter] = {
@@ -277,9 +279,8 @@ class SharedSource:
         """Read the newest manifest, since objects are away; is it another one than was used? It may
         have been read meanwhile, by another thread.
         """
-        database: Any = self._catalog.database
         with suppress(StoreUnavailable, CorruptMemory):
-            database.refresh()
+            self._refresh()
         return self._catalog.database.version != used
 
     def _still_there(
