@@ -36,9 +36,11 @@ def below() -> CountingSource:
     return CountingSource()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
-    """A server of a memory with one document, `diary`, that tests share; keyless, on loopback."""
+    """A server of a memory with one document, `diary`, that the tests of a file share; keyless, on
+    loopback. Those of other files may change what its threads call, such as the clock.
+    """
     from serving import serving
 
     with serving(tmp_path_factory.mktemp("served") / "mem") as server:

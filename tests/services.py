@@ -2,15 +2,19 @@
 it. What is not installed is skipped with one line.
 """
 
+import hmac
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from email.utils import formatdate
 from importlib.util import find_spec
 from random import SystemRandom
 
@@ -61,6 +65,53 @@ def s3_server() -> Iterator[str]:
             yield endpoint
         finally:
             server.kill()
+
+
+AZURE_ENVIRONMENT = {  # the account that every Azurite has, and says so
+    "AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1",
+    "AZURE_STORAGE_ACCOUNT_KEY": (
+        "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+    ),
+}
+
+
+@contextmanager
+def azure_server() -> Iterator[str]:
+    """Azurite's server of blobs (npm install -g azurite); yields its endpoint."""
+    program = shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("azurite is not installed: npm install -g azurite")
+    port = free_port()
+    endpoint = f"http://127.0.0.1:{port}/{AZURE_ENVIRONMENT['AZURE_STORAGE_ACCOUNT_NAME']}"
+    command = [program, "--blobPort", str(port), "--inMemoryPersistence", "--disableTelemetry"]
+    command += ["--skipApiVersionCheck", "--silent"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **quiet) as server:
+        try:
+            for _ in range(600):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.1)
+            else:
+                raise RuntimeError("azurite's server did not start")
+            yield endpoint
+        finally:
+            server.kill()
+
+
+def make_container(endpoint: str, name: str) -> None:
+    """A new container of an Azure server. Its own key signs the request, as Azure's REST API says
+    (Authorize with Shared Key).
+    """
+    account, key = AZURE_ENVIRONMENT.values()
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    signed = "".join(f"{header}:{value}\n" for header, value in headers.items())
+    resource = f"/{account}/{account}/{name}\nrestype:container"
+    digest = hmac.digest(b64decode(key), f"PUT{12 * chr(10)}{signed}{resource}".encode(), "sha256")
+    headers["Authorization"] = f"SharedKey {account}:{b64encode(digest).decode()}"
+    url = f"{endpoint}/{name}?restype=container"
+    request = urllib.request.Request(url, headers=headers, method="PUT")
+    urllib.request.urlopen(request, timeout=30).read()
 
 
 def make_bucket(endpoint: str, name: str) -> None:

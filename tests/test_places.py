@@ -10,7 +10,14 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from services import S3_ENVIRONMENT, make_bucket, s3_server
+from services import (
+    AZURE_ENVIRONMENT,
+    S3_ENVIRONMENT,
+    azure_server,
+    make_bucket,
+    make_container,
+    s3_server,
+)
 from synthetic_documents import SIGNATURE, ingest
 
 from memstore.errors import MemoryNotFound, ObjectNotFound, StoreUnavailable
@@ -21,6 +28,7 @@ from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 
+SCHEME = {"s3": "s3", "azure": "az"}
 _numbers = count()
 
 
@@ -36,12 +44,31 @@ def s3() -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(params=["memory", "file", pytest.param("s3", marks=pytest.mark.services)])
+@pytest.fixture(scope="module")
+def azure() -> Iterator[str]:
+    """The endpoint of an Azure server with a container, and the environment that reaches it."""
+    with azure_server() as endpoint, pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AZURE_")]:
+            patch.delenv(name)
+        for name, value in (AZURE_ENVIRONMENT | {"AZURE_STORAGE_ENDPOINT": endpoint}).items():
+            patch.setenv(name, value)
+        make_container(endpoint, "bucket")
+        yield endpoint
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "file",
+        pytest.param("s3", marks=pytest.mark.services),
+        pytest.param("azure", marks=pytest.mark.services),
+    ]
+)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     number = next(_numbers)
-    if request.param == "s3":
-        request.getfixturevalue("s3")
-        return f"s3://bucket/team {number}/library"
+    if request.param in ("s3", "azure"):
+        request.getfixturevalue(request.param)
+        return f"{SCHEME[request.param]}://bucket/team {number}/library"
     return f"memory://place-{number}" if request.param == "memory" else f"file://{tmp_path}/a/b"
 
 
@@ -171,20 +198,34 @@ def test_a_publisher_killed_while_it_writes_a_file_leaves_what_pruning_removes(
 
 
 @pytest.mark.services
-def test_an_s3_store_that_refuses_or_is_away_is_one_line(
-    s3: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "endpoint", "environment"),
+    [
+        ("s3", "AWS_ENDPOINT_URL", S3_ENVIRONMENT),
+        ("azure", "AZURE_STORAGE_ENDPOINT", AZURE_ENVIRONMENT),
+    ],
+)
+def test_a_store_that_refuses_or_is_away_is_one_line(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    endpoint: str,
+    environment: dict[str, str],
 ) -> None:
+    request.getfixturevalue(kind)
+    scheme = SCHEME[kind]
     with pytest.raises(MemoryNotFound, match="no such bucket"):
-        Published.open(open_place("s3://nowhere-at-all/x"))
+        Published.open(open_place(f"{scheme}://nowhere-at-all/x"))
     with pytest.raises(MemoryNotFound, match="no such bucket"):
-        open_place("s3://nowhere-at-all/x").put("a", b"")
+        open_place(f"{scheme}://nowhere-at-all/x").put("a", b"")
     with pytest.raises(MemoryNotFound, match="holds no published memory"):
-        Published.open(open_place("s3://bucket/empty"))
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        Published.open(open_place(f"{scheme}://bucket/empty"))
+    monkeypatch.setenv(endpoint, "http://127.0.0.1:9/devstoreaccount1")
     with pytest.raises(StoreUnavailable) as caught:
-        Published.open(open_place("s3://bucket/x", retries=1, timeout=2))
+        Published.open(open_place(f"{scheme}://bucket/x", retries=1, timeout=2))
     assert "\n" not in str(caught.value)
-    assert not any(secret in str(caught.value) for secret in list(S3_ENVIRONMENT.values())[:2])
+    keys = [value for name, value in environment.items() if "KEY" in name]
+    assert keys and not any(key in str(caught.value) for key in keys)
 
 
 @pytest.mark.services

@@ -4,6 +4,7 @@ nobody back to the same moment.
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,7 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("memstore.serve.line.time", SimpleNamespace(monotonic=lambda: now))
     return later
 
 

@@ -350,6 +350,28 @@ def test_calls_that_wait_for_a_thread_end_when_all_is_closed() -> None:
     assert first is True and isinstance(second, Failure) and second.reason == "closed"
 
 
+def test_a_call_that_waits_ends_with_close_however_long_the_others_take() -> None:
+    calls = Calls(TierCounter(), threads=1)
+    began, go = threading.Event(), threading.Event()
+
+    def busy(left: float) -> bool:
+        began.set()
+        return go.wait(300)
+
+    others = threading.Thread(target=calls.gather, args=([busy], time.monotonic() + 300))
+    others.start()
+    assert began.wait(60)
+    closing = threading.Timer(0.1, calls.close)
+    closing.start()
+    before = time.monotonic()
+    (found,) = calls.gather([lambda left: True], before + 300)
+    assert isinstance(found, Failure) and found.reason == "closed"
+    assert time.monotonic() - before < 100
+    go.set()
+    others.join()
+    closing.join()
+
+
 def test_what_never_ends_is_no_retry_storm() -> None:
     calls = Calls(TierCounter())
     tried = []

@@ -23,6 +23,7 @@ _MOST_RETRIES, _EARNED = 20.0, 0.2  # tries again at once; and what each success
 # long, doubled while it goes on.
 _IN_A_ROW, _OVER, _CLOSED, _LONGEST_CLOSED = 5, 2.0, 1.0, 30.0
 _SEEN, _ENOUGH = 256, 20  # calls by which an unusually long one is told, and how many at least
+_LOOK = 0.5  # seconds until it is seen that a call was given up by close, which wakes nobody
 # An unusual one takes longer than this share of them, by this factor; and these seconds at least.
 _UNUSUAL, _BEYOND, _LEAST_HEDGE = 0.95, 1.25, 0.02
 
@@ -186,7 +187,7 @@ class Calls:
                 break
             pause = max(0.0, self._next(calls, until) - time.monotonic())
             if running:
-                wait(running, pause, FIRST_COMPLETED)
+                wait(running, min(pause, _LOOK), FIRST_COMPLETED)
             else:
                 time.sleep(pause)
             for call in calls:

@@ -35,10 +35,11 @@ _KEYS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 _REFUSED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId")
-_ENDPOINTS = (
-    "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_ENDPOINT",
-    "AZURE_STORAGE_ENDPOINT", "GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST",
-)  # fmt: skip
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST"),
+}
 _in_process: dict[str, Any] = {}  # stores of memory://, as long as the process lives
 
 
@@ -177,7 +178,7 @@ def _local(url: str, path: Path, make: bool) -> "ObjectPlace":
 
 def _remote(url: str, scheme: str, timeout: float, retries: int) -> "ObjectPlace":
     obstore = _obstore()
-    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
+    endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS[scheme])), "")
     client: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "connect_timeout": "5s"}
     if endpoint.startswith("http://"):
         client["allow_http"] = True  # who says so means it, as with the engine's own SDK

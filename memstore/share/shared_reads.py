@@ -4,6 +4,7 @@ checked there as they come, within a deadline, and not asked for while the serve
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotInTime
 from typing import NamedTuple, TypeVar
 
@@ -152,6 +153,8 @@ class SharedReads:
             return answer.result(max(0.0, left))
         except NotInTime as error:
             raise Failure("late", "no connection in time") from error
+        except CancelledError as error:  # by close, before its turn came
+            raise Failure("closed", "the memory was closed") from error
 
     def close(self) -> None:
         """End its threads; more than once is the same as once."""
