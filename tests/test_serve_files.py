@@ -1,5 +1,6 @@
 """Files and vector stores over HTTP: as the official client uses them, and what is refused."""
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from serving import Served, serving
 
 from memstore.disk.document import is_of_prompt
 from memstore.model.answer import Source
+from memstore.serve.adopting import Adopting
 from memstore.serve.errors import ApiError
 from memstore.serve.keys import Access, Keys
 from memstore.serve.settings import ServeSettings
@@ -400,3 +402,22 @@ def test_scores_lie_between_0_and_1_for_every_reader() -> None:
     assert scores(sources, shares=False) == [1.0, 0.0821]
     halves = [replace(source, weight=0.5) for source in sources]
     assert scores(halves, shares=True) == [0.5, 0.5] and scores([], shares=False) == []
+
+
+def test_what_nobody_foresaw_is_looked_at_again_later_and_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks, broken = [], threading.Event()
+
+    def look(adopting: Adopting) -> None:
+        looks.append(None)
+        broken.set()
+        raise ValueError("odd")
+
+    monkeypatch.setattr(Adopting, "look", look)
+    with serving(tmp_path / "m") as served:
+        assert broken.wait(60)
+        upload(served.openai(), "north.txt")  # which waits
+        time.sleep(0.5)
+        assert len(looks) <= 3  # once, and once more for the upload
+        assert "odd" in caplog.text and "looked at again" in caplog.text

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,18 @@ pytest.importorskip("obstore")
 
 from diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
 from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
 from published import Wild, WildPlace, impatient, open_at
 from serving import Served, serving, serving_store
 from test_serve_limits import process
 
 from memstore import load_model
-from memstore.errors import StoreUnavailable
+from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable
 from memstore.integrations.opened import Opened
 from memstore.model.landmark_model import LandmarkModel
+from memstore.serve import uploads
+from memstore.serve.database import Database
+from memstore.serve.keys import Access, Keys
 from memstore.serve.settings import ServeSettings
 from memstore.share.place import open_place
 from memstore.share.publish import publish
@@ -55,9 +60,19 @@ def away(path: Path, model: LandmarkModel) -> Iterator[Served]:
     """A server of what is published."""
     with (
         MemoryStore.open(f"file://{path}/there", model.signature) as store,
-        serving_store(store, model, ServeSettings(window_tokens=64)) as server,
+        serving_store(store, model, ServeSettings(window_tokens=64, max_tokens=200)) as server,
     ):
         yield server
+
+
+def all_files(server: Served) -> list[Any]:
+    """The files of both documents, once the server has made them."""
+    client = server.openai().files
+    for _ in range(3000):
+        if len(files := client.list().data) == 2:
+            return list(files)
+        time.sleep(0.01)
+    raise AssertionError("the documents have no files")
 
 
 def ask(server: Served, *said: str, **more: Any) -> Any:
@@ -75,8 +90,7 @@ def test_it_answers_as_the_server_of_the_directory_does(path: Path, away: Served
         found = []
         for server in (near, away):
             client = server.openai()
-            while len(files := client.files.list().data) < 2:
-                time.sleep(0.01)
+            files = all_files(server)
             (letter,) = [file.id for file in files if file.filename == "letter"]
             assert client.files.content(letter).read() == LETTER.encode()
             store = client.vector_stores.create(file_ids=[letter])
@@ -124,10 +138,11 @@ def test_a_conversation_is_as_long_as_it_likes_and_a_text_of_it_is_not(away: Ser
     cold = ask(away, *said)
     assert cold.usage.prompt_tokens_details.cached_tokens == 0
     assert cold.choices[0].message.content == warm.choices[0].message.content
-    service.tidying.tidy()  # nothing of it becomes a document
-    for long in ((LETTER * 4,), (*said, "Yes.", LETTER * 4)):
+    assert len(service.store.documents()) == 2
+    long = LETTER * 4
+    for said in ((long,), (QUESTION, "Yes.", long), (long, "Yes.", NEXT), (QUESTION, long, NEXT)):
         with pytest.raises(openai.BadRequestError, match="only read") as refused:
-            ask(away, *long)
+            ask(away, *said)
         assert refused.value.code == "context_length_exceeded"
 
 
@@ -136,24 +151,33 @@ class Away(WildPlace):
 
     gone: frozenset[str] | None = frozenset()
 
+    def refuse(self, *_: Any) -> Any:
+        raise StoreUnavailable(f"{self.url}: connection refused; try again")
+
     def get_ranges(self, name: str, ranges: Any) -> Any:
         if self.gone is None:
-            raise StoreUnavailable(f"{self.url}: connection refused; try again")
+            self.refuse()
         if name in self.gone:  # which is not tried again
             raise StoreUnavailable(f"{self.url}: these credentials are refused")
         return super().get_ranges(name, ranges)
 
 
-def test_what_cannot_be_reached_is_told_and_asked_again(path: Path, model: LandmarkModel) -> None:
+def test_what_cannot_be_reached_is_told_and_asked_again(
+    path: Path, model: LandmarkModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = Away(open_place(f"file://{path}/there"), Wild(0, 0.0))
     with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
-        database = server.service.database
-        while len(database.rows("SELECT 1 FROM files")) < 2:
-            time.sleep(0.01)
-        assert place.requests == 0  # no document was read for that
-        sizes = {file.filename: file.bytes for file in server.openai().files.list()}
-        assert sizes == {"diary": len(DIARY.encode()), "letter": len(LETTER.encode())}
+        files = {file.filename: file for file in all_files(server)}
+        assert {name: file.bytes for name, file in files.items()} == {
+            "diary": len(DIARY.encode()), "letter": len(LETTER.encode())
+        }  # fmt: skip
         place.gone = None
+        assert len(server.openai().files.list().data) == 2
+        with monkeypatch.context() as patch, server.client() as plain:
+            patch.setattr(uploads, "text_of_document", place.refuse)  # it is held already
+            content = plain.get(f"/v1/files/{files['letter'].id}/content")
+            assert content.status_code == 503
+            assert content.json()["error"]["code"] == "storage_unavailable"
         with impatient(store), pytest.raises(openai.InternalServerError) as refused:
             ask(server, QUESTION)
         assert refused.value.status_code == 503 and refused.value.code == "storage_unavailable"
@@ -170,23 +194,79 @@ def test_what_cannot_be_reached_is_told_and_asked_again(path: Path, model: Landm
         assert said.choices[0].message.content == ANSWER
 
 
-def test_an_answer_without_some_documents_says_which(path: Path, model: LandmarkModel) -> None:
-    with MemoryStore.open(path / "mem") as near:
-        apart = open_place(f"memory://{path}/apart")
+@contextmanager
+def partly(path: Path, model: LandmarkModel, keys: Keys | None = None) -> Iterator[Served]:
+    """A server of what is published, with allow_partial; the letter is away."""
+    apart = open_place(f"memory://{path}/apart")
+    with MemoryStore.open(path / "mem", read_only=True) as near:
         for row in near.ready():  # no two documents share a segment
             publish(near._on_disk().catalog, [row], apart)
     place = Away(apart, Wild(0, 0.0))
-    with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
-        while len(server.openai().files.list().data) < 2:
-            time.sleep(0.01)
+    with open_at(place, host_budget=64 << 20) as store:
         catalog = store._on_disk().catalog
         catalog.allow_partial = True
         letter = catalog.database.state.entries[store.document("letter").id]
         place.gone = frozenset(piece.segment for piece in letter.pieces)
+        with serving_store(store, model, keys=keys) as server:
+            yield server
+
+
+def test_an_answer_without_some_documents_says_which_until_they_are_back(
+    path: Path, model: LandmarkModel
+) -> None:
+    with partly(path, model) as server:
         for trace in (False, True):
             told = ask(server, QUESTION, extra_body={"memstore": {"trace": trace}})
             assert told.choices[0].message.content == ANSWER
             assert told.model_extra["memstore"]["absent"] == ["letter"]
+        assert [file.filename for file in server.openai().files.list()] in ([], ["diary"])
+
+        async def agent() -> None:
+            async with Client(streamable_http_client(f"{server.url}/mcp")) as client:
+                answer = await client.call_tool("ask", {"question": QUESTION})
+                assert answer.structured_content["absent"] == ["letter"]
+                assert "left out: letter" in answer.content[0].text
+
+        asyncio.run(agent())
+        place: Any = server.service.store._on_disk().catalog.source.remote.place
+        place.gone = frozenset()
+        foal = ask(server, QUESTION, ANSWER, "What is the name of the new foal?")
+        assert foal.model_extra["memstore"]["absent"] == []
+        assert "Clover" in foal.choices[0].message.content
+
+
+def test_a_key_is_told_of_no_absent_document_that_it_may_not_read(
+    path: Path, model: LandmarkModel
+) -> None:
+    keys = Keys((("only-of-the-diary-1", Access("diary", False, ("diary",))),))
+    with partly(path, model, keys) as server:
+        client = server.openai("only-of-the-diary-1").chat.completions
+        said = [{"role": "user", "content": QUESTION}]
+        for more in ({}, {"trace": True}):
+            told = client.create(
+                model="memstore", messages=said, extra_body={"memstore": more}
+            ).model_extra["memstore"]
+            assert told["absent"] == [] and told["sources"]
+
+
+def test_a_bucket_that_is_gone_is_a_store_that_is_away(
+    path: Path, model: LandmarkModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any) -> Any:
+        raise MemoryNotFound("s3://bucket: no such bucket")
+
+    with (
+        MemoryStore.open(f"file://{path}/there", model.signature) as store,
+        serving_store(store, model) as server,
+    ):
+        all_files(server)
+        place = store._on_disk().catalog.source.remote.place
+        for name in ("get", "get_ranges", "first", "names"):
+            monkeypatch.setattr(place, name, gone)
+        with pytest.raises(openai.InternalServerError) as refused:
+            ask(server, QUESTION)
+        assert (refused.value.status_code, refused.value.code) == (503, "storage_unavailable")
+        store._on_disk().catalog.database._look()  # in the background: nothing is raised
 
 
 def test_a_published_memory_is_searched_by_other_programs(path: Path) -> None:
@@ -226,8 +306,10 @@ def test_a_server_that_is_started_again_knows_what_was_said(path: Path, tmp_path
         )
         assert second.output_text.endswith(SECOND)
         tiers = httpx2.get(f"{url}/v1/memstore/tiers").json()["data"][-1]["tiers"]
-        while not tiers["host"]["hits"] + tiers["host"]["misses"]:  # a sample from before
-            time.sleep(0.1)
+        for _ in range(600):
+            if tiers["host"]["hits"] + tiers["host"]["misses"]:
+                break
+            time.sleep(0.1)  # a sample from before
             tiers = httpx2.get(f"{url}/v1/memstore/tiers").json()["data"][-1]["tiers"]
         assert tiers["local"]["hits"] > 0  # what the first has read
 
@@ -235,7 +317,8 @@ def test_a_server_that_is_started_again_knows_what_was_said(path: Path, tmp_path
 def test_a_place_without_a_memory_is_one_line_and_makes_none(tmp_path: Path) -> None:
     for verb in (["serve", "--port", "0"], ["mcp"]):
         done = subprocess.run(
-            [sys.executable, "-m", "memstore", *verb, "--store", f"file://{tmp_path}/none"],
+            [sys.executable, "-m", "memstore", *verb, "--store", f"file://{tmp_path}/none"]
+            + (["--state", str(tmp_path / "state")] if "serve" in verb else []),
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -245,3 +328,11 @@ def test_a_place_without_a_memory_is_one_line_and_makes_none(tmp_path: Path) -> 
         assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
         assert done.stderr.startswith("error: ") and done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_server_keeps_is_of_one_memory(tmp_path: Path) -> None:
+    Database(tmp_path, of="s3://bucket/one").close()
+    Database(tmp_path, of="s3://bucket/one").close()
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="asked of s3://bucket/one; give another --state"):
+            Database(tmp_path, of="s3://bucket/two")

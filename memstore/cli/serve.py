@@ -213,8 +213,6 @@ def serve(
         torch.set_num_threads(threads)
     options = tiers.options(ASK_BUDGET)
     options.update(away.options(store))
-    if state is not None:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         memory = MemoryStore.open(store, reader.signature, **options)
     except MemoryNotFound:
@@ -232,11 +230,22 @@ def serve(
 
     name = Path(model).name if model else "memstore"
     with memory:
+        if state is not None:
+            _make(state)
         service = Service(reader, memory, settings, keys=keys, model=name, directory=state)
         try:
             run(service, ready)
         finally:
             service.close()
+
+
+def _make(state: Path) -> None:
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"--state: {state} cannot be made ({error.strerror}); name another directory"
+        ) from None
 
 
 COMMANDS = (serve,)

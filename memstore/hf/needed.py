@@ -1,6 +1,7 @@
 """What Hugging Face models need, told before it is imported."""
 
 from importlib import metadata
+from importlib.util import find_spec
 
 from memstore.errors import InvalidConfig
 
@@ -12,10 +13,12 @@ def check_transformers() -> None:
     """Raises InvalidConfig where transformers is missing or too old. Everything else in this room
     but `named` imports it.
     """
+    if find_spec("transformers") is None:
+        raise InvalidConfig(f"Hugging Face models need transformers: {_INSTALL}")
     try:
         version = metadata.version("transformers")
     except metadata.PackageNotFoundError:
-        raise InvalidConfig(f"Hugging Face models need transformers: {_INSTALL}") from None
+        return  # out of a source tree
     if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise InvalidConfig(f"transformers {version} is too old, {oldest} is needed: {_INSTALL}")

@@ -6,7 +6,8 @@ import secrets
 from typing import TYPE_CHECKING
 
 from memstore.disk.document import Document
-from memstore.serve.uploads import UNKNOWN, Uploads
+from memstore.errors import CorruptMemory, DocumentNotFound, StoreUnavailable
+from memstore.serve.uploads import Uploads, text_of_document
 
 if TYPE_CHECKING:
     from memstore.serve.service import Service
@@ -37,9 +38,15 @@ class Adopting:
             else:
                 said = "its document was forgotten"
                 self._uploads.move(row, "failed", error_code="invalid_file", error=said)
-        for name in documents.keys() - kept:
-            self._adopt(documents[name])
-        self._seen = seen
+        whole = True
+        for name in sorted(documents.keys() - kept):
+            try:
+                self._adopt(documents[name])
+            except (DocumentNotFound, CorruptMemory):
+                pass  # it has no text that a file could have
+            except StoreUnavailable:
+                whole = False  # it is tried again
+        self._seen = seen if whole else None
 
     def _adopt(self, document: Document) -> None:
         """Make a file of a document, unless it has one that is not ready, or is deleted."""
@@ -47,7 +54,7 @@ class Adopting:
             f"file-{secrets.token_hex(12)}",
             document.name,
             document.name,
-            UNKNOWN,
+            len(text_of_document(self._service, document.name)),
             int(document.created),
             document.source_hash,
             document.tokens,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from memstore.errors import CorruptMemory, MemoryLocked, StorageFull
+from memstore.errors import CorruptMemory, InvalidInput, MemoryLocked, StorageFull
 
 NAME = "serve.sqlite"
 
@@ -19,9 +19,10 @@ class Database:
     A killed server leaves every transaction whole or not there (write-ahead log).
     """
 
-    def __init__(self, directory: Path | None) -> None:
-        """directory: of the memory; None for one that is gone with the process. Raises
-        MemoryLocked for a file that another server has, CorruptMemory for one that is none.
+    def __init__(self, directory: Path | None, *, of: str | None = None) -> None:
+        """directory: where it lies; None for one that is gone with the process. of: the place of
+        the memory, where it lies elsewhere. Raises MemoryLocked for a file that another server has,
+        CorruptMemory for one that is none, InvalidInput for one that is another memory's.
         """
         self.path = None if directory is None else directory / NAME
         self._lock = threading.RLock()
@@ -41,7 +42,7 @@ class Database:
             self._connection.close()
             if "locked" in str(error):
                 raise MemoryLocked(
-                    f"another server has {self.path}; stop it, or serve another memory"
+                    f"another server has {self.path}; stop it, or give another --state"
                 ) from None
             raise
         except sqlite3.DatabaseError:
@@ -49,6 +50,21 @@ class Database:
             raise CorruptMemory(
                 f"{self.path} is no database; move it away, and conversations begin anew"
             ) from None
+
+        if of is not None:
+            self._belong_to(of)
+
+    def _belong_to(self, place: str) -> None:
+        """Documents that are not in the memory it is opened with would count as forgotten."""
+        self.create("CREATE TABLE IF NOT EXISTS memory (place TEXT NOT NULL)")
+        row = self.row("SELECT place FROM memory")
+        if row is None:
+            self.execute("INSERT INTO memory VALUES (?)", (place,))
+        elif row["place"] != place:
+            self.close()
+            raise InvalidInput(
+                f"{self.path} is of what was asked of {row['place']}; give another --state"
+            )
 
     def create(self, schema: str) -> None:
         """Make the tables of a schema (CREATE ... IF NOT EXISTS) that are not there yet."""

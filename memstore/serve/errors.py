@@ -18,6 +18,7 @@ from memstore.errors import (
     DocumentNotFound,
     InvalidInput,
     MemoryLocked,
+    MemoryNotFound,
     MemstoreError,
     ReadOnlyMemory,
     StorageFull,
@@ -43,6 +44,7 @@ _TOLD: dict[type[MemstoreError], tuple[int, str, str | None]] = {
         "storage_unavailable",
         "a part of the memory cannot be reached now; ask again later",
     ),
+    MemoryNotFound: (503, "storage_unavailable", "the memory is not where it was; ask again later"),
     CorruptMemory: (500, "memory_damaged", "a part of the memory is damaged; have it verified"),
     InvalidInput: (400, "invalid_input", None),
 }
@@ -118,7 +120,7 @@ def as_api_error(error: BaseException) -> ApiError:
             for kind, (status, code, said) in _TOLD.items():
                 if isinstance(error, kind):
                     kind_of = "invalid_request_error" if status < 500 else "server_error"
-                    headers = {"Retry-After": "5"} if kind is StoreUnavailable else {}
+                    headers = {"Retry-After": "5"} if code == "storage_unavailable" else {}
                     message = said or str(error)
                     return ApiError(status, message, type=kind_of, code=code, headers=headers)
     _log.error("a question failed in a way that nobody foresaw", exc_info=error)

@@ -103,7 +103,7 @@ class Ingests:
 
     def _run(self) -> None:
         while not self._ending:
-            pause = _SECONDS
+            pause, failed = _SECONDS, False
             try:
                 self._forget_leaving()
                 self._adopting.look()
@@ -114,10 +114,11 @@ class Ingests:
             except Exception:
                 if self._ending:  # the database was closed
                     return
-                _log.exception("uploaded files are looked at again soon")
-                pause = _SECONDS
+                _log.exception("uploaded files are looked at again in %.0f seconds", _SECONDS)
+                failed = True
             with self._changed:
-                if not self._ending and (pause < _SECONDS or self.uploads.next_queued() is None):
+                wait = failed or pause < _SECONDS or self.uploads.next_queued() is None
+                if not self._ending and wait:
                     self._changed.wait(pause)
 
     def _read(self, row: Row) -> bool:

@@ -36,14 +36,16 @@ class Plan:
 class Window:
     """How much of a conversation is read as one prompt."""
 
-    def __init__(self, reader: Reader, tokens: int | None, *, remembers: bool = True) -> None:
-        """tokens: None for what the reader reads at once. remembers: what does not fit becomes a
-        document; otherwise only a conversation is longer, a text each time, and no text of it.
+    def __init__(self, reader: Reader, tokens: int | None, *, most: int | None = None) -> None:
+        """tokens: None for what the reader reads at once. most: tokens of a text, where what does
+        not fit into the window cannot become a document: a conversation is then told text by text,
+        however long it is; None: it can.
         """
         settings, size = reader.lookup, reader.shape.block_size
         blocks = settings.chunk_blocks if reader.keeps is None else settings.local_blocks
         self.tokens = tokens or blocks * size
-        self._remembers, self._tokenizer = remembers, reader.tokenizer
+        self._most = None if most is None else max(most, self.tokens)
+        self._tokenizer = reader.tokenizer
 
     def count(self, text: str) -> int:
         """Tokens of a text; of one far beyond the window only that it is."""
@@ -56,19 +58,21 @@ class Window:
         return self.count(text) <= self.tokens
 
     def takes(self, turns: Sequence[Turn], question: str) -> bool:
-        """Can a session that is open be told these, and be asked? Raises ApiError for a question
-        that never fits.
+        """Can a session that is open be told these, and be asked? Raises ApiError for a text that
+        never can.
         """
-        if self._remembers:
-            said = (text for turn in turns for text in (turn.question, turn.answer))
-            return sum(map(self.count, [*said, question])) <= self.tokens
-        if not all(self.fits(text) for text in (*(turn.question for turn in turns), question)):
-            raise ApiError(
-                400,
-                f"a text of the prompt is longer than {self.tokens:,} tokens, and this memory is "
-                "only read: it cannot remember what does not fit",
-                code="context_length_exceeded",
-            )
+        said = [text for turn in turns for text in (turn.question, turn.answer)] + [question]
+        if self._most is None:
+            return sum(map(self.count, said)) <= self.tokens
+        for text in said:
+            longest = 2 * _CHARACTERS * self._most
+            if len(text) > longest or len(self._tokenizer.encode(text)) > self._most:
+                raise ApiError(
+                    400,
+                    f"a text of the prompt is longer than {self._most:,} tokens, and this memory "
+                    "is only read: it cannot remember what does not fit",
+                    code="context_length_exceeded",
+                )
         return True
 
     def split(self, text: str) -> tuple[str, str]:
@@ -99,7 +103,7 @@ class Window:
         ApiError for what does not fit and cannot become one.
         """
         plan = Plan(keys_of(owner, turns))
-        if not self._remembers:
+        if self._most is not None:
             self.takes(turns, question)
             plan.told, plan.question = [*turns], question
             return plan

@@ -70,10 +70,10 @@ def mcp_server(service: Service, asker_of: AskerOf) -> Server[Any]:
         tool = TOOLS.get(params.name)
         if tool is None:
             return _failed(f"there is no tool {params.name!r}; there are {', '.join(TOOLS)}")
-        if tool.writes and not asker.access.write:
-            return _failed("this key may only read")
         if tool.writes and service.store.read_only:
             return _failed("this memory is only read")
+        if tool.writes and not asker.access.write:
+            return _failed("this key may only read")
 
         async def progress(done: float, total: float) -> None:
             await ctx.session.report_progress(done, total)
@@ -223,6 +223,8 @@ def _as_text(told: dict[str, Any]) -> str:
     lines = [str(value) for key, value in told.items() if not isinstance(value, list | bool)]
     if told.get("answered") is False:
         lines = ["(not in the memory)"]
+    if told.get("absent"):
+        lines.append(f"(could not be read, and left out: {', '.join(told['absent'])})")
     for key in ("sources", "passages"):
         for one in told.get(key, ()):
             first, end = one["span"]

@@ -45,7 +45,8 @@ class Service:
         self.reader, self.store, self.model = reader, store, model
         self.settings = settings or ServeSettings()
         self.keys = keys or Keys()
-        self.database = Database(directory or store.path)
+        place = store.place if store.path is None else str(store.path.resolve())
+        self.database = Database(directory or store.path, of=None if directory is None else place)
         self.worker = Worker(
             active=self.settings.active,
             waiting=self.settings.waiting,

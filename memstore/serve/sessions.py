@@ -55,7 +55,8 @@ class Sessions:
 
     def __init__(self, reader: Verbs, store: MemoryStore, settings: ServeSettings) -> None:
         self._reader, self._store, self._settings = reader, store, settings
-        self.window = Window(reader, settings.window_tokens, remembers=not store.read_only)
+        most = settings.max_tokens if store.read_only else None
+        self.window = Window(reader, settings.window_tokens, most=most)
         self._warm: list[Warm] = []  # the one used last at the end
         self._cold: deque[tuple[str, bytes]] = deque()  # owner and key of those that had their time
         # names of documents of prompts that are being read: for who waits, and in the background
@@ -91,7 +92,12 @@ class Sessions:
         return warm
 
     def end(self, warm: Warm, key: bytes) -> None:
-        """Take back a session in which all that has this key was said."""
+        """Take back a session in which all that has this key was said. One that could not have all
+        of its documents is closed: the next may.
+        """
+        if warm.session.absent:
+            warm.close()
+            return
         warm.key, warm.used = key, time.monotonic()
         self._warm.append(warm)
         self.tidy()

@@ -9,13 +9,11 @@ import secrets
 import time
 import unicodedata
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import PurePath
 from sqlite3 import Row
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from memstore.disk.document import is_of_prompt
-from memstore.errors import DocumentNotFound
 from memstore.serve.database import Database
 from memstore.serve.errors import ApiError, not_found
 from memstore.serve.keys import Access
@@ -51,7 +49,6 @@ CREATE TABLE IF NOT EXISTS file_parts (
 );
 """
 PURPOSES = ("assistants", "user_data")
-UNKNOWN = -1  # bytes of a file that nobody has asked for
 _PART = 1 << 20  # bytes
 _LONGEST = 255  # bytes of a name
 
@@ -114,21 +111,12 @@ class Uploads:
             raise not_found("file", file)
         return row
 
-    def size(self, row: Row) -> int:
-        """Bytes of a file. Those of an adopted one are counted when they are first asked for: its
-        document's text is decoded for that.
-        """
-        if row["bytes"] != UNKNOWN:
-            return int(row["bytes"])
-        size = sum(map(len, self.content(row)))
-        self._database.execute("UPDATE files SET bytes = ? WHERE number = ?", (size, row["number"]))
-        return size
-
     def content(self, row: Row) -> Iterator[bytes]:
-        """The bytes of a file, piece by piece; fewer where it is deleted meanwhile."""
+        """The bytes of a file, piece by piece; fewer where it is deleted meanwhile. Of an adopted
+        one they are one piece. Raises DocumentNotFound, CorruptMemory, StoreUnavailable.
+        """
         if row["adopted"]:
-            with suppress(DocumentNotFound):
-                yield text_of_document(self._service, row["document"])
+            yield text_of_document(self._service, row["document"])
             return
         part = 0
         while True:

@@ -16,7 +16,13 @@ from memstore.disk.batch import Batch, Slots, Wanted
 from memstore.disk.catalog import Catalog
 from memstore.disk.document import write_of
 from memstore.disk.environment import Version
-from memstore.errors import BlocksUnavailable, CorruptBlock, CorruptMemory, StoreUnavailable
+from memstore.errors import (
+    BlocksUnavailable,
+    CorruptBlock,
+    CorruptMemory,
+    MemoryNotFound,
+    StoreUnavailable,
+)
 from memstore.share.deadlines import Breaker
 from memstore.share.failures import Failure, Reason
 from memstore.share.keeping import Keeping, record_name, record_names
@@ -279,7 +285,7 @@ class SharedSource:
         """Read the newest manifest, since objects are away; is it another one than was used? It may
         have been read meanwhile, by another thread.
         """
-        with suppress(StoreUnavailable, CorruptMemory):
+        with suppress(StoreUnavailable, MemoryNotFound, CorruptMemory):
             self._refresh()
         return self._catalog.database.version != used
 

@@ -22,6 +22,7 @@ from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
     MemoryClosed,
+    MemoryNotFound,
     ObjectNotFound,
     StoreUnavailable,
 )
@@ -131,7 +132,7 @@ class PublishedDatabase:
     def _look(self) -> None:
         try:
             self.refresh()
-        except (StoreUnavailable, CorruptMemory, DocumentNotFound):
+        except (StoreUnavailable, MemoryNotFound, CorruptMemory, DocumentNotFound):
             pass  # what is there is read on
         finally:
             self._looked, self._looking = time.monotonic(), False
