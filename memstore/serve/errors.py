@@ -97,8 +97,8 @@ def not_found(what: str, name: str) -> ApiError:
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told of an error; of one that nobody foresaw, only that there was one, and
-    the log tells the rest.
+    """What a client is told of an error; of one that nobody foresaw, only that there was one. What
+    is the server's own fault the log tells whole.
     """
     match error:
         case ApiError():
@@ -120,6 +120,8 @@ def as_api_error(error: BaseException) -> ApiError:
             for kind, (status, code, said) in _TOLD.items():
                 if isinstance(error, kind):
                     kind_of = "invalid_request_error" if status < 500 else "server_error"
+                    if status >= 500:
+                        _log.warning("%s: %s", type(error).__name__, error)
                     headers = {"Retry-After": "5"} if code == "storage_unavailable" else {}
                     message = said or str(error)
                     return ApiError(status, message, type=kind_of, code=code, headers=headers)
