@@ -226,6 +226,9 @@ def test_an_answer_without_some_documents_says_which_until_they_are_back(
                 answer = await client.call_tool("ask", {"question": QUESTION})
                 assert answer.structured_content["absent"] == ["letter"]
                 assert "left out: letter" in answer.content[0].text
+                found = await client.call_tool("search", {"phrase": "the lime barn"})
+                assert found.structured_content["absent"] == ["letter"]
+                assert "left out: letter" in found.content[0].text
 
         asyncio.run(agent())
         place: Any = server.service.store._on_disk().catalog.source.remote.place

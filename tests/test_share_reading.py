@@ -232,8 +232,12 @@ def test_a_partial_answer_says_which_documents_were_not_there(
         with MemoryStore.open(path / "m") as directory:
             rest = model.ask(PHRASE, directory, documents=["river", "night"], max_new_tokens=4)
         assert answer.tokens == rest.tokens
+        for find in (model.search, model.search_documents):
+            matches = find(PHRASE, store)
+            assert matches and matches.absent == ["garden"]
         place.gone = frozenset()
         whole = model.ask(PHRASE, store, max_new_tokens=4)
+        assert model.search(PHRASE, store).absent == []
         with MemoryStore.open(path / "m") as directory:
             assert whole.absent == []
             assert whole.tokens == model.ask(PHRASE, directory, max_new_tokens=4).tokens

@@ -140,15 +140,14 @@ def search(
         find = reader.search if by == "passage" else reader.search_documents
         settings = {} if shortlist is None else {"shortlist": shortlist}
         with console.waiting("searching"):
-            found = [
-                asdict(one)
-                for one in find(phrase, memory, documents=document, top_k=results, **settings)
-            ]
+            matches = find(phrase, memory, documents=document, top_k=results, **settings)
+    found, absent = [asdict(match) for match in matches], list(matches.absent)
     if as_json:
-        console.emit({"sources" if by == "passage" else "documents": found})
+        console.emit({"sources" if by == "passage" else "documents": found, "absent": absent})
     else:
         sources = found if by == "passage" else [match["best"] for match in found]
         console.print_sources(sources, shares=True)
+        console.print_absent(absent)
 
 
 def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> dict[str, Any]:

@@ -150,9 +150,14 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
     elif not streamed:
         say(answer["text"])
     print_sources(answer["sources"])
-    if answer.get("absent"):
-        say(f"  could not be read, and was left out: {', '.join(answer['absent'])}")
+    print_absent(answer.get("absent", ()))
     say(f"  {cost(answer)}")
+
+
+def print_absent(names: Sequence[str]) -> None:
+    """Documents of a published memory that were left out."""
+    if names:
+        say(f"  could not be read, and was left out: {', '.join(names)}")
 
 
 def read_lines(prompt: str = "") -> Iterator[str]:

@@ -1,8 +1,8 @@
 """What is told of an answer or a search: the text, and the blocks that were read for it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from memstore.disk.document import Document
 from memstore.model.reader import Reader
@@ -13,6 +13,8 @@ Reads = Mapping[tuple[int, int, str], float]
 """What was read of a block: by (layer, head, tier), how much."""
 
 _CUT = 3  # tokens at most in which a character ends that began before them
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,14 @@ class DocumentMatch:
     document: str
     weight: float
     best: Source
+
+
+class Matches(list[T]):
+    """What a search found, best first. absent: documents that were not searched, since they could
+    not be read (ShareOptions.allow_partial).
+    """
+
+    absent: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

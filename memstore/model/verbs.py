@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memstore.disk.document import Document
 from memstore.errors import InvalidInput
-from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Source
+from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Source
 from memstore.model.generate import Continuation, ends_sentence
 from memstore.model.ingest import Ingesting, OnForecast, OnProgress, finish
 from memstore.model.reader import Reader
@@ -184,15 +184,17 @@ class Verbs(Reader):
         documents: Sequence[str] | None = None,
         top_k: int = 5,
         shortlist: int = SHORTLIST,
-    ) -> list[Source]:
+    ) -> Matches[Source]:
         """The blocks where most of the phrase is found, best first: docs/method.md section 9.
 
         shortlist: blocks that the landmark keys choose to be compared with the phrase word by word;
         more is slower. Raises InvalidInput for an empty phrase, a number below 1 or no ready
         document, DocumentNotFound.
         """
-        searched, found = self._found(phrase, store, documents, top_k, shortlist)
-        return [self._source(store, searched, block) for block in islice(found, top_k)]
+        searched, found, absent = self._found(phrase, store, documents, top_k, shortlist)
+        best = Matches(self._source(store, searched, block) for block in islice(found, top_k))
+        best.absent = absent
+        return best
 
     def search_documents(
         self,
@@ -202,18 +204,22 @@ class Verbs(Reader):
         documents: Sequence[str] | None = None,
         top_k: int = 5,
         shortlist: int = SHORTLIST,
-    ) -> list[DocumentMatch]:
+    ) -> Matches[DocumentMatch]:
         """The documents where most of the phrase is found in one block, best first; otherwise as
         `search`.
         """
-        searched, found = self._found(phrase, store, documents, top_k, shortlist)
+        searched, found, absent = self._found(phrase, store, documents, top_k, shortlist)
         best: dict[int, Source] = {}
         for block in found:
             if block.document not in best:
                 best[block.document] = self._source(store, searched, block)
                 if len(best) == min(top_k, len(searched)):
                     break
-        return [DocumentMatch(source.document, source.weight, source) for source in best.values()]
+        matches = Matches(
+            DocumentMatch(source.document, source.weight, source) for source in best.values()
+        )
+        matches.absent = absent
+        return matches
 
     def _found(
         self,
@@ -222,16 +228,17 @@ class Verbs(Reader):
         documents: Sequence[str] | None,
         top_k: int,
         shortlist: int,
-    ) -> tuple[dict[int, Document], Iterator[Found]]:
+    ) -> tuple[dict[int, Document], Iterator[Found], list[str]]:
         if not phrase.strip():
             raise InvalidInput("the phrase is empty")
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):
             if value < 1:
                 raise InvalidInput(f"{name} must be at least 1, is {value}")
-        attached = store.attached(store.ready(documents, to="search"))
-        searched = {document.id: document for document in attached}
+        wanted = store.ready(documents, to="search")
+        searched = {document.id: document for document in store.attached(wanted)}
+        absent = [document.name for document in wanted if document.id not in searched]
         scope = [(document.id, document.blocks) for document in searched.values()]
-        return searched, self.ranked(phrase, store, scope, max(shortlist, top_k))
+        return searched, self.ranked(phrase, store, scope, max(shortlist, top_k)), absent
 
     def _source(self, store: MemoryStore, searched: dict[int, Document], block: Found) -> Source:
         document = searched[block.document]

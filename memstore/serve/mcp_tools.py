@@ -228,7 +228,7 @@ async def search(service: Service, asker: Asker, given: Search, told: OnProgress
         asker.owner,
         lambda: reader.search(given.phrase, store, documents=names, top_k=given.results),
     )
-    return {"passages": [_passage(source) for source in found]}
+    return {"passages": [_passage(source) for source in found], "absent": list(found.absent)}
 
 
 async def documents(

@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints
 from starlette.concurrency import run_in_threadpool
 
 from memstore.errors import DocumentNotFound
-from memstore.model.answer import Source
+from memstore.model.answer import Matches, Source
 from memstore.serve.errors import unsupported
 from memstore.serve.filters import Filters, Metadata, holds
 from memstore.serve.keys import Access, Reads, Writes, owner
@@ -132,7 +132,7 @@ def router(service: "Service") -> APIRouter:
         found = await run_in_threadpool(_files, stores, store_id, access, asked)
         names = list(found)
 
-        sources = list[Source]()
+        sources = Matches[Source]()
         if names:
             work = _searching(service, phrases, names, asked.max_num_results)
             async with aclosing(service.worker.steps(owner(request), work)) as steps:
@@ -151,6 +151,7 @@ def router(service: "Service") -> APIRouter:
             ],
             "has_more": False,
             "next_page": None,
+            "memstore": {"absent": list(sources.absent)},
         }
 
     return routes
@@ -198,20 +199,27 @@ def _files(stores: VectorStores, id_: str, access: Access, asked: Search) -> dic
 
 def _searching(
     service: "Service", phrases: Sequence[str], documents: Sequence[str], most: int
-) -> Iterator[list[Source]]:
+) -> Iterator[Matches[Source]]:
     """The places where most of a phrase is found, best first, each once: after each of the phrases,
     a step on the model's thread.
     """
     best: dict[tuple[str, int], Source] = {}
+    absent: dict[str, None] = {}
     for phrase in phrases:
-        for source in _search(service, phrase, documents, most):
+        found = _search(service, phrase, documents, most)
+        absent.update(dict.fromkeys(found.absent))
+        for source in found:
             at = source.document, source.block
             if at not in best or source.weight > best[at].weight:
                 best[at] = source
-        yield sorted(best.values(), key=lambda source: -source.weight)[:most]
+        ranked = Matches(sorted(best.values(), key=lambda source: -source.weight)[:most])
+        ranked.absent = list(absent)
+        yield ranked
 
 
-def _search(service: "Service", phrase: str, documents: Sequence[str], most: int) -> list[Source]:
+def _search(
+    service: "Service", phrase: str, documents: Sequence[str], most: int
+) -> Matches[Source]:
     """As Verbs.search, of those documents that are still there."""
     while there := [name for name in documents if service.store.has(name)]:
         try:
@@ -219,7 +227,7 @@ def _search(service: "Service", phrase: str, documents: Sequence[str], most: int
         except DocumentNotFound:
             if there == [name for name in there if service.store.has(name)]:
                 raise  # it is there, and was another meanwhile
-    return []
+    return Matches()
 
 
 def _store(stores: VectorStores, row: Row) -> dict[str, Any]:
