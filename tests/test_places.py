@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -32,14 +33,21 @@ SCHEME = {"s3": "s3", "azure": "az"}
 _numbers = count()
 
 
+@contextmanager
+def reached(environment: dict[str, str], engine: str) -> Iterator[None]:
+    """These are all that the environment says of an engine, by the beginning of its variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(engine)]:
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield
+
+
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """The endpoint of an S3 server with a bucket, and the environment that reaches it."""
-    with s3_server() as endpoint, pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            patch.delenv(name)
-        for name, value in (S3_ENVIRONMENT | {"AWS_ENDPOINT_URL": endpoint}).items():
-            patch.setenv(name, value)
+    with s3_server() as endpoint, reached(S3_ENVIRONMENT | {"AWS_ENDPOINT_URL": endpoint}, "AWS_"):
         make_bucket(endpoint, "bucket")
         yield endpoint
 
@@ -47,11 +55,10 @@ def s3() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def azure() -> Iterator[str]:
     """The endpoint of an Azure server with a container, and the environment that reaches it."""
-    with azure_server() as endpoint, pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("AZURE_")]:
-            patch.delenv(name)
-        for name, value in (AZURE_ENVIRONMENT | {"AZURE_STORAGE_ENDPOINT": endpoint}).items():
-            patch.setenv(name, value)
+    with (
+        azure_server() as endpoint,
+        reached(AZURE_ENVIRONMENT | {"AZURE_STORAGE_ENDPOINT": endpoint}, "AZURE_"),
+    ):
         make_container(endpoint, "bucket")
         yield endpoint
 
