@@ -333,6 +333,12 @@ def test_a_place_without_a_memory_is_one_line_and_makes_none(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_place_where_nothing_can_be_kept_is_named(tmp_path: Path) -> None:
+    (tmp_path / "serve.sqlite-wal").mkdir()
+    with pytest.raises(InvalidInput, match=r"cannot be used .*; give another --state"):
+        Database(tmp_path)
+
+
 def test_what_a_server_keeps_is_of_one_memory(tmp_path: Path) -> None:
     Database(tmp_path, of="s3://bucket/one").close()
     Database(tmp_path, of="s3://bucket/one").close()

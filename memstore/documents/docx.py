@@ -4,6 +4,8 @@ python-docx is not used: it holds every part of the file in memory, pictures too
 what stands in content controls and tracked insertions.
 """
 
+from abc import ABC, abstractmethod
+
 from memstore.documents.archive import Archive
 from memstore.documents.compose import Composer
 from memstore.documents.converted import Converted, Limits
@@ -44,7 +46,7 @@ def _parse(archive: Archive, part: str, target: "_Events") -> None:
         raise UnreadableDocument(f"is broken: {part} is no XML")
 
 
-class _Events:
+class _Events(ABC):
     """Elements of WordprocessingML by their names alone."""
 
     def __init__(self, limits: Limits) -> None:
@@ -60,12 +62,15 @@ class _Events:
         self.finish(tag.rpartition("}")[2])
         self._depth -= 1
 
+    @abstractmethod
     def begin(self, name: str, attributes: dict[str, str]) -> None:
-        raise NotImplementedError
+        """An element begins; attributes by their names with namespaces."""
 
+    @abstractmethod
     def finish(self, name: str) -> None:
-        raise NotImplementedError
+        """An element ends."""
 
+    @abstractmethod
     def data(self, text: str) -> None:
         """Text between elements."""
 
@@ -103,6 +108,9 @@ class _Styles(_Events):
     def finish(self, name: str) -> None:
         if name == "style":
             self._style = ""
+
+    def data(self, text: str) -> None:
+        """There is none that counts."""
 
     def levels(self) -> dict[str, int]:
         """Style -> level of heading."""

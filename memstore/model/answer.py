@@ -96,7 +96,9 @@ class Matches(list[T]):
     not be read (ShareOptions.allow_partial).
     """
 
-    absent: Sequence[str] = ()
+    def __init__(self, found: Iterable[T] = (), absent: Sequence[str] = ()) -> None:
+        super().__init__(found)
+        self.absent = absent
 
 
 @dataclass(frozen=True)

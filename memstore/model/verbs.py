@@ -192,9 +192,8 @@ class Verbs(Reader):
         document, DocumentNotFound.
         """
         searched, found, absent = self._found(phrase, store, documents, top_k, shortlist)
-        best = Matches(self._source(store, searched, block) for block in islice(found, top_k))
-        best.absent = absent
-        return best
+        best = (self._source(store, searched, block) for block in islice(found, top_k))
+        return Matches(best, absent)
 
     def search_documents(
         self,
@@ -215,11 +214,10 @@ class Verbs(Reader):
                 best[block.document] = self._source(store, searched, block)
                 if len(best) == min(top_k, len(searched)):
                     break
-        matches = Matches(
+        matches = (
             DocumentMatch(source.document, source.weight, source) for source in best.values()
         )
-        matches.absent = absent
-        return matches
+        return Matches(matches, absent)
 
     def _found(
         self,

@@ -22,7 +22,8 @@ class Database:
     def __init__(self, directory: Path | None, *, of: str | None = None) -> None:
         """directory: where it lies; None for one that is gone with the process. of: the place of
         the memory, where it lies elsewhere. Raises MemoryLocked for a file that another server has,
-        CorruptMemory for one that is none, InvalidInput for one that is another memory's.
+        CorruptMemory for one that is none, InvalidInput for one that is another memory's or cannot
+        be used.
         """
         self.path = None if directory is None else directory / NAME
         self._lock = threading.RLock()
@@ -44,7 +45,9 @@ class Database:
                 raise MemoryLocked(
                     f"another server has {self.path}; stop it, or give another --state"
                 ) from None
-            raise
+            raise InvalidInput(
+                f"{self.path} cannot be used ({error}); give another --state"
+            ) from None
         except sqlite3.DatabaseError:
             self._connection.close()
             raise CorruptMemory(

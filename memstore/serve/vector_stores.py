@@ -212,9 +212,8 @@ def _searching(
             at = source.document, source.block
             if at not in best or source.weight > best[at].weight:
                 best[at] = source
-        ranked = Matches(sorted(best.values(), key=lambda source: -source.weight)[:most])
-        ranked.absent = list(absent)
-        yield ranked
+        ranked = sorted(best.values(), key=lambda source: -source.weight)
+        yield Matches(ranked[:most], list(absent))
 
 
 def _search(
