@@ -122,9 +122,11 @@ def test_draining_ends_when_everything_that_waits_is_cancelled(below: CountingSo
 def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: CountingSource) -> None:
     tier = host_tier(below, 64)
     ahead = Prefetcher(tier, workers=2, batch=1)
+    others = set(threading.enumerate())
     below.stand_still()
     ahead.request(units(0, 10))
     below.reading.acquire(), below.reading.acquire()
+    workers = set(threading.enumerate()) - others
     closings = [Aside(ahead.close) for _ in range(2)]
     assert all(closing.is_waiting() for closing in closings)
     ahead.request(units(10, 20))  # after close: nothing
@@ -135,9 +137,7 @@ def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: Counti
     ahead.request(units(20, 30))
     ahead.cancel(), ahead.drain()
     assert sum(map(len, below.reads)) == 2 and ahead.stats.dropped == 8
-    assert not [
-        thread for thread in threading.enumerate() if thread.name.startswith("memstore-prefetch")
-    ]
+    assert workers and not any(worker.is_alive() for worker in workers)
     check_slots(tier)
 
 

@@ -136,12 +136,12 @@ def test_without_more_threads_the_caller_does_it_alone(threads, monkeypatch):
 
 
 def test_closing_ends_the_threads_and_what_comes_after_is_done_alone(threads):
-    before, by = threading.active_count(), set()
+    others, by = set(threading.enumerate()), set()
     together = threading.Barrier(2)
     threads.share(range(2), lambda part: together.wait(60) and None, 2)
-    assert threading.active_count() > before
+    assert set(threading.enumerate()) - others
     threads.close()
     threads.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= others
     threads.share(range(20), lambda part: by.add(threading.current_thread()), 3)
     assert by == {threading.current_thread()}
