@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from memstore.share.place import Found, ObjectPlace, open_place
+from memstore.share.open_place import open_place
+from memstore.share.place import Found, ObjectPlace
 
 _numbers = itertools.count()
 

@@ -14,9 +14,10 @@ from memstore.block import BlockKey
 from memstore.errors import ObjectNotFound, StoreUnavailable
 from memstore.share.failures import Failure
 from memstore.share.local_cache import LocalCache
+from memstore.share.open_place import open_place
 from memstore.share.opening import PublishedCatalog
 from memstore.share.options import REFRESH
-from memstore.share.place import Found, Place, open_place
+from memstore.share.place import Found, Place
 from memstore.share.publish import publish
 from memstore.share.remote import Remote
 from memstore.share.replies import Parts, Received, Run

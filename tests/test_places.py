@@ -23,7 +23,8 @@ from synthetic_documents import SIGNATURE, ingest
 
 from memstore.errors import MemoryNotFound, ObjectNotFound, StoreUnavailable
 from memstore.share.manifest import Published
-from memstore.share.place import ObjectPlace, open_place
+from memstore.share.open_place import open_place
+from memstore.share.place import ObjectPlace
 from memstore.share.prune import prune
 from memstore.share.publish import unpublish
 from memstore.store.memory_store import MemoryStore

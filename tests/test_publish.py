@@ -426,7 +426,7 @@ def test_a_prefix_is_published_once_for_the_same_tokens(
 
 
 def test_bad_input_is_one_line(memory: MemoryStore, tmp_path: Path) -> None:
-    from memstore.share.place import open_place
+    from memstore.share.open_place import open_place
 
     ingest(memory, "a", 40)
     for url, error, line in (

@@ -33,7 +33,7 @@ from memstore.serve import uploads
 from memstore.serve.database import Database
 from memstore.serve.keys import Access, Keys
 from memstore.serve.settings import ServeSettings
-from memstore.share.place import open_place
+from memstore.share.open_place import open_place
 from memstore.share.publish import publish
 from memstore.store.memory_store import MemoryStore
 

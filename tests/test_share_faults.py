@@ -42,7 +42,8 @@ from memstore.errors import (
 from memstore.share.deadlines import Breaker, Calls
 from memstore.share.failures import REASONS, Failure
 from memstore.share.local_cache import LocalCache
-from memstore.share.place import Place, open_place
+from memstore.share.open_place import open_place
+from memstore.share.place import Place
 from memstore.share.publish import unpublish
 from memstore.share.shared_reads import Answers, SharedReads
 from memstore.store.memory_store import MemoryStore

@@ -20,7 +20,8 @@ from memstore.model.landmark_model import LandmarkModel
 from memstore.model.settings import LookupSettings
 from memstore.model.text import Text
 from memstore.share.local_cache import LocalCache
-from memstore.share.place import Place, open_place
+from memstore.share.open_place import open_place
+from memstore.share.place import Place
 from memstore.share.publish import publish
 from memstore.store.memory_store import MemoryStore
 

@@ -18,7 +18,7 @@ from synthetic_documents import SIGNATURE, token_ids
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, DocumentNotFound, MemoryClosed
 from memstore.share.local_cache import LocalCache
-from memstore.share.place import open_place
+from memstore.share.open_place import open_place
 from memstore.store.memory_store import MemoryStore
 
 CASCADES = (

@@ -35,8 +35,9 @@ from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
 from memstore.model.generate import next_token
 from memstore.share.local_cache import LocalCache
+from memstore.share.open_place import open_place
 from memstore.share.opening import PublishedCatalog
-from memstore.share.place import ObjectPlace, open_place
+from memstore.share.place import ObjectPlace
 from memstore.share.publish import publish
 from memstore.share.remote import GAP, Remote
 from memstore.share.tables import PublishedDatabase

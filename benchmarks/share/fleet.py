@@ -35,7 +35,7 @@ from memstore.block import BlockKey
 from memstore.disk.document import IngestSettings
 from memstore.disk.signature import Signature
 from memstore.errors import MemstoreError
-from memstore.share.place import open_place
+from memstore.share.open_place import open_place
 from memstore.share.prune import prune
 from memstore.share.publish import unpublish
 

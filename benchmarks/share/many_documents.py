@@ -45,7 +45,8 @@ from memstore.disk.signature import Signature
 from memstore.disk.transaction import Transaction
 from memstore.share.manifest import Published
 from memstore.share.merge import merge
-from memstore.share.place import ObjectPlace, open_place
+from memstore.share.open_place import open_place
+from memstore.share.place import ObjectPlace
 from memstore.share.prune import prune
 from memstore.share.publish import unpublish
 

@@ -50,7 +50,7 @@ from benchmarks.storage.records import (
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.keys import record_key
 from memstore.share.keeping import record_name
-from memstore.share.place import open_place
+from memstore.share.open_place import open_place
 from memstore.share.remote import Remote
 from memstore.share.source import SharedSource
 from memstore.share.valkey import Valkey

@@ -113,7 +113,7 @@ def _now_and_then(show: Callable[[int, int], None]) -> Callable[[int, int], None
 
 def _merged(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
     from memstore.share.merge import merge
-    from memstore.share.place import open_place
+    from memstore.share.open_place import open_place
     from memstore.share.prune import GRACE
 
     merged = merge(open_place(to), grace=GRACE if grace is None else 3600 * grace)
@@ -126,7 +126,7 @@ def _merged(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
 
 
 def _pruned(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
-    from memstore.share.place import open_place
+    from memstore.share.open_place import open_place
     from memstore.share.prune import GRACE, prune
 
     pruned = prune(open_place(to), grace=GRACE if grace is None else 3600 * grace)
@@ -149,7 +149,7 @@ def unpublish(
     Their bytes stay until `memstore publish --prune` removes them; who has the memory open may read
     them until then.
     """
-    from memstore.share.place import open_place
+    from memstore.share.open_place import open_place
     from memstore.share.publish import unpublish as take_out
 
     number = take_out(open_place(from_), names)
@@ -171,7 +171,7 @@ def pull(
 ) -> None:
     """Copy a published document into a memory of this machine, making that if need be."""
     from memstore.share.manifest import Published
-    from memstore.share.place import open_place
+    from memstore.share.open_place import open_place
     from memstore.store.admission import check_name
     from memstore.store.memory_store import MemoryStore
     from memstore.store.published import no_published

@@ -5,8 +5,8 @@ from typing import Any
 
 from memstore.disk.catalog import Catalog
 from memstore.share.local_cache import LocalCache
+from memstore.share.open_place import open_place
 from memstore.share.options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
-from memstore.share.place import open_place
 from memstore.share.remote import Remote
 from memstore.share.source import SharedSource
 from memstore.share.tables import PublishedDatabase

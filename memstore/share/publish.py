@@ -7,18 +7,12 @@ interrupted, the segments that it had sent. Until the manifest is written nobody
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from memstore.disk.catalog import Catalog
-from memstore.disk.database import Transaction
 from memstore.disk.document import Document
-from memstore.disk.keys import document_range, landmarks_key, tokens_key
-from memstore.disk.record import WriteId
 from memstore.errors import (
-    CorruptMemory,
     DocumentExists,
     DocumentNotFound,
     InvalidInput,
@@ -27,11 +21,11 @@ from memstore.errors import (
 )
 from memstore.share.manifest import Change, Manifest, Published, commit
 from memstore.share.pages import Entry
-from memstore.share.pieces import Kind, Piece, Value, ValueHead, record_ranges
 from memstore.share.place import Place
 from memstore.share.prune import GRACE
-from memstore.share.reading import read_heads, read_values
+from memstore.share.reading import read_values
 from memstore.share.segments import SEGMENT_BYTES
+from memstore.share.send_document import DocumentSending
 from memstore.share.sending import Sending
 
 _TRIES = 20
@@ -141,11 +135,12 @@ class _Publishing:
         ]
         prefix = self._new_prefix(newest)
         with self._sending as sending:
+            documents = DocumentSending(self._catalog, place, sending)
             for done, document in enumerate(wanted):
                 progress(done, len(wanted))
-                self._add(document, old.get(document.name))
+                documents.add(document, old.get(document.name))
             if prefix is not None:
-                self._add(prefix, None)
+                documents.add(prefix, None)
             sending.flush()
         progress(len(wanted), len(wanted))
         pieces = sending.pieces
@@ -230,121 +225,6 @@ class _Publishing:
                 return None
         return row
 
-    # What is sent
-
-    def _add(self, document: Document, old: Entry | None) -> None:
-        """Send what is not there of a document."""
-        pieces = self._sending.pieces.setdefault(document.name, [])
-        first = 0
-        for piece in _reused(document, old):
-            self._send_records(document, first, piece.first)
-            pieces.append(piece)
-            first = piece.first + piece.take
-        self._send_records(document, first, document.blocks)
-        kinds: list[tuple[Kind, int]] = [("landmarks", part) for part in self._parts(document)]
-        for kind, part in [*kinds, ("tokens", 0)]:
-            values = self._values(document, kind, part)
-            same: list[Piece] = [] if old is None else self._same(old, kind, part, values)
-            pieces += same
-            rest = values[sum(piece.take for piece in same) :]
-            self._sending.add_values(document.name, kind, part, rest)
-
-    def _parts(self, document: Document) -> list[int]:
-        """Under which the keys of its landmarks lie, once they are published."""
-        if not document.id:
-            return []
-        selector = self._catalog.selector
-        if selector is not None:
-            return selector._replace(generation=0).parts
-        return document.layers_of(self._catalog.signature)
-
-    def _send_records(self, document: Document, first: int, end: int) -> None:
-        for write, low, high in _by_write(document, first, end):
-            while low < high:
-                low = self._add_records(document, write, low, high)
-
-    def _add_records(self, document: Document, write: WriteId, first: int, end: int) -> int:
-        """Put blocks into the segment until it is full; return the first that is not in it."""
-        catalog = self._catalog
-        signature = catalog.signature
-        starts = document.first_blocks(signature) if document.id else {}
-        layers = document.layers_of(signature)
-        records: list[bytes] = []
-        sizes: list[list[int]] = []
-        full = self._sending.room
-        held, block = 0, first - 1
-        with catalog.database.read() as txn:
-            self._check_unchanged(txn, document)
-            for key, view in catalog.blocks.walk(txn, document.id, first):
-                if key.block != block:
-                    if key.block >= end or (sizes and held >= full):
-                        break
-                    _expect_block(document, key.block, block)
-                    block = key.block
-                    sizes.append([0] * len(layers))
-                catalog.blocks.check(view, key, write)
-                data = bytes(view)
-                sizes[-1][layers.index(key.layer)] = len(data)
-                records.append(data)
-                held += len(data)
-        for at, found in enumerate(sizes):
-            for layer, size in zip(layers, found):
-                if not size and first + at >= starts.get(layer, 0):
-                    raise _missing(document, f"block {first + at}, layer {layer}")
-        if not sizes:
-            raise _missing(document, f"block {first}")
-        table = np.array(sizes, dtype=np.uint32)
-        self._sending.add_records(document.name, write, first, layers, table, records)
-        return first + len(sizes)
-
-    def _values(self, document: Document, kind: Kind, part: int) -> list[Value]:
-        """What the memory holds of a kind, as it is published."""
-        catalog, number = self._catalog, document.id
-        at = part
-        if catalog.selector is not None and kind == "landmarks":
-            at = catalog.selector.parts[catalog.selector._replace(generation=0).parts.index(part)]
-        low, high = landmarks_key(number, at, 0)[:-1], landmarks_key(number, at + 1, 0)[:-1]
-        if kind == "tokens":
-            low, high = tokens_key(number, 0), document_range(number + 1)[0]
-        values = []
-        with catalog.database.read() as txn:
-            self._check_unchanged(txn, document)
-            for key, value in txn.scan_checked(kind, low, high):
-                suffix = bytes(key)[8:]
-                first = int.from_bytes(suffix[2:6] if kind == "landmarks" else suffix, "big")
-                if kind == "landmarks":
-                    suffix = part.to_bytes(2, "big") + suffix[2:]
-                values.append(Value(first, suffix, bytes(value)))
-        needed = kind == "tokens" or part in catalog.signature.memory_layers
-        if not values and document.blocks and (needed or catalog.selector is not None):
-            raise _missing(document, f"{kind} {part}")
-        return values
-
-    def _same(self, old: Entry, kind: Kind, part: int, values: Sequence[Value]) -> list[Piece]:
-        """The published pieces that hold the first of these values, as far as they are the same."""
-        heads = [ValueHead.of(value) for value in values]
-        same: list[Piece] = []
-        at = 0
-        for piece in old.pieces:
-            if (piece.kind, piece.part) != (kind, part):
-                continue
-            published = read_heads(self._place, piece)
-            count = 0
-            while count < len(published) and heads[at : at + 1] == [published[count]]:
-                count, at = count + 1, at + 1
-            if count:
-                same.append(piece._replace(take=count))
-            if count < len(published):
-                break
-        return same
-
-    def _check_unchanged(self, txn: Transaction, document: Document) -> None:
-        self._catalog.check_selector(txn)
-        if self._catalog.row(txn, document.id) != document:
-            raise InvalidInput(
-                f"document {document.name!r} was changed while it was published; publish it again"
-            )
-
 
 def _continues(document: Document, published: Document) -> bool:
     """Is a document what is published under its name, or what became of it by appends?"""
@@ -356,33 +236,3 @@ def _continues(document: Document, published: Document) -> bool:
     return bool(
         document.appended_to == published.tokens and document.writes[:1] == published.writes[:1]
     )
-
-
-def _by_write(document: Document, first: int, end: int) -> Iterator[tuple[WriteId, int, int]]:
-    """The writes that made blocks `first` to `end`, each with its part of them."""
-    ends = [*(write.first for write in document.writes[1:]), document.blocks]
-    for write, high in zip(document.writes, ends):
-        low, high = max(first, write.first), min(end, high)
-        if low < high:
-            yield write.id, low, high
-
-
-def _reused(document: Document, old: Entry | None) -> Iterator[Piece]:
-    """The published records that are a document's, in order of blocks."""
-    if old is None:
-        return
-    ends = {write: (low, high) for write, low, high in _by_write(document, 0, document.blocks)}
-    for first, end, piece in record_ranges(old.pieces):
-        write = old.row.write_of(first)
-        low, high = ends.get(write or b"", (0, 0))
-        if write is not None and low <= first < high:
-            yield piece._replace(take=min(end, high) - first)
-
-
-def _expect_block(document: Document, found: int, last: int) -> None:
-    if found != last + 1:
-        raise _missing(document, f"block {last + 1}")
-
-
-def _missing(document: Document, what: str) -> CorruptMemory:
-    return CorruptMemory(f"document {document.name!r} lacks {what}; run verify")

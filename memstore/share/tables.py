@@ -5,9 +5,8 @@ Blocks are not among them: they are read by memstore.share.source.
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,15 +26,15 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.share.failures import Failure
+from memstore.share.held_pieces import HeldPieces
 from memstore.share.local_cache import LocalCache
 from memstore.share.manifest import Manifest, Published, newest_number
 from memstore.share.options import REFRESH
 from memstore.share.pages import Entry, plain_row
-from memstore.share.pieces import Piece, RecordIndex, Value, record_ranges
-from memstore.share.reading import Extent, check_piece, index_of, values_of
-from memstore.share.remote import Remote, as_failure
+from memstore.share.pieces import Piece, Value
+from memstore.share.reading import Extent
+from memstore.share.remote import Remote
 
-_INDEXES, _TOKENS = 4096, 64  # indexes of records, and pieces of tokens, that are kept
 _BLOCK = 8  # bytes of a document's number in a key
 
 Parts = dict[bytes, bytes]  # values by key, of one document and table
@@ -83,12 +82,9 @@ class PublishedDatabase:
         one is looked for. Raises MemoryNotFound, CorruptMemory, NewerFormat, StoreUnavailable.
         """
         self.path = remote.place.url
-        self.remote, self._local = remote, local
+        self.remote, self.pieces = remote, HeldPieces(remote, local)
         self._numbers = Numbers()
         self._lock = threading.RLock()
-        self._pieces = threading.Lock()
-        self._indexes: OrderedDict[tuple[str, int], RecordIndex] = OrderedDict()
-        self._tokens: OrderedDict[Piece, list[Value]] = OrderedDict()
         self._closed = False
         self._looking = False
         self._published: Published | None = None  # whose pages the next need not be read for
@@ -158,125 +154,15 @@ class PublishedDatabase:
         """Bytes of the records of its documents."""
         return sum(entry.row.bytes for entry in self.state.entries.values())
 
-    def close(self) -> None:
-        """Close; more than once is the same as once."""
-        self._closed = True
-
-    # Pieces
-
-    def values(self, pieces: Sequence[Piece]) -> list[list[Value]]:
-        """The values of pieces, all that are missing read at the same time. Raises CorruptMemory,
-        StoreUnavailable.
-        """
-        held: dict[Piece, list[Value]] = {}
-        with self._pieces:
-            for piece in pieces:
-                if piece in self._tokens:
-                    held[piece] = self._tokens[piece]
-                    self._tokens.move_to_end(piece)
-        missing = [piece for piece in dict.fromkeys(pieces) if piece not in held]
-        for piece, data in zip(missing, self._data(missing)):
-            held[piece] = values_of(self.remote.place, piece, data)
-        with self._pieces:
-            for piece in missing:
-                if piece.kind == "tokens":
-                    self._tokens[piece] = held[piece]
-            while len(self._tokens) > _TOKENS:
-                self._tokens.popitem(last=False)
-        return [held[piece] for piece in pieces]
-
-    def _data(
-        self, pieces: Sequence[Piece], until: float | None = None
-    ) -> list[bytes | memoryview]:
-        found: list[bytes | memoryview | None] = [None] * len(pieces)
-        place = self.remote.place
-        names = [_piece_name(place.identity, piece) for piece in pieces]
-        if self._local is not None:
-            for at, kept in enumerate(self._local.get_many(names)):
-                if isinstance(kept, bytes):
-                    try:
-                        check_piece(place, pieces[at], kept)
-                        found[at] = kept
-                    except CorruptMemory:
-                        self._local.drop(names[at])
-        missing = [at for at, data in enumerate(found) if data is None]
-
-        def check(number: int, data: memoryview) -> None:
-            try:
-                check_piece(place, pieces[missing[number]], data)
-            except CorruptMemory as error:
-                raise Failure("damaged", str(error)) from error
-
-        extents = [Extent(*_extent(pieces[at])) for at in missing]
-        answers = self.remote.read(extents, check, until or self.remote.until())
-        for at, answer in zip(missing, answers):
-            if isinstance(answer, Failure):
-                if answer.reason == "damaged":
-                    raise CorruptMemory(str(answer))
-                raise self.remote.error(answer) from answer
-            found[at] = answer
-        if self._local is not None and missing:
-            with suppress(Failure):  # it is read again
-                self._local.put([(names[at], bytes(found[at] or b"")) for at in missing])
-        return [data for data in found if data is not None]
-
-    # Records
-
     def find(
         self, wanted: Sequence[tuple[int, RecordKey]], until: float
     ) -> list[Extent | Failure | None]:
-        """Where the records of documents lie; None for one that its document has not, a Failure for
-        one whose place could not be read. Raises DocumentNotFound, CorruptMemory.
-        """
-        state, place = self.state, self.remote.place
-        ranges: dict[int, list[Any]] = {}
-        pieces: list[tuple[int, Piece] | None] = []
-        for document, key in wanted:
-            if document not in ranges:
-                if document not in state.entries:
-                    raise DocumentNotFound(
-                        f"document {document} is not in {self.path}: it was unpublished"
-                    )
-                ranges[document] = record_ranges(state.entries[document].pieces)
-            piece = next(
-                (p for first, end, p in ranges[document] if first <= key.block < end), None
-            )
-            pieces.append(None if piece is None else (document, piece))
-        indexes: dict[Piece, RecordIndex | Failure] = {}
-        missing: dict[Piece, int] = {}
-        with self._pieces:
-            for found in pieces:
-                if found is None or found[1] in indexes or found[1] in missing:
-                    continue
-                which = found[1].segment, found[1].offset
-                if which in self._indexes:
-                    self._indexes.move_to_end(which)
-                    indexes[found[1]] = self._indexes[which]
-                else:
-                    missing[found[1]] = found[0]
-        try:
-            for (piece, document), data in zip(missing.items(), self._data([*missing], until)):
-                index = index_of(place, state.entries[document], piece, data)
-                indexes[piece] = index
-                with self._pieces:
-                    self._indexes[piece.segment, piece.offset] = index
-                    while len(self._indexes) > _INDEXES:
-                        self._indexes.popitem(last=False)
-        except StoreUnavailable as error:
-            failure = as_failure(error)
-            indexes |= {piece: failure for piece in missing if piece not in indexes}
-        places: list[Extent | Failure | None] = []
-        for (_, key), found in zip(wanted, pieces):
-            if found is None:
-                places.append(None)
-                continue
-            known = indexes[found[1]]
-            if isinstance(known, Failure):
-                places.append(known)
-                continue
-            extent = known.find(key.layer, key.block)
-            places.append(None if extent is None else Extent(found[1].segment, *extent))
-        return places
+        """Where records lie now, as HeldPieces.find."""
+        return self.pieces.find(self.state.entries, wanted, until)
+
+    def close(self) -> None:
+        """Close; more than once is the same as once."""
+        self._closed = True
 
 
 class Snapshot:
@@ -377,7 +263,9 @@ class Snapshot:
 
         def read() -> list[list[Value]]:
             chosen = [choose(self._state.entries[number].pieces) for number in numbers]
-            values = iter(self._database.values([piece for some in chosen for piece in some]))
+            values = iter(
+                self._database.pieces.values([piece for some in chosen for piece in some])
+            )
             return [[v for _ in some for v in next(values)] for some in chosen]
 
         try:
@@ -421,11 +309,3 @@ def _meta(manifest: Manifest) -> dict[bytes, bytes]:
     if form is not None:
         meta[b"selector"] = msgpack.packb({"form": form.to_dict(), "generation": 0})
     return meta
-
-
-def _extent(piece: Piece) -> tuple[str, int, int]:
-    return piece.segment, piece.offset, piece.length
-
-
-def _piece_name(identity: str, piece: Piece) -> str:
-    return f"{identity}:{piece.segment}:{piece.offset}:{piece.length}:{piece.digest:x}"

@@ -330,7 +330,7 @@ class MemoryStore(Lookups):
         Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
         StoreUnavailable, MemoryNotFound (no such bucket).
         """
-        from memstore.share.place import open_place
+        from memstore.share.open_place import open_place
         from memstore.share.publish import publish
 
         catalog = self._on_disk().catalog

@@ -21,9 +21,9 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.share.manifest import Published
+from memstore.share.open_place import open_place
 from memstore.share.pages import Entry
 from memstore.share.pieces import Piece
-from memstore.share.place import open_place
 from memstore.share.reading import damaged, read_values, records
 from memstore.share.segments import FOLDER, read_footer
 from memstore.store.export_file import write_export

@@ -1,0 +1,56 @@
+"""What the errors of an object store mean, each in one line that holds no credentials."""
+
+import os
+import re
+from pathlib import Path
+
+from memstore.errors import MemoryNotFound, MemstoreError, ObjectNotFound, StoreUnavailable
+
+CREDENTIALS = {  # in the environment
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
+_NO_CREDENTIALS = ("169.254.169.254", "latest/api/token", "metadata.google", "redential", "NoAuth")
+_REFUSED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId")
+
+
+def place_error(error: Exception, url: str, name: str) -> MemstoreError:
+    """What went wrong with an object, or a prefix of objects, of the place at a URL."""
+    from obstore import exceptions
+
+    text = str(error)
+    if any(sign in text for sign in _NO_BUCKET):
+        return MemoryNotFound(f"{url}: there is no such bucket; make it, or name another")
+    if isinstance(error, (FileNotFoundError, exceptions.NotFoundError)):
+        return ObjectNotFound(f"{url}: there is no {name}; it was removed meanwhile")
+    if any(sign in text for sign in _NO_CREDENTIALS):
+        return StoreUnavailable(
+            f"{url}: no credentials; set them in the environment, as for the engine's own "
+            f"SDK ({CREDENTIALS.get(url.partition(':')[0], 'see docs/share.md')}, say)"
+        )
+    refusals = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
+    if isinstance(error, refusals) or any(sign in text for sign in _REFUSED):
+        return StoreUnavailable(
+            f"{url}: access is refused; check the credentials in the environment and the "
+            "bucket's policy, or the directory's mode"
+        )
+    return StoreUnavailable(f"{url}: {first_line(error)}; try again, or check the address")
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a message, without what the environment keeps secret."""
+    text = str(error).strip().split("\n", 1)[0].split(": <?xml")[0][:300]
+    for name, value in os.environ.items():
+        path = value.startswith("/") and Path(value).parent != Path("/")  # to a file of them
+        if len(value) >= 4 and not path and _SECRET.search(name.upper()):
+            text = text.replace(value, "***")
+    return without_credentials(text).rstrip(".") or type(error).__name__
+
+
+def without_credentials(text: str) -> str:
+    """A text whose URLs have neither users, passwords nor queries."""
+    text = re.sub(r"(?<=://)[^/@\s]*@", "", text)
+    return re.sub(r"(?<=\w)\?\S*", "", text)
