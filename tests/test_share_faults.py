@@ -272,7 +272,7 @@ def test_what_nobody_expects_does_not_keep_a_cache_closed(
     def read() -> Answers:
         key = RecordKey(1, 0, 0)
         record = b"", key, None, [0]
-        batch = SimpleNamespace(places_of=lambda record, header: None)
+        batch = SimpleNamespace(places_of=lambda wanted, headers: [None])
         return reads.read(
             batch,  # type: ignore[arg-type]
             [record], ["key"], time.monotonic() + 20, lambda found: ([], []),

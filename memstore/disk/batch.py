@@ -136,17 +136,27 @@ class Batch:
                     return False
         return True
 
-    def places_of(self, record: Wanted, header: memoryview) -> list[memoryview] | None:
-        """Where the bytes of this record belong, if it is a full block in codec raw: here its
-        header, and its heads in their slots. None unless each head of it is wanted once.
+    def places_of(
+        self, wanted: Sequence[Wanted], headers: Sequence[memoryview]
+    ) -> Sequence[list[memoryview] | None]:
+        """Where the bytes of each of these records belong, if it is a full block in codec raw: here
+        its header, and its heads in their slots. None unless each head of it is wanted once.
 
-        header: RecordForm.header_bytes.
+        headers: RecordForm.header_bytes each.
         """
+        if self._in_a_row and all(write is not None for _, _, write, _ in wanted):
+            size, memory, numbers = self.unit_bytes, self.slots.bytes, self.numbers
+            whole = size * len(self._heads)
+            starts = [size * numbers[places[0]] for _, _, _, places in wanted]
+            return [[header, memory[at : at + whole]] for header, at in zip(headers, starts)]
+        return list(map(self._places_of, wanted, headers))
+
+    def _places_of(self, record: Wanted, header: memoryview) -> list[memoryview] | None:
         _, _, write, places = record
         if write is None or len(places) != len(self._heads):
             return None
         size, memory, numbers = self.unit_bytes, self.slots.bytes, self.numbers
-        if self._in_a_row or (self._whole and self._are_in_a_row(places)):
+        if self._whole and self._are_in_a_row(places):
             start = numbers[places[0]] * size
             return [header, memory[start : start + len(places) * size]]
         slots = {self.units[place][3]: numbers[place] * size for place in places}
@@ -165,7 +175,7 @@ class Batch:
             return [], []
         size = self.unit_bytes
         digests = self._table.form.raw_digests_in(
-            b"".join([header for header, *_ in parts]),
+            b"".join([of[0] for of in parts]),
             [key for _, key, _, _ in wanted],
             [write for _, _, write, _ in wanted],
         )
@@ -177,12 +187,14 @@ class Batch:
             for number, (one, of) in enumerate(zip(wanted, parts)):
                 (good if self.check_in_place([one], [of])[0] else rest).append(number)
             return good, rest
-        for number, ((_, *heads), expected) in enumerate(zip(parts, digests)):
-            if len(heads) == 1:  # slots that are neighbours
-                (whole,) = heads
-                heads = [whole[at : at + size] for at in range(0, len(whole), size)]
-            is_good = tuple(map(xxh3_64_digest, heads)) == tuple(expected)
-            (good if is_good else rest).append(number)
+        starts = range(0, size * len(self._heads), size)
+        for number, (of, expected) in enumerate(zip(parts, digests)):
+            if len(of) == 2:  # slots that are neighbours
+                whole = of[1]
+                found = [xxh3_64_digest(whole[at : at + size]) for at in starts]
+            else:
+                found = [xxh3_64_digest(head) for head in of[1:]]
+            (good if tuple(found) == expected else rest).append(number)
         return good, rest
 
     def _are_in_a_row(self, places: Sequence[int]) -> bool:

@@ -25,7 +25,8 @@ def record_name(signature: bytes, write: WriteId, key: RecordKey) -> str:
 
 def record_names(signature: bytes, records: Sequence[Wanted]) -> list[str]:
     """The names of some records."""
-    of = {write: _names_of(signature, write or b"") for _, _, write, _ in records}
+    writes = {write for _, _, write, _ in records}
+    of = {write: _names_of(signature, write or b"") for write in writes}
     return [f"{of[write]}{key[2]}:{key[1]}" for _, key, write, _ in records]
 
 

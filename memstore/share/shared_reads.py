@@ -133,14 +133,14 @@ class SharedReads:
                 answers.bad.extend(bad)
         return failures
 
-    def _places(self, batch: Batch, wanted: Sequence[Wanted]) -> list[Parts | None]:
+    def _places(self, batch: Batch, wanted: Sequence[Wanted]) -> Sequence[Parts | None]:
         """Where the records belong, as far as that can be told before they are there."""
         if not self._raw:
             return [None] * len(wanted)
         size = self._header_bytes
         headers = memoryview(bytearray(len(wanted) * size))
         starts = range(0, len(headers), size)
-        return [batch.places_of(one, headers[at : at + size]) for one, at in zip(wanted, starts)]
+        return batch.places_of(wanted, [headers[at : at + size] for at in starts])
 
     def _within(self, work: Callable[[], T], until: float) -> T:
         """What a function returns that may hang, in time. Raises Failure."""

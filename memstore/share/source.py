@@ -254,11 +254,13 @@ class SharedSource:
         tiers: list[str],
         seconds: float,
     ) -> None:
-        here = [place for record in good for place in record.wanted[3]]
-        for place in here:
-            tiers[place] = name
-        hits = Counter([batch.layers[place] for place in here])
-        misses = Counter([batch.layers[place] for absent in missing for place in absent[3]])
+        hits, misses = Counter[int](), Counter[int]()
+        for (_, key, _, places), _ in good:
+            hits[key[2]] += len(places)
+            for place in places:
+                tiers[place] = name
+        for _, key, _, places in missing:
+            misses[key[2]] += len(places)
         layers = {*hits, *misses}
         for layer in layers:
             self.counters[name].count(
