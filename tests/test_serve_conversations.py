@@ -145,7 +145,9 @@ def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert third.output_text.endswith(ANSWER)
         assert len(hidden(server)) == 1  # what was said before is a document of the conversation
         client.conversations.delete(name)
-        client.responses.delete(third.id)
+        assert hidden(server) == []
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(third.id)
 
 
 def test_a_reader_with_a_chat_template_is_told_instructions_and_goes_on(tmp_path: Path) -> None:

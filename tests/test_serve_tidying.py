@@ -1,77 +1,19 @@
 """What a server forgets by itself, and what it keeps of conversations that were left."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from diary import ANSWER, DIARY, LETTER, QUESTION
+from asked_service import asked
+from diary import ANSWER, LETTER, QUESTION
 
-from memstore import MemoryStore, load_model
 from memstore.disk.document import PROMPT, is_of_prompt
 from memstore.serve import tidying
-from memstore.serve.asking import Answering, Outcome, Question
 from memstore.serve.errors import ApiError
-from memstore.serve.sampling import Sampling
-from memstore.serve.service import Service
-from memstore.serve.settings import ServeSettings
 from memstore.serve.turns import Turn
 
 NEXT = "What is the price of the brown mare?"
-
-
-class Asked:
-    """A service that is asked without HTTP in between."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    def ask(self, text: str, turns: tuple[Turn, ...] = (), **more: Any) -> Outcome:
-        sampling = Sampling(8, sentence=True)
-        question = Question(text, sampling, ["diary"], turns=turns, **more)
-        outcome = Outcome()
-
-        def answer() -> None:
-            for _ in Answering(self.service, question, outcome):
-                pass
-
-        self.service.worker.call("test/1", answer).result(60)
-        return outcome
-
-    def said_in(self, name: str, text: str) -> Outcome:
-        """In a conversation of this name."""
-        conversations = self.service.conversations
-        turns = conversations.turns(conversations.found_or_created("local", name).head)
-        return self.ask(text, tuple(turns), conversation=name)
-
-    @property
-    def hidden(self) -> list[str]:
-        """The names of documents that hold what did not fit into prompts, read to their end."""
-        rows = self.service.store.documents()
-        return [row.name for row in rows if is_of_prompt(row.name) and row.state == "ready"]
-
-    def tidy(self) -> None:
-        """Tidy, and wait for what is done in the background."""
-        self.service.tidying.tidy()
-        until = time.monotonic() + 60
-        while self.service.worker.load["jobs"]:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-
-
-@contextmanager
-def asked(directory: Path, **settings: Any) -> Iterator[Asked]:
-    model = load_model()
-    with MemoryStore.create(directory, model.signature, codec="raw") as store:
-        model.ingest(DIARY, store, name="diary")
-        service = Service(model, store, ServeSettings(window_tokens=32, **settings))
-        try:
-            yield Asked(service)
-        finally:
-            service.close()
 
 
 def test_a_conversation_that_is_left_becomes_a_document_before_it_goes_on(tmp_path: Path) -> None:

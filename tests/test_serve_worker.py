@@ -132,6 +132,25 @@ def test_more_than_may_wait_is_refused_with_a_time_to_come_again() -> None:
         waiting.cancel()
 
 
+def test_what_is_the_servers_own_takes_the_next_step_however_many_are_active() -> None:
+    async def run() -> None:
+        steps: list[str] = []
+        with working(active=2, waiting=4) as worker:
+            with held(worker):
+                asked = [
+                    asyncio.create_task(all_of(worker, f"{who}/0", noting(steps, who, 50)))
+                    for who in "abcd"
+                ]
+                await asyncio.sleep(0.05)
+                own = worker.call("server/forget", lambda: steps.append("own"), at_once=True)
+            await asyncio.wrap_future(own)
+            assert steps.index("own") <= 2
+            await asyncio.gather(*asked)
+            assert len(steps) == 201
+
+    asyncio.run(run())
+
+
 def test_who_waits_too_long_is_refused() -> None:
     with working(active=1, wait_seconds=0.01) as worker:
         with held(worker):

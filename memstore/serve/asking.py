@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +11,8 @@ from memstore.model.answer import Source
 from memstore.model.generate import Continuation
 from memstore.model.together import read_pending
 from memstore.serve import reading
+from memstore.serve.conversations import Conversation
+from memstore.serve.errors import ApiError
 from memstore.serve.long_prompts import Plan
 from memstore.serve.sampling import Sampling, ends, said_by
 from memstore.serve.sessions import Warm
@@ -34,7 +37,7 @@ class Question:
     owner: str = "local"  # whose conversation it is
     turns: Sequence[Turn] = ()
     plan: Plan | None = None  # of how a long one is read, where it is made already
-    conversation: str | None = None  # that goes on with it: its name
+    conversation: Conversation | None = None  # that goes on with it, as it stands
     keep: bool = True  # store what was said
     operation: str = "chat"  # as telemetry calls it
     max_sources: int = 5
@@ -58,7 +61,7 @@ class Outcome:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     answered: bool = True
-    key: bytes = b""  # of all that was said now, where it is stored
+    key: bytes = b""  # of all that was said now, if it is stored
     sources: list[Source] = field(default_factory=list)  # that may be shown, best first
     began_ns: int = 0  # of the clock, when its turn came
     seconds: float = 0.0  # from then to its end
@@ -81,12 +84,13 @@ class Answering(Iterator[str]):
     """Pieces of an answer's text, a step each (some of them empty); the outcome is told the rest.
     Closed before its end, it lets its session go. For Worker.steps.
 
-    continuation: what generates its tokens, while it does.
+    continuation: what generates its tokens, while it does; outcome: what is told the rest.
     """
 
     def __init__(self, service: "Service", question: Question, outcome: Outcome) -> None:
         self.continuation: Continuation | None = None
-        self._service, self._question, self._outcome = service, question, outcome
+        self.outcome = outcome
+        self._service, self._question = service, question
         self._steps = self._answer()
 
     def __next__(self) -> str:
@@ -121,12 +125,14 @@ class Answering(Iterator[str]):
                 documents, left = question.all_documents(), left - 1
 
     def _answer(self) -> Generator[str, None, None]:
-        service, question, outcome = self._service, self._question, self._outcome
+        service, question, outcome = self._service, self._question, self.outcome
         began, sampling = time.perf_counter(), question.sampling
         outcome.began_ns = time.time_ns()
         warm: Warm | None = None
         failed: BaseException | None = None
+        held = ExitStack()
         try:
+            held.enter_context(_alone(service, question))
             warm, state = yield from self._begin()
             session, trace = warm.session, warm.trace
             asked = session.read_tokens
@@ -158,7 +164,7 @@ class Answering(Iterator[str]):
             outcome.told = _told(service, question, warm, outcome)
             if question.keep:
                 outcome.key = _keep(service, question, warm.documents, outcome.text)
-                if not said.cut:
+                if outcome.key and not said.cut:
                     if outcome.finish_reason == "length":  # the last token was not asked behind
                         unread = asked + len(said.tokens) - session.read_tokens
                         session.feed(said.tokens[len(said.tokens) - unread :])
@@ -170,6 +176,7 @@ class Answering(Iterator[str]):
             raise
         finally:
             self.continuation = None
+            held.close()
             outcome.seconds = time.perf_counter() - began
             service.telemetry.ended(question, outcome, failed)
             if warm is not None:
@@ -197,16 +204,43 @@ def read_ahead(works: Sequence[Iterator[Any]]) -> None:
         read_pending([first, *others])
 
 
+@contextmanager
+def _alone(service: "Service", question: Question) -> Iterator[None]:
+    """Nobody else goes on with its conversation meanwhile, of which one turn would be lost. Raises
+    ApiError: 409 where somebody does, or did; 404 where it was forgotten.
+    """
+    owner, conversation = question.owner, question.conversation
+    if conversation is None:
+        yield
+        return
+    who = owner, conversation.id
+    stands = service.conversations.get(owner, conversation.id).head == conversation.head
+    if who in service.conversing or not stands:
+        raise ApiError(
+            409,
+            f"another request goes on with conversation {conversation.id!r}; ask again when it is "
+            "answered",
+            code="conversation_locked",
+        )
+    service.conversing.add(who)
+    try:
+        yield
+    finally:
+        service.conversing.discard(who)
+
+
 def _keep(service: "Service", question: Question, documents: Sequence[str], answer: str) -> bytes:
-    """Store what was said; its key."""
-    conversations = service.conversations
+    """Store what was said; its key, or none where its conversation was forgotten meanwhile."""
+    conversations, conversation = service.conversations, question.conversation
     with service.database.transaction():
+        if conversation is not None and not conversations.stands(question.owner, conversation):
+            return b""
         keys = question.keys
         conversations.add_all(question.owner, question.turns, keys)
         turn = Turn(question.text, answer)
         key = conversations.add(question.owner, keys[-1], turn, documents)
-        if question.conversation is not None:
-            conversations.move(question.owner, question.conversation, key)
+        if conversation is not None:
+            conversations.move(question.owner, conversation.id, key)
     return key
 
 

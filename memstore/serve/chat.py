@@ -88,10 +88,11 @@ def _question(
     asked.check_number()
     messages = [(message.role, message.content) for message in asked.messages]
     turns, text = as_turns(messages, templated=service.reader.templated)
+    known = None
     if conversation is not None:
         known = service.conversations.found_or_created(access.name, conversation)
         if not turns:  # who sends no history goes on with what is stored
             turns = service.conversations.turns(known.head)
     most = asked.max_completion_tokens or asked.max_tokens
     sampling = asked.sampling(service, most, seed=asked.seed, stop=asked.stop)
-    return asked.question(service, access, text, sampling, turns, conversation=conversation)
+    return asked.question(service, access, text, sampling, turns, conversation=known)

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from memstore.serve.conversations import told
+from memstore.serve.filters import Metadata
 from memstore.serve.keys import Reads
 from memstore.serve.prompts import Strict
 from memstore.serve.service import Service
@@ -13,7 +14,7 @@ from memstore.serve.service import Service
 class Described(Strict):
     """What a client says of a conversation."""
 
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
 
 
 def router(service: Service) -> APIRouter:

@@ -38,6 +38,15 @@ CREATE TABLE IF NOT EXISTS conversations (
     PRIMARY KEY (owner, id)
 );
 CREATE INDEX IF NOT EXISTS conversations_head ON conversations (head);
+CREATE TABLE IF NOT EXISTS stands (  -- every turn that a conversation stood at
+    number INTEGER PRIMARY KEY,
+    owner TEXT NOT NULL,
+    conversation TEXT NOT NULL,
+    key BLOB NOT NULL REFERENCES turns ON DELETE CASCADE,
+    UNIQUE (owner, conversation, key),
+    FOREIGN KEY (owner, conversation) REFERENCES conversations (owner, id) ON DELETE CASCADE
+);
+CREATE INDEX IF NOT EXISTS stands_key ON stands (key);
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,
@@ -46,6 +55,7 @@ CREATE TABLE IF NOT EXISTS responses (
     body TEXT NOT NULL              -- JSON: as it was answered
 );
 CREATE INDEX IF NOT EXISTS responses_key ON responses (key);
+CREATE INDEX IF NOT EXISTS responses_created ON responses (json_extract(body, '$.created_at'));
 """
 
 
@@ -242,12 +252,22 @@ class Conversations:
         with self._database.transaction():
             return self.find(owner, name) or self.create(owner, name)
 
+    def stands(self, owner: str, conversation: Conversation) -> bool:
+        """Is it there still, and stands where it stood?"""
+        found = self.find(owner, conversation.id)
+        return found is not None and found.head == conversation.head
+
     def move(self, owner: str, name: str, head: bytes) -> None:
         """Have a conversation stand where all of `head` was said."""
-        self._database.execute(
-            "UPDATE conversations SET head = ?, used = ? WHERE id = ? AND owner = ?",
-            (head, time.time(), name, owner),
-        )
+        with self._database.transaction() as database:
+            database.execute(
+                "UPDATE conversations SET head = ?, used = ? WHERE id = ? AND owner = ?",
+                (head, time.time(), name, owner),
+            )
+            database.execute(
+                "INSERT OR IGNORE INTO stands (owner, conversation, key) VALUES (?, ?, ?)",
+                (owner, name, head),
+            )
 
     def describe(self, owner: str, name: str, metadata: dict[str, str]) -> Conversation:
         """Give a conversation other metadata. Raises ApiError (404)."""
@@ -258,14 +278,58 @@ class Conversations:
         )
         return self.get(owner, name)
 
-    def forget(self, owner: str, name: str) -> list[str]:
-        """Forget a conversation and what was said in it alone; the names of documents that nothing
-        else needs. Raises ApiError (404).
+    def forget(self, owner: str, name: str) -> tuple[list[bytes], list[str]]:
+        """Forget a conversation with its responses, and what was said in it alone, also before it
+        was said otherwise; the keys of the turns that it stood at, and the names of documents that
+        nothing else needs. Raises ApiError (404).
         """
         with self._database.transaction() as database:
             head = self.get(owner, name).head
+            rows = database.rows(
+                "SELECT key FROM stands WHERE owner = ? AND conversation = ? ORDER BY number DESC",
+                (owner, name),
+            )
+            keys = list(dict.fromkeys([head, *(row["key"] for row in rows)]))
             database.execute("DELETE FROM conversations WHERE id = ? AND owner = ?", (name, owner))
-            return self.forget_branch(head)
+            documents: list[str] = []
+            for key in keys:
+                database.execute(
+                    "DELETE FROM responses WHERE key = ? AND owner = ?"
+                    " AND json_extract(body, '$.conversation.id') = ?",
+                    (key, owner, name),
+                )
+            for (
+                key
+            ) in keys:  # what was said last first: nothing is forgotten before what follows it
+                documents += self.forget_branch(key)
+            return keys, self.not_needed(documents)
+
+    # Responses
+
+    def forget_response(self, owner: str, name: str) -> tuple[bytes, list[str]] | None:
+        """Forget a response, and what was said for it alone; the key of its turn, and the names of
+        documents that nothing else needs. None if there is none.
+        """
+        with self._database.transaction() as database:
+            row = database.row(
+                "SELECT key FROM responses WHERE id = ? AND owner = ?", (name, owner)
+            )
+            if row is None:
+                return None
+            database.execute("DELETE FROM responses WHERE id = ?", (name,))
+            return row["key"], self.forget_branch(row["key"])
+
+    def unused_responses(self, seconds: float | None, most: int) -> list[tuple[str, str]]:
+        """(owner, id) of responses that are older than that, or beyond so many."""
+        created = "json_extract(body, '$.created_at')"
+        before = 0.0 if seconds is None else time.time() - seconds
+        rows = self._database.rows(
+            f"SELECT owner, id FROM responses WHERE {created} < ?", (before,)
+        )
+        rows += self._database.rows(
+            f"SELECT owner, id FROM responses ORDER BY {created} DESC LIMIT -1 OFFSET ?", (most,)
+        )
+        return list(dict.fromkeys((row["owner"], row["id"]) for row in rows))
 
     def unused_names(self, seconds: float | None, most: int) -> list[tuple[str, str]]:
         """(owner, name) of conversations that nothing was said in, or that are beyond so many."""

@@ -23,15 +23,15 @@ class Busy(Exception):
 
 @dataclass(eq=False)
 class Task:
-    """Work in steps, and who is told of them, on the worker's thread. always: it is not refused,
-    however much waits.
+    """Work in steps, and who is told of them, on the worker's thread. waits: in the line, for a
+    place among those that are active; what does not is the server's own.
     """
 
     owner: str
     work: Iterator[Any]
     told: Callable[[Any], None]
     ended: Callable[[BaseException | None], None]
-    always: bool = False
+    waits: bool = True
     arrived: float = 0.0  # in the line
     due: float = 0.0  # its next step, by the time that the worker has spent on all of them
     cancelled: bool = False
@@ -76,9 +76,7 @@ class Line:
         Raises Busy where there is no room.
         """
         displaced = None
-        if not (task.always or at_once) and (
-            len(self._tasks) >= self._most or self.expected > self._seconds
-        ):
+        if not at_once and (len(self._tasks) >= self._most or self.expected > self._seconds):
             displaced = self._newest_of_a_crowd(task.group)
             if displaced is None:
                 raise self.busy(task.group)
@@ -111,7 +109,7 @@ class Line:
     def late(self) -> list[Task]:
         """Take out those that have waited twice the time that any should."""
         before = time.monotonic() - 2 * self._seconds
-        late = [task for task in self._tasks if task.arrived < before and not task.always]
+        late = [task for task in self._tasks if task.arrived < before]
         if late:
             self._tasks = [task for task in self._tasks if task not in late]
         return late
@@ -147,10 +145,10 @@ class Line:
         """What came last of the group of which most wait, if that is more than will wait of this
         one: nobody keeps others out by asking much.
         """
-        waiting = Counter(task.group for task in self._tasks if not task.always)
+        waiting = Counter(task.group for task in self._tasks)
         if not waiting:
             return None
         crowd, most = waiting.most_common(1)[0]
         if most <= waiting[group] + 1:
             return None
-        return next(t for t in reversed(self._tasks) if t.group == crowd and not t.always)
+        return next(task for task in reversed(self._tasks) if task.group == crowd)

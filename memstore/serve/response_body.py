@@ -25,7 +25,8 @@ class ResponseBody:
         self._message = f"msg_{secrets.token_hex(12)}"
         given, attached = asked.request, asked.attached
         self._calls = [] if attached is None else [attached.call([asked.question.text], None)]
-        named = None if asked.conversation is None else {"id": asked.conversation}
+        conversation = asked.question.conversation
+        named = None if conversation is None else {"id": conversation.id}
         self._body: dict[str, Any] = {
             "id": f"resp_{secrets.token_hex(16)}",
             "object": "response",
@@ -69,7 +70,7 @@ class ResponseBody:
                 "total_tokens": outcome.prompt_tokens + len(outcome.tokens),
             },
         }
-        if self._asked.stored:
+        if self._asked.stored and outcome.key:
             values = (
                 body["id"],
                 self._asked.question.owner,

@@ -15,6 +15,7 @@ from memstore.serve.asking import Question, begin
 from memstore.serve.conversations import ConversationId
 from memstore.serve.errors import ApiError, not_found, unsupported
 from memstore.serve.file_search import Attached, FileSearchTool
+from memstore.serve.filters import Metadata
 from memstore.serve.keys import Access, Reads, owner
 from memstore.serve.models import check_model
 from memstore.serve.prompts import Content, Generating, Neutral, Strict, Tokens, as_turns
@@ -72,7 +73,7 @@ class ResponseRequest(Generating):
     conversation: ConversationId | Named | None = None
     max_output_tokens: Tokens | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     tools: list[FileSearchTool] | None = None
     include: list[Literal["file_search_call.results"]] | None = None
 
@@ -85,7 +86,6 @@ class Asked:
     question: Question
     attached: Attached | None
     items: list[dict[str, Any]]
-    conversation: str | None
 
     @property
     def stored(self) -> bool:
@@ -121,9 +121,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.delete("/v1/responses/{name}")
     def delete(name: str, access: Reads) -> dict[str, Any]:
-        row = _row(service, access, name)
-        service.database.execute("DELETE FROM responses WHERE id = ?", (name,))
-        service.forget_said(row["key"])
+        service.forget_response(access.name, name)
         return {"id": name, "object": "response.deleted", "deleted": True}
 
     return routes
@@ -163,9 +161,10 @@ def _asked(service: Service, given: ResponseRequest, access: Access) -> Asked:
             code="invalid_value",
             param="previous_response_id",
         )
-    conversations = service.conversations
+    conversations, conversation = service.conversations, None
     if name is not None:
-        turns = conversations.turns(conversations.get(access.name, name).head) + turns
+        conversation = conversations.get(access.name, name)
+        turns = conversations.turns(conversation.head) + turns
     elif given.previous_response_id is not None:
         turns = (
             conversations.turns(_row(service, access, given.previous_response_id)["key"]) + turns
@@ -180,7 +179,7 @@ def _asked(service: Service, given: ResponseRequest, access: Access) -> Asked:
         given.sampling(service, given.max_output_tokens),
         turns,
         documents=None if attached is None else attached.documents,
-        conversation=name,
+        conversation=conversation,
         keep=given.store is not False or name is not None,
         max_sources=max(given.memstore.max_sources, attached.most if attached else 0),
     )
@@ -194,7 +193,7 @@ def _asked(service: Service, given: ResponseRequest, access: Access) -> Asked:
         }
         for role, content in messages
     ]
-    return Asked(given, question, attached, told, name)
+    return Asked(given, question, attached, told)
 
 
 def _parts(role: str, content: Content) -> list[dict[str, Any]]:

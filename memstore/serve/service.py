@@ -56,6 +56,8 @@ class Service:
         )
         self.started = int(time.time())
         self.conversations = Conversations(self.database)
+        # owner and name of those that are being gone on with; of the model's thread alone
+        self.conversing: set[tuple[str, str]] = set()
         self.sessions = Sessions(reader, store, self.settings)
         self.telemetry = Telemetry(self)
         self.ingests = Ingests(self)
@@ -92,12 +94,17 @@ class Service:
         """Forget a conversation, what was said in it alone, and what it alone remembers. Raises
         ApiError (404).
         """
-        head = self.conversations.get(owner, name).head
-        self._forget_said([head], self.conversations.forget(owner, name))
+        self._forget_said(*self.conversations.forget(owner, name))
 
-    def forget_said(self, key: bytes) -> None:
-        """Forget what was said up to a key, unless something else needs it."""
-        self._forget_said([key], self.conversations.forget_branch(key))
+    def forget_response(self, owner: str, name: str) -> None:
+        """Forget a response, what was said for it alone, and what it alone remembers. Raises
+        ApiError (404).
+        """
+        forgotten = self.conversations.forget_response(owner, name)
+        if forgotten is None:
+            raise not_found("response", name)
+        key, documents = forgotten
+        self._forget_said([key], documents)
 
     def forget_origin(self, origin: bytes) -> None:
         """Forget all that was said after a first turn, whoever needs it."""
@@ -108,7 +115,7 @@ class Service:
         """Close sessions in which one of these was said last, then forget hidden documents."""
         with suppress(Stopped):
             self.worker.call(
-                "server/forget", lambda: self.sessions.forget(keys), always=True
+                "server/forget", lambda: self.sessions.forget(keys), at_once=True
             ).result()
         for name in documents:
             with suppress(DocumentNotFound, MemoryLocked):

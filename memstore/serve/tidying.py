@@ -17,6 +17,7 @@ from memstore.serve.worker import Job, Stopped
 if TYPE_CHECKING:
     from memstore.serve.service import Service
 
+_RESPONSES = 16  # that are stored, for each conversation that may be
 UNCLAIMED = 3600.0  # seconds until the document of a prompt goes that was never answered
 
 
@@ -35,12 +36,16 @@ class Tidying:
         service = self._service
         settings, conversations = service.settings, service.conversations
         with suppress(Stopped):
-            service.worker.call("server/tidy", self._tidy_sessions, always=True).result()
+            service.worker.call("server/tidy", self._tidy_sessions, at_once=True).result()
             self.remember()
         unused = conversations.unused_names(settings.keep_seconds, settings.conversations)
         for owner, name in unused:
             with suppress(ApiError):
                 service.forget_conversation(owner, name)
+        most = _RESPONSES * settings.conversations
+        for owner, name in conversations.unused_responses(settings.keep_seconds, most):
+            with suppress(ApiError):
+                service.forget_response(owner, name)
         for origin in conversations.unused(settings.keep_seconds, settings.conversations):
             service.forget_origin(origin)
         self._tidy_prompts()

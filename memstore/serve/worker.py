@@ -100,9 +100,9 @@ class Worker:
         finally:
             self._cancel(task)
 
-    def call(self, owner: str, work: Callable[[], T], *, always: bool = False) -> "Future[T]":
-        """The result of one step; cancelling the future keeps it from being begun. always: however
-        much waits. Raises Busy, Stopped.
+    def call(self, owner: str, work: Callable[[], T], *, at_once: bool = False) -> "Future[T]":
+        """The result of one step; cancelling the future keeps it from being begun. at_once: the
+        next one, however many are active and wait. Raises Busy, Stopped.
         """
         future: Future[T] = Future()
 
@@ -119,7 +119,7 @@ class Worker:
                 with suppress(InvalidStateError):  # cancelled just now
                     future.set_exception(error)
 
-        self._admit(Task(owner, step(), lambda item: None, ended, always))
+        self._admit(Task(owner, step(), lambda item: None, ended, waits=not at_once))
         return future
 
     async def run(self, owner: str, work: Callable[[], T]) -> T:
@@ -188,6 +188,10 @@ class Worker:
         with self._changed:
             if self._refusing:
                 raise Stopped
+            if not task.waits:
+                self._active.appendleft(task)
+                self._changed.notify()
+                return
             at_once = not self._line and len(self._active) < self._most_active
             displaced = self._line.join(task, at_once=at_once)
             if displaced is not None:
@@ -275,7 +279,8 @@ class Worker:
     def _end(self, task: Task, error: BaseException | None) -> None:
         with self._changed:
             self._active.remove(task)
-            self._line.end()
+            if task.waits:
+                self._line.end()
         try:
             _close(task.work)
         finally:
