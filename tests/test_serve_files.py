@@ -20,6 +20,7 @@ from memstore.serve.keys import Access, Keys
 from memstore.serve.settings import ServeSettings
 from memstore.serve.uploads import file_name
 from memstore.serve.vector_stores import scores
+from memstore.store.admission import Mode
 
 TOWNS = {
     "north.txt": "The harbour of Ostrel lies under the cliffs. The ferry there costs 17 crowns. "
@@ -345,6 +346,14 @@ def test_keys_see_and_write_only_their_documents_and_quotas_hold(tmp_path: Path)
         for refused in (lambda: upload(reader, "a.txt", "a"), lambda: upload(north, "south.txt")):
             with pytest.raises(openai.PermissionDeniedError):
                 refused()
+        said = []
+        for name in ("south.txt", "nowhere.txt"):  # is there, and is not
+            with pytest.raises(openai.PermissionDeniedError) as denied:
+                upload(north, name, "a")
+            said.append(denied.value.body["message"].replace(name, "it"))
+        assert said[0] == said[1]
+        with pytest.raises(openai.BadRequestError, match="no object"):
+            north.files.list(after=south.id)
         assert [file.id for file in north.files.list()] == [own.id]
         assert len(list(reader.files.list())) == 2
         with pytest.raises(openai.NotFoundError):
@@ -359,6 +368,10 @@ def test_keys_see_and_write_only_their_documents_and_quotas_hold(tmp_path: Path)
             with pytest.raises(openai.NotFoundError):
                 refused(store.id)
         every.vector_stores.files.create(vector_store_id=mine.id, file_id=south.id)
+        assert every.vector_stores.retrieve(mine.id).file_counts.total == 2
+        seen = north.vector_stores.retrieve(mine.id)
+        assert seen.file_counts.total == 1
+        assert 0 < seen.usage_bytes < every.vector_stores.retrieve(mine.id).usage_bytes
         found = north.vector_stores.search(mine.id, query="the mayor of Velm")
         assert {result.filename for result in found} == {"north.txt"}
         with pytest.raises(openai.NotFoundError):
@@ -395,6 +408,56 @@ def test_every_document_of_the_memory_has_a_file(tmp_path: Path) -> None:
         while [file.status for file in client.files.list()] != ["error"]:
             time.sleep(0.01)
         assert client.vector_stores.retrieve(store.id).file_counts.total == 0
+
+
+def test_a_file_is_the_document_of_its_name_whoever_reads_it(tmp_path: Path) -> None:
+    with serving(tmp_path / "m", diary=False) as served:
+        service, client = served.service, served.openai()
+
+        def read(text: str, mode: Mode = "new") -> None:
+            """As another program does."""
+            service.worker.call(
+                "other/1",
+                lambda: service.reader.ingest(text, service.store, name="north.txt", mode=mode),
+            ).result(60)
+            service.ingests.begin()
+
+        def until(status: str, tokens: int | None = None) -> Any:
+            while True:
+                (file,) = client.files.list().data
+                if file.status == status and tokens in (None, file.memstore["tokens"]):
+                    return file
+                time.sleep(0.01)
+
+        made = upload(client, "north.txt")
+        until("processed")
+        service.store.forget("north.txt")  # before anybody looked
+        service.ingests.begin()
+        assert until("error").id == made.id
+        text = TOWNS["south.txt"]
+        read(text)
+        tokens = service.store.document("north.txt").tokens
+        assert until("processed", tokens).id == made.id
+        assert client.files.content(made.id).read() == text.encode()
+        read(text * 2, "replace")
+        until("processed", service.store.document("north.txt").tokens)
+        assert client.files.content(made.id).read() == (text * 2).encode()
+        assert client.files.delete(made.id).deleted and not service.store.has("north.txt")
+
+
+def test_a_file_that_failed_takes_no_document_of_another_with_it(tmp_path: Path) -> None:
+    with serving(tmp_path / "m", diary=False) as served:
+        service, client = served.service, served.openai()
+        made = upload(client, "north.txt")
+        client.files.wait_for_processing(made.id, poll_interval=0.02)
+        service.store.forget("north.txt")
+        service.ingests.begin()
+        client.files.wait_for_processing(made.id, poll_interval=0.02)
+        while client.files.retrieve(made.id).status != "error":
+            time.sleep(0.01)
+        service.reader.ingest(TOWNS["south.txt"], service.store, name="north.txt")
+        client.files.delete(made.id)  # before anybody looked
+        assert service.store.has("north.txt")
 
 
 def test_scores_lie_between_0_and_1_for_every_reader() -> None:

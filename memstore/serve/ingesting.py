@@ -4,6 +4,7 @@ questions, resumed after a restart; and forgetting them.
 
 import logging
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from sqlite3 import Row
@@ -107,9 +108,12 @@ class Ingests:
             try:
                 self._forget_leaving()
                 self._adopting.look()
+                until = time.monotonic() + _SECONDS
                 while not self._ending and (row := self.uploads.next_queued()) is not None:
                     if not self._read(row):
                         pause = _SECONDS_LOCKED
+                        break
+                    if time.monotonic() > until:  # there is a look in between
                         break
             except Exception:
                 if self._ending:  # the database was closed
@@ -143,6 +147,7 @@ class Ingests:
         if job.state == "done":
             read: Document = job.result
             self.uploads.move(row, "ready", tokens=read.tokens, stored_bytes=read.bytes)
+            self._adopting.look_anew()  # it may have been forgotten since
         elif job.state == "failed" and not isinstance(job.error, MemoryLocked):
             assert job.error is not None
             self._failed(row, text, job.error)

@@ -41,10 +41,10 @@ def page(
     """
     rising = paging.order == "asc"
     if paging.after is not None:
-        at = _place(database, select, values, number, "after", paging.after)
+        at = _place(database, select, values, number, keep, "after", paging.after)
         select, values = f"{select} AND {number} {'>' if rising else '<'} ?", [*values, at]
     if paging.before is not None:
-        at = _place(database, select, values, number, "before", paging.before)
+        at = _place(database, select, values, number, keep, "before", paging.before)
         select, values = f"{select} AND {number} {'<' if rising else '>'} ?", [*values, at]
         rising = not rising  # the nearest to the cursor come first
     ordered = f"{select} ORDER BY {number} {'ASC' if rising else 'DESC'}"
@@ -66,12 +66,18 @@ def page(
 
 
 def _place(
-    database: Database, select: str, values: Sequence[Any], number: str, param: str, cursor: str
+    database: Database,
+    select: str,
+    values: Sequence[Any],
+    number: str,
+    keep: Callable[[Row], bool] | None,
+    param: str,
+    cursor: str,
 ) -> int:
     """The number of the object that a cursor names."""
     listed = select.replace("SELECT ", f"SELECT {number} AS at, ", 1)
-    row = database.row(f"SELECT at FROM ({listed}) WHERE id = ?", [*values, cursor])
-    if row is None:
+    row = database.row(f"SELECT * FROM ({listed}) WHERE id = ?", [*values, cursor])
+    if row is None or not (keep is None or keep(row)):
         raise ApiError(
             400, f"{param}: no object {cursor!r} in this list", code="invalid_value", param=param
         )

@@ -81,15 +81,11 @@ class Uploads:
         now = int(time.time())
         with self._database.transaction() as database:
             self._check_quota(size)
+            if not access.sees(name):
+                raise _not_allowed(name)
             document = self._free_name(name, number)
             if not access.sees(document):
-                raise ApiError(
-                    403,
-                    f"this key may not write a document called {document!r}",
-                    type="permission_error",
-                    code="insufficient_scope",
-                    param="file",
-                )
+                raise _not_allowed(name, "; there is one already: delete it, or take another name")
             expires = None if seconds is None else now + seconds
             database.execute(
                 "INSERT INTO files (id, filename, document, purpose, bytes, created_at, expires_at,"
@@ -219,6 +215,16 @@ def file_name(given: str) -> str:
 
 
 _TURNING = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+
+
+def _not_allowed(name: str, why: str = "") -> ApiError:
+    return ApiError(
+        403,
+        f"this key may not write a document called {name!r}{why}",
+        type="permission_error",
+        code="insufficient_scope",
+        param="file",
+    )
 
 
 def _over_quota(what: str) -> ApiError:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from fastapi import APIRouter, Query
 from pydantic import Field, model_validator
 
+from memstore.serve.errors import ApiError
 from memstore.serve.filters import Attributes
 from memstore.serve.keys import Access, Reads, Writes
 from memstore.serve.paging import Paging, page
 from memstore.serve.prompts import Strict
+from memstore.serve.uploads import text_of_document
 from memstore.serve.vector_stores import MOST_FILES, Chunking, FileId
 from memstore.serve.vector_tables import LINKS, Entry
 
@@ -114,8 +116,14 @@ def router(service: "Service") -> APIRouter:
     @routes.get(f"{at}/files/{{file_id}}/content")
     def content(store_id: str, file_id: str, access: Reads) -> dict[str, Any]:
         link = stores.link(stores.row(store_id, access), file_id, access)
-        uploads = service.ingests.uploads
-        said = b"".join(uploads.content(uploads.row(file_id)))
+        if link["status"] != "completed":
+            raise ApiError(
+                400,
+                f"file {file_id!r} is {link['status']}: it has no text yet",
+                code="invalid_value",
+                param="file_id",
+            )
+        said = text_of_document(service, link["document"])
         told = {"type": "text", "text": said.decode(errors="replace")}
         return {
             "object": "vector_store.file_content.page",
@@ -129,15 +137,18 @@ def router(service: "Service") -> APIRouter:
 
     @routes.post(f"{at}/file_batches")
     def create_batch(store_id: str, access: Writes, asked: CreateBatch) -> dict[str, Any]:
-        return _batch(service, store_id, stores.create_batch(store_id, asked.entries, access))
+        row = stores.create_batch(store_id, asked.entries, access)
+        return _batch(service, access, store_id, row)
 
     @routes.get(f"{at}/file_batches/{{batch_id}}")
     def batch(store_id: str, batch_id: str, access: Reads) -> dict[str, Any]:
-        return _batch(service, store_id, stores.batch(stores.row(store_id, access), batch_id))
+        row = stores.batch(stores.row(store_id, access), batch_id)
+        return _batch(service, access, store_id, row)
 
     @routes.post(f"{at}/file_batches/{{batch_id}}/cancel")
     def cancel(store_id: str, batch_id: str, access: Writes) -> dict[str, Any]:
-        return _batch(service, store_id, stores.cancel(stores.row(store_id, access), batch_id))
+        row = stores.cancel(stores.row(store_id, access), batch_id)
+        return _batch(service, access, store_id, row)
 
     @routes.get(f"{at}/file_batches/{{batch_id}}/files")
     def batch_files(
@@ -165,8 +176,8 @@ def _link(store_id: str, row: Row) -> dict[str, Any]:
     }
 
 
-def _batch(service: "Service", store_id: str, row: Row) -> dict[str, Any]:
-    counts = service.vector_stores.batch_counts(row)
+def _batch(service: "Service", access: Access, store_id: str, row: Row) -> dict[str, Any]:
+    counts = service.vector_stores.batch_counts(row, access)
     if counts["in_progress"]:
         status = "in_progress"
     elif row["cancelled"]:

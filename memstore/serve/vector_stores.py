@@ -84,27 +84,24 @@ def router(service: "Service") -> APIRouter:
     routes = APIRouter()
     stores = service.vector_stores
 
-    def told(row: Row) -> dict[str, Any]:
-        return _store(stores, row)
-
     @routes.post("/v1/vector_stores")
     def create(access: Writes, asked: CreateStore) -> dict[str, Any]:
         files = [Entry(file, {}) for file in asked.file_ids]
         days = asked.expires_after.days if asked.expires_after else None
         metadata = asked.metadata or {}
-        return told(stores.create(asked.name, asked.description, metadata, days, files, access))
+        row = stores.create(asked.name, asked.description, metadata, days, files, access)
+        return _store(stores, access, row)
 
     @routes.get("/v1/vector_stores")
     def listed(access: Reads, paging: Annotated[Paging, Query()]) -> dict[str, Any]:
         stores.expire()
         select = "SELECT * FROM vector_stores WHERE number > 0"
-        return page(
-            service.database, select, (), paging, told, keep=partial(may_see, access=access)
-        )
+        told, keep = partial(_store, stores, access), partial(may_see, access=access)
+        return page(service.database, select, (), paging, told, keep=keep)
 
     @routes.get("/v1/vector_stores/{store_id}")
     def retrieve(store_id: str, access: Reads) -> dict[str, Any]:
-        return told(stores.row(store_id, access))
+        return _store(stores, access, stores.row(store_id, access))
 
     @routes.post("/v1/vector_stores/{store_id}")
     def update(store_id: str, access: Writes, asked: UpdateStore) -> dict[str, Any]:
@@ -115,7 +112,7 @@ def router(service: "Service") -> APIRouter:
             changes["metadata"] = json.dumps(asked.metadata or {})
         if "expires_after" in asked.model_fields_set:
             changes["expires_days"] = asked.expires_after.days if asked.expires_after else None
-        return told(stores.update(store_id, changes, access))
+        return _store(stores, access, stores.update(store_id, changes, access))
 
     @routes.delete("/v1/vector_stores/{store_id}")
     def delete(store_id: str, access: Writes) -> dict[str, Any]:
@@ -229,8 +226,8 @@ def _search(
     return Matches()
 
 
-def _store(stores: VectorStores, row: Row) -> dict[str, Any]:
-    counts, size = stores.counts(row)
+def _store(stores: VectorStores, access: Access, row: Row) -> dict[str, Any]:
+    counts, size = stores.counts(row, access)
     status = "in_progress" if counts["in_progress"] else "completed"
     days = row["expires_days"]
     return {

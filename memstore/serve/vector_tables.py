@@ -269,25 +269,30 @@ class VectorStores:
 
     # Counts
 
-    def counts(self, store: Row) -> tuple[dict[str, int], int]:
-        """How many files of a store are in which status, and the bytes that they take in the
-        memory.
+    def counts(self, store: Row, access: Access) -> tuple[dict[str, int], int]:
+        """How many files of a store, of which the asker may know, are in which status, and the
+        bytes that they take in the memory.
         """
-        return self._counts(f"{LINKS} AND l.store = ?", store["number"])
+        return self._counts(f"{LINKS} AND l.store = ?", store["number"], access)
 
-    def batch_counts(self, batch: Row) -> dict[str, int]:
-        """How many files of a batch are in which status."""
+    def batch_counts(self, batch: Row, access: Access) -> dict[str, int]:
+        """How many such files of a batch are in which status."""
         inside = "l.number IN (SELECT file FROM file_batch_files WHERE batch = ?)"
-        return self._counts(f"{LINKS} AND {inside}", batch["number"])[0]
+        return self._counts(f"{LINKS} AND {inside}", batch["number"], access)[0]
 
-    def _counts(self, select: str, number: int) -> tuple[dict[str, int], int]:
+    def _counts(self, select: str, number: int, access: Access) -> tuple[dict[str, int], int]:
+        alike = "status, document" if access.only else "status"
         rows = self.database.rows(
-            f"SELECT status, COUNT(*) AS n, TOTAL(stored_bytes) AS bytes FROM ({select})"
-            " GROUP BY status",
+            f"SELECT status, document, COUNT(*) AS n, TOTAL(stored_bytes) AS bytes FROM ({select})"
+            f" GROUP BY {alike}",
             (number,),
         )
-        counts = dict.fromkeys(STATUSES, 0) | {row["status"]: row["n"] for row in rows}
-        return counts | {"total": sum(counts.values())}, int(sum(row["bytes"] for row in rows))
+        counts, size = dict.fromkeys(STATUSES, 0), 0.0
+        for row in rows:
+            if access.sees(row["document"]):
+                counts[row["status"]] += row["n"]
+                size += row["bytes"]
+        return counts | {"total": sum(counts.values())}, int(size)
 
 
 def may_see(store: Row, access: Access) -> bool:
