@@ -67,6 +67,8 @@ def test_a_response_goes_on_with_the_one_before(served: Served) -> None:
     (item,) = client.responses.input_items.list(second.id).data
     assert item.content[0].text == NEXT
     client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError, match="stream"):
+        client.responses.retrieve(second.id, extra_query={"stream": "true"})
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
     third = client.responses.create(
@@ -93,6 +95,31 @@ def test_a_named_conversation_is_forgotten_when_asked(served: Served) -> None:
     client.conversations.delete(name)
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="memstore", input=NEXT, conversation=name)
+
+
+def test_what_was_said_is_listed_a_page_at_a_time_in_either_order(served: Served) -> None:
+    client = served.openai()
+    name = client.conversations.create().id
+    for question in (QUESTION, NEXT, QUESTION):
+        answer = client.responses.create(model="memstore", input=question, conversation=name)
+    items = client.conversations.items
+    rising = [item.id for item in items.list(name, order="asc")]
+    assert len(rising) == 6 and [item.id for item in items.list(name)] == rising[::-1]
+    for order, ids in (("asc", rising), ("desc", rising[::-1])):
+        first = items.list(name, order=order, limit=4)
+        assert [item.id for item in first.data] == ids[:4] and first.has_more
+        rest = items.list(name, order=order, limit=4, after=ids[3])
+        assert [item.id for item in rest.data] == ids[4:] and not rest.has_more
+        before = {"before": ids[4]}
+        (item,) = items.list(name, order=order, limit=1, extra_query=before).data
+        assert item.id == ids[3]
+    with pytest.raises(openai.BadRequestError, match="no object"):
+        items.list(name, after="msg_none")
+    given = [{"role": "user", "content": "First."}, {"role": "user", "content": QUESTION}]
+    answer = client.responses.create(model="memstore", input=given, instructions="Be brief.")
+    told = client.responses.input_items.list(answer.id, order="asc", limit=2).data
+    assert [item.content[0].text for item in told] == ["First.", QUESTION]
+    client.conversations.delete(name)
 
 
 def test_a_header_names_the_conversation_of_a_client_that_sends_no_history(served: Served) -> None:

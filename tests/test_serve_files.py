@@ -212,6 +212,15 @@ def test_a_response_cites_the_files_that_file_search_attached(files: Any, stream
         assert note.index == len(text.text)
         first, end = note.memstore["span"]
         assert note.quote == TOWNS["north.txt"][first:end]
+    best = call.results[0]
+    for more in ({"max_sources": 0}, {"max_sources": 40}, {"documents": ["north.txt"]}):
+        again = files.responses.create(**asked, extra_body={"memstore": more})
+        result = again.output[0].results[0]
+        assert (result.text, result.score) == (best.text, best.score)  # whatever else is told
+    other = files.responses.create(**asked, extra_body={"memstore": {"documents": ["south.txt"]}})
+    assert other.output[0].results == []  # no document is both
+    with pytest.raises(openai.NotFoundError, match="nowhere"):
+        files.responses.create(**asked, extra_body={"memstore": {"documents": ["nowhere"]}})
     tool["vector_store_ids"] = ["vs_none"]
     with pytest.raises(openai.NotFoundError, match="vs_none"):
         files.responses.create(**asked)

@@ -63,6 +63,7 @@ class Outcome:
     answered: bool = True
     key: bytes = b""  # of all that was said now, if it is stored
     sources: list[Source] = field(default_factory=list)  # that may be shown, best first
+    read: float = 0.0  # the weight of all blocks of documents that it read
     began_ns: int = 0  # of the clock, when its turn came
     seconds: float = 0.0  # from then to its end
     first_token_seconds: float = 0.0
@@ -252,6 +253,7 @@ def _told(service: "Service", question: Question, warm: Warm, outcome: Outcome) 
         for source in reading.sources(trace, service.store, most)
         if question.may_read(source.document)
     ]
+    outcome.read = sum(block.mass for block in trace.blocks.values())
     may_read = question.may_read
     if question.trace:
         return reading.told(trace, warm.session, text=outcome.text, most=most, may_read=may_read)

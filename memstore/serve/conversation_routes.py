@@ -1,12 +1,13 @@
 """/v1/conversations: those that have a name, what was said in them, and forgetting them."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from memstore.serve.conversations import told
 from memstore.serve.filters import Metadata
 from memstore.serve.keys import Reads
+from memstore.serve.paging import Paging, page_of
 from memstore.serve.prompts import Strict
 from memstore.serve.service import Service
 
@@ -36,7 +37,7 @@ def router(service: Service) -> APIRouter:
         return told(conversations.describe(access.name, name, given.metadata or {}))
 
     @routes.get("/v1/conversations/{name}/items")
-    def items(name: str, access: Reads) -> dict[str, Any]:
+    def items(name: str, access: Reads, paging: Annotated[Paging, Query()]) -> dict[str, Any]:
         found = []
         for number, turn in enumerate(
             conversations.turns(conversations.get(access.name, name).head)
@@ -53,16 +54,7 @@ def router(service: Service) -> APIRouter:
                         "content": [{"type": kind, "text": text, **more}],
                     }
                 )
-        found.reverse()  # the latest first, as OpenAI lists them
-        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
-        return {
-            "object": "list",
-            "data": found,
-            "first_id": None,
-            "last_id": None,
-            **ends,
-            "has_more": False,
-        }
+        return page_of(found, paging)
 
     @routes.delete("/v1/conversations/{name}")
     def delete(name: str, access: Reads) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from memstore.model.answer import Source
+from memstore.serve.asking import Outcome
 from memstore.serve.filters import Filters, holds
 from memstore.serve.keys import Access
 from memstore.serve.prompts import Strict
@@ -51,13 +52,19 @@ class Attached:
         """The names of what the question is asked of."""
         return list(self.links)
 
-    def kept(self, sources: Sequence[Source]) -> list[Source]:
-        """The sources that the tool wants to be told of, the most read first."""
-        whole = sum(source.weight for source in sources) or 1.0
-        known = [source for source in sources if source.document in self.links]
-        return [source for source in known if source.weight / whole >= self.least][: self.most]
+    def kept(self, outcome: Outcome) -> list[tuple[Source, float]]:
+        """The sources that the tool wants to be told of, the most read first, each with its share
+        of all that the answer read.
+        """
+        whole = outcome.read or 1.0
+        known = [(source, source.weight / whole) for source in outcome.sources]
+        return [
+            (source, share)
+            for source, share in known
+            if source.document in self.links and share >= self.least
+        ][: self.most]
 
-    def annotations(self, sources: Sequence[Source], text: str) -> list[dict[str, Any]]:
+    def annotations(self, outcome: Outcome, text: str) -> list[dict[str, Any]]:
         """OpenAI's file_citation of every source, at the end of the answer's text; with the quoted
         text, and its place in the document.
         """
@@ -70,11 +77,11 @@ class Attached:
                 "quote": source.text,
                 "memstore": {**place(source), "weight": source.weight},
             }
-            for source in self.kept(sources)
+            for source, _ in self.kept(outcome)
         ]
 
-    def call(self, queries: Sequence[str], sources: Sequence[Source] | None) -> dict[str, Any]:
-        """OpenAI's output item of the search. sources: of the answer; None for a request that does
+    def call(self, queries: Sequence[str], outcome: Outcome | None) -> dict[str, Any]:
+        """OpenAI's output item of the search. outcome: of the answer; None for a request that does
         not include the results.
         """
         return {
@@ -82,21 +89,20 @@ class Attached:
             "type": "file_search_call",
             "status": "completed",
             "queries": list(queries),
-            "results": None if sources is None else self._results(sources),
+            "results": None if outcome is None else self._results(outcome),
         }
 
-    def _results(self, sources: Sequence[Source]) -> list[dict[str, Any]]:
-        whole = sum(source.weight for source in sources) or 1.0
+    def _results(self, outcome: Outcome) -> list[dict[str, Any]]:
         return [
             {
                 "file_id": self.links[source.document]["id"],
                 "filename": self.links[source.document]["filename"],
-                "score": round(source.weight / whole, 4),
+                "score": round(share, 4),
                 "text": source.text,
                 "attributes": json.loads(self.links[source.document]["attributes"]),
                 "memstore": place(source),
             }
-            for source in self.kept(sources)
+            for source, share in self.kept(outcome)
         ]
 
 

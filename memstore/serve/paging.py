@@ -55,7 +55,35 @@ def page(
         rows = [row for row in database.rows(ordered, values) if keep(row)][:wanted]
     more = len(rows) > paging.limit
     rows = rows[: paging.limit]
-    data = [show(row) for row in (rows if paging.before is None else reversed(rows))]
+    return _listed([show(row) for row in (rows if paging.before is None else reversed(rows))], more)
+
+
+def page_of(objects: Sequence[dict[str, Any]], paging: Paging) -> dict[str, Any]:
+    """A page of objects, the oldest of which comes first; each has an "id". Raises ApiError for a
+    cursor that is not among them.
+    """
+    ids = [thing["id"] for thing in objects]
+
+    def place(param: str, cursor: str) -> int:
+        if cursor not in ids:
+            raise _no_object(param, cursor)
+        return ids.index(cursor)
+
+    first, end = 0, len(ids)
+    rising = paging.order == "asc"
+    if paging.after is not None:
+        at = place("after", paging.after)
+        first, end = (at + 1, end) if rising else (first, at)
+    if paging.before is not None:
+        at = place("before", paging.before)
+        first, end = (first, min(at, end)) if rising else (max(first, at + 1), end)
+    inside = list(objects[first:end] if rising else reversed(objects[first:end]))
+    more = len(inside) > paging.limit
+    data = inside[-paging.limit :] if paging.before is not None else inside[: paging.limit]
+    return _listed(data, more)
+
+
+def _listed(data: list[dict[str, Any]], more: bool) -> dict[str, Any]:
     return {
         "object": "list",
         "data": data,
@@ -63,6 +91,11 @@ def page(
         "last_id": data[-1]["id"] if data else None,
         "has_more": more,
     }
+
+
+def _no_object(param: str, cursor: str) -> ApiError:
+    message = f"{param}: no object {cursor!r} in this list"
+    return ApiError(400, message, code="invalid_value", param=param)
 
 
 def _place(
@@ -78,8 +111,6 @@ def _place(
     listed = select.replace("SELECT ", f"SELECT {number} AS at, ", 1)
     row = database.row(f"SELECT * FROM ({listed}) WHERE id = ?", [*values, cursor])
     if row is None or not (keep is None or keep(row)):
-        raise ApiError(
-            400, f"{param}: no object {cursor!r} in this list", code="invalid_value", param=param
-        )
+        raise _no_object(param, cursor)
     place: int = row["at"]
     return place

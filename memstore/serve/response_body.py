@@ -87,12 +87,12 @@ class ResponseBody:
             self._asked.request.include or []
         ):
             return self._calls
-        found = attached.call([self._asked.question.text], outcome.sources)
+        found = attached.call([self._asked.question.text], outcome)
         return [{**call, "results": found["results"]} for call in self._calls]
 
     def _said(self, text: str, outcome: Outcome) -> dict[str, Any]:
         attached = self._asked.attached
-        notes = [] if attached is None else attached.annotations(outcome.sources, text)
+        notes = [] if attached is None else attached.annotations(outcome, text)
         cut = outcome.finish_reason == "length"
         return {
             "id": self._message,

@@ -5,9 +5,9 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from memstore.serve import file_search
@@ -18,6 +18,7 @@ from memstore.serve.file_search import Attached, FileSearchTool
 from memstore.serve.filters import Metadata
 from memstore.serve.keys import Access, Reads, owner
 from memstore.serve.models import check_model
+from memstore.serve.paging import Paging, page_of
 from memstore.serve.prompts import Content, Generating, Neutral, Strict, Tokens, as_turns
 from memstore.serve.response_body import ResponseBody
 from memstore.serve.service import Service
@@ -78,6 +79,12 @@ class ResponseRequest(Generating):
     include: list[Literal["file_search_call.results"]] | None = None
 
 
+class Retrieving(BaseModel):
+    """What is asked of a stored response: nothing but that."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 @dataclass
 class Asked:
     """A request that was understood."""
@@ -111,13 +118,13 @@ def router(service: Service) -> APIRouter:
         return await run_in_threadpool(answer.finished, text, outcome)
 
     @routes.get("/v1/responses/{name}")
-    def retrieve(name: str, access: Reads) -> dict[str, Any]:
+    def retrieve(name: str, access: Reads, given: Annotated[Retrieving, Query()]) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(_row(service, access, name)["body"])
         return body
 
     @routes.get("/v1/responses/{name}/input_items")
-    def input_items(name: str, access: Reads) -> dict[str, Any]:
-        return _list(json.loads(_row(service, access, name)["input"]))
+    def input_items(name: str, access: Reads, paging: Annotated[Paging, Query()]) -> dict[str, Any]:
+        return page_of(json.loads(_row(service, access, name)["input"]), paging)
 
     @routes.delete("/v1/responses/{name}")
     def delete(name: str, access: Reads) -> dict[str, Any]:
@@ -125,12 +132,6 @@ def router(service: Service) -> APIRouter:
         return {"id": name, "object": "response.deleted", "deleted": True}
 
     return routes
-
-
-def _list(items: list[dict[str, Any]]) -> dict[str, Any]:
-    ids = [item["id"] for item in items]
-    ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
-    return {"object": "list", "data": items, **ends, "has_more": False}
 
 
 def _row(service: Service, access: Access, name: str) -> Any:
@@ -148,12 +149,22 @@ def _asked(service: Service, given: ResponseRequest, access: Access) -> Asked:
         [Item(role="user", content=given.input)] if isinstance(given.input, str) else given.input
     )
     messages = [(item.role, item.content) for item in items if isinstance(item, Item)]
+    told = [
+        {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": role,
+            "status": "completed",
+            "content": _parts(role, content),
+        }
+        for role, content in messages
+    ]
     if given.instructions is not None:
         at = max((i for i, (role, _) in enumerate(messages) if role == "assistant"), default=-1)
         messages.insert(at + 1, ("system", given.instructions))
     turns, text = as_turns(messages, templated=service.reader.templated, param="input")
-    named = given.conversation
-    name = named.id if isinstance(named, Named) else named
+    which = given.conversation
+    name = which.id if isinstance(which, Named) else which
     if name is not None and given.previous_response_id is not None:
         raise ApiError(
             400,
@@ -171,28 +182,24 @@ def _asked(service: Service, given: ResponseRequest, access: Access) -> Asked:
         )
     if given.tools is not None and len(given.tools) > 1:
         raise unsupported("tools", "with more than one file_search is not supported here")
-    attached = file_search.attach(service, access, given.tools[0]) if given.tools else None
+    attached, documents = None, None
+    if given.tools:
+        attached = file_search.attach(service, access, given.tools[0])
+        documents, named = attached.documents, given.memstore.documents
+        if named is not None:  # of them those that are named
+            named = service.documents(access, named)
+            documents = [document for document in documents if document in named]
     question = given.question(
         service,
         access,
         text,
         given.sampling(service, given.max_output_tokens),
         turns,
-        documents=None if attached is None else attached.documents,
+        documents=documents,
         conversation=conversation,
         keep=given.store is not False or name is not None,
         max_sources=max(given.memstore.max_sources, attached.most if attached else 0),
     )
-    told = [
-        {
-            "id": f"msg_{secrets.token_hex(12)}",
-            "type": "message",
-            "role": role,
-            "status": "completed",
-            "content": _parts(role, content),
-        }
-        for role, content in messages
-    ]
     return Asked(given, question, attached, told)
 
 
