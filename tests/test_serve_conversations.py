@@ -43,6 +43,16 @@ def test_a_stop_text_ends_a_completion_and_is_not_part_of_it(served: Served) -> 
     assert said.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("stop", [" ", " 4467", " 44"])
+def test_no_stop_text_is_found_in_space_that_nobody_sees(served: Served, stop: str) -> None:
+    said = [{"role": "user", "content": QUESTION}]
+    client = served.openai().chat.completions
+    whole = client.create(model="memstore", messages=said, stop=stop)
+    assert whole.choices[0].message.content == ANSWER
+    streamed = client.create(model="memstore", messages=said, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == ANSWER
+
+
 def test_the_same_seed_samples_the_same_and_top_p_bounds_what_is_sampled(served: Served) -> None:
     def said(**sampling: Any) -> str:
         client = served.openai().completions
@@ -156,6 +166,25 @@ def test_a_prompt_longer_than_the_window_is_remembered_and_not_read_again(tmp_pa
         more = client.chat.completions.create(model="memstore", messages=said)
         assert more.usage.prompt_tokens_details.cached_tokens >= again.usage.prompt_tokens
         assert len(hidden(server)) == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [{"role": "user", "content": "\n" * 600 + QUESTION}],
+        [{"role": "user", "content": QUESTION + " \n" * 1100}],
+        [
+            {"role": "user", "content": NEXT},
+            {"role": "assistant", "content": " " * 6000},
+            {"role": "user", "content": QUESTION},
+        ],
+    ],
+)
+def test_space_that_does_not_fit_is_not_remembered(served: Served, said: Any) -> None:
+    before = len(hidden(served))
+    answer = served.openai().chat.completions.create(model="memstore", messages=said)
+    assert answer.choices[0].message.content.endswith(ANSWER)
+    assert len(hidden(served)) == before
 
 
 def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:

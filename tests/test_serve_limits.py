@@ -169,7 +169,10 @@ def process(memory: Path | str, *options: str) -> Iterator[tuple["subprocess.Pop
 def test_a_server_that_is_told_to_end_does_in_order_and_goes_on_where_it_was(
     tmp_path: Path,
 ) -> None:
-    """Its life ends by SIGTERM with an answer and an upload on their way."""
+    """Its life ends by SIGTERM with an answer, an upload and an agent's document on their way."""
+    long = {"name": "ingest", "arguments": {"name": "long", "text": DIARY * 500}}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": long}
+    accept = {"accept": "application/json, text/event-stream"}
     with process(tmp_path / "mem") as (server, url):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         small = client.files.create(file=("diary.txt", DIARY.encode()), purpose="assistants")
@@ -183,12 +186,14 @@ def test_a_server_that_is_told_to_end_does_in_order_and_goes_on_where_it_was(
         with (
             httpx2.Client(base_url=url, timeout=60) as plain,
             plain.stream("POST", "/v1/completions", json=ENDLESS) as answer,
+            plain.stream("POST", "/mcp", json=call, headers=accept) as agent,
         ):
             lines = answer.iter_lines()
             next(lines)
             server.send_signal(signal.SIGTERM)
             began = time.monotonic()
             *_, last = filter(None, lines)
+            assert "ingest again to go on from there" in agent.read().decode()
         # it had its time, and was then cut off in order
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stopping"
         assert server.wait(30) == 128 + signal.SIGTERM

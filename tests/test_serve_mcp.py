@@ -260,6 +260,7 @@ def test_errors_are_one_line_without_a_path_of_the_server(keyed: Served, tmp_pat
                 ("ingest", {"name": "x\nready", "text": "y"}, "name"),
                 ("search", {"phrase": "a " * 10000}, "phrase"),
                 ("ingest", {"name": "x", "text": "y", "mode": "newer"}, "mode"),
+                ("ingest", {"name": "x", "text": "y", "mode": "append"}, "no document 'x'"),
                 ("ingest", {"name": f"prompt-{0:032x}", "text": "x"}, "may not write"),
                 ("ingest", {"name": "x", "path": str(tmp_path / "file.txt")}, "--allow-paths"),
                 ("forget", {"name": "gone"}, "gone"),

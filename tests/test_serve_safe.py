@@ -62,6 +62,11 @@ def test_a_key_file_that_says_nothing_clear_is_refused(
         Keys.of_file(tmp_path / "keys")
 
 
+def test_a_key_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"{READS}\n", encoding="utf-8-sig")
+    assert Keys.of_file(tmp_path / "keys").access(READS) is not None
+
+
 @pytest.mark.parametrize("key", [None, "wrong", READS[:-1], f"{READS}x"])
 def test_without_a_valid_key_nothing_is_told(keyed: Served, key: str | None) -> None:
     with keyed.client(headers={} if key is None else bearer(key)) as client:

@@ -29,7 +29,7 @@ class Said:
         self.ended = False  # by a stop text, or by the end of a sentence
         self.cut = False  # a stop text was generated, which is no part of the answer
         self._raw = raw
-        self._text = ""  # of all tokens, up to a stop text
+        self._text = ""  # of all tokens, up to a stop text, without the space before it
         self._sent = 0
 
     @property
@@ -43,7 +43,8 @@ class Said:
     def add(self, token: int) -> str:
         """What can be sent now that this token is there."""
         self.tokens.append(token)
-        self._text = self._tokenizer.decode(self.tokens)
+        text = self._tokenizer.decode(self.tokens)
+        self._text = text if self._raw else text.lstrip()
         found = [at for stop in self._stop if (at := self._text.find(stop)) >= 0]
         if found:
             self._text, self.ended, self.cut = self._text[: min(found)], True, True
@@ -51,8 +52,7 @@ class Said:
         if self._sentence and self.text and ends_sentence(self._tokenizer.decode([token])):
             self.ended = True
             return self.rest()
-        begun = self._text if self._raw else self._text.lstrip()
-        return self._send(begun[: len(begun) - self._held(begun)])
+        return self._send(self._text[: len(self._text) - self._held(self._text)])
 
     def rest(self) -> str:
         """What is left to be sent when nothing follows."""

@@ -41,7 +41,7 @@ class Keys:
     def of_file(cls, file: Path) -> "Keys":
         """Lines `KEY [read|write] [only=PATTERN ...]`; # begins a comment. Raises InvalidInput."""
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidInput(f"cannot read {file}: {error}") from None
         known = []

@@ -77,9 +77,10 @@ class Window:
 
     def split(self, text: str) -> tuple[str, str]:
         """A text that does not fit as what becomes a document, and its end: the last paragraph or
-        line, where people put the question, if that fits into half of the window.
+        line, where people put the question, if that fits into half of the window. No space stands
+        behind it.
         """
-        end = text[-_CHARACTERS * self.tokens :].rstrip()
+        end = text[-_CHARACTERS * self.tokens :]
         for mark in ("\n\n", "\n"):
             tail = end.rpartition(mark)[2]
             if len(tail) < len(end) and len(self._tokenizer.encode(tail)) <= self.tokens // 2:
@@ -88,7 +89,7 @@ class Window:
             ids = self._tokenizer.encode(end)
             cut = self._tokenizer.decode(ids[-(self.tokens // 2) :])
             tail = cut.partition(" ")[2] or cut  # from a whole word on
-        return text.rstrip().removesuffix(tail), tail
+        return text.removesuffix(tail), tail
 
     def plan_ahead(self, owner: str, turns: Sequence[Turn], question: str) -> Plan | None:
         """The plan of a conversation that is so long that making it takes a while; any thread may
@@ -117,8 +118,12 @@ class Window:
         def short(text: str) -> str:
             if self.fits(text):
                 return text
+            text = text.rstrip()  # a prompt of many empty lines is a short one
+            if self.fits(text):
+                return text
             front, tail = self.split(text)
-            document(front)
+            if front.strip():
+                document(front)
             return tail
 
         tokens = 0

@@ -14,6 +14,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
+from sse_starlette.sse import AppStatus
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
@@ -136,6 +137,7 @@ def router(service: Service) -> APIRouter:
     """The route /mcp: one request, one answer, no session; the key of each request says what it may
     do. No file of the server is read for a client.
     """
+    AppStatus.disable_automatic_graceful_drain()  # or a signal cuts off what is being answered
     server = mcp_server(service, lambda ctx: _asker(ctx.request))
     manager: StreamableHTTPSessionManager | None = None
 

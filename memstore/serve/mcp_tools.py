@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,8 @@ async def ingest(service: Service, asker: Asker, given: Ingest, told: OnProgress
     """Read a document, behind the questions of others; given up, what was read is kept."""
     if not asker.access.sees(given.name) or is_of_prompt(given.name):
         raise ApiError(403, f"this key may not write a document {given.name!r}")
+    if given.mode == "append" and not service.visible(asker.access, given.name):
+        raise ApiError(404, f"there is no document {given.name!r} to append to")
     if service.worker.load["jobs"] > _MOST_JOBS:
         raise Busy("too many documents wait to be read; ingest again later", 5)
     text = await run_in_threadpool(_text, asker, given)
@@ -120,7 +123,8 @@ async def ingest(service: Service, asker: Asker, given: Ingest, told: OnProgress
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def on_end(job: Job) -> None:
-        loop.call_soon_threadsafe(ended.set)
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(ended.set)
 
     job = service.worker.in_background(asker.owner, _noted(steps, at), on_end)
     try:

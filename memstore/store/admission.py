@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from memstore.decode import check_plain
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
-from memstore.disk.document import Document, IngestSettings
+from memstore.disk.document import Document, IngestSettings, is_of_prompt
 from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput, MemoryLocked
 from memstore.store.rows import is_listed
 
@@ -213,7 +213,7 @@ def no_document(
     name: str, rows: Iterable[Document], where: Path | str | None = None
 ) -> DocumentNotFound:
     """The error for a name that no document has: it lists the names there are."""
-    listed = [repr(row.name) for row in rows if is_listed(row)]
+    listed = [repr(row.name) for row in rows if is_listed(row) and not is_of_prompt(row.name)]
     names = ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
     return DocumentNotFound(
         f"no document {name!r} in {where or 'this memory'}; "
