@@ -47,7 +47,7 @@ class Asked:
         """
         conversations = self.service.conversations
         known = conversations.found_or_created("local", name)
-        said = tuple(conversations.turns(known.head)) if turns is None else turns
+        said = tuple(self.service.tree.turns(known.head)) if turns is None else turns
         return self.begin(text, said, conversation=known)
 
     def said_in(self, name: str, text: str, turns: tuple[Turn, ...] | None = None) -> Outcome:

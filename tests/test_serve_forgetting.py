@@ -70,7 +70,7 @@ def test_a_conversation_is_forgotten_with_what_was_said_otherwise_before(server:
     other = server.said_in("other", "Zebra one?")  # is said elsewhere, too
     assert len(questions(server)) == 4
     server.service.forget_conversation("local", "edited")
-    assert questions(server) == ["Zebra one?"] and server.service.conversations.known(other.key)
+    assert questions(server) == ["Zebra one?"] and server.service.tree.known(other.key)
     server.service.forget_conversation("local", "other")
     assert questions(server) == []
 
@@ -107,4 +107,4 @@ def test_responses_that_are_old_or_too_many_are_forgotten(tmp_path: Path) -> Non
         made.tidy()
         left = {row["id"] for row in service.database.rows("SELECT id FROM responses")}
         assert left == {f"resp_{number}" for number in range(4, 20)}
-        assert service.conversations.known(now)
+        assert service.tree.known(now)

@@ -52,7 +52,7 @@ def test_who_goes_on_takes_over_what_is_read_in_the_background(tmp_path: Path) -
         for question in (QUESTION, NEXT):
             server.said_in("barns", question)
         service.worker.call("test/1", sessions.forget).result(60)
-        turns = service.conversations.turns(service.conversations.get("local", "barns").head)
+        turns = service.tree.turns(service.conversations.get("local", "barns").head)
         (text,) = sessions.window.plan("local", turns, "").documents
 
         behind = sessions.read_behind(text)
@@ -87,8 +87,8 @@ def test_beyond_so_many_the_longest_unused_conversations_are_forgotten(tmp_path:
         server.said_in("first", NEXT)
         server.tidy()
         assert known.find("local", "second") is None
-        assert len(known.turns(known.get("local", "first").head)) == 2
-        assert len(known.turns(known.get("local", "third").head)) == 1
+        assert len(server.service.tree.turns(known.get("local", "first").head)) == 2
+        assert len(server.service.tree.turns(known.get("local", "third").head)) == 1
         assert server.service.sessions.count == 2  # that of the forgotten one is closed
 
 
@@ -101,8 +101,8 @@ def test_what_was_not_used_for_so_long_is_forgotten_with_its_documents(tmp_path:
         service.database.execute("UPDATE conversations SET used = used - 2000")
         new = server.said_in("new", NEXT)
         server.tidy()
-        assert server.hidden == [] and not service.conversations.known(old.key)
-        assert service.conversations.known(new.key)
+        assert server.hidden == [] and not service.tree.known(old.key)
+        assert service.tree.known(new.key)
         with pytest.raises(ApiError):
             service.conversations.get("local", "old")
 
@@ -119,7 +119,7 @@ def test_documents_of_prompts_take_no_more_than_their_quota(tmp_path: Path) -> N
         kept = server.ask(f"A second one. {LETTER}\n\n{QUESTION}")
         server.tidy()
         (second,) = server.hidden
-        assert second != first and service.conversations.known(kept.key)
+        assert second != first and service.tree.known(kept.key)
 
 
 def test_the_document_of_a_prompt_that_was_never_answered_goes(

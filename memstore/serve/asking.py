@@ -237,9 +237,9 @@ def _keep(service: "Service", question: Question, documents: Sequence[str], answ
         if conversation is not None and not conversations.stands(question.owner, conversation):
             return b""
         keys = question.keys
-        conversations.add_all(question.owner, question.turns, keys)
+        service.tree.add_all(question.owner, question.turns, keys)
         turn = Turn(question.text, answer)
-        key = conversations.add(question.owner, keys[-1], turn, documents)
+        key = service.tree.add(question.owner, keys[-1], turn, documents)
         if conversation is not None:
             conversations.move(question.owner, conversation.id, key)
     return key

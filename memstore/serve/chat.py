@@ -92,7 +92,7 @@ def _question(
     if conversation is not None:
         known = service.conversations.found_or_created(access.name, conversation)
         if not turns:  # who sends no history goes on with what is stored
-            turns = service.conversations.turns(known.head)
+            turns = service.tree.turns(known.head)
     most = asked.max_completion_tokens or asked.max_tokens
     sampling = asked.sampling(service, most, seed=asked.seed, stop=asked.stop)
     return asked.question(service, access, text, sampling, turns, conversation=known)

@@ -40,7 +40,7 @@ def router(service: Service) -> APIRouter:
     def items(name: str, access: Reads, paging: Annotated[Paging, Query()]) -> dict[str, Any]:
         found = []
         for number, turn in enumerate(
-            conversations.turns(conversations.get(access.name, name).head)
+            service.tree.turns(conversations.get(access.name, name).head)
         ):
             for role, text in (("user", turn.question), ("assistant", turn.answer)):
                 kind = "input_text" if role == "user" else "output_text"

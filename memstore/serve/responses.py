@@ -175,11 +175,9 @@ def _asked(service: Service, given: ResponseRequest, access: Access) -> Asked:
     conversations, conversation = service.conversations, None
     if name is not None:
         conversation = conversations.get(access.name, name)
-        turns = conversations.turns(conversation.head) + turns
+        turns = service.tree.turns(conversation.head) + turns
     elif given.previous_response_id is not None:
-        turns = (
-            conversations.turns(_row(service, access, given.previous_response_id)["key"]) + turns
-        )
+        turns = service.tree.turns(_row(service, access, given.previous_response_id)["key"]) + turns
     if given.tools is not None and len(given.tools) > 1:
         raise unsupported("tools", "with more than one file_search is not supported here")
     attached, documents = None, None

@@ -19,6 +19,7 @@ from memstore.serve.sessions import Sessions
 from memstore.serve.settings import ServeSettings
 from memstore.serve.telemetry import Telemetry
 from memstore.serve.tidying import Tidying
+from memstore.serve.turn_tree import TurnTree
 from memstore.serve.vector_tables import VectorStores
 from memstore.serve.worker import Stopped, Worker
 from memstore.store.memory_store import MemoryStore
@@ -55,7 +56,8 @@ class Service:
             together=read_ahead,
         )
         self.started = int(time.time())
-        self.conversations = Conversations(self.database)
+        self.tree = TurnTree(self.database)
+        self.conversations = Conversations(self.database, self.tree)
         # owner and name of those that are being gone on with; of the model's thread alone
         self.conversing: set[tuple[str, str]] = set()
         self.sessions = Sessions(reader, store, self.settings)
@@ -108,8 +110,8 @@ class Service:
 
     def forget_origin(self, origin: bytes) -> None:
         """Forget all that was said after a first turn, whoever needs it."""
-        keys = self.conversations.keys_from(origin)
-        self._forget_said(keys, self.conversations.forget_origin(origin))
+        keys = self.tree.keys_from(origin)
+        self._forget_said(keys, self.tree.forget_origin(origin))
 
     def _forget_said(self, keys: list[bytes], documents: list[str]) -> None:
         """Close sessions in which one of these was said last, then forget hidden documents."""

@@ -46,7 +46,7 @@ class Tidying:
         for owner, name in conversations.unused_responses(settings.keep_seconds, most):
             with suppress(ApiError):
                 service.forget_response(owner, name)
-        for origin in conversations.unused(settings.keep_seconds, settings.conversations):
+        for origin in service.tree.unused(settings.keep_seconds, settings.conversations):
             service.forget_origin(origin)
         self._tidy_prompts()
 
@@ -58,15 +58,15 @@ class Tidying:
         """Forget documents of prompts that nothing needs, and conversations whose documents take
         more than their quota, the longest unused ones first.
         """
-        service, conversations = self._service, self._service.conversations
-        needed = conversations.documents() | service.sessions.documents
+        service = self._service
+        needed = service.tree.documents() | service.sessions.documents
         before = time.time() - UNCLAIMED
         for document in service.store.documents():
             left = is_of_prompt(document.name) and document.name not in needed
             if left and document.created < before:
                 with suppress(DocumentNotFound, MemoryLocked):
                     service.store.forget(document.name)
-        for origin in conversations.with_documents():
+        for origin in service.tree.with_documents():
             sizes = {row.name: row.bytes for row in service.store.documents()}
             if sum(size for name, size in sizes.items() if is_of_prompt(name)) <= (
                 service.settings.prompts_bytes
@@ -84,8 +84,8 @@ class Tidying:
             return
         plans: list[tuple[bytes, list[Text]]] = []
         for owner, key in service.sessions.cold():
-            plan = service.sessions.window.plan(owner, service.conversations.turns(key), "")
-            if plan.documents and service.conversations.need(key, plan.names):
+            plan = service.sessions.window.plan(owner, service.tree.turns(key), "")
+            if plan.documents and service.tree.need(key, plan.names):
                 plans.append((key, plan.documents))
         if plans:
             self._remembering = service.worker.in_background("server", self._reading(plans))
@@ -98,9 +98,9 @@ class Tidying:
                 with closing(service.sessions.read_behind(text)) as chunks:
                     for _ in chunks:
                         yield
-                        if not service.conversations.known(key):
+                        if not service.tree.known(key):
                             break
-            if not service.conversations.known(key):
-                for name in service.conversations.not_needed(text.name for text in documents):
+            if not service.tree.known(key):
+                for name in service.tree.not_needed(text.name for text in documents):
                     with suppress(DocumentNotFound):
                         service.store.forget(name)
