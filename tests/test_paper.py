@@ -113,6 +113,17 @@ def test_all_memories_of_a_seed_begin_with_the_same_trained_weights(
     assert began == [None, start, start] and spent(start)["finished"]
 
 
+def test_all_seeds_cut_a_text_by_the_tokenizer_that_it_was_prepared_with(
+    tmp_path: Path, book: Path
+) -> None:
+    runs = [Run("start", preset="tiny", steps=1, seed=seed) for seed in (0, 1)]
+    found = of(tmp_path, book).trained(runs)
+    cut = {(directory / "tokenizer.json").read_text() for directory in found}
+    shared = paper_runs.shared_tokens(tmp_path, "books", [book], TINY.vocab_size)
+    assert cut == {(shared / "tokenizer.json").read_text()}
+    assert len(list(shared.glob("*.tokens"))) == 1
+
+
 def test_runs_of_other_texts_and_of_other_processes_are_left_alone(
     tmp_path: Path, book: Path
 ) -> None:

@@ -178,6 +178,7 @@ class Runs:
                 stages=run.stages,
                 memory=MEMORIES.get("none" if run.memory == START else run.memory),
                 init=None if run.start is None else self.path(run.start),
+                tokenizer=out / "tokens" / "tokenizer.json",
                 minutes=run.minutes,
                 log_every=math.gcd(20, *(stage.steps for stage in run.stages)),
                 seed=run.seed,
@@ -211,8 +212,6 @@ class Runs:
         shared = shared_tokens(self.directory, run.text, texts, PRESETS[run.preset].vocab_size)
         with suppress(FileExistsError):
             (out / "tokens").symlink_to(shared.resolve(), target_is_directory=True)
-        if not (out / "tokenizer.json").exists():
-            Tokenizer.load(shared / "tokenizer.json").save(out / "tokenizer.json")
         return texts
 
 

@@ -32,7 +32,8 @@ def train(
         typer.Option(
             "--preset",
             metavar="NAME",
-            help="Shape: test, books, small, medium or paper; default: that of --init, else test.",
+            help="Shape: test, books, small, medium or paper; default: that of --resume or --init, "
+            "else test.",
         ),
     ] = None,
     minutes: Annotated[
@@ -126,12 +127,13 @@ def train(
         lines.append(line)
         console.note(", ".join(f"{name} {value}" for name, value in line.items()))
 
-    shape = PRESETS[preset or "test"] if preset or init is None else read_configuration(init)[0]
-    chosen = MEMORIES.get(memory or "")
+    shape, chosen = PRESETS[preset or "test"], MEMORIES.get(memory or "")
     begun = out if resume and (out / "config.json").is_file() else init
-    if model is None and memory is None and begun is not None:
-        said = read_configuration(begun)[1]
-        chosen = None if said is None else MemoryConfig.from_dict(said)
+    if model is None and begun is not None:
+        its_shape, said = read_configuration(begun)
+        shape = shape if preset else its_shape
+        if memory is None:
+            chosen = None if said is None else MemoryConfig.from_dict(said)
     config = TrainConfig(
         out=out,
         model=shape,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from memstore.errors import InvalidConfig
-from memstore.model.checkpoint import load_checkpoint, save_checkpoint
+from memstore.model.checkpoint import load_checkpoint, read_configuration, save_checkpoint
+from memstore.model.config import ModelConfig
 from memstore.model.tokenizer import Tokenizer
 from memstore.rivals.transformer import RivalTransformer, make
 from memstore.training.corpus import CorpusTokenizer, passages, read_documents
@@ -61,10 +62,17 @@ class OwnModel:
     or of a smaller one.
     """
 
-    def __init__(self, config: "TrainConfig", texts: Sequence[Path], device: torch.device) -> None:
-        """Raises InvalidConfig, InvalidWeights, InvalidInput."""
-        self.tokenizer = _tokenizer(config, texts)
-        self.model = new_model(config.model, config.memory, config.init, config.seed)
+    def __init__(
+        self, config: "TrainConfig", texts: Sequence[Path], device: torch.device, *, resume: bool
+    ) -> None:
+        """resume: with the configuration and the tokenizer of the run in `config.out`, whose
+        weights are `restore`d. Raises InvalidConfig, InvalidWeights, InvalidInput.
+        """
+        model = _begun_with(config) if resume else config.model
+        self.tokenizer = _tokenizer(config, texts, model, resume=resume)
+        self._out = config.out
+        init = None if resume else config.init
+        self.model = new_model(model, config.memory, init, config.seed)
         self.model.to(device)
         self.identity: dict[str, Any] = {}
         self._own_rates: dict[str, float] = {}
@@ -81,30 +89,57 @@ class OwnModel:
         return self.model.state_dict()
 
     def restore(self, state: dict[str, torch.Tensor]) -> None:
-        """Take them."""
-        self.model.load_state_dict(state)
+        """Take them. Raises InvalidConfig for those of another shape."""
+        try:
+            self.model.load_state_dict(state)
+        except RuntimeError:  # a run that was killed before it could say its configuration
+            raise InvalidConfig(
+                f"{self._out} was begun in another shape; name that with --preset, or with --init "
+                "the weights that it started from"
+            ) from None
 
     def save(self, directory: Path) -> None:
         """A checkpoint: see memstore.model.checkpoint."""
         save_checkpoint(self.model, self.tokenizer, directory)
 
 
-def _tokenizer(config: "TrainConfig", texts: Sequence[Path]) -> Tokenizer:
+def _begun_with(config: "TrainConfig") -> ModelConfig:
+    """The model of the run that is resumed. Raises InvalidConfig where another is asked for."""
+    if not (config.out / "config.json").is_file():  # killed while it saved for the first time
+        return config.model
+    begun = read_configuration(config.out)[0]
+    asked = config.model.architecture()
+    other = [f"{n} {x}" for n, x in begun.architecture().items() if x != asked[n]]
+    if other:
+        raise InvalidConfig(
+            f"{config.out} was begun with another model ({', '.join(other)}); leave --preset out, "
+            "or choose another directory"
+        )
+    return begun
+
+
+def _tokenizer(
+    config: "TrainConfig", texts: Sequence[Path], model: ModelConfig, *, resume: bool
+) -> Tokenizer:
+    """The run's own, or a new one. What a run left that was killed before it could be resumed is
+    of other texts or weights, perhaps.
+    """
     path = config.out / "tokenizer.json"
-    if path.is_file():
+    if resume:
         tokenizer = Tokenizer.load(path)
     elif config.init is not None:
         tokenizer = load_checkpoint(config.init, other=make)[1]
+    elif config.tokenizer is not None:
+        tokenizer = Tokenizer.load(config.tokenizer)
     else:
         tokenizer = Tokenizer.train(
-            passages(read_documents(texts), random.Random(config.seed)), config.model.vocab_size
+            passages(read_documents(texts), random.Random(config.seed)), model.vocab_size
         )
-    if tokenizer.vocab_size != config.model.vocab_size:
+    if tokenizer.vocab_size != model.vocab_size:
         raise InvalidConfig(
-            f"{path} has {tokenizer.vocab_size} ids but the model's vocab_size is "
-            f"{config.model.vocab_size}; "
-            "train on more text or choose another directory"
+            f"the tokenizer has {tokenizer.vocab_size} ids but the model's vocab_size is "
+            f"{model.vocab_size}; train on more text, or choose a --preset that fits"
         )
-    if not path.is_file():
+    if not resume:
         tokenizer.save(path)
     return tokenizer

@@ -50,6 +50,7 @@ class TrainConfig:
     device: str = "cpu"
     # weights and tokenizer to start from: of this configuration, or one that grows into it
     init: Path | None = None
+    tokenizer: Path | None = None  # a tokenizer.json, without init; None = one is made of the texts
     # a Hugging Face decoder that learns to attend by landmarks, in the place of `model`
     finetune: Finetune | None = None
     # of the forward pass, by autocast; weights and optimisers stay float32. "auto": what the device
@@ -79,10 +80,10 @@ def train(
 ) -> TrainedModule:
     """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
 
-    resume: go on from the run that stands there. report: called with every line of metrics, the
-    first of which says the precision. KeyboardInterrupt saves a checkpoint before it is raised
-    again. Raises InvalidConfig for an unknown precision and a device that this machine does not
-    have.
+    resume: go on from the run that stands there, with its model and tokenizer. report: called with
+    every line of metrics, the first of which says the precision. KeyboardInterrupt saves a
+    checkpoint before it is raised again. Raises InvalidConfig for an unknown precision, a device
+    that this machine does not have, and another model or memory than the resumed run's.
     """
     if config.precision not in get_args(Precision):
         raise InvalidConfig(
@@ -102,7 +103,7 @@ def train(
         )
     state = _read_state(state_path) if resume else None
     subject: Subject = (
-        OwnModel(config, texts, device)
+        OwnModel(config, texts, device, resume=resume)
         if config.finetune is None
         else HuggingFaceModel(config.finetune, config.seed, device)
     )
