@@ -2,12 +2,17 @@
 was killed.
 """
 
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from memstore.cli.main import app
@@ -15,6 +20,9 @@ from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.model.checkpoint import read_configuration
 from memstore.model.config import PRESETS, ModelConfig
 from memstore.model.tokenizer import Tokenizer
+from memstore.rivals.config import MEMORIES
+from memstore.training import steps, subject
+from memstore.training import train as training
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.train import TrainConfig, train
 
@@ -153,3 +161,126 @@ def test_a_run_without_its_tokenizer_is_not_resumed_with_another(
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(InvalidWeights, match=r"cannot read tokenizer .*tokenizer\.json"):
         train(config(tmp_path), books, resume=True)
+
+
+PLACES = ("as the batch is drawn", "before the update", "amid the update", "at the end of a stage")
+
+
+def interrupting(
+    monkeypatch: pytest.MonkeyPatch, place: str, interrupt: Callable[[], None]
+) -> None:
+    """Have an interrupt come once, in the second step (or before the third)."""
+    come = iter([False, True])
+
+    def second(*given: Any) -> None:
+        if next(come, False):
+            interrupt()
+
+    def before(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def interrupted(*given: Any, **more: Any) -> Any:
+            second()
+            return real(*given, **more)
+
+        monkeypatch.setattr(owner, name, interrupted)
+
+    if place == "as the batch is drawn":
+        before(steps.Steps, "_count")  # of which it knows how much to read
+    elif place == "before the update":
+        before(training, "update")
+    elif place == "at the end of a stage":
+        next(come)
+        before(training._Run, "_next_stage")
+    else:
+        real = subject.make_optimizers
+
+        def made(*given: Any, **more: Any) -> list[torch.optim.Optimizer]:
+            first, *others = real(*given, **more)
+            first.register_step_post_hook(second)  # the others' weights have not changed yet
+            return [first, *others]
+
+        monkeypatch.setattr(subject, "make_optimizers", made)
+
+
+def followed(run: TrainConfig, book: Path, *, resume: bool = False) -> tuple[list[float], dict]:
+    """Losses and weights of a run, which goes on if it is interrupted."""
+    losses: list[float] = []
+
+    def report(line: dict[str, Any]) -> None:
+        losses.extend([line["loss"]] if "loss" in line else [])
+
+    try:
+        train(run, [book], resume=resume, report=report)
+    except KeyboardInterrupt:
+        assert not resume and len(losses) == 2
+        losses.extend(followed(run, book, resume=True)[0])
+    return losses, load_file(run.out / "model.safetensors")
+
+
+@pytest.mark.parametrize("memory", ["landmark", "infini"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_interrupted_inside_a_step_ends_with_the_same_bits(
+    tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch, place: str, memory: str
+) -> None:
+    whole, parts = (
+        config(tmp_path / name, memory=MEMORIES.get(memory)) for name in ("whole", "parts")
+    )
+    expected, interrupted = followed(whole, books[0]), []
+
+    def interrupt() -> None:
+        interrupted.append(True)
+        signal.raise_signal(signal.SIGINT)
+
+    interrupting(monkeypatch, place, interrupt)
+    found = followed(parts, books[0])
+    assert interrupted == [True] and found[0] == expected[0]
+    assert all(torch.equal(found[1][name], x) for name, x in expected[1].items())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_second_interrupt_ends_a_step_at_once_and_leaves_the_checkpoint(
+    tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    run = config(tmp_path / "run", save_every=1)
+    expected = followed(config(tmp_path / "whole"), books[0])
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("the step went on")
+
+    interrupting(monkeypatch, place, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train(run, [books[0]])
+    assert signal.getsignal(signal.SIGINT) is before
+    state = torch.load(run.out / "state.pt", weights_only=True)
+    assert state["progress"]["step"] == (2 if place == "at the end of a stage" else 1)
+    followed(run, books[0], resume=True)
+    found = load_file(run.out / "model.safetensors")
+    assert all(torch.equal(found[name], x) for name, x in expected[1].items())
+
+
+def test_an_interrupt_in_the_last_save_is_not_lost(
+    tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that has more to do must hear of it."""
+    real, stage = training._Run.save, len(stages())
+
+    def save(self: Any) -> None:
+        if self.progress.stage == stage:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+        real(self)
+
+    monkeypatch.setattr(training._Run, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        train(config(tmp_path), [books[0]])
+    assert (tmp_path / "state.pt").exists()
+
+
+def test_a_run_trains_outside_the_main_thread(tmp_path: Path, books: list[Path]) -> None:
+    with ThreadPoolExecutor(1) as other:
+        other.submit(train, config(tmp_path), [books[0]]).result()
+    assert (tmp_path / "state.pt").exists()

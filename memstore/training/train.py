@@ -23,6 +23,7 @@ from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.finetune import Finetune, HuggingFaceModel
+from memstore.training.interrupts import put_off
 from memstore.training.metrics import Metrics, Report
 from memstore.training.rival_steps import steps_of
 from memstore.training.subject import OwnModel, Subject, TrainedModule
@@ -81,8 +82,9 @@ def train(
     """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
 
     resume: go on from the run that stands there, with its model and tokenizer. report: called with
-    every line of metrics, the first of which says the precision. KeyboardInterrupt saves a
-    checkpoint before it is raised again. Raises InvalidConfig for an unknown precision, a device
+    every line of metrics, the first of which says the precision. An interrupt takes effect when its
+    step is done: KeyboardInterrupt is raised after a checkpoint is saved, by a second one at once
+    and without. Raises InvalidConfig for an unknown precision, a device
     that this machine does not have, and another model or memory than the resumed run's.
     """
     if config.precision not in get_args(Precision):
@@ -118,7 +120,8 @@ def train(
     try:
         run.go()
     except KeyboardInterrupt:
-        run.save()
+        if run.between_steps:
+            run.save()
         raise
     return subject.model
 
@@ -175,6 +178,7 @@ class _Run:
         self.data = RecallData(subject.tokenizer, corpus, config.stages[0].data, config.seed + 2)
         self.steps = steps_of(subject.model, self.data, device, config.seed)
         self.progress = Progress()
+        self.between_steps = True  # what `save` writes is that of a step's end
         self.optimizers: list[torch.optim.Optimizer] = []
         self._start_stage()
 
@@ -191,27 +195,28 @@ class _Run:
         return self.config.stages[min(self.progress.stage, len(self.config.stages) - 1)]
 
     def go(self) -> None:
-        while self.progress.stage < len(self.config.stages):
-            started = time.monotonic()
-            share = self._share_done()
-            if share >= 1:
-                self.save()
-                self.progress = replace(
-                    self.progress, stage=self.progress.stage + 1, step=0, stage_seconds=0.0
-                )
-                if self.progress.stage < len(self.config.stages):
-                    self._start_stage()
-                continue
-            self._step(share)
-            spent = time.monotonic() - started
-            p = self.progress
-            p.step, p.total_steps = p.step + 1, p.total_steps + 1
-            p.seconds, p.stage_seconds = p.seconds + spent, p.stage_seconds + spent
-            if p.step % self.config.log_every == 0:
-                self._log(share)
-            if p.step % self.config.save_every == 0:
-                self.save()
-        self.save()
+        with put_off() as check:
+            while self.progress.stage < len(self.config.stages):
+                check()
+                share = self._share_done()
+                if share >= 1:
+                    self.save()
+                    self._next_stage()
+                    continue
+                self._step(share)
+                if self.progress.step % self.config.log_every == 0:
+                    self._log(share)
+                if self.progress.step % self.config.save_every == 0:
+                    self.save()
+            self.save()
+
+    def _next_stage(self) -> None:
+        self.between_steps = False
+        stage = self.progress.stage + 1
+        self.progress = replace(self.progress, stage=stage, step=0, stage_seconds=0.0)
+        if stage < len(self.config.stages):
+            self._start_stage()
+        self.between_steps = True
 
     def _share_done(self) -> float:
         share = self.progress.step / self.stage.steps
@@ -222,6 +227,7 @@ class _Run:
         return share
 
     def _step(self, share: float) -> None:
+        self.between_steps, started = False, time.monotonic()
         stage = self.stage
         factor = max(min(1.0, (self.progress.step + 1) / stage.warmup) * (1 - share), stage.min_lr)
         for optimizer in self.optimizers:
@@ -235,6 +241,10 @@ class _Run:
         loss = total / weight
         update(self.subject.model, self.optimizers, loss)
         self.metrics.add(float(loss.detach()), document, question)
+        spent, p = time.monotonic() - started, self.progress
+        p.step, p.total_steps = p.step + 1, p.total_steps + 1
+        p.seconds, p.stage_seconds = p.seconds + spent, p.stage_seconds + spent
+        self.between_steps = True
 
     def _log(self, share: float) -> None:
         p = self.progress
