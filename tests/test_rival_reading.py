@@ -5,6 +5,7 @@ landmark models.
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,37 @@ def test_a_reading_goes_on_in_another_process_with_the_same_bits(tmp_path: Path,
         assert resumed.tokens == 75
         found = torch.cat([resumed.feed(words[75:80]), resumed.feed(words[80:])])
         assert torch.equal(found, expected) and resumed.tokens == 200
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_text_fed_in_pieces_is_the_text_fed_at_once(tmp_path: Path, name: str) -> None:
+    """Pieces that end before, at and behind the ends of segments, and pieces of nothing."""
+    model = rival(tmp_path, name, top_k=5)
+    words = ids(model, 5 * SEGMENT + 7)
+    with model.session() as whole, model.session() as reading:
+        cuts = [0, 0, 1, 31, 32, 32, 33, 64, 95, 96, 97, 129, len(words), len(words)]
+        pieces = [reading.feed(words[first:end]) for first, end in pairwise(cuts)]
+        assert [len(piece) for piece in pieces] == [end - first for first, end in pairwise(cuts)]
+        assert reading.tokens == len(words)
+        torch.testing.assert_close(torch.cat(pieces), whole.feed(words))
+        assert reading.past.attended == whole.past.attended
+        assert model.score(reading, words[:1]).shape == (0,)
+
+
+def test_pieces_in_half_precision_differ_by_nothing_but_a_choice_between_near_tokens(
+    tmp_path: Path,
+) -> None:
+    """All tokens are retrieved here: there is nothing to choose."""
+    exact = rival(tmp_path, "memorizing", top_k=1024)
+    half = RivalTransformer(
+        replace(exact.config, kv_dtype="float16"), exact.transformer.memory_config
+    )
+    half.load_state_dict(exact.transformer.state_dict())
+    model, words = RivalModel(half, exact.tokenizer), ids(exact, 400)
+    with model.session() as whole, model.session() as reading:
+        pieces = [reading.feed(words[first : first + 7]) for first in range(0, len(words), 7)]
+        expected = whole.feed(words)
+    torch.testing.assert_close(torch.cat(pieces), expected, rtol=0, atol=1e-3)
 
 
 def test_a_saved_reading_is_of_its_model_and_undamaged(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class Reading(Closing):
         ids[i].
         """
         self.tokens += len(ids)
-        given = torch.tensor([list(ids)], device=self.model.device)
+        given = torch.tensor([list(ids)], dtype=torch.long, device=self.model.device)
         return self.model.transformer.read(given, self.past)[0]
 
     @torch.no_grad()

@@ -58,6 +58,8 @@ class RivalTransformer(Transformer):
         """ids [B, T] behind what `past` has read, in segments -> states [B, T, hidden]. A last
         segment that is not full stays open.
         """
+        if not ids.shape[1]:
+            return self.norm.weight.new_zeros(*ids.shape, self.config.hidden_size)
         states, start = [], 0
         while start < ids.shape[1]:
             piece = ids[:, start : start + self.segment - past.length]
