@@ -210,6 +210,30 @@ def test_a_document_is_remembered_by_another_process(tmp_path: Path) -> None:
     torch.testing.assert_close(read_in_another_process(tmp_path, question), expected)
 
 
+def test_a_reading_beside_documents_goes_on_beside_the_same_ones(tmp_path: Path) -> None:
+    model = rival(tmp_path / "model", "memorizing", top_k=6)
+    words = ids(model, 100)
+    with MemoryStore.create(tmp_path / "memory", model.signature) as store:
+        model.ingest(text(150), store, name="book")
+        model.ingest(text(90, seed=7), store, name="other")
+        with model.session(store, ["book"]) as reading:
+            reading.feed(words[:45])
+            reading.save(tmp_path / "state")
+            expected = reading.feed(words[45:])
+    with MemoryStore.open(tmp_path / "memory", model.signature) as store:
+        with model.session(store, ["book"]) as resumed:
+            resumed.resume(tmp_path / "state")
+            assert torch.equal(resumed.feed(words[45:]), expected)
+        for others in (
+            model.session(),
+            model.session(store),
+            model.session(store, ["other"]),
+            model.session(store, ["book"], cache=8),
+        ):
+            with others, pytest.raises(InvalidInput, match=r"'?documents.*book.*same documents"):
+                others.resume(tmp_path / "state")
+
+
 def test_an_interrupted_document_ends_as_one_that_was_not(tmp_path: Path) -> None:
     model = rival(tmp_path / "model", "memorizing", top_k=6)
     book = text(300)

@@ -3,6 +3,7 @@ what can be left and taken up again in another process.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -128,19 +129,25 @@ class Reading(Closing):
         self._given = (store, documents, cache)
         transformer, chosen = model.transformer, model.transformer.memory_config
         self._own_store: MemoryStore | None = None
-        memory = None
+        memory, attached = None, []
         if chosen.kind == "memorizing":
             if store is None:
                 store = MemoryStore.in_memory(model.signature, host_budget=_HOST_BUDGET)
                 self._own_store = store
                 documents = ()
-            attached = [(found.id, found.blocks) for found in store.ready(documents)]
-            memory = SessionMemory(transformer, store, attached)
+            attached = store.ready(documents)
+            memory = SessionMemory(transformer, store, [(one.id, one.blocks) for one in attached])
         elif store is not None:
             raise InvalidConfig(
                 f"a {chosen.kind} model keeps no tokens in a store; leave the store out"
             )
         self.past: Past = transformer.begin(1, cache=cache, memory=memory)
+        self._beside = json.dumps(
+            {
+                "documents": [[one.name, one.blocks, one.source_hash] for one in attached],
+                "cache": chosen.cache if cache is None else cache,
+            }
+        )
 
     @torch.no_grad()
     def feed(self, ids: Sequence[int]) -> Tensor:
@@ -175,7 +182,7 @@ class Reading(Closing):
         """
         state = {"tokens": torch.tensor(self.tokens), **self.past.state()}
         plain = {name: x.cpu().contiguous() for name, x in state.items()}
-        about = {"weights": self.model.weights, "digest": _digest(plain)}
+        about = {"weights": self.model.weights, "beside": self._beside, "digest": _digest(plain)}
         file.parent.mkdir(parents=True, exist_ok=True)
         sweep(file.parent)
         with replacement(file, mode=0o644) as written:
@@ -184,7 +191,8 @@ class Reading(Closing):
     def resume(self, file: Path) -> None:
         """Go on as the reading that was saved there, in whatever process, with the same bits.
 
-        Raises InvalidInput for a file that is no reading of this model and memory.
+        Raises InvalidInput for a file that is no reading of this model and memory, or was read
+        beside other documents or with another cache.
         """
         try:
             with safe_open(file, "pt") as saved:
@@ -196,6 +204,11 @@ class Reading(Closing):
             raise InvalidInput(
                 f"{file} is no reading of this model and memory; resume it with the model that "
                 "read it"
+            )
+        if about.get("beside") != self._beside:
+            raise InvalidInput(
+                f"{file} was read beside {about.get('beside')}, this session is {self._beside}; "
+                "resume it in a session of the same documents and cache"
             )
         if about.get("digest") != _digest(state):
             raise InvalidInput(f"{file} is damaged; read the text again")
