@@ -84,8 +84,8 @@ def train(
     resume: go on from the run that stands there, with its model and tokenizer. report: called with
     every line of metrics, the first of which says the precision. An interrupt takes effect when its
     step is done: KeyboardInterrupt is raised after a checkpoint is saved, by a second one at once
-    and without. Raises InvalidConfig for an unknown precision, a device
-    that this machine does not have, and another model or memory than the resumed run's.
+    and without. Raises InvalidConfig for an unknown precision, a device that this machine does not
+    have, and another model or memory than the resumed run's.
     """
     if config.precision not in get_args(Precision):
         raise InvalidConfig(
