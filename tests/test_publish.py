@@ -3,8 +3,9 @@ at all.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -333,6 +334,62 @@ def test_what_may_be_removed_meanwhile_is_sent_anew(memory: MemoryStore) -> None
     assert send(memory, place, grace=3600).segments == 0  # it is young enough to be relied on
     unpublish(place, ["a"])
     assert send(memory, place, grace=-1e9).segments == 1
+
+
+def before_the_manifest(place: WatchedPlace, change: Callable[[], object]) -> None:
+    """Have something happen once, when the next publication has sent all it sends."""
+    looked: list[str] = []
+
+    def look(number: int, call: str, what: str) -> None:
+        if call == "first":
+            looked.append(what)
+            if len(looked) == 2:  # first it asked what was there
+                change()
+
+    place.before = look
+
+
+def interrupt(store: MemoryStore, place: WatchedPlace) -> None:
+    """A publication that is killed when all is sent."""
+
+    def stop(number: int, call: str, what: str) -> None:
+        if call == "create":
+            raise Killed
+
+    place.before = stop
+    with pytest.raises(Killed):
+        send(store, place)
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_what_others_prune_before_the_manifest_is_written_is_sent_anew(
+    interrupted: bool, memory: MemoryStore, tmp_path: Path
+) -> None:
+    place = WatchedPlace(in_memory())
+    ingest(memory, "a", 40)
+    send(memory, place)
+    ingest(memory, "b", 80, text=2)
+    if interrupted:
+        interrupt(memory, place)
+    before_the_manifest(place, lambda: prune(place.inner, grace=-10))
+    assert send(memory, place).segments == 1
+    same_as(memory, place, tmp_path, "a", "b")
+
+
+@pytest.mark.parametrize(("aged", "sent"), [(0.6, 0), (0.8, 1)])
+def test_what_became_too_old_while_publishing_is_sent_anew(
+    aged: float, sent: int, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = WatchedPlace(in_memory())
+    ingest(memory, "a", 80)
+    interrupt(memory, place)
+    past = [0.0]
+    monkeypatch.setattr(
+        "memstore.share.sending.time", SimpleNamespace(time=lambda: time.time() + past[0])
+    )
+    before_the_manifest(place, lambda: past.append(past.pop() + aged * 1e6))
+    assert send(memory, place, grace=1e6).segments == sent
+    assert verify_published(place.url).clean
 
 
 def test_a_table_of_many_documents_is_changed_page_by_page(memory: MemoryStore) -> None:

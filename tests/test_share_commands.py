@@ -52,6 +52,18 @@ def test_a_memory_is_published_listed_checked_and_pulled(
     assert run("verify", "--store", url, "--json").json["documents"] == 1
 
 
+def test_who_prunes_with_another_grace_tells_publishers_of_it(
+    memory: Path, url: str, tmp_path: Path
+) -> None:
+    run("publish", "--store", memory, "--to", url)
+    (segment,) = (tmp_path / "library" / "segments").glob("*/*")
+    os.utime(segment, (segment.stat().st_mtime - 7200,) * 2)
+    for hours, sent in ((5, 0), (1, 1)):
+        run("unpublish", "a", "b", "--from", url)
+        said = run("publish", "--store", memory, "--to", url, "--grace", hours, "--json").json
+        assert said["segments"] == sent
+
+
 def test_damage_of_what_is_published_is_named_and_ends_with_1(
     memory: Path, url: str, tmp_path: Path
 ) -> None:
@@ -79,7 +91,6 @@ def test_what_cannot_be_is_one_line(memory: Path, url: str, tmp_path: Path) -> N
     refused(run("unpublish", "z", "--from", url), "no document 'z'")
     refused(run("publish", "z", "--store", memory, "--to", url), "no document 'z'")
     refused(run("publish", "--to", url), "--store", status=2)
-    refused(run("publish", "--store", memory, "--to", url, "--grace", 1), "--prune", status=2)
     for command in (["forget", "a"], ["compact"], ["import", tmp_path / "x"]):
         refused(run(*command, "--store", url), "only read", status=2)
     refused(run("publish", "--store", url, "--to", url), "only read", status=2)

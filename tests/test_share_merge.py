@@ -13,10 +13,10 @@ from published import open_at, units_of
 from selected_documents import create as create_selected
 from selected_documents import ingest as ingest_selected
 from synthetic_documents import SIGNATURE, ingest
-from test_publish import names, same_as, send
+from test_publish import before_the_manifest, names, same_as, send
 
 from memstore.disk.keys import document_key
-from memstore.errors import BlocksUnavailable, CorruptMemory
+from memstore.errors import BlocksUnavailable, CorruptMemory, StoreUnavailable
 from memstore.share.manifest import Published, newest_number
 from memstore.share.merge import Merged, merge
 from memstore.share.prune import prune
@@ -259,6 +259,20 @@ def test_a_merge_that_is_stopped_changes_nothing_and_goes_on(
             assert newest_number(place) == number and segments(place) == held
     place.before = lambda *_: None
     assert at > 10 and merged.number == number + 1 and merged.after == 0  # its segment was there
+    same_as(memory, place, tmp_path, *TEXTS)
+
+
+def test_a_merge_that_is_pruned_before_its_manifest_is_written_changes_nothing(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    place = WatchedPlace(in_memory())
+    one_by_one(memory, place)
+    number = newest_number(place)
+    before_the_manifest(place, lambda: prune(place.inner, grace=-10))
+    with pytest.raises(StoreUnavailable, match="merge again"):
+        merge(place)
+    assert newest_number(place) == number
+    assert merge(place).after == 1
     same_as(memory, place, tmp_path, *TEXTS)
 
 

@@ -52,7 +52,7 @@ def publish(
             "--grace",
             metavar="HOURS",
             min=0,
-            help="With --prune and --merge: keep what went out of use in these hours; default 24.",
+            help="What went out of use is kept for these hours, by whoever prunes; default 24.",
         ),
     ] = None,
     as_json: Json = False,
@@ -64,21 +64,26 @@ def publish(
     """
     if store is None and (names or replace or not (prune or merge)):
         raise typer.BadParameter("name the memory to publish from by --store")
-    if grace is not None and not (prune or merge):
-        raise typer.BadParameter("--grace belongs to --prune and --merge")
+    seconds = None if grace is None else 3600 * grace
     said: dict[str, Any] = {}
     if store is not None:
-        said |= _published(store, names or None, to, replace, quiet=as_json)
+        said |= _published(store, names or None, to, replace, seconds, quiet=as_json)
     if merge:
-        said["merged"] = _merged(to, grace, quiet=as_json)
+        said["merged"] = _merged(to, seconds, quiet=as_json)
     if prune:
-        said["pruned"] = _pruned(to, grace, quiet=as_json)
+        said["pruned"] = _pruned(to, seconds, quiet=as_json)
     if as_json:
         console.emit(said)
 
 
 def _published(
-    store: Path, names: list[str] | None, to: str, replace: bool, *, quiet: bool
+    store: Path,
+    names: list[str] | None,
+    to: str,
+    replace: bool,
+    grace: float | None,
+    *,
+    quiet: bool,
 ) -> dict[str, Any]:
     from memstore.store.memory_store import MemoryStore
 
@@ -86,7 +91,9 @@ def _published(
         MemoryStore.open(store, read_only=True) as memory,
         console.working("publishing", "documents") as show,
     ):
-        report = memory.publish(to, names, replace=replace, progress=_now_and_then(show))
+        report = memory.publish(
+            to, names, replace=replace, grace=grace, progress=_now_and_then(show)
+        )
     if not quiet:
         sent = f"{report.segments:,} segments sent, {console.size(report.bytes)}"
         console.say(
@@ -116,7 +123,7 @@ def _merged(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
     from memstore.share.open_place import open_place
     from memstore.share.prune import GRACE
 
-    merged = merge(open_place(to), grace=GRACE if grace is None else 3600 * grace)
+    merged = merge(open_place(to), grace=GRACE if grace is None else grace)
     if not quiet:
         console.say(
             f"{merged.before:,} small segments are now {merged.after:,}, "
@@ -129,7 +136,7 @@ def _pruned(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
     from memstore.share.open_place import open_place
     from memstore.share.prune import GRACE, prune
 
-    pruned = prune(open_place(to), grace=GRACE if grace is None else 3600 * grace)
+    pruned = prune(open_place(to), grace=GRACE if grace is None else grace)
     if not quiet:
         console.say(
             f"{pruned.manifests:,} manifests and {pruned.objects:,} other objects removed, "

@@ -5,7 +5,6 @@ Nothing of what is held changes, so readers of either manifest answer alike; the
 until `prune` removes them. What another publishes meanwhile is left as that publisher has it.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -56,8 +55,7 @@ def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BY
     if len(named) < 2:
         return Merged(manifest.number, 0, len(named), 0, 0)
     table = BlockTable(manifest.signature, manifest.codec)
-    young = time.time() - grace / 2
-    with Sending(place, manifest.signature.digest, limit=segment_bytes, young=young) as sending:
+    with Sending(place, manifest.signature.digest, limit=segment_bytes, grace=grace) as sending:
         for entries, data in _batches(place, list(old.values()), named, sizes):
             for entry in entries:
                 _copy(place, table, entry, data, sending)
@@ -83,6 +81,8 @@ def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BY
         moved = len(entries)
         if not entries and not same_prefix:
             return None
+        if not sending.lasts():
+            raise StoreUnavailable(f"{place.url}: others prune what this merged; merge again")
         return now.manifest, Change(entries, new[""] if same_prefix else None)
 
     published = commit(place, change)

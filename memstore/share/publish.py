@@ -45,7 +45,7 @@ class Report(NamedTuple):
 
 
 class _Changed(Exception):
-    """Another publisher changed a document meanwhile."""
+    """Others changed a document, or removed what was to be published, meanwhile."""
 
 
 def publish(
@@ -61,7 +61,8 @@ def publish(
     """Publish ready documents of a memory, and its prefix.
 
     replace: also in place of published documents of these names that hold other content. grace:
-    seconds, that of `prune`.
+    seconds, that of `prune`, by whoever prunes: what no manifest names and is older than half of it
+    is not relied on.
 
     Raises WrongModel (another model's memory is published there), DocumentExists, InvalidInput (a
     document of format 1, or that changed meanwhile), CorruptMemory, StoreUnavailable,
@@ -80,7 +81,7 @@ def publish(
             )
         except _Changed:
             continue  # what was sent is found again
-    raise StoreUnavailable(f"{place.url}: others keep publishing these documents; try again")
+    raise StoreUnavailable(f"{place.url}: others keep changing what is published; try again")
 
 
 def unpublish(place: Place, names: Sequence[str]) -> int:
@@ -117,9 +118,7 @@ class _Publishing:
     ) -> None:
         self._catalog, self._place, self._replace = catalog, place, replace
         self._documents = sorted(documents, key=lambda document: document.name)
-        self._sending = Sending(
-            place, catalog.signature.digest, limit=segment_bytes, young=time.time() - grace / 2
-        )
+        self._sending = Sending(place, catalog.signature.digest, limit=segment_bytes, grace=grace)
 
     def run(self, progress: Progress) -> Report:
         place, form = self._place, self._catalog.selector_form
@@ -152,11 +151,14 @@ class _Publishing:
         def next_manifest(now: Published | None) -> tuple[Manifest, Change] | None:
             if self._admitted(now) != old:
                 raise _Changed
-            if now is None:
-                return self._first(), change
-            if now.manifest.selector != (None if newest is None else newest.manifest.selector):
+            if now is not None:
+                if now.manifest.selector != (None if newest is None else newest.manifest.selector):
+                    raise _Changed
+                if not (entries or prefix or new_form):
+                    return None
+            if not sending.lasts():
                 raise _Changed
-            return (now.manifest, change) if entries or prefix or new_form else None
+            return self._first() if now is None else now.manifest, change
 
         published = commit(place, next_manifest)
         assert published is not None

@@ -96,8 +96,9 @@ class Segment:
         return b"".join((*self._parts, footer, tail))
 
 
-def send(place: Place, data: bytes, *, young: float) -> tuple[str, bool]:
-    """Have a segment in the store; return its name, and whether it had to be sent.
+def send(place: Place, data: bytes, *, young: float) -> tuple[str, float | None]:
+    """Have a segment in the store; return its name, and since when it was there (seconds since
+    1970), or None where it had to be sent.
 
     young: seconds since 1970; what was there before is not relied on, since nothing may name it
     and it may be removed.
@@ -105,10 +106,15 @@ def send(place: Place, data: bytes, *, young: float) -> tuple[str, bool]:
     folder = f"{FOLDER}/{xxh3_128_hexdigest(data)}"
     for found in place.names(folder):
         if found.size == len(data) and found.modified >= young:
-            return found.name, False
+            return found.name, found.modified
     name = f"{folder}/{os.urandom(6).hex()}"
     place.put(name, data)
-    return name, True
+    return name, None
+
+
+def is_there(place: Place, name: str) -> bool:
+    """Is a segment in the store?"""
+    return any(found.name == name for found in place.names(name.rpartition("/")[0]))
 
 
 _Told = tuple[Kind, int, int, int, int, int, Digest]

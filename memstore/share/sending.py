@@ -2,19 +2,25 @@
 several, and segments are sent while the next are filled.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
 from memstore.closing import Closing
 from memstore.disk.record import WriteId
+from memstore.share.pages import at_once
 from memstore.share.pieces import Kind, Piece, Value
 from memstore.share.place import Place
-from memstore.share.segments import Segment, send
+from memstore.share.segments import Segment, is_there, send
 
 _SENDS = 4  # segments on their way at once
 _PIECE_BYTES = 8 << 20  # values in a piece, about
+# Of the grace period: how old a segment that no manifest names may be to be taken for one that was
+# sent, and how old when a manifest names it. The rest is for clocks that differ.
+_TAKEN, _NAMED = 0.5, 0.75
 
 
 class Sending(Closing):
@@ -22,17 +28,19 @@ class Sending(Closing):
     threads.
     """
 
-    def __init__(self, place: Place, signature: bytes, *, limit: int, young: float) -> None:
-        """signature: its digest (Signature.digest). limit: bytes of a segment, about. young: see
-        `send`.
+    def __init__(self, place: Place, signature: bytes, *, limit: int, grace: float) -> None:
+        """signature: its digest (Signature.digest). limit: bytes of a segment, about. grace:
+        seconds, that of `prune`.
         """
-        self._place, self._signature, self._limit, self._young = place, signature, limit, young
+        self._place, self._signature, self._limit, self._grace = place, signature, limit, grace
+        self._young = time.time() - _TAKEN * grace
         # What is read together is kept together.
         self._records, self._keys, self._tokens = (self._segment() for _ in range(3))
         self._pool = ThreadPoolExecutor(_SENDS, thread_name_prefix="memstore-publish")
         self._futures: list[Future[None]] = []
         self.pieces: dict[str, list[Piece]] = {}  # by document; whole once `flush` has returned
         self.sent: list[int] = []  # bytes of each segment that was not there
+        self._since: dict[str, float | None] = {}  # of each segment, as `send` returns it
 
     @property
     def room(self) -> int:
@@ -80,6 +88,15 @@ class Sending(Closing):
                 self._send(segment)
         self._wait(0)
 
+    def lasts(self) -> bool:
+        """Are all segments there, and none so old that it may be removed before a manifest names
+        it? Raises StoreUnavailable.
+        """
+        oldest = time.time() - _NAMED * self._grace
+        if any(since is not None and since < oldest for since in self._since.values()):
+            return False
+        return all(at_once(partial(is_there, self._place), list(self._since)))
+
     def _segment(self) -> Segment:
         return Segment(self._signature)
 
@@ -92,8 +109,9 @@ class Sending(Closing):
 
         def work() -> None:
             data = segment.encode()
-            name, new = send(self._place, data, young=self._young)
-            if new:
+            name, since = send(self._place, data, young=self._young)
+            self._since[name] = since
+            if since is None:
                 self.sent.append(len(data))
             for document, piece in segment.pieces:
                 self.pieces.setdefault(document, []).append(piece._replace(segment=name))

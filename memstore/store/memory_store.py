@@ -319,18 +319,21 @@ class MemoryStore(Lookups):
         names: Sequence[str] | None = None,
         *,
         replace: bool = False,
+        grace: float | None = None,
         progress: Callable[[int, int], None] = lambda done, documents: None,
     ) -> "Published":
         """Publish the named documents, or every ready one, where a URL says (s3://, gs://, az://,
         file:///, memory://): see docs/share.md. What is there already is not sent again.
 
         replace: also in place of published documents of these names that hold other content.
+        grace: seconds, where who prunes there gives another than 24 hours.
         progress: called with (documents done, documents).
 
         Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
         StoreUnavailable, MemoryNotFound (no such bucket).
         """
         from memstore.share.open_place import open_place
+        from memstore.share.prune import GRACE
         from memstore.share.publish import publish
 
         catalog = self._on_disk().catalog
@@ -338,7 +341,14 @@ class MemoryStore(Lookups):
             raise InvalidInput(f"{self.place} is published; publish from the memory's directory")
         documents = self.ready(names, to="publish")
         place = open_place(url, make=True)
-        return publish(catalog, documents, place, replace=replace, progress=progress)
+        return publish(
+            catalog,
+            documents,
+            place,
+            replace=replace,
+            grace=GRACE if grace is None else grace,
+            progress=progress,
+        )
 
     def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
         """Read a published document into this memory, under another name if one is given; the same
