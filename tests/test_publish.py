@@ -392,6 +392,51 @@ def test_what_became_too_old_while_publishing_is_sent_anew(
     assert verify_published(place.url).clean
 
 
+def spoil(place: WatchedPlace, name: str, at: int) -> None:
+    """Change a byte of an object."""
+    data = bytearray(place.get(name))
+    data[at] ^= 1
+    place.inner.put(name, bytes(data))
+
+
+def test_what_is_damaged_is_sent_again_where_it_is_checked(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    place = WatchedPlace(in_memory())
+    put_prefix(memory, [5, 6, 7])
+    ingest(memory, "a", 400)
+    ingest(memory, "b", 40, text=2)
+    send(memory, place, segment_bytes=8_000)
+    ingest(memory, "a", 440, mode="append")
+    send(memory, place, segment_bytes=8_000)
+    published = Published.open(place)
+    prefix = published.manifest.prefix
+    assert prefix is not None
+    entries = [prefix, *published.documents()]
+    segments = sorted({piece.segment for entry in entries for piece in entry.pieces})
+    assert len(segments) > 6
+    for segment in segments:
+        spoil(place, segment, -1)  # in its footer
+        assert send(memory, place, segment_bytes=8_000).segments == 0
+        report = send(memory, place, segment_bytes=8_000, check=True)
+        assert 0 < report.segments < 5
+        same_as(memory, place, tmp_path, "a", "b")
+        assert send(memory, place, segment_bytes=8_000, check=True).segments == 0
+
+
+def test_a_damaged_segment_is_not_taken_for_one_that_was_sent(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    place = WatchedPlace(in_memory())
+    ingest(memory, "a", 80)
+    send(memory, place)
+    (segment,) = place.names("segments")
+    spoil(place, segment.name, 500)
+    unpublish(place, ["a"])
+    assert send(memory, place).segments == 1
+    same_as(memory, place, tmp_path, "a")
+
+
 def test_a_table_of_many_documents_is_changed_page_by_page(memory: MemoryStore) -> None:
     from dataclasses import replace
 

@@ -69,15 +69,25 @@ def test_damage_of_what_is_published_is_named_and_ends_with_1(
 ) -> None:
     run("publish", "--store", memory, "--to", url)
     (segment,) = (tmp_path / "library" / "segments").glob("*/*")
-    data = bytearray(segment.read_bytes())
-    data[500] ^= 1
-    segment.write_bytes(data)
+    right = segment.read_bytes()
+    segment.write_bytes(right[:500] + bytes([right[500] ^ 1]) + right[501:])
     result = run("verify", "--store", url)
     assert result.status == 1 and result.out.startswith("damaged: a: document 1, block 0")
-    refused(run("verify", "--store", url, "--repair"), "is not repaired")
+    refused(run("verify", "--store", url, "--repair"), "again with --check")
     refused(run("pull", "a", "--from", url, "--store", tmp_path / "new"), "is damaged")
     segment.unlink()
     assert "missing" in run("verify", "--store", url).out
+    for spoilt in (right[:500] + right[499:-1], right[:-9], None):  # as the message advises
+        segment.unlink(missing_ok=True)
+        if spoilt is not None:
+            segment.write_bytes(spoilt)
+        run("publish", "--store", memory, "--to", url)
+        assert run("verify", "--store", url).status == 1
+        said = run("publish", "--check", "--store", memory, "--to", url)
+        assert said.out.startswith("2 documents published, 0 were there; 1 segments sent")
+        assert run("verify", "--store", url).out.endswith("clean\n")
+        (segment,) = (tmp_path / "library" / "segments").glob("*/*")
+    run("pull", "a", "--from", url, "--store", tmp_path / "new")
 
 
 def test_what_cannot_be_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:

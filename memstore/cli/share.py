@@ -21,6 +21,7 @@ _WHERE = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:
     "publish",
     "memstore publish --store mem --to s3://team/library",
     "memstore publish diary --store mem --to file:///srv/library",
+    "memstore publish --check --store mem --to s3://team/library",
     "memstore publish --merge --prune --to s3://team/library",
     interrupted="interrupted: nothing was published; publish again to go on",
 )
@@ -39,6 +40,12 @@ def publish(
     replace: Annotated[
         bool,
         typer.Option("--replace", help="Also in place of other content published by these names."),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Read what is published of them, and send again what is damaged."
+        ),
     ] = False,
     merge: Annotated[
         bool, typer.Option("--merge", help="Then write what lies in many small objects into few.")
@@ -62,12 +69,12 @@ def publish(
     What is there already is not sent again. The credentials are those that the environment has for
     the object store's own tools.
     """
-    if store is None and (names or replace or not (prune or merge)):
+    if store is None and (names or replace or check or not (prune or merge)):
         raise typer.BadParameter("name the memory to publish from by --store")
     seconds = None if grace is None else 3600 * grace
     said: dict[str, Any] = {}
     if store is not None:
-        said |= _published(store, names or None, to, replace, seconds, quiet=as_json)
+        said |= _published(store, names or None, to, replace, check, seconds, quiet=as_json)
     if merge:
         said["merged"] = _merged(to, seconds, quiet=as_json)
     if prune:
@@ -81,6 +88,7 @@ def _published(
     names: list[str] | None,
     to: str,
     replace: bool,
+    check: bool,
     grace: float | None,
     *,
     quiet: bool,
@@ -92,7 +100,7 @@ def _published(
         console.working("publishing", "documents") as show,
     ):
         report = memory.publish(
-            to, names, replace=replace, grace=grace, progress=_now_and_then(show)
+            to, names, replace=replace, check=check, grace=grace, progress=_now_and_then(show)
         )
     if not quiet:
         sent = f"{report.segments:,} segments sent, {console.size(report.bytes)}"

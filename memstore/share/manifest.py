@@ -102,7 +102,7 @@ class Manifest:
             )  # fmt: skip
         except (ValueError, IndexError, InvalidConfig) as error:
             raise CorruptMemory(
-                f"{what} is damaged ({error}); run memstore verify, or publish again"
+                f"{what} is damaged ({error}); restore it from a copy, or publish to another prefix"
             ) from error
 
 

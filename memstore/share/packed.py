@@ -47,7 +47,7 @@ def open_packed(magic: bytes, number: int, data: bytes | memoryview, form: type[
         return unpack(decompressed(data[_HEAD.size : -_DIGEST.size]), form)
     except ValueError as error:
         raise CorruptMemory(
-            f"{what} is damaged ({error}); run memstore verify, or publish again"
+            f"{what} is damaged ({error}); restore it from a copy, or publish to another prefix"
         ) from error
 
 

@@ -72,7 +72,7 @@ def read_page(place: Place, page: PageRef) -> list[Entry]:
             raise ValueError("its documents are not in order")
     except (ValueError, IndexError) as error:
         raise CorruptMemory(
-            f"{what} is damaged ({error}); run memstore verify, or publish again"
+            f"{what} is damaged ({error}); restore it from a copy, or publish to another prefix"
         ) from error
     return entries
 

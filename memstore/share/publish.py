@@ -7,7 +7,8 @@ interrupted, the segments that it had sent. Until the manifest is written nobody
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from memstore.disk.catalog import Catalog
@@ -20,15 +21,16 @@ from memstore.errors import (
     WrongModel,
 )
 from memstore.share.manifest import Change, Manifest, Published, commit
-from memstore.share.pages import Entry
+from memstore.share.pages import Entry, at_once
 from memstore.share.place import Place
 from memstore.share.prune import GRACE
 from memstore.share.reading import read_values
-from memstore.share.segments import SEGMENT_BYTES
+from memstore.share.segments import SEGMENT_BYTES, is_whole
 from memstore.share.send_document import DocumentSending
 from memstore.share.sending import Sending
 
 _TRIES = 20
+_READS = 4  # segments that are read at once
 
 Progress = Callable[[int, int], None]
 """Takes the documents that are done, and the documents there are."""
@@ -54,15 +56,17 @@ def publish(
     place: Place,
     *,
     replace: bool = False,
+    check: bool = False,
     grace: float = GRACE,
     segment_bytes: int = SEGMENT_BYTES,
     progress: Progress = lambda done, documents: None,
 ) -> Report:
     """Publish ready documents of a memory, and its prefix.
 
-    replace: also in place of published documents of these names that hold other content. grace:
-    seconds, that of `prune`, by whoever prunes: what no manifest names and is older than half of it
-    is not relied on.
+    replace: also in place of published documents of these names that hold other content. check:
+    read what is published of the documents, and send again what is damaged. grace: seconds, that of
+    `prune`, by whoever prunes: nothing that no manifest names is relied on once it is older than
+    half of it.
 
     Raises WrongModel (another model's memory is published there), DocumentExists, InvalidInput (a
     document of format 1, or that changed meanwhile), CorruptMemory, StoreUnavailable,
@@ -76,7 +80,7 @@ def publish(
             )
     for _ in range(_TRIES):
         try:
-            return _Publishing(catalog, documents, place, replace, grace, segment_bytes).run(
+            return _Publishing(catalog, documents, place, replace, check, grace, segment_bytes).run(
                 progress
             )
         except _Changed:
@@ -113,10 +117,12 @@ class _Publishing:
         documents: Sequence[Document],
         place: Place,
         replace: bool,
+        check: bool,
         grace: float,
         segment_bytes: int,
     ) -> None:
-        self._catalog, self._place, self._replace = catalog, place, replace
+        self._catalog, self._place = catalog, place
+        self._replace, self._check = replace, check
         self._documents = sorted(documents, key=lambda document: document.name)
         self._sending = Sending(place, catalog.signature.digest, limit=segment_bytes, grace=grace)
 
@@ -124,6 +130,7 @@ class _Publishing:
         place, form = self._place, self._catalog.selector_form
         newest = Published.newest(place)
         old = self._admitted(newest)
+        whole = self._whole(newest, old)
         new_form = newest is None or newest.manifest.selector != form
         wanted = [
             document
@@ -131,13 +138,14 @@ class _Publishing:
             if new_form
             or (entry := old.get(document.name)) is None
             or entry.row != Entry.of(document, ()).row
+            or whole[document.name] != entry
         ]
-        prefix = self._new_prefix(newest)
+        prefix = self._new_prefix(newest, whole)
         with self._sending as sending:
             documents = DocumentSending(self._catalog, place, sending)
             for done, document in enumerate(wanted):
                 progress(done, len(wanted))
-                documents.add(document, old.get(document.name))
+                documents.add(document, whole.get(document.name))
             if prefix is not None:
                 documents.add(prefix, None)
             sending.flush()
@@ -206,15 +214,35 @@ class _Publishing:
                 )
         return old
 
-    def _new_prefix(self, newest: Published | None) -> Document | None:
-        """The memory's prefix, if it has one that is not published."""
+    def _whole(self, newest: Published | None, old: Mapping[str, Entry]) -> dict[str, Entry]:
+        """What is published of the documents, and of the prefix (""), and is not damaged, as far
+        as that is to be looked at.
+        """
+        entries = {**old}
+        if newest is not None and newest.manifest.prefix is not None:
+            entries[""] = newest.manifest.prefix
+        if not self._check:
+            return entries
+        names = sorted({piece.segment for entry in entries.values() for piece in entry.pieces})
+        whole: set[str] = set()
+        for at in range(0, len(names), _READS):
+            some = names[at : at + _READS]
+            found = at_once(partial(is_whole, self._place), some)
+            whole |= {name for name, good in zip(some, found) if good}
+        return {
+            name: entry._replace(pieces=tuple(p for p in entry.pieces if p.segment in whole))
+            for name, entry in entries.items()
+        }
+
+    def _new_prefix(self, newest: Published | None, whole: Mapping[str, Entry]) -> Document | None:
+        """The memory's prefix, if it has one that is not published, or is damaged there."""
         with self._catalog.database.read() as txn:
             row = self._catalog.row(txn, 0)
             if row is None:
                 return None
             ids = self._catalog.tokens(txn, 0)
         there = None if newest is None else newest.manifest.prefix
-        if there is not None and there.row.tokens == row.tokens:
+        if there is not None and whole[""] == there and there.row.tokens == row.tokens:
             if there.row.writes == row.writes:
                 return None
             values = [

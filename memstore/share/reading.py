@@ -163,5 +163,5 @@ def damaged(place: Place, piece: Piece, error: object) -> CorruptMemory:
     """The error for a piece that is not as it was published."""
     return CorruptMemory(
         f"{place.url}: {piece.kind} at byte {piece.offset} of {piece.segment} are damaged "
-        f"({error}); run memstore verify, or unpublish and publish the document again"
+        f"({error}); run memstore verify, or publish the document again with --check"
     )

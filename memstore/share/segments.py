@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from memstore.decode import unpack
 from memstore.disk.record import WriteId
-from memstore.errors import CorruptMemory, NewerFormat
+from memstore.errors import CorruptMemory, NewerFormat, ObjectNotFound
 from memstore.share.packed import decompressed
 from memstore.share.pieces import Digest, Kind, Piece, RecordIndex, Value, encode_values
 from memstore.share.place import Place
@@ -105,11 +105,23 @@ def send(place: Place, data: bytes, *, young: float) -> tuple[str, float | None]
     """
     folder = f"{FOLDER}/{xxh3_128_hexdigest(data)}"
     for found in place.names(folder):
-        if found.size == len(data) and found.modified >= young:
+        if found.modified < young:
+            continue
+        if found.size == len(data) and is_whole(place, found.name):
             return found.name, found.modified
+        place.put(found.name, data)  # it is damaged: who names it is helped as well
+        return found.name, None
     name = f"{folder}/{os.urandom(6).hex()}"
     place.put(name, data)
     return name, None
+
+
+def is_whole(place: Place, name: str) -> bool:
+    """Is a segment in the store, as it was sent? Reads all of it."""
+    try:
+        return name.rpartition("/")[0] == f"{FOLDER}/{xxh3_128_hexdigest(place.get(name))}"
+    except ObjectNotFound:
+        return False
 
 
 def is_there(place: Place, name: str) -> bool:
@@ -146,5 +158,5 @@ def read_footer(place: Place, name: str, size: int) -> tuple[bytes, list[Piece]]
         return signature, [Piece(*piece[:4], name, *piece[4:]) for piece in told]
     except ValueError as error:
         raise CorruptMemory(
-            f"{place.url}: {name} is damaged ({error}); publish its documents again"
+            f"{place.url}: {name} is damaged ({error}); publish its documents again with --check"
         ) from error

@@ -274,7 +274,9 @@ class SharedSource:
     def _error(self, batch: Batch, failed: Sequence[tuple[Wanted, Failure]]) -> Exception:
         (_, key, _, _), failure = failed[0]
         if all(found.reason in ("damaged", "other") for _, found in failed):
-            return CorruptBlock(f"{self.remote.place.url}: {failure}; publish the document again")
+            return CorruptBlock(
+                f"{self.remote.place.url}: {failure}; publish the document again with --check"
+            )
         units = [batch.units[place] for record, _ in failed for place in record[3]]
         worst = next(f for _, f in failed if f.reason not in ("damaged", "other"))
         return BlocksUnavailable(

@@ -319,6 +319,7 @@ class MemoryStore(Lookups):
         names: Sequence[str] | None = None,
         *,
         replace: bool = False,
+        check: bool = False,
         grace: float | None = None,
         progress: Callable[[int, int], None] = lambda done, documents: None,
     ) -> "Published":
@@ -326,6 +327,7 @@ class MemoryStore(Lookups):
         file:///, memory://): see docs/share.md. What is there already is not sent again.
 
         replace: also in place of published documents of these names that hold other content.
+        check: read what is published of the documents, and send again what is damaged.
         grace: seconds, where who prunes there gives another than 24 hours.
         progress: called with (documents done, documents).
 
@@ -346,6 +348,7 @@ class MemoryStore(Lookups):
             documents,
             place,
             replace=replace,
+            check=check,
             grace=GRACE if grace is None else grace,
             progress=progress,
         )

@@ -120,7 +120,9 @@ def _check_sizes(entry: Entry, sizes: dict[str, int]) -> None:
     for piece in entry.pieces:
         size = sizes.get(piece.segment)
         if size is None:
-            raise CorruptMemory(f"{piece.segment} is missing; publish the document again")
+            raise CorruptMemory(
+                f"{piece.segment} is missing; publish the document again with --check"
+            )
         if size < piece.offset + piece.length:
             raise CorruptMemory(f"{piece.segment} is truncated to {size} bytes")
 
@@ -166,7 +168,7 @@ def _check_prefix(published: Published, entry: Entry) -> None:
         there.add((key.block, key.layer))
     layers = row.layers_of(published.manifest.signature)
     if there != {(block, layer) for block in range(row.blocks) for layer in layers}:
-        raise CorruptMemory("it lacks records; publish it again")
+        raise CorruptMemory("it lacks records; publish it again with --check")
 
 
 def parts(published: Published, entry: Entry) -> Iterator[Part]:

@@ -70,8 +70,8 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
 
         if repair:
             raise InvalidInput(
-                f"{path} is published and is not repaired: publish the damaged documents again, "
-                "from a memory that has them whole"
+                f"{path} is published and is not repaired: publish the damaged documents again "
+                "with --check, from a memory that has them whole"
             )
         return verify_published(str(path))
     path = Path(path)
