@@ -308,6 +308,35 @@ def test_a_breaker_stops_asking_and_asks_again() -> None:
     assert breaker.allows() and breaker.allows()
 
 
+@pytest.mark.parametrize("what", ["an interrupt", "no threads", "an error"])
+def test_whatever_ends_the_one_call_first_the_store_is_asked_again(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls(TierCounter(), breaker=lambda: Breaker(in_a_row=1, over=0.0))
+    calls.breaker.told(good=False)
+    calls.breaker._until = time.monotonic()
+    where = "memstore.share.deadlines."
+    until = time.monotonic() + 60
+
+    def fail(*_: object) -> None:
+        raise {"an interrupt": KeyboardInterrupt, "no threads": RuntimeError}.get(what, ValueError)
+
+    with monkeypatch.context() as patch:
+        if what == "no threads":
+            patch.setattr(where + "ThreadPoolExecutor.submit", fail)
+            (found,) = calls.gather([lambda left: 1], until)
+            assert isinstance(found, Failure)
+        else:
+            if what == "an interrupt":  # while it waits for the answer
+                patch.setattr(where + "wait", fail)
+            with pytest.raises((KeyboardInterrupt, ValueError)):
+                calls.gather([fail], until)
+    assert not calls.breaker.allows()
+    calls.breaker._until = time.monotonic()
+    assert calls.call(lambda left: 7, until) == 7
+    calls.close()
+
+
 def test_calls_are_tried_again_and_never_later_than_the_deadline() -> None:
     counter = TierCounter()
     calls = Calls(counter)

@@ -177,6 +177,14 @@ class Calls:
         Failure.
         """
         calls = [_Call(work) for work in works]
+        try:
+            self._answer(calls, until)
+        except BaseException:
+            self.breaker.told(good=False)  # or it waits for ever for what became of these
+            raise
+        return [call.result for call in calls]  # type: ignore[misc]
+
+    def _answer(self, calls: "Sequence[_Call[T]]", until: float) -> None:
         while not all(call.done for call in calls):
             now = time.monotonic()
             for call in calls:
@@ -192,7 +200,6 @@ class Calls:
                 time.sleep(pause)
             for call in calls:
                 self._collect(call, until)
-        return [call.result for call in calls]  # type: ignore[misc]
 
     def _go_on(self, call: "_Call[T]", now: float, until: float) -> None:
         """Begin a try, or a second one beside it, where it is time; give up after the deadline."""
@@ -219,8 +226,10 @@ class Calls:
             call.running[self.begin(call.work, until - now)] = now
             call.tries += 1
         except Failure as failure:
+            self.breaker.told(good=False)
             self._end(call, failure)
         except RuntimeError:  # the system gives no more threads, or the interpreter ends
+            self.breaker.told(good=False)
             self._end(call, Failure("closed", "there are no threads to ask with"))
 
     def _next(self, calls: "Sequence[_Call[T]]", until: float) -> float:
@@ -253,7 +262,6 @@ class Calls:
                 call.result, call.done = future.result(), True
                 continue
             if not isinstance(error, Failure):
-                self.breaker.told(good=False)
                 raise error
             answered = error.reason in ("missing", "short", "damaged", "other", "denied")
             self.breaker.told(good=answered)
