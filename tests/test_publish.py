@@ -167,6 +167,38 @@ def test_an_older_state_does_not_take_the_place_of_an_append(
             send(other, place)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [([7], [9]), ([7], [9, 11]), ([96, 100], [102, 105]), ([7], [40, 41, 90])]
+)
+def test_appends_since_the_last_publication_are_that_however_short_they_are(
+    before: list[int], after: list[int], memory: MemoryStore, tmp_path: Path
+) -> None:
+    place = WatchedPlace(in_memory())
+    for tokens in before:
+        ingest(memory, "a", tokens, mode="append" if tokens > before[0] else "new")
+    send(memory, place)
+    for tokens in after:
+        ingest(memory, "a", tokens, mode="append")
+    assert send(memory, place).documents == ["a"]
+    same_as(memory, place, tmp_path, "a")
+
+
+def test_another_text_of_the_same_length_that_was_appended_to_is_other_content(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    place = WatchedPlace(in_memory())
+    ingest(memory, "a", 100)
+    send(memory, place)
+    with MemoryStore.create(tmp_path / "other", SIGNATURE) as other:
+        other.pull("a", place.url)
+        ingest(memory, "a", 150, mode="append")
+        send(memory, place)
+        ingest(other, "a", 150, mode="append", text=9)
+        ingest(other, "a", 180, mode="append", text=9)
+        with pytest.raises(DocumentExists):
+            send(other, place)
+
+
 def test_publishers_never_lose_each_others_documents(tmp_path: Path) -> None:
     place = in_memory()
     with (

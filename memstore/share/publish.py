@@ -14,6 +14,7 @@ from typing import NamedTuple
 from memstore.disk.catalog import Catalog
 from memstore.disk.document import Document
 from memstore.errors import (
+    CorruptMemory,
     DocumentExists,
     DocumentNotFound,
     InvalidInput,
@@ -123,6 +124,7 @@ class _Publishing:
     ) -> None:
         self._catalog, self._place = catalog, place
         self._replace, self._check = replace, check
+        self._continued: dict[str, Entry] = {}  # what was found to be appended to
         self._documents = sorted(documents, key=lambda document: document.name)
         self._sending = Sending(place, catalog.signature.digest, limit=segment_bytes, grace=grace)
 
@@ -207,7 +209,7 @@ class _Publishing:
                 )
         for document in self._documents:
             entry = old.get(document.name)
-            if entry is not None and not self._replace and not _continues(document, entry.row):
+            if entry is not None and not self._replace and not self._continues(document, entry):
                 raise DocumentExists(
                     f"document {document.name!r} is published at {url} with other content; give "
                     "--replace to put this in its place, or publish it under another name"
@@ -245,24 +247,34 @@ class _Publishing:
         if there is not None and whole[""] == there and there.row.tokens == row.tokens:
             if there.row.writes == row.writes:
                 return None
-            values = [
-                value.value[8:]
-                for piece in there.pieces
-                if piece.kind == "tokens"
-                for value in read_values(self._place, piece)
-            ]
-            if b"".join(values) == ids.astype("<u4").tobytes():
+            if self._tokens(there) == ids.astype("<u4").tobytes():
                 return None
         return row
 
+    def _continues(self, document: Document, published: Entry) -> bool:
+        """Is a document what is published under its name, or what became of it by appends?"""
+        row = published.row
+        if document.writes[: len(row.writes)] == row.writes:
+            return True
+        if document.appended_to < row.tokens:
+            return False
+        # An append takes the place of the last write, or of all, where that had no whole chunk.
+        if self._continued.get(row.name) == published:
+            return True
+        with self._catalog.database.read() as txn:
+            ids = self._catalog.tokens(txn, document.id, 0, row.tokens)
+        try:
+            same = self._tokens(published) == ids.astype("<u4").tobytes()
+        except CorruptMemory:
+            if not self._check:
+                raise
+            return False
+        if same:
+            self._continued[row.name] = published
+        return same
 
-def _continues(document: Document, published: Document) -> bool:
-    """Is a document what is published under its name, or what became of it by appends?"""
-    if document.writes == published.writes:
-        return True
-    count = len(published.writes)
-    if document.writes[:count] == published.writes:
-        return True
-    return bool(
-        document.appended_to == published.tokens and document.writes[:1] == published.writes[:1]
-    )
+    def _tokens(self, published: Entry) -> bytes:
+        """What is published of a document's tokens, of 4 bytes each."""
+        pieces = [piece for piece in published.pieces if piece.kind == "tokens"]
+        values = [value for piece in pieces for value in read_values(self._place, piece)]
+        return b"".join(value.value[8:] for value in values)
