@@ -1,10 +1,11 @@
 """One suite over every kind of place that memories are published to."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
@@ -154,6 +155,45 @@ def test_a_memory_goes_there_and_comes_back(url: str, tmp_path: Path) -> None:
     assert Published.at(place, 3).manifest.number == 3
     with pytest.raises(ObjectNotFound):
         Published.at(place, 2)
+
+
+def test_a_fork_of_a_process_that_has_asked_a_store_is_refused_at_once(
+    url: str, tmp_path: Path
+) -> None:
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 40)
+        store.publish(url)
+    with MemoryStore.open(url) as reader:
+        tasks: list[Callable[[], object]] = [
+            reader.documents,
+            lambda: reader.tokens("a"),
+            lambda: reader._on_disk().catalog.source.remote.place.get("manifests/x"),
+            lambda: MemoryStore.open(url),
+            lambda: open_place(url).put("x", b""),
+            lambda: prune(open_place(url)),
+            reader.close,
+        ]
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+
+        def child() -> None:
+            for task in tasks:
+                try:
+                    task()
+                    results.put("")
+                except Exception as error:
+                    results.put(f"{type(error).__name__}: {error}")
+
+        process = context.Process(target=child)
+        process.start()
+        process.join(120)
+        alive = process.is_alive()
+        process.kill()
+        assert not alive
+        told = [results.get() for _ in tasks]
+        assert told.pop() == ""  # it may be closed
+        assert all(line.startswith("MemoryClosed") and "fork" in line for line in told), told
+        assert reader.has("a") and [*reader.tokens("a").ids]
 
 
 def test_publishers_at_the_same_time_lose_nothing(url: str, tmp_path: Path) -> None:

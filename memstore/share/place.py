@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from memstore.errors import ObjectNotFound, StoreUnavailable
+from memstore.errors import MemoryClosed, ObjectNotFound, StoreUnavailable
 from memstore.share.place_errors import place_error
 
 AT_ONCE = 16  # requests
 GAP = 256 << 10  # bytes between two ranges that are read rather than asked for apart
 _DELETED_AT_ONCE = 500
+_asked_by: int | None = None  # the process that did first
 _LOCAL_LEFTOVER = re.compile(r".*#\d+")  # what a local store was writing when it was killed
 
 
@@ -54,8 +55,8 @@ def coalesced(ranges: Sequence[tuple[int, int]], gap: int = GAP) -> list[Request
 class Place(Protocol):
     """Objects by name ("a/b"), each written whole or not at all.
 
-    Every call raises StoreUnavailable where the store is away or refuses; reading what is not
-    there raises ObjectNotFound.
+    Every call raises StoreUnavailable where the store is away or refuses, and MemoryClosed in a
+    fork of a process that has made one; reading what is not there raises ObjectNotFound.
     """
 
     url: str  # without credentials
@@ -109,8 +110,20 @@ class ObjectPlace:
 
         self._obstore: Any = obstore
 
+    def _check_process(self) -> None:
+        """obstore's threads are not there in a fork of their process: it would wait for ever."""
+        global _asked_by
+        if _asked_by is None:
+            _asked_by = os.getpid()
+        if _asked_by != os.getpid():
+            raise MemoryClosed(
+                f"{self.url}: process {_asked_by} had asked object stores when this one was forked "
+                "from it; open it in one that is spawned instead"
+            )
+
     def get(self, name: str) -> memoryview:
         """An object."""
+        self._check_process()
         try:
             return memoryview(self._obstore.get(self.store, name).bytes())
         except Exception as error:
@@ -118,6 +131,7 @@ class ObjectPlace:
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Parts of an object, each (first byte, length), of just that length."""
+        self._check_process()
         # Not by obstore's get_ranges, which panics where an object has become shorter.
         requests = coalesced(ranges)
         if len(requests) == 1:
@@ -147,6 +161,7 @@ class ObjectPlace:
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a new object; False, and nothing is changed, where there is one already."""
+        self._check_process()
         try:
             self._obstore.put(self.store, name, data, mode="create", use_multipart=False)
         except Exception as error:
@@ -159,6 +174,7 @@ class ObjectPlace:
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, in place of another."""
+        self._check_process()
         try:
             self._obstore.put(self.store, name, data, use_multipart=False)
         except Exception as error:
@@ -166,6 +182,7 @@ class ObjectPlace:
 
     def names(self, prefix: str) -> Iterator[Found]:
         """The objects below a prefix, in no order."""
+        self._check_process()
         try:
             for page in self._obstore.list(self.store, prefix, chunk_size=1000):
                 for found in page:
@@ -194,6 +211,7 @@ class ObjectPlace:
                         continue
 
     def _delete(self, names: list[str]) -> None:
+        self._check_process()
         try:
             self._obstore.delete(self.store, names)
         except Exception as error:

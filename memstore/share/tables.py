@@ -3,6 +3,7 @@
 Blocks are not among them: they are read by memstore.share.source.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -85,7 +86,7 @@ class PublishedDatabase:
         self.remote, self.pieces = remote, HeldPieces(remote, local)
         self._numbers = Numbers()
         self._lock = threading.RLock()
-        self._closed = False
+        self._closed, self._pid = False, os.getpid()
         self._looking = False
         self._published: Published | None = None  # whose pages the next need not be read for
         self._looked, self._refresh_after = time.monotonic(), refresh
@@ -115,8 +116,7 @@ class PublishedDatabase:
         """Which manifest is read; a newer one is looked for beside it, every few seconds. Raises
         MemoryClosed.
         """
-        if self._closed:
-            raise MemoryClosed(f"{self.path} is closed; open it again")
+        self._check()
         if time.monotonic() - self._looked > self._refresh_after:
             with self._lock:
                 look = not self._looking
@@ -145,8 +145,7 @@ class PublishedDatabase:
     @contextmanager
     def read(self) -> "Iterator[Snapshot]":
         """The tables as they are now, for as long as the block lasts."""
-        if self._closed:
-            raise MemoryClosed(f"{self.path} is closed; open it again")
+        self._check()
         yield Snapshot(self, self.state)
 
     @property
@@ -163,6 +162,14 @@ class PublishedDatabase:
     def close(self) -> None:
         """Close; more than once is the same as once."""
         self._closed = True
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise MemoryClosed(
+                f"{self.path} was opened by process {self._pid}, not by this fork of it"
+            )
+        if self._closed:
+            raise MemoryClosed(f"{self.path} is closed; open it again")
 
 
 class Snapshot:
