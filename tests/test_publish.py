@@ -77,6 +77,17 @@ def test_a_published_document_is_pulled_as_it_is_exported(
     same_as(memory, place, tmp_path, *report.documents)
 
 
+def test_a_document_without_tokens_is_exported_published_and_pulled(
+    memory: MemoryStore, tmp_path: Path
+) -> None:
+    place = WatchedPlace(in_memory())
+    ingest(memory, "nothing", 0)
+    send(memory, place)
+    same_as(memory, place, tmp_path, "nothing")
+    memory.export_document("nothing", tmp_path / "file")
+    assert memory.import_document(tmp_path / "file", "again").tokens == 0
+
+
 def test_documents_fill_segments_and_run_over_from_one_to_the_next(
     memory: MemoryStore, tmp_path: Path
 ) -> None:

@@ -74,7 +74,7 @@ def write_export(head: Head, blocks: BlockTable, parts: Iterable[Part], file: Pa
             if form is not None:
                 told["selector"] = form.to_dict()
             out.write(_pack(0, "head", told))
-            number = 1
+            number = 0
             for number, part_of in enumerate(parts, 1):
                 order.add(part_of)
                 out.write(_pack(number, _KINDS[type(part_of)], part_of))
