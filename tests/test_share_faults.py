@@ -453,6 +453,18 @@ def test_a_local_cache_keeps_its_budget_and_what_was_used_last(tmp_path: Path) -
     assert cache.get("k99") is None
 
 
+def test_what_is_larger_than_the_budget_takes_no_others_place(tmp_path: Path) -> None:
+    cache = LocalCache(tmp_path / "c", 20 * 4096)
+    cache.put([(f"k{number}", bytes(4096)) for number in range(19)])
+    cache.put([("large", bytes(30 * 4096))])
+    assert all(cache.has(f"k{number}") for number in range(19)) and cache.evicted == 0
+    cache.put([("large", bytes(30 * 4096)), ("small", bytes(100))])
+    assert cache.has("small") and not cache.has("large") and cache.evicted == 0
+    cache.put([("half", bytes(12 * 4096)), ("more", bytes(12 * 4096)), ("little", bytes(1))])
+    assert [cache.has(key) for key in ("half", "more", "little")] == [True, False, True]
+    assert cache.used == 4096 * len([*cache.path.glob("??/*")]) + 11 * 4096 <= cache.budget
+
+
 def test_several_caches_in_one_directory_keep_one_budget(tmp_path: Path) -> None:
     caches = [LocalCache(tmp_path / "c", 40 * 4096) for _ in range(4)]
 

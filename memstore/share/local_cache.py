@@ -99,14 +99,22 @@ class LocalCache:
 
     def put(self, items: Sequence[tuple[str, bytes]]) -> None:
         """Keep values; those beyond the budget are passed over. Raises Failure."""
-        sizes = [_pages(len(value)) for _, value in items]
+        fitting: list[tuple[str, bytes, int]] = []
+        room = self.budget
+        for key, value in items:
+            size = _pages(len(value))
+            if size <= room:
+                fitting.append((key, value, size))
+                room -= size
+        if not fitting:
+            return
         try:
             with self._lock, self._counted() as count:
-                fit = self._make_room(count, sizes)
+                self._make_room(count, self.budget - room)
                 before = count.value
-                count.write(before + sum(sizes[:fit]))  # also if this process ends here
+                count.write(before + self.budget - room)  # also if this process ends here
                 count.value = before
-                for (key, value), size in zip(items[:fit], sizes):
+                for key, value, size in fitting:
                     count.value += size if self._write(key, value) else 0
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -160,17 +168,10 @@ class LocalCache:
             count.value = max(0, count.value + by)
             return count.value
 
-    def _make_room(self, count: "_Count", sizes: Sequence[int]) -> int:
-        """Have room for some sizes; how many of them, from the first on, fit."""
-        needed = sum(sizes)
+    def _make_room(self, count: "_Count", needed: int) -> None:
+        """Have room for so many bytes, of the budget at most."""
         if count.value + needed > self.budget:
-            count.value = self._sweep(int(self.budget * _KEPT) - min(needed, self.budget))
-        room = self.budget - count.value
-        for fit, size in enumerate(sizes):
-            room -= size
-            if room < 0:
-                return fit
-        return len(sizes)
+            count.value = self._sweep(int(self.budget * _KEPT) - needed)
 
     def _sweep(self, most: int) -> int:
         """Delete what was used longest ago until `most` bytes are left; return how many are."""
