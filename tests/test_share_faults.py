@@ -2,6 +2,7 @@
 and readers that recover by themselves.
 """
 
+import os
 import random
 import threading
 import time
@@ -463,6 +464,25 @@ def test_what_is_larger_than_the_budget_takes_no_others_place(tmp_path: Path) ->
     cache.put([("half", bytes(12 * 4096)), ("more", bytes(12 * 4096)), ("little", bytes(1))])
     assert [cache.has(key) for key in ("half", "more", "little")] == [True, False, True]
     assert cache.used == 4096 * len([*cache.path.glob("??/*")]) + 11 * 4096 <= cache.budget
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_two_that_make_a_cache_at_once_both_have_it(
+    first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other is faster, before or after this one has looked what is in the directory."""
+    listdir, others = os.listdir, list[LocalCache]()
+
+    def overtaken(path: Path) -> list[str]:
+        monkeypatch.setattr("os.listdir", listdir)
+        found = [] if first else listdir(path)
+        others.append(LocalCache(path, 1 << 20))
+        others[0].put([("key", bytes(5000))])
+        return listdir(path) if first else found
+
+    monkeypatch.setattr("os.listdir", overtaken)
+    cache = LocalCache(tmp_path / "c", 1 << 20)
+    assert cache.get("key") == bytes(5000) and cache.used == others[0].used == 8192
 
 
 def test_several_caches_in_one_directory_keep_one_budget(tmp_path: Path) -> None:

@@ -50,12 +50,12 @@ class LocalCache:
             mark = self.path / _MARK
             if not mark.exists():
                 others = sorted(os.listdir(self.path))
-                if others:
+                if others and not mark.exists():  # another cache makes the mark before all else
                     raise InvalidInput(
                         f"{self.path} is not empty ({others[0]}); name a directory of its own for "
                         "the local cache"
                     )
-                mark.write_bytes(_USED.pack(0))
+                mark.touch(mode=0o600)  # empty: another may have counted in it meanwhile
             with mark.open("r+b") as file:  # may it be written?
                 file.seek(0, os.SEEK_END)
         except OSError as error:
