@@ -536,6 +536,9 @@ def test_a_directory_of_other_files_is_no_cache(tmp_path: Path) -> None:
     [
         ({"valkey": "http://localhost"}, "unknown scheme"),
         ({"valkey": "redis://user:secret@localhost?ttl=4"}, "unknown setting"),
+        ({"valkey": "http://user:a/secret@localhost"}, "localhost: it is no URL of a Valkey"),
+        ({"valkey": "redis://user:a/secret@localhost"}, "localhost: it is no URL of a Valkey"),
+        ({"valkey": "redis://[::1/0"}, "it is no URL of a Valkey"),
         ({"deadline": -1}, "must be above 0"),
         ({"local_budget": 0}, "must be above 0"),
     ],

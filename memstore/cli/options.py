@@ -18,6 +18,7 @@ from memstore.cli import console
 from memstore.disk.files import NO_SPACE
 from memstore.errors import InvalidInput, MemstoreError, StorageFull
 from memstore.share.options import is_url
+from memstore.share.place_errors import without_credentials
 
 if TYPE_CHECKING:
     from memstore.serve.metrics import Metrics
@@ -117,8 +118,8 @@ def parse_directory(text: str) -> Path:
     """A directory for an option. Raises typer.BadParameter for a URL."""
     if is_url(text):
         raise typer.BadParameter(
-            f"{text} is a published memory, which is only read; `memstore pull` makes a copy in a "
-            "directory"
+            f"{without_credentials(text)} is a published memory, which is only read; `memstore "
+            "pull` makes a copy in a directory"
         )
     return Path(text)
 

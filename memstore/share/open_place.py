@@ -35,13 +35,20 @@ def open_place(
     take; retries: of a request that failed in passing. Raises InvalidInput (a URL that cannot be
     used), MemoryNotFound (no such directory).
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise InvalidInput(
+            f"{without_credentials(url)}: it is no URL; give s3://bucket/prefix or file:///path"
+        ) from None
     if parts.scheme not in SCHEMES:
         raise InvalidInput(
             f"{without_credentials(url)}: unknown scheme {parts.scheme!r}; use one of "
             f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
         )
-    if parts.username or parts.password or parts.query or parts.fragment:
+    # a bucket has no colon: what is before a password with a slash in it has
+    user = "@" in parts.netloc or (":" in parts.netloc and parts.scheme in _ENDPOINTS)
+    if user or parts.query or parts.fragment:
         raise InvalidInput(
             f"{without_credentials(url)}: a URL carries no credentials and no options; set them "
             "in the environment, as for the engine's own SDK"

@@ -2,7 +2,6 @@
 
 import os
 import re
-from pathlib import Path
 
 from memstore.errors import MemoryNotFound, MemstoreError, ObjectNotFound, StoreUnavailable
 
@@ -12,6 +11,7 @@ CREDENTIALS = {  # in the environment
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 _SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
+_FILE = re.compile("_(FILE|PATH)$|^GOOGLE_APPLICATION_CREDENTIALS$")  # a path of secrets
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 _NO_CREDENTIALS = ("169.254.169.254", "latest/api/token", "metadata.google", "redential", "NoAuth")
 _REFUSED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId")
@@ -42,15 +42,15 @@ def place_error(error: Exception, url: str, name: str) -> MemstoreError:
 
 def first_line(error: Exception) -> str:
     """The first line of a message, without what the environment keeps secret."""
-    text = str(error).strip().split("\n", 1)[0].split(": <?xml")[0][:300]
+    text = str(error).strip().split("\n", 1)[0].split(": <?xml")[0]
     for name, value in os.environ.items():
-        path = value.startswith("/") and Path(value).parent != Path("/")  # to a file of them
-        if len(value) >= 4 and not path and _SECRET.search(name.upper()):
+        if len(value) >= 4 and _SECRET.search(name.upper()) and not _FILE.search(name.upper()):
             text = text.replace(value, "***")
-    return without_credentials(text).rstrip(".") or type(error).__name__
+    return without_credentials(text)[:300].rstrip(".") or type(error).__name__
 
 
 def without_credentials(text: str) -> str:
     """A text whose URLs have neither users, passwords nor queries."""
-    text = re.sub(r"(?<=://)[^/@\s]*@", "", text)
-    return re.sub(r"(?<=\w)\?\S*", "", text)
+    # A password may hold a slash or an @ that should have been encoded.
+    text = re.sub(r"(?<=://)([^/@\s]*@|[^/\s]*:\S*@)", "", text)
+    return re.sub(r"((?<=\w)|(?<=/))\?\S*", "", text)

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from memstore.errors import InvalidInput
 from memstore.share.failures import Failure
+from memstore.share.place_errors import without_credentials
 from memstore.share.replies import Parts, Replies, Run, is_idle, requests
 
 _SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
@@ -34,21 +35,28 @@ class Valkey:
         servers. ttl: seconds after which a value may be forgotten. timeout: of one command, in
         seconds. Nothing is connected yet. Raises InvalidInput.
         """
-        parts = urlsplit(url)
+        self.shown = without_credentials(url)
+        try:
+            parts = urlsplit(url)
+            _ = parts.port
+        except ValueError:
+            raise InvalidInput(
+                f"{self.shown}: it is no URL of a Valkey server; give redis://host:port, and a "
+                "password in VALKEY_PASSWORD"
+            ) from None
         if parts.scheme not in _SCHEMES:
             raise InvalidInput(
-                f"{shown(url)}: unknown scheme {parts.scheme!r} of a Valkey server; give "
+                f"{self.shown}: unknown scheme {parts.scheme!r} of a Valkey server; give "
                 "redis://host:port"
             )
         query = parse_qs(parts.query)
         self.cluster = query.pop("cluster", ["false"])[0] == "true"
         if query:
             raise InvalidInput(
-                f"{shown(url)}: unknown setting {min(query)!r}; there is cluster=true"
+                f"{self.shown}: unknown setting {min(query)!r}; there is cluster=true"
             )
         scheme = {"valkey": "redis", "valkeys": "rediss"}.get(parts.scheme, parts.scheme)
         self._url = urlunsplit((scheme, parts.netloc, parts.path, "", ""))
-        self.shown = shown(url)
         self._ttl = None if ttl is None else max(1, round(1000 * ttl))
         self._timeout = timeout
         self._lock = threading.Lock()
@@ -311,12 +319,6 @@ class Valkey:
                 for connection in connections:
                     connection.disconnect()
             client.close()
-
-
-def shown(url: str) -> str:
-    """A server's URL without credentials."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _once(redis: Any) -> Any:

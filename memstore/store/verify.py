@@ -21,6 +21,7 @@ from memstore.child import python_command
 from memstore.disk.files import DATA, occupy_standard_streams
 from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.share.options import is_url
+from memstore.share.place_errors import without_credentials
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
 
         if repair:
             raise InvalidInput(
-                f"{path} is published and is not repaired: publish the damaged documents again "
-                "with --check, from a memory that has them whole"
+                f"{without_credentials(str(path))} is published and is not repaired: publish the "
+                "damaged documents again with --check, from a memory that has them whole"
             )
         return verify_published(str(path))
     path = Path(path)
