@@ -369,6 +369,19 @@ def test_pruning_removes_what_nothing_names_and_nothing_else(
     same_as(memory, place, tmp_path, "text 1", "text 2")
 
 
+def test_pruning_leaves_what_is_no_manifest_where_it_is(memory: MemoryStore) -> None:
+    place = WatchedPlace(in_memory())
+    ingest(memory, "a", 40)
+    send(memory, place)
+    others = [f"manifests/{name}" for name in ("notes.txt", "x" * 16, "ffffffffffffffff/deep")]
+    for name in others:
+        place.put(name, b"mine")
+    assert unpublish(place, ["a"]) == 2
+    pruned = prune(place, grace=-10)
+    assert (pruned.manifests, pruned.objects) == (1, 2)
+    assert {*others} <= {found.name for found in place.names("")} and names(place) == []
+
+
 def test_what_may_be_removed_meanwhile_is_sent_anew(memory: MemoryStore) -> None:
     place = WatchedPlace(in_memory())
     ingest(memory, "a", 80)

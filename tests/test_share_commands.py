@@ -7,6 +7,8 @@ import pytest
 from commands import refused, run
 from synthetic_documents import SIGNATURE, ingest
 
+from memstore.cli.options import Away
+from memstore.errors import InvalidConfig
 from memstore.share.place_errors import first_line
 from memstore.store.memory_store import MemoryStore
 
@@ -94,6 +96,7 @@ def test_damage_of_what_is_published_is_named_and_ends_with_1(
 def test_what_cannot_be_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:
     refused(run("docs", "--store", url), "there is no such directory")
     refused(run("docs", "--store", "ftp://x/y"), "unknown scheme 'ftp'")
+    refused(run("docs", "--store", "file://[::1/x"), "it is no URL")
     refused(run("pull", "a", "--from", url, "--store", tmp_path / "new"), "no such directory")
     assert not (tmp_path / "new").exists()
     run("publish", "--store", memory, "--to", url)
@@ -107,6 +110,13 @@ def test_what_cannot_be_is_one_line(memory: Path, url: str, tmp_path: Path) -> N
     refused(run("publish", "--store", url, "--to", url), "only read", status=2)
     refused(run("publish", "--store", memory, "--to", f"file://{memory}"), "own directory")
     refused(run("publish", "--store", tmp_path / "none", "--to", url), "holds no memory")
+
+
+@pytest.mark.parametrize("name", ["deadline", "refresh", "local_budget"])
+def test_a_setting_of_zero_is_refused_by_its_name(name: str, url: str) -> None:
+    assert Away().options(url) == {}
+    with pytest.raises(InvalidConfig, match=f"{name} must be above 0"):
+        MemoryStore.open(url, **Away(**{name: 0}).options(url))
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])

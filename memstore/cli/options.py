@@ -354,7 +354,11 @@ class Away:
         """Settings of MemoryStore.open. The server of the environment is of published memories
         alone.
         """
-        given = {name: value for name, value in vars(self).items() if value}
+        given = {  # 0 among them, which is refused by its name
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and value is not False
+        }
         if not is_url(store) and os.environ.get("MEMSTORE_VALKEY") == self.valkey:
             given.pop("valkey", None)
         return cast("OpenOptions", given)

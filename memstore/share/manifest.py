@@ -10,6 +10,7 @@ winner's and tries again. So readers see a change whole or not at all, and none 
 """
 
 import os
+import re
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ FORMAT = 1
 MANIFESTS = "manifests"
 _MANIFEST = b"mRmanife"
 _LAST = (1 << 64) - 1
+_DIGITS = re.compile("[0-9a-f]{16}")
 _TRIES = 100
 
 
@@ -114,7 +116,7 @@ def manifest_name(number: int) -> str:
 def manifest_number(name: str) -> int:
     """The number of a manifest by its object. Raises ValueError."""
     folder, _, digits = name.rpartition("/")
-    if folder != MANIFESTS or len(digits) != 16:
+    if folder != MANIFESTS or not _DIGITS.fullmatch(digits):
         raise ValueError(f"{name} is no manifest")
     return _LAST - int(digits, 16)
 

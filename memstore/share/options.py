@@ -10,6 +10,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 LOCAL_BUDGET = 8 << 30
 DEADLINE = 20.0
 REFRESH = 5.0
+_LONGEST = 1e9  # seconds that every clock can wait for
 
 
 class ShareOptions(TypedDict, total=False):
@@ -36,6 +37,10 @@ def take_share_options(options: Any) -> ShareOptions:
     taken = ShareOptions(**{name: options.pop(name) for name in names})  # type: ignore[typeddict-item]
     for name in ("deadline", "valkey_ttl", "local_budget", "refresh"):
         value = taken.get(name)
-        if value is not None and not (isinstance(value, int | float) and value > 0):
+        if value is None:
+            continue
+        if not (isinstance(value, int | float) and value > 0):
             raise InvalidConfig(f"{name} must be above 0, is {value}")
+        if name in ("deadline", "valkey_ttl") and value > _LONGEST:
+            raise InvalidConfig(f"{name} must be at most {_LONGEST:,.0f} seconds, is {value}")
     return taken

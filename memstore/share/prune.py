@@ -4,6 +4,7 @@ segments and pages that none of those that are left names.
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from memstore.errors import ObjectNotFound
@@ -36,7 +37,10 @@ def prune(place: Place, *, grace: float = GRACE) -> Pruned:
     # Listed before the manifests are read: what a later manifest names was sent later, or is named
     # by an earlier one, too.
     objects = [*place.names(FOLDER), *place.names(PAGES)]
-    listed = {manifest_number(found.name): found for found in place.names(MANIFESTS)}
+    listed: dict[int, Found] = {}
+    for found in place.names(MANIFESTS):
+        with suppress(ValueError):  # another's object stays where it is
+            listed[manifest_number(found.name)] = found
     newest = Published.open(place)
     old = [
         number
