@@ -175,6 +175,51 @@ def test_a_memory_that_cannot_be_opened_leaves_an_old_trace_as_it_was(tmp_path: 
     assert len(list(read_trace(tmp_path / "t"))) == 3
 
 
+@pytest.mark.parametrize("there", ["data", "lock", "text", "zstd", "link", "pipe"])
+def test_a_trace_is_written_over_no_other_file(tmp_path: Path, there: str) -> None:
+    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
+        document = ingest(store, "book", 50)
+    (tmp_path / "text").write_text("my own words")
+    (tmp_path / "zstd").write_bytes(zstandard.compress(b"my own words"))
+    (tmp_path / "link").symlink_to(tmp_path / "text")
+    os.mkfifo(tmp_path / "pipe")
+    path = {"data": tmp_path / "m" / "data.mdb", "lock": tmp_path / "m" / "lock.mdb"}.get(
+        there, tmp_path / there
+    )
+    before = path.read_bytes() if path.is_file() else b""
+    for use in (
+        lambda: TraceWriter(path, unit_bytes=UNIT_BYTES),
+        lambda: MemoryStore.open(tmp_path / "m", trace=path),
+        lambda: MemoryStore.create(tmp_path / "other", SIGNATURE, trace=path),
+    ):
+        with pytest.raises(InvalidInput, match="name a"):
+            use()
+    if path.is_file() and there != "lock":  # LMDB's own, which opening writes
+        assert path.read_bytes() == before
+    assert not (tmp_path / "other").exists()
+    with MemoryStore.open(tmp_path / "m") as store:
+        assert store.documents() == [document]
+
+
+def test_a_trace_is_kept_out_of_a_memory_by_any_path(tmp_path: Path) -> None:
+    MemoryStore.create(tmp_path / "m", SIGNATURE).close()
+    (tmp_path / "m" / "index").mkdir(exist_ok=True)
+    (tmp_path / "way").symlink_to(tmp_path / "m" / "index")
+    for path in (tmp_path / "m" / "t", tmp_path / "m" / "index" / "t", tmp_path / "way" / "t"):
+        with pytest.raises(InvalidInput, match="in the directory of a memory"):
+            MemoryStore.open(tmp_path / "m", trace=path)
+        assert not path.exists()
+
+
+def test_an_old_trace_is_written_over_by_the_first_lookup_and_not_before(tmp_path: Path) -> None:
+    write(tmp_path / "t", 300)
+    MemoryStore.create(tmp_path / "m", SIGNATURE, trace=tmp_path / "t").close()
+    TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES).close()
+    assert len(list(read_trace(tmp_path / "t"))) == 300
+    write(tmp_path / "t", 2)
+    assert len(list(read_trace(tmp_path / "t"))) == 2
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_ends_the_trace_and_no_lookup_and_is_told_at_the_end() -> None:
     tiers = Cascade(None, **SHAPE, host_budget=8 * UNIT_BYTES, trace="/dev/full")

@@ -90,8 +90,11 @@ def tiers(
         from memstore.cli.bench_tiers import PREDICTORS, books_memory, run_live
         from memstore.cli.bench_tiers import print_live as show
         from memstore.model.landmark_model import load_model_for_command
+        from memstore.tiers.trace import check_trace
 
         settings.check(PREDICTORS)  # before anything is read
+        if trace is not None:
+            check_trace(trace)
         reader = load_model_for_command(model)
         with ExitStack() as stack:
             metrics = stack.enter_context(metrics_served(metrics_port))

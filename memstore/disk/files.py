@@ -122,6 +122,17 @@ def check_regular(path: Path) -> None:
             raise _no_file(path)
 
 
+def check_outside_memories(path: Path) -> None:
+    """Refuse to write what a user named into a memory's directory, where nothing else belongs.
+    Raises InvalidInput.
+    """
+    for folder in (there := Path(os.path.realpath(path.parent)), *there.parents):
+        if os.path.lexists(folder / DATA):
+            raise InvalidInput(
+                f"{path} lies in the directory of a memory, {folder}; name a file outside of it"
+            )
+
+
 def _no_file(path: Path) -> InvalidInput:
     return InvalidInput(
         f"{path} is a link, or no regular file, and a memory's files are regular ones; remove it, "

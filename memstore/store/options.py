@@ -2,8 +2,6 @@
 and without torch where the choice does not concern it.
 """
 
-from pathlib import Path
-
 from memstore.disk.signature import Signature
 from memstore.errors import BudgetExceeded
 from memstore.share.options import ShareOptions
@@ -20,7 +18,7 @@ class OpenOptions(TierOptions, ShareOptions, total=False):
 
 def check_open_options(options: OpenOptions, signature: Signature) -> None:
     """Raises InvalidConfig, InvalidInput, BudgetExceeded, and OSError for a trace that cannot be
-    written.
+    written; what lies at its path stays as it is.
     """
     check_options(options)
     _check_budget("host", options.get("host_budget", HOST_BUDGET), signature)
@@ -41,7 +39,9 @@ def check_open_options(options: OpenOptions, signature: Signature) -> None:
         )
     trace = options.get("trace")
     if trace is not None:
-        Path(trace).open("wb").close()
+        from memstore.tiers.trace import check_trace
+
+        check_trace(trace)
 
 
 def _check_budget(tier: str, budget: int, signature: Signature) -> None:

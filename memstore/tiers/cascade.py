@@ -47,7 +47,9 @@ class Cascade:
         device_budget: int = HOST_BUDGET,
         trace: Path | str | None = None,
     ) -> None:
-        """Raises BudgetExceeded, InvalidConfig, and OSError for a trace that cannot be written."""
+        """Raises BudgetExceeded, InvalidConfig, and InvalidInput or OSError for a trace that cannot
+        be written.
+        """
         check_options({"policy": policy, "prefetch": prefetch})
         shape: dict[str, Any] = {
             "block_size": block_size,

@@ -7,13 +7,15 @@ which the last four are lists with one number a unit; missed is empty for predic
 lookups without a miss. Units of several layers make several entries.
 """
 
+import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import msgpack
 import msgspec
@@ -21,6 +23,7 @@ import zstandard
 
 from memstore.block import BlockKey
 from memstore.decode import Block, Count, Layer, Positive, typed
+from memstore.disk.files import check_outside_memories
 from memstore.errors import InvalidInput
 
 TRACE_FORMAT = 1
@@ -29,26 +32,70 @@ _MOST_ENTRY = 1 << 28  # bytes
 _FLUSH = 1 << 16  # bytes between frames that a reader can decode
 
 
+def check_trace(path: Path | str) -> None:
+    """Can a trace be written here? Raises InvalidInput and OSError as TraceWriter does."""
+    os.close(_open(path))
+
+
+def _open(path: Path | str) -> int:
+    """Open what a trace may be written to, of which nothing is changed yet; return the
+    descriptor.
+    """
+    check_outside_memories(Path(path))  # before: closing lock.mdb would let go of LMDB's locks
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _not_ours(path, "a link") from error
+        raise
+    try:
+        mode = os.fstat(file).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISCHR(mode)):  # /dev/null holds nothing to be lost
+            raise _not_ours(path, "no regular file")
+        if stat.S_ISREG(mode) and os.fstat(file).st_size:
+            try:
+                with open(file, "rb", closefd=False) as old:
+                    _begin_reading(old)
+                os.lseek(file, 0, os.SEEK_SET)
+            except ValueError:
+                raise _not_ours(path, "no trace") from None
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _not_ours(path: Path | str, what: str) -> InvalidInput:
+    return InvalidInput(
+        f"{path} is {what}, and is left as it is; name a new file for the trace, or an old trace"
+    )
+
+
 class TraceWriter:
     """Writes lookups and predictions as they come; may be used from several threads. A forked child
     writes nothing.
+
+    An old trace is written over at the first of them, and no other file ever is.
 
     A lookup is never lost to its trace: the first error of writing ends the trace, and `close`
     raises it, with the name of the file.
     """
 
     def __init__(self, path: Path | str, *, unit_bytes: int) -> None:
-        """unit_bytes: of one unit in a slot. Raises OSError."""
+        """unit_bytes: of one unit in a slot. Raises InvalidInput (a link, in a memory's directory,
+        something that is no trace), OSError.
+        """
         self._pid, self._path = os.getpid(), path
         self._error: OSError | None = None
         # Unbuffered: nothing is left for a forked child to write a second time.
-        self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 - open for as long as the trace is
+        self._file = open(_open(path), "wb", buffering=0)  # noqa: SIM115 - open for as long as the trace is
         self._stream = zstandard.ZstdCompressor(level=9).stream_writer(self._file)
         self._pack = msgpack.Packer().pack
+        self._head = self._pack({"format": TRACE_FORMAT, "unit_bytes": unit_bytes})
         self._lock = threading.Lock()
         self._began = time.perf_counter()
         self._pending = 0
-        self._stream.write(self._pack({"format": TRACE_FORMAT, "unit_bytes": unit_bytes}))
+        self._begun = False
 
     def lookup(self, units: Sequence[BlockKey], missed: list[int]) -> None:
         """One lease: its units, and the places among them of those that were not there."""
@@ -74,6 +121,7 @@ class TraceWriter:
             if self._file.closed:
                 return
             try:
+                self._begin()
                 self._stream.write(data)
                 self._pending += len(data)
                 if self._pending > _FLUSH:
@@ -82,6 +130,16 @@ class TraceWriter:
             except OSError as error:
                 self._error = error
                 self._file.close()
+
+    def _begin(self) -> None:
+        """The header, in the place of an old trace."""
+        if self._begun:
+            return
+        self._begun = True
+        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            self._file.truncate(0)
+        self._stream.write(self._head)
+        self._stream.flush(zstandard.FLUSH_BLOCK)  # which tells the file from others from now on
 
     def close(self) -> None:
         """End the file; more than once is the same as once. Raises the OSError that ended the trace
@@ -92,7 +150,10 @@ class TraceWriter:
         with self._lock:
             if not self._file.closed:
                 try:
-                    self._stream.close()  # closes the file too
+                    if not os.fstat(self._file.fileno()).st_size:  # an old one stays as it is
+                        self._begin()
+                    if self._begun:
+                        self._stream.close()  # closes the file too
                 except OSError as error:
                     self._error = error
                 finally:
@@ -121,10 +182,8 @@ def read_trace(path: Path | str) -> Iterator[TraceEntry]:
     with Path(path).open("rb") as file:
         if not os.fstat(file.fileno()).st_size:  # asked for at opening, and nothing was looked up
             raise InvalidInput(f"{path} is no trace of lookups, or holds no lookup: it is empty")
-        stream = zstandard.ZstdDecompressor().stream_reader(file)
-        unpacker: Any = msgpack.Unpacker(stream, max_buffer_size=_MOST_ENTRY)
         try:
-            header = typed(next(unpacker), _Header)
+            header, unpacker = _begin_reading(file)
             if header.format != TRACE_FORMAT:
                 raise InvalidInput(f"{path} is no trace of lookups that this version reads")
             for values in unpacker:
@@ -136,8 +195,18 @@ def read_trace(path: Path | str) -> Iterator[TraceEntry]:
                 if not units or max(entry.missed, default=0) >= len(units):
                     raise ValueError("an entry misses units that it does not have")
                 yield TraceEntry(entry.kind == _LOOKUP, entry.micros / 1e6, units, entry.missed)
-        except (StopIteration, zstandard.ZstdError, ValueError, msgpack.UnpackException) as error:
-            raise InvalidInput(f"{path} is no trace of lookups: {error or 'it is empty'}") from None
+        except (zstandard.ZstdError, ValueError, msgpack.UnpackException) as error:
+            raise InvalidInput(f"{path} is no trace of lookups: {error}") from None
+
+
+def _begin_reading(file: BinaryIO) -> tuple["_Header", Any]:
+    """The header of a trace, and what gives its entries. Raises ValueError for other files."""
+    stream = zstandard.ZstdDecompressor().stream_reader(file, closefd=False)
+    unpacker: Any = msgpack.Unpacker(stream, max_buffer_size=_MOST_ENTRY)
+    try:
+        return typed(next(unpacker), _Header), unpacker
+    except (StopIteration, zstandard.ZstdError, msgpack.UnpackException) as error:
+        raise ValueError(str(error) or "it is empty") from None
 
 
 class _Header(msgspec.Struct):
