@@ -123,6 +123,9 @@ def test_compacting_exporting_and_repairing_write_nothing_of_a_name_that_was_lai
     with MemoryStore.open(memory, host_budget=BUDGET) as store:
         ingest(store, "b", text=2, tokens=100)
         store.compact()
+        with pytest.raises(InvalidInput, match="link"):
+            store.export_document("a", tmp_path / "a.memory")
+        (tmp_path / "a.memory").unlink()
         store.export_document("a", tmp_path / "a.memory")
     assert not (tmp_path / "a.memory").is_symlink()
     damage_tree(memory)

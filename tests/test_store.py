@@ -939,6 +939,35 @@ def test_export_and_import_carry_a_document_into_another_memory(
         store.export_document("book", tmp_path / "no such directory" / "file")
 
 
+@pytest.mark.parametrize("there", ["data.mdb", "new", "text", "link", "device", "folder"])
+def test_an_export_takes_the_place_of_nothing_but_an_export(
+    store: MemoryStore, path: Path, tmp_path: Path, there: str
+) -> None:
+    document = ingest(store, "book", 50)
+    (tmp_path / "text").write_text("my own words")
+    (tmp_path / "link").symlink_to(tmp_path / "text")
+    (tmp_path / "device").symlink_to("/dev/null")
+    (tmp_path / "folder").mkdir()
+    file = (path if there in ("data.mdb", "new") else tmp_path) / there
+    before = os.path.lexists(file) and os.lstat(file)
+    with pytest.raises(InvalidInput, match="name a"):
+        store.export_document("book", file)
+    assert (os.path.lexists(file) and os.lstat(file)) == before
+    assert (tmp_path / "text").read_text() == "my own words"
+    assert is_whole(path) and store.documents() == [document]
+
+
+def test_an_export_takes_the_place_of_an_older_one(store: MemoryStore, tmp_path: Path) -> None:
+    ingest(store, "book", 50)
+    file = tmp_path / "file"
+    file.touch()
+    store.export_document("book", file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:200])  # of an interrupted copy
+    store.export_document("book", file)
+    assert file.read_bytes() == whole
+
+
 def test_import_refuses_another_models_or_damaged_file_and_leaves_the_memory_as_it_was(
     store: MemoryStore, path: Path, tmp_path: Path
 ) -> None:

@@ -123,7 +123,7 @@ def verify(
 @command("export", "memstore export diary diary.memstore --store mem")
 def export(
     name: Annotated[str, typer.Argument(help="The document.")],
-    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    file: Annotated[Path, typer.Argument(help="The file to write: a new one, or an older export.")],
     store: ReadStore,
     as_json: Json = False,
 ) -> None:

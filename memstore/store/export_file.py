@@ -4,6 +4,7 @@ number, kind and payload]: "head" (format, signature, the document's row), its p
 """
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from memstore.block import RecordKey
 from memstore.decode import Positive, unpack
 from memstore.disk.blocks import BlockTable, is_finite
 from memstore.disk.document import Document
-from memstore.disk.files import NO_SPACE, replacement, storage_full
+from memstore.disk.files import NO_SPACE, check_outside_memories, replacement, storage_full
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.signature import Signature
 from memstore.errors import CorruptBlock, CorruptMemory, InvalidConfig, InvalidInput, NewerFormat
@@ -27,6 +28,8 @@ from memstore.store.parts import Head, Landmarks, Part, PartOrder, Record, Selec
 FORMAT = 2
 SELECTOR_FORMAT = 3  # of documents that a selector finds
 MAGIC = "memstore document"
+_FIRST = b"\x93" + msgpack.packb("head")  # how the first frame begins
+_SAID = msgpack.packb("magic") + msgpack.packb(MAGIC)
 _LARGEST_FRAME = 1 << 30
 
 
@@ -48,6 +51,33 @@ _FORMS: dict[str, type[Part]] = {
     "record": Record,
 }
 _KINDS = {form: kind for kind, form in _FORMS.items()}
+
+
+def check_target(file: Path) -> None:
+    """Refuse to put an export in the place of anything but an export or an empty file, or into a
+    memory's directory. Raises InvalidInput.
+    """
+    check_outside_memories(file)
+    try:
+        status = os.lstat(file)
+    except OSError:  # nothing is there, or nothing can be: writing says what
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidInput(f"{file} is a link, or no regular file; name another file")
+    if status.st_size and not _begins_like_one(file):
+        raise InvalidInput(
+            f"{file} is no exported document, and is left as it is; name another file, or remove it"
+        )
+
+
+def _begins_like_one(file: Path) -> bool:
+    """Was it written as an export, whole or not, of whatever format?"""
+    try:
+        with open(file, "rb") as source:
+            begins = source.read(len(_FIRST) + 64)
+    except OSError:
+        return False
+    return begins.startswith(_FIRST) and _SAID in begins
 
 
 def write_export(head: Head, blocks: BlockTable, parts: Iterable[Part], file: Path) -> int:

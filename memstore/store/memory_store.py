@@ -277,13 +277,16 @@ class MemoryStore(Lookups):
     # Transfer and care
 
     def export_document(self, name: str, file: Path | str) -> int:
-        """Write one ready document to a file that `import_document` reads; return its bytes.
+        """Write one ready document to a file that `import_document` reads; return its bytes. It may
+        take the place of an older export, never of anything else.
 
         Raises DocumentNotFound, InvalidInput, StorageFull, CorruptMemory.
         """
+        from memstore.store.export_file import check_target
         from memstore.store.transfer import export_document
 
         catalog = self._on_disk().catalog
+        check_target(Path(file))
         (document,) = self.ready([name])
         if is_url(self.place):
             from memstore.store.published import export_published
