@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
     InvalidConfig,
+    InvalidInput,
     MemoryExists,
     MemoryNotFound,
     NewerFormat,
@@ -117,6 +119,26 @@ def test_an_unknown_codec_makes_no_memory(path):
         Catalog.create(path, SIGNATURE, codec="lz9")
     with pytest.raises(MemoryNotFound):
         Catalog.open(path)
+
+
+@pytest.mark.parametrize("quota", [1.5, -1, True, "a", 1 << 62, 1 << 64])
+def test_what_is_no_quota_is_refused_before_anything_is_written(path, catalog, quota):
+    with pytest.raises(InvalidInput, match="whole number of bytes"):
+        catalog.set_quota(quota)
+    with pytest.raises(InvalidInput, match="whole number of bytes"):
+        Catalog.create(path / "new", SIGNATURE, quota=quota)
+    assert not (path / "new").exists()
+    catalog.close()
+    with closing(Catalog.open(path)) as reopened:
+        assert reopened.quota is None
+        reopened.set_quota((1 << 62) - 1)
+
+
+@pytest.mark.parametrize("quota", [0, 1, 4096])
+def test_a_quota_that_no_memory_fits_into_makes_none(path, quota):
+    with pytest.raises(StorageFull, match="quota"):
+        Catalog.create(path / "new", SIGNATURE, quota=quota)
+    Catalog.create(path / "new", SIGNATURE).close()
 
 
 def test_a_quota_is_changed_for_good(path, catalog):

@@ -130,7 +130,9 @@ def test_no_arguments_show_the_help_and_wrong_ones_end_with_status_2(
     refused(
         run("ingest", story, story, "--store", tmp_path / "m", "--name", "x"), "--name", status=2
     )
-    refused(run("ingest", story, "--store", tmp_path / "m", "--quota", "much"), "64MB", status=2)
+    for quota, said in (("much", "64MB"), ("9223372036GB", "below"), ("9" * 400 + "TB", "below")):
+        ingest = run("ingest", story, "--store", tmp_path / "m", "--quota", quota)
+        refused(ingest, said, status=2)
     refused(run("train", story, "--out", tmp_path / "run", "--preset", "huge"), "paper", status=2)
     refused(
         run("ingest", story, "--store", tmp_path / "m", "--score-range", "2"),

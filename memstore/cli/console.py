@@ -33,11 +33,16 @@ Show = Callable[[int, int, int], None]
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as people write it: 4096, 64MB, 1.5GB, 512MiB. Raises ValueError."""
+    """Bytes of a size as people write it: 4096, 64MB, 1.5GB, 512MiB; below 2**62, as counts of
+    bytes are kept. Raises ValueError.
+    """
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no size; write it like 64MB, 1.5GB or 512MiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if size >= 1 << 62:
+        raise ValueError(f"{text!r} is larger than any file can be; write a size below 4000000TB")
+    return int(size)
 
 
 def size(count: float) -> str:

@@ -50,7 +50,14 @@ from memstore.disk.selector_form import SelectorForm
 from memstore.disk.selector_runs import Run
 from memstore.disk.selector_table import CURRENT, NEXT, SelectorTable
 from memstore.disk.signature import Signature
-from memstore.errors import CorruptMemory, DocumentNotFound, InvalidConfig, NewerFormat, WrongModel
+from memstore.errors import (
+    CorruptMemory,
+    DocumentNotFound,
+    InvalidConfig,
+    InvalidInput,
+    NewerFormat,
+    WrongModel,
+)
 
 FORMAT = 2
 SELECTOR_FORMAT = 3  # of memories with a selector, which older versions would take for damaged
@@ -65,6 +72,19 @@ class _Description(msgspec.Struct):
     codec: str
     created: Amount
     quota: Count | None
+
+
+def _check_quota(quota: int | None) -> None:
+    """What is no quota would be committed, and the memory not be opened any more. Raises
+    InvalidInput.
+    """
+    try:
+        typed(0 if quota is None else quota, Count)
+    except ValueError:
+        raise InvalidInput(
+            "a quota is a whole number of bytes below 2**62, or None for no bound; it is not "
+            f"{quota!r}"
+        ) from None
 
 
 class TokenPart(NamedTuple):
@@ -142,9 +162,10 @@ class Catalog:
         found by; None for landmark keys of the model's own layers. All or nothing: killed at any
         point, the directory holds a whole memory or none, and creating can be tried again.
 
-        Raises MemoryExists, InvalidInput (not an empty directory; a network file system),
+        Raises MemoryExists, InvalidInput (not an empty directory; a network file system; no quota),
         InvalidConfig (codec), ReadOnlyMemory, StorageFull, MemoryLocked.
         """
+        _check_quota(quota)
         row = {
             "format": FORMAT if selector is None else SELECTOR_FORMAT,
             "signature": signature.to_dict(),
@@ -191,7 +212,11 @@ class Catalog:
         return self.database.limit
 
     def set_quota(self, quota: int | None) -> None:
-        """Change the quota, for good. A file already larger stays as it is and does not grow."""
+        """Change the quota, for good. A file already larger stays as it is and does not grow.
+
+        Raises InvalidInput.
+        """
+        _check_quota(quota)
 
         def change(txn: Transaction) -> None:
             row = self._description(txn)

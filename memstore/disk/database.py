@@ -2,6 +2,7 @@
 does it.
 """
 
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -69,7 +70,8 @@ class Database(Closing):
             raise ReadOnlyMemory(
                 f"{path} cannot be written; choose another directory or change its permissions"
             )
-        map_size = map_size if limit is None else min(map_size, whole_pages(limit))
+        if limit is not None:  # to LMDB, a map of no page is one of its own size
+            map_size = min(map_size, max(whole_pages(limit), mmap.PAGESIZE))
         return cls(
             acquire(path, lambda environment: environment.create(first, map_size, limit)),
             read_only=False,

@@ -200,7 +200,7 @@ class OpenMemory(Closing):
         return None if self._committed is None else self._committed.catalog.codec
 
     def set_quota(self, quota: int | None) -> None:
-        """Change the quota, for good. Raises ReadOnlyMemory, MemoryLocked."""
+        """Change the quota, for good. Raises InvalidInput, ReadOnlyMemory, MemoryLocked."""
         self._writable().catalog.set_quota(quota)
 
     # What the rest begins with
