@@ -618,6 +618,22 @@ def test_demo_asks_a_new_process_and_counts(
     refused(run("demo", "--text", plain, "--tokens", "5"), "longer")
 
 
+def test_demo_replaces_what_it_wrote_itself_and_nobody_elses_document(
+    tmp_path: Path, story: Path
+) -> None:
+    (tmp_path / "plain.txt").write_text(OTHER * 4)
+    demo = ("demo", "--text", tmp_path / "plain.txt", "--questions", "1", "--store")
+    for seed in ("1", "2"):
+        assert run(*demo, tmp_path / "mem", "--seed", seed).status == 0
+    docs = ("docs", "--store", tmp_path / "mem", "--json")
+    for how in ("--append", "--replace"):
+        mine = run("ingest", story, "--name", "demo", "--store", tmp_path / "mem", how)
+        assert mine.status == 0
+        before = run(*docs).json["documents"]
+        refused(run(*demo, tmp_path / "mem", "--seed", "3"), "no demonstration wrote")
+        assert run(*docs).json["documents"] == before
+
+
 # What bad input gets
 
 

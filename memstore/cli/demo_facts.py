@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from memstore.child import python_command
 from memstore.cli import console
 from memstore.cli.readers import reader_for_command
-from memstore.errors import InvalidInput, MemstoreError
+from memstore.disk.document import SOURCE
+from memstore.errors import DocumentExists, InvalidInput, MemstoreError
 from memstore.model.facts import (
     Fact,
     Pools,
@@ -37,6 +38,9 @@ from memstore.store.memory_store import MemoryStore
 # read by default: by the model that ships, and by one that takes its time
 TOKENS, FEWER_TOKENS = 1 << 17, 1 << 13
 DOCUMENT = "demo"
+# Its row says so where others say which file they were read from; what is put in its place, or
+# appended to it, says so no more.
+_WRITTEN = {"written_by": "memstore demo"}
 # Things that numbers are given to; two facts may share one, never the thing it belongs to.
 _ATTRIBUTES = (
     "code",
@@ -100,7 +104,8 @@ def run_demo(
 
     text: None takes Python's own documentation. seed: None draws one. store: None uses a directory
     that is removed again. tokens: how much of the text to read; None is 131,072 of Python's (8,192
-    with a Hugging Face model), or the whole of a file. Raises what ingesting and asking raise.
+    with a Hugging Face model), or the whole of a file. Raises what ingesting and asking raise, and
+    DocumentExists for a store that has a document of the same name already, which is another's.
     """
     seed = SystemRandom().randrange(10**6) if seed is None else seed
     reader = reader_for_command(model)
@@ -119,10 +124,10 @@ def run_demo(
             )
         began = time.monotonic()
         with _memory(store, reader) as memory, console.reading("reading") as show:
+            _check_ours(memory)
             document = reader.ingest(
-                written,
+                Text(written, DOCUMENT, source=_WRITTEN),
                 memory,
-                name=DOCUMENT,
                 mode="replace" if memory.has(DOCUMENT) else "new",
                 progress=lambda state: show(state.characters, state.total_characters, state.tokens),
             )
@@ -289,6 +294,15 @@ def _memory(path: Path, reader: Verbs) -> MemoryStore:
     if (path / "data.mdb").exists():
         return MemoryStore.open(path, reader.signature)
     return MemoryStore.create(path, reader.signature, codec=reader.codec, selector=reader.keeps)
+
+
+def _check_ours(memory: MemoryStore) -> None:
+    """Refuse to replace somebody's own document. Raises DocumentExists."""
+    if memory.has(DOCUMENT) and memory.document(DOCUMENT).metadata.get(SOURCE) != _WRITTEN:
+        raise DocumentExists(
+            f"{memory.place} has a document {DOCUMENT!r} that no demonstration wrote; give --store "
+            "another directory, or forget it first"
+        )
 
 
 def _ask_in_new_process(store: Path, model: str | None, questions: Sequence[str]) -> dict[str, Any]:
