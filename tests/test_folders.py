@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 from collections.abc import Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,41 @@ def test_patterns_and_standard_input_are_read(notes: Path, tmp_path: Path) -> No
     refused(run("ingest", "-", "--store", store, stdin=PNG), "standard input is a picture")
     refused(run("ingest", "-", "--store", store, stdin=b""), "standard input is empty")
     refused(run("ingest", notes, "-r", "--append", "--store", store), "folders", status=2)
+
+
+def test_patterns_follow_no_link(notes: Path, tmp_path: Path) -> None:
+    write(tmp_path / "outside" / "o.txt", "Not of this folder.")
+    for name, target in (("up", notes), ("away", tmp_path / "outside"), ("sub/loop", notes)):
+        (notes / name).symlink_to(target)
+    (notes / "link.txt").symlink_to(notes / "a.txt")
+    for pattern, names in {
+        "**/*.txt": ["a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt"],
+        "*/*.txt": ["sub/a.txt"],
+        "[a-z]*/o.txt": [],
+        "*/**": ["sub/a.txt", "sub/deep/c.txt"],
+    }.items():
+        found = find([str(notes / pattern)], recursive=False)
+        assert [file.name for file in found.files] == names
+        assert len(found.refused) == (not names)
+    (tmp_path / "way").symlink_to(notes)  # what a pattern begins with is what was asked for
+    found = find([str(tmp_path / "way" / "*.txt")], recursive=False)
+    assert [file.name for file in found.files] == ["a.txt", "b.txt"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*", "**", "**/*", "*/*", "**/a.txt", "**/**/*.txt", "*/**/c.txt", "s?b/[ad]*", "**/d*/**",
+     ".*/*", "**/.d", "*.none", "**/[.]*"],
+)  # fmt: skip
+def test_a_pattern_matches_what_glob_matches(
+    notes: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    for name in (".hidden/h.txt", "sub/.d", "sub/deep/down/a.txt", "d/**.txt"):
+        write(notes / name, "Some text.")
+    monkeypatch.chdir(notes)
+    matched = map(Path, glob(pattern, recursive=True))
+    wanted = sorted({path for path in matched if path.is_file()})
+    assert [file.path for file in find([pattern], recursive=False).files] == wanted
 
 
 def test_names_of_any_bytes_are_read_and_never_lost(tmp_path: Path) -> None:

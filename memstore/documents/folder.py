@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -163,13 +164,10 @@ def _of_path(
     elif glob.has_magic(given) and not os.path.lexists(path):
         folder = Folder.at(_fixed(path))
         found.folders.append(folder)
-        matches = sorted(map(Path, glob.glob(given, recursive=True)))
         files = [
             match
-            for match in matches
-            if match.is_file()
-            and not match.is_symlink()
-            and (without is None or not match.resolve().is_relative_to(without.resolve()))
+            for match in sorted(_matching(folder.path, path, found))
+            if without is None or not match.resolve().is_relative_to(without.resolve())
         ]
         if not files:
             found.refused.append(InvalidInput(f"{given} matches no file"))
@@ -190,14 +188,10 @@ def _of_folder(folder: Folder, files: Iterable[Path], name: str | None) -> Itera
 
 def _walk(path: str, found: Files, without: Path | None) -> Iterator[str]:
     """The files of a folder and of those in it, in order."""
-
-    def refuse(error: OSError) -> None:
-        found.refused.append(
-            InvalidInput(f"cannot read the directory {error.filename}: {error.strerror}")
-        )
-
     avoided = None if without is None else without.resolve()
-    for where, folders, files in os.walk(path, onerror=refuse):
+    for where, folders, files in os.walk(
+        path, onerror=lambda error: found.refused.append(_unreadable(error))
+    ):
         folders[:] = sorted(
             folder
             for folder in folders
@@ -207,6 +201,42 @@ def _walk(path: str, found: Files, without: Path | None) -> Iterator[str]:
             inside = os.path.join(where, file)
             if not file.startswith(".") and os.path.isfile(inside) and not os.path.islink(inside):
                 yield inside
+
+
+def _matching(folder: Path, pattern: Path, found: Files) -> set[Path]:
+    """The files that a pattern matches, which begins with this folder. What `glob` would match, but
+    through no link, of which a tree may have loops; and what cannot be looked into is told.
+    """
+    files = set[Path]()
+    seen = set[tuple[str, tuple[str, ...]]]()
+    todo = [(str(folder), pattern.parts[len(folder.parts) :])] if folder.is_dir() else []
+    while todo:
+        where, parts = todo.pop()
+        if (where, parts) in seen:  # "**/*/**" comes to a folder in more ways than one
+            continue
+        seen.add((where, parts))
+        part, rest = parts[0], parts[1:]
+        if part == "**":
+            todo.append((where, rest or ("*",)))
+        try:
+            entries = list(os.scandir(where))
+        except OSError as error:
+            if part != "**":  # which looks into it once more
+                found.refused.append(_unreadable(error))
+            continue
+        for entry in entries:
+            hidden = entry.name.startswith(".") and not part.startswith(".")
+            if hidden or not (part == "**" or fnmatch(entry.name, part)):
+                continue
+            if entry.is_dir(follow_symlinks=False) and (part == "**" or rest):
+                todo.append((entry.path, parts if part == "**" else rest))
+            elif not rest and part != "**" and entry.is_file(follow_symlinks=False):
+                files.add(Path(entry.path))
+    return files
+
+
+def _unreadable(error: OSError) -> InvalidInput:
+    return InvalidInput(f"cannot read the directory {error.filename}: {error.strerror}")
 
 
 def _fixed(pattern: Path) -> Path:
