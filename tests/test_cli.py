@@ -293,6 +293,13 @@ def test_questions_on_standard_input_are_answered_each_in_a_session_of_its_own(s
     refused(run("ask", "-", "--store", store, stdin=b"caf\xe9?\n"), "UTF-8")
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("temperature", "nan"), ("temperature", "inf"), ("seed", "9" * 20)]
+)
+def test_what_nothing_can_be_sampled_by_is_one_line(store: Path, option: str, value: str) -> None:
+    refused(run("ask", "who?", "--store", store, f"--{option}", value), f"{option} must be a")
+
+
 def test_sampling_repeats_under_a_seed(store: Path) -> None:
     ask = ("ask", "Who?", "--store", store, "--temperature", "2", "--json", "--max-new-tokens", "8")
     texts = [run(*ask, "--seed", seed).json["tokens"] for seed in (1, 1, 2)]

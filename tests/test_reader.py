@@ -86,7 +86,17 @@ def test_a_reader_that_foresees_nothing_answers_the_same_with_prefetch(tmp_path:
         ({"cmt_cutoff": 1.5}, "cmt_cutoff must lie in 0..1, is 1.5"),
         ({"chunk_blocks": 257}, "chunk_blocks must lie in 1..256, is 257"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, is 0"),
-        ({"temperature": -1.0}, "temperature must not be negative"),
+        ({"temperature": -1.0}, "temperature must be a finite number of at least 0, is -1.0"),
+        ({"temperature": float("nan")}, "temperature must be a finite number"),
+        ({"temperature": float("inf")}, "temperature must be a finite number"),
+        ({"temperature": "hot"}, "temperature must be a finite number"),
+        ({"seed": 1 << 64}, "seed must be a whole number from"),
+        ({"seed": 1.5}, "seed must be a whole number from"),
+        ({"top_k": 2.5}, "top_k must be a whole number, is 2.5"),
+        ({"margin": None, "chunk_blocks": "8"}, "chunk_blocks must be a whole number, is '8'"),
+        ({"score_range": "all"}, "score_range must be a finite number"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be at least 1, is 2.5"),
+        ({"documents": "book"}, r"a list of names: \['book'\]"),
         ({"top_p": 0.5}, "unknown setting 'top_p'"),
     ],
 )
@@ -98,3 +108,13 @@ def test_settings_out_of_range_are_refused_by_name(
         reader.ingest(BODY[:20], store, name="book")
         with pytest.raises(InvalidInput, match=message):
             reader.ask("who?", store, **setting)
+
+
+def test_what_is_no_text_is_no_question_and_no_phrase(tmp_path: Path) -> None:
+    reader = ToyReader()
+    with MemoryStore.create(tmp_path / "m", reader.signature) as store:
+        reader.ingest(BODY[:20], store, name="book")
+        with pytest.raises(InvalidInput, match="the question must be text, is None"):
+            reader.ask(None, store)
+        with pytest.raises(InvalidInput, match="the phrase must be text, is 5"):
+            list(reader.search(5, store))

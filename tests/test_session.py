@@ -15,6 +15,7 @@ from tiny_model import save_tiny_model, text, tiny_model
 
 from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
 from memstore.kernels.products import accumulate
+from memstore.model.generate import draw
 from memstore.model.ingest import IngestProgress
 from memstore.model.landmark_model import LandmarkModel, load_model
 from memstore.store.memory_store import MemoryStore
@@ -287,6 +288,28 @@ def test_sampling_is_repeatable_and_landmarks_are_never_generated(tmp_path: Path
         other = model.ask("the", store, seed=6, **settings)
     assert one.tokens == two.tokens != other.tokens
     assert max(one.tokens + other.tokens) < model.config.landmark_id
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_smallest_temperature_and_top_p_take_the_likeliest_token(dtype: torch.dtype) -> None:
+    for shift in (-100.0, 0.0, 100.0):
+        logits = torch.randn(50, generator=torch.Generator().manual_seed(0)) + shift
+        logits[3], logits[7] = shift + 9, -torch.inf  # 7: a token that may not be said
+        logits = logits.to(dtype)
+        for temperature in (5e-324, 1e-46, 1e-38):
+            assert draw(logits, temperature, torch.Generator().manual_seed(1)) == 3
+        for top_p in (5e-324, 1e-46, 1e-8):
+            assert draw(logits, 1.0, torch.Generator().manual_seed(1), top_p) == 3
+
+
+def test_ordinary_samples_are_those_of_the_softmax() -> None:
+    logits = 5 * torch.randn(300, generator=torch.Generator().manual_seed(0))
+    one, two = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    for temperature in (0.01, 0.7, 1.0, 3.0):
+        weights = (logits / temperature).softmax(-1)
+        for _ in range(20):
+            drawn = draw(logits, temperature, one)
+            assert drawn == int(torch.multinomial(weights, 1, generator=two))
 
 
 def test_a_chat_sees_what_was_said_before(tmp_path: Path) -> None:

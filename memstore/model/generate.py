@@ -1,5 +1,6 @@
 """The next tokens of a session, one by one."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
+from memstore.model.settings import check_sampling
 
 Around = Callable[[], AbstractContextManager[None]]
 """Entered for what a walk that sessions share does for one of them alone."""
@@ -44,10 +46,9 @@ class Continuation(Iterator[int]):
         """state: [hidden_size]. temperature 0 is greedy; otherwise samples, repeatably under
         `seed`, from the likeliest tokens that together have a probability of top_p. stop(token)
         ends after that token, end(token) before it; each(number) is called before token `number`,
-        from 0, is given. Raises InvalidInput for a negative temperature and a top_p out of range.
+        from 0, is given. Raises InvalidInput for a temperature, seed or top_p out of range.
         """
-        if temperature < 0:
-            raise InvalidInput(f"temperature must not be negative, is {temperature}")
+        check_sampling(temperature, seed)
         if not 0 < top_p <= 1:
             raise InvalidInput(f"top_p must lie above 0 and up to 1, is {top_p}")
         self.session = session
@@ -129,8 +130,12 @@ def draw(
         return int(logits.argmax())
     # where the generator is: the same draw on every device
     weights = (logits / temperature).softmax(-1).cpu()
+    if math.isnan(weights[0]):  # by so small a number logits are divided to no finite ones
+        weights = ((logits.double() - logits.max()) / temperature).softmax(-1).cpu()
     if top_p < 1:
         most = weights.sort(descending=True)
         before = most.values.cumsum(0) - most.values  # of those that are likelier
-        weights[most.indices[before >= top_p]] = 0
+        others = before >= top_p
+        others[0] = False  # as a top_p that rounds to 0 would leave nothing
+        weights[most.indices[others]] = 0
     return int(torch.multinomial(weights, 1, generator=generator))

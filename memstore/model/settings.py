@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args
 
 from memstore.errors import InvalidInput
@@ -10,6 +11,11 @@ from memstore.model.cutoffs import check_cutoffs
 
 Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
 GRANULARITIES = get_args(Granularity)
+
+
+_WHOLE = ("top_k", "chunk_blocks", "own_blocks", "margin", "local_blocks", "choose_every")
+_ANY = ("own_blocks", "choose_every")  # of these, None is a choice
+_SEEDS = range(-(1 << 63), 1 << 64)  # what torch's generators take
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,16 @@ class LookupSettings:
     choose_every: int | None = None
 
     def __post_init__(self) -> None:
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if not (isinstance(value, Integral) or (value is None and name in _ANY)):
+                raise InvalidInput(f"{name} must be a whole number, is {value!r}")
         if not 1 <= self.top_k <= 1024:
             raise InvalidInput(f"top_k must lie in 1..1024, is {self.top_k}")
         for name in ("score_range", "recency", "supersede"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise InvalidInput(f"{name} must be a finite number of at least 0, is {value}")
+            if value is not None and not _is_amount(value):
+                raise InvalidInput(f"{name} must be a finite number of at least 0, is {value!r}")
         if self.granularity not in GRANULARITIES:
             raise InvalidInput(
                 f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
@@ -113,14 +123,25 @@ class AnswerSettings:
     on_token: Callable[[str], None] | None = None  # told every piece of text as it is generated
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InvalidInput(f"max_new_tokens must be at least 1, is {self.max_new_tokens}")
-        if self.temperature < 0:
-            raise InvalidInput(f"temperature must not be negative, is {self.temperature}")
+        if not isinstance(self.max_new_tokens, Integral) or self.max_new_tokens < 1:
+            raise InvalidInput(f"max_new_tokens must be at least 1, is {self.max_new_tokens!r}")
+        check_sampling(self.temperature, self.seed)
 
     def changed(self, **settings: Any) -> "AnswerSettings":
         """These with others in their place; None leaves one as it is. Raises InvalidInput."""
         return _changed(self, settings, ANSWER_SETTINGS)
+
+
+def check_sampling(temperature: float, seed: int | None) -> None:
+    """Raises InvalidInput for what nothing can be sampled by."""
+    if not _is_amount(temperature):
+        raise InvalidInput(f"temperature must be a finite number of at least 0, is {temperature!r}")
+    if seed is not None and not (isinstance(seed, Integral) and seed in _SEEDS):
+        raise InvalidInput(f"seed must be a whole number from -2**63 to 2**64 - 1, is {seed!r}")
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < math.inf
 
 
 ANSWER_SETTINGS = tuple(field.name for field in fields(AnswerSettings))

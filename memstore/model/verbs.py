@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -227,11 +228,10 @@ class Verbs(Reader):
         top_k: int,
         shortlist: int,
     ) -> tuple[dict[int, Document], Iterator[Found], list[str]]:
-        if not phrase.strip():
-            raise InvalidInput("the phrase is empty")
+        _check_said("phrase", phrase)
         for name, value in (("top_k", top_k), ("shortlist", shortlist)):
-            if value < 1:
-                raise InvalidInput(f"{name} must be at least 1, is {value}")
+            if not isinstance(value, Integral) or value < 1:
+                raise InvalidInput(f"{name} must be at least 1, is {value!r}")
         wanted = store.ready(documents, to="search")
         searched = {document.id: document for document in store.attached(wanted)}
         absent = [document.name for document in wanted if document.id not in searched]
@@ -248,6 +248,13 @@ class Verbs(Reader):
         logits = session.logits(states).log_softmax(-1)
         following = torch.tensor(ids[1:], device=logits.device)
         return logits.gather(-1, following[:, None])[:, 0].double().cpu().numpy()
+
+
+def _check_said(what: str, text: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidInput(f"the {what} must be text, is {text!r}")
+    if not text.strip():
+        raise InvalidInput(f"the {what} is empty")
 
 
 class Chat:
@@ -273,8 +280,7 @@ class Chat:
     def asking(self, question: str, **settings: Any) -> Generator[str, None, Answer]:
         """`ask` piece by piece: yields the text as it is generated, and returns the answer."""
         chosen = self._reader.answering.changed(**settings)
-        if not question.strip():
-            raise InvalidInput("the question is empty")
+        _check_said("question", question)
         session, store, tokenizer = self._session, self._session.store, self._reader.tokenizer
         began, tiers = time.perf_counter(), store.tier_stats()
         lookups = session.lookups

@@ -63,6 +63,8 @@ class MemoryStore(Lookups):
                     f"the memory holds no finished document to {to}; run ingest first"
                 )
             return found
+        if isinstance(names, str):  # or its letters would be looked for
+            raise InvalidInput(f"documents are given as a list of names: [{names!r}]")
         found = [self.document(name) for name in names]
         for document in found:
             if document.state != "ready":
