@@ -170,6 +170,25 @@ def test_docx_has_lists_tables_notes_and_what_stands_in_controls_and_insertions(
     assert converted(data, "a.docx").places == (Place(0, 1, "Own level"),)
 
 
+def test_what_a_paragraph_was_before_a_tracked_change_is_not_what_it_is() -> None:
+    run = "<w:r><w:t>{}</w:t></w:r>".format
+    was = "<w:pPrChange w:id='1'><w:pPr>{}</w:pPr></w:pPrChange>".format
+    style, outline = "<w:pStyle w:val='Own1'/>", "<w:outlineLvl w:val='0'/>"
+    item = "<w:numPr><w:ilvl w:val='0'/></w:numPr>"
+    body = (
+        f"<w:p><w:pPr>{style}{was('')}</w:pPr>{run('Now a heading')}</w:p>"
+        f"<w:p><w:pPr>{was(style)}</w:pPr>{run('Once a heading')}</w:p>"
+        f"<w:p><w:pPr>{was(item)}</w:pPr>{run('Once an item')}</w:p>"
+        f"<w:p><w:pPr>{item}{was('')}</w:pPr>{run('Now an item')}</w:p>"
+        f"<w:p><w:pPr>{was(outline)}</w:pPr>{run('End')}</w:p>"
+    )
+    document = converted(made.docx_of(body), "a.docx")
+    assert document.text.strip() == (
+        "Now a heading\n\nOnce a heading\n\nOnce an item\n\n- Now an item\n\nEnd"
+    )
+    assert document.places == (Place(0, 1, "Now a heading"),)
+
+
 # EPUB
 
 

@@ -18,7 +18,12 @@ _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _STRICT = "{http://purl.oclc.org/ooxml/wordprocessingml/main}"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 # What was deleted, what a program is told, what stands there for older programs
-_HIDDEN = frozenset(("del", "moveFrom", "instrText", "delText", "Fallback", "rPrChange"))
+_HIDDEN = frozenset(("del", "moveFrom", "instrText", "delText", "Fallback"))
+# How it was formatted before a change that is tracked
+_FORMER = frozenset((
+    "rPrChange", "pPrChange", "sectPrChange", "numberingChange", "tblPrChange", "tblPrExChange",
+    "tblGridChange", "trPrChange", "tcPrChange",
+))  # fmt: skip
 
 
 def read_docx(archive: Archive, limits: Limits) -> Converted:
@@ -51,15 +56,23 @@ class _Events(ABC):
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._depth = limits, 0
+        self._former = 0  # the depth at which what held before a change began
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self._depth += 1
         if self._depth > self._limits.depth:
             raise UnreadableDocument(f"has elements nested deeper than {self._limits.depth:,}")
-        self.begin(tag.rpartition("}")[2], attributes)
+        name = tag.rpartition("}")[2]
+        if self._former or name in _FORMER:
+            self._former = self._former or self._depth
+        else:
+            self.begin(name, attributes)
 
     def end(self, tag: str) -> None:
-        self.finish(tag.rpartition("}")[2])
+        if not self._former:
+            self.finish(tag.rpartition("}")[2])
+        elif self._depth == self._former:
+            self._former = 0
         self._depth -= 1
 
     @abstractmethod
