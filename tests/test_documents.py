@@ -203,6 +203,38 @@ def test_chapters_without_headings_have_their_title_of_the_table_of_contents() -
     ]
 
 
+def test_titles_of_the_table_of_contents_end_with_their_files() -> None:
+    chapter = '<html xmlns="http://www.w3.org/1999/xhtml"><body>{}</body></html>'.format
+    cover, plain = chapter('<img src="x"/>'), "<p>{} of it.</p>".format
+    parts = [
+        cover,
+        chapter(plain("Preface")),
+        chapter(plain("More")),
+        cover,
+        chapter("<h2>Chapter One</h2>" + plain("One")),
+        chapter("<h1>Part</h1>" + plain("Part")),
+        chapter("<h2>Chapter Two</h2>" + plain("Two")),
+        chapter(plain("End")),
+    ]
+    titles = ["Cover", "Preface", "", "Plate", "Chapter One", "Part", "Chapter Two", "Afterword"]
+    document = converted(made.epub_of(parts, titles), "a.epub")
+    places = Places(document.places)
+    assert {
+        word: places.headings(document.text.index(f"{word} of it"))
+        for word in ("Preface", "More", "One", "Part", "Two", "End")
+    } == {
+        "Preface": ("Preface",),
+        "More": ("Preface",),  # which the table of contents does not name
+        "One": ("Chapter One",),
+        "Part": ("Part",),
+        "Two": ("Part", "Chapter Two"),
+        "End": ("Afterword",),
+    }
+    assert [place.name for place in document.places] == [
+        "Preface", "", "Chapter One", "Part", "Chapter Two", "Afterword"
+    ]  # fmt: skip
+
+
 def test_chapters_that_are_no_xml_are_read_as_html_and_named_characters_are_known() -> None:
     ill = '<html><head><title/><script src="x"/></head><body><p>One &mdash; two<p>Three</body>'
     well = (

@@ -90,8 +90,17 @@ class Composer:
         return line
 
     def place(self, level: int, name: str) -> None:
-        """A heading (level 1, 2, ...) or page (0) begins with the next paragraph."""
-        self._next.append((min(level, LEVELS - 1), plain_name(name)))
+        """A heading (level 1, 2, ...) or page (0) begins with the next paragraph; without a name,
+        it ends the headings from its level down.
+        """
+        level = min(level, LEVELS - 1)
+        self._next = [other for other in self._next if other[1] or other[0] < level]
+        self._next.append((level, plain_name(name)))
+
+    def drop_places(self) -> bool:
+        """No paragraph came that they could begin with. Were there any?"""
+        dropped, self._next = bool(self._next), []
+        return dropped
 
     def page(self, number: int, text: str) -> None:
         """A page as it is, if anything stands on it."""

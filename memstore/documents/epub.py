@@ -21,7 +21,7 @@ _NCX = "application/x-dtbncx+xml"
 
 def read_epub(archive: Archive, limits: Limits) -> Converted:
     """The text of an EPUB. Chapters without a heading have their title of the table of contents as
-    their place. Raises UnreadableDocument.
+    their place, to the next file that is named there. Raises UnreadableDocument.
     """
     if _ENCRYPTION in archive.names:
         for algorithm in _parse(archive, _ENCRYPTION, limits).algorithms:
@@ -35,16 +35,21 @@ def read_epub(archive: Archive, limits: Limits) -> Converted:
     book = _parse(archive, package, limits)
     titles = _titles(archive, package, book, limits)
     composer = Composer(limits)
+    titled = False  # does what was read last stand under a title of the table of contents?
     for item in book.spine:
         href, kind = book.items.get(item, ("", ""))
         name = _inside(package, href)
         if kind not in _XHTML or name not in archive.names:
             continue
         text = decode_html(archive.member(name))
-        if name in titles and not _has_heading(text):
-            composer.place(1, titles[name])
+        named = name in titles
+        title = "" if not named or _has_heading(text) else titles[name]
+        if title or (named and titled):
+            composer.place(1, title)
         walk_xhtml(text, composer, limits)
         composer.end_paragraph()
+        if not composer.drop_places() and named:  # dropped: of a file of pictures
+            titled = bool(title)
     if not composer.begun:
         raise UnreadableDocument("has no text: its pages are pictures, or are missing")
     return composer.done("epub")
