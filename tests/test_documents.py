@@ -112,10 +112,30 @@ def test_html_is_read_as_it_is_seen() -> None:
     <table><tr><th><p>1</p><th>2<tr><td>3<td><p>4<p>5</table><pre>  code
       more</pre><p hidden>no</p>After &bogus; &eacute; &#x1F600;<svg><text>no</text></svg>"""
     assert text_of(page.encode(), "a.html") == (
-        "One two\nthree\n\nPara one\nline two\n\n- a\n- b\n  1. c\n  2. d\n\n"
+        "One two\nthree\n\nPara one\nline two\n\n- a\n- b\n  3. c\n  4. d\n\n"
         "1 | 2\n3 | 4\n\n5\n\n  code\n      more\n\nAfter &bogus; é 😀"
     )
     assert [place.name for place in converted(page.encode(), "a.html").places] == ["One two three"]
+
+
+def test_cells_of_a_table_stay_in_their_columns() -> None:
+    page = """Before<table><tr><td></td><th>Name<th>Mid<th>Age
+    <tr><td></td><td> </td><td>X</td><td><p>31</p></td></tr><tr><td>1<td>Bob<td><br><td>32<td></tr>
+    <tr><td></td><td></td></tr><tr><td>a<td><table><tr><td><td>in</table><td>b</table>After
+    <table><tr><td>left</td></tr></table>"""
+    assert text_of(page.encode(), "a.html") == (
+        "Before\n\n| Name | Mid | Age\n| | X | 31\n1 | Bob | | 32\na\n\n| in | b\n\nAfter\n\nleft"
+    )
+
+
+def test_items_of_a_list_have_the_numbers_that_are_seen() -> None:
+    page = (
+        "<ol start=5><li>five<li>six<li value=9>nine<li>ten</ol><ol start=x><li value=''>one</ol>"
+        "<ol start=-1><li>below<li>zero<li>one</ol><ul><li value=7>none</ul>"
+    )
+    assert text_of(page.encode(), "a.html") == (
+        "5. five\n6. six\n9. nine\n10. ten\n1. one\n-1. below\n0. zero\n1. one\n- none"
+    )
 
 
 def test_a_page_without_headings_stands_under_its_title() -> None:

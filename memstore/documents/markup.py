@@ -28,6 +28,7 @@ _VOID = frozenset((
 ))  # fmt: skip
 # What waits between two texts; the greater covers the smaller
 _NOTHING, _PARAGRAPH, _CELL, _ROW = range(4)
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,9}\s*")
 _NAMED = re.compile(r"&([A-Za-z][A-Za-z0-9]{1,31});")
 _OF_XML = {"amp", "lt", "gt", "quot", "apos"}
 
@@ -41,7 +42,11 @@ class Walk:
         self._hidden = 0  # the depth at which what is not shown began; 0: it is shown
         self._verbatim = self._heading = 0
         self._waiting = _NOTHING
-        self._lists: list[int] = []  # of each open list, the number of its next item; 0: no numbers
+        # of each open list, the number of its next item; None: no numbers
+        self._lists: list[int | None] = []
+        self._texts = 0  # so many there were
+        self._rows: list[int] = []  # of each open table, the texts before its row
+        self._cells = 0  # of the row, that ended since its last text
         self._title: list[str] | None = None
         self.title = ""
 
@@ -60,17 +65,23 @@ class Walk:
             self._end_paragraph()
             self._heading = _HEADINGS[tag]
         elif tag == "br":
-            self._composer.break_line()
+            if self._waiting < _CELL:  # in an empty cell it breaks nothing
+                self._composer.break_line()
         elif tag in ("table", "tr"):
             self._wait(_PARAGRAPH, over=tag == "table")
+            self._cells = 0
+            if tag == "table":
+                self._rows.append(self._texts)
+            elif self._rows:
+                self._rows[-1] = self._texts
         elif tag in _BLOCKS:
             self._wait(_PARAGRAPH)
             if tag == "pre":
                 self._verbatim += 1
             elif tag in ("ol", "ul", "menu"):
-                self._lists.append(1 if tag == "ol" else 0)
+                self._lists.append(_number(attributes.get("start"), 1) if tag == "ol" else None)
             elif tag == "li":
-                self._item()
+                self._item(attributes.get("value"))
 
     def end(self, tag: str) -> None:
         """It ends."""
@@ -83,12 +94,18 @@ class Walk:
         if tag in _HEADINGS:
             self._end_paragraph()
         elif tag in ("td", "th"):
-            self._wait(_CELL)
+            self._cells += not self._heading
+            if not self._rows or self._rows[-1] < self._texts:  # or it waits for the row to begin
+                self._wait(_CELL)
         elif tag == "tr":
             self._wait(_ROW)
+            self._cells = 0
         elif tag == "table" or tag in _BLOCKS:
             self._wait(_PARAGRAPH, over=tag == "table")
-            if tag == "pre":
+            if tag == "table":
+                self._cells = 0
+                del self._rows[-1:]
+            elif tag == "pre":
                 self._verbatim = max(0, self._verbatim - 1)
             elif tag in ("ol", "ul", "menu") and self._lists:
                 self._lists.pop()
@@ -105,8 +122,10 @@ class Walk:
                 self._composer.end_paragraph()
             elif waiting == _ROW:
                 self._composer.break_line()
-            elif waiting == _CELL and self._composer.open:
-                self._composer.add(" | ")
+            if self._cells:  # empty ones too, or what follows would stand in another column
+                self._composer.add(" | " * self._cells)
+            self._cells = 0
+            self._texts += 1
         elif self._waiting or not self._composer.open:
             return
         self._composer.add(text, verbatim=self._verbatim > 0)
@@ -130,13 +149,19 @@ class Walk:
         if not self._heading:  # a heading is one line, whatever is in it
             self._waiting = what if over else max(self._waiting, what)
 
-    def _item(self) -> None:
+    def _item(self, value: str | None) -> None:
         self._end_paragraph()
-        number = self._lists[-1] if self._lists else 0
-        if number:
-            self._lists[-1] += 1
+        number = self._lists[-1] if self._lists else None
+        if number is not None:
+            number = _number(value, number)
+            self._lists[-1] = number + 1
         indent = "  " * min(len(self._lists) - 1, 8)
-        self._composer.item(f"{indent}{number}. " if number else f"{indent}- ")
+        self._composer.item(f"{indent}- " if number is None else f"{indent}{number}. ")
+
+
+def _number(said: str | None, otherwise: int) -> int:
+    """What an attribute says, if that is a number."""
+    return int(said) if said is not None and _INTEGER.fullmatch(said) else otherwise
 
 
 def walk_html(text: str, composer: Composer, limits: Limits) -> str:
