@@ -428,6 +428,8 @@ def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path, monkeypatc
         assert made.codec == reader.codec == "int8"
     status, told = command("index")
     assert status == 0 and "was found already by words" in told
+    status, told = command("search", "the copper anchor of the orchard")
+    assert status == 0 and "text[" in told and "%" not in told  # scores, which have no greatest one
     asked = ["ask", QUESTION, "--max-new-tokens", "2", *arguments]
     done = subprocess.run(
         [sys.executable, "-m", "memstore", *asked], capture_output=True, text=True, check=True

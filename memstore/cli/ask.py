@@ -134,19 +134,22 @@ def search(
 ) -> None:
     """Show where in a memory a phrase is found.
 
-    The percentage says how much of the phrase is found there: 100% is all of it, word for word.
+    The percentage says how like the passage's words are to the phrase's, each in its context: where
+    they are the same mostly 60-90%, where nothing is alike some 15%. A model that chooses with a
+    selector shows the score of that instead.
     """
     with _opened(store, model, tiers, away) as (reader, memory):
         find = reader.search if by == "passage" else reader.search_documents
         settings = {} if shortlist is None else {"shortlist": shortlist}
         with console.waiting("searching"):
             matches = find(phrase, memory, documents=document, top_k=results, **settings)
+        shares = reader.keeps is None
     found, absent = [asdict(match) for match in matches], list(matches.absent)
     if as_json:
         console.emit({"sources" if by == "passage" else "documents": found, "absent": absent})
     else:
         sources = found if by == "passage" else [match["best"] for match in found]
-        console.print_sources(sources, shares=True)
+        console.print_sources(sources, shares=shares)
         console.print_absent(absent)
 
 

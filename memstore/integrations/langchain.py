@@ -16,8 +16,8 @@ class MemstoreRetriever(BaseRetriever):
     store: the memory's directory or URL, or an open MemoryStore. reader: what reads it, or its name
     (None: the model that ships). documents: to search; None for all. k: how many passages; an
     `invoke(query, k=..)` may differ. The metadata of a passage are "document", "span" (characters
-    of it), "place" (its page or headings, or None), "block" and "weight" (how much of the query is
-    there, 0..1).
+    of it), "place" (its page or headings, or None), "block" and "weight" (how like the
+    query it is: docs/method.md section 9).
     """
 
     store: Any

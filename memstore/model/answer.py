@@ -23,9 +23,9 @@ class Source:
     attended.
 
     span: (first, end) characters of the document, those that begin in the block; text: they.
-    weight: attention mass summed over layers, heads and answer tokens; of a search, how much of the
-    phrase was found, 0..1. reads: one entry a (layer, head, tier): the part read there. place:
-    "page 12", or the headings that it stands under; None where the document has none.
+    weight: attention mass summed over layers, heads and answer tokens; of a search, how like the
+    phrase it is (docs/method.md section 9). reads: one entry a (layer, head, tier): the part read
+    there. place: "page 12", or the headings that it stands under; None where the document has none.
     """
 
     document: str
@@ -72,7 +72,7 @@ class Source:
 
 
 class Found(NamedTuple):
-    """A block that a search found, how much of the phrase it has, and what was read of it."""
+    """A block that a search found, how like the phrase it is, and what was read of it."""
 
     document: int
     block: int
@@ -82,9 +82,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class DocumentMatch:
-    """A document that a search found. weight: how much of the phrase was found in its best block,
-    0..1.
-    """
+    """A document that a search found. weight: that of its best block."""
 
     document: str
     weight: float

@@ -200,7 +200,7 @@ def _gain(hits: Hits, blocks: int) -> Tensor:
 def _compare(
     store: MemoryStore, units: Sequence[BlockKey], placed: Tensor
 ) -> tuple[Tensor, list[str]]:
-    """How much of the phrase is found in each unit, [n] in 0..1, and the tier that had each.
+    """How like the phrase each unit is, [n] in 0..1, and the tier that had each.
 
     placed: [block_size, T, D] the phrase's normalised keys at every offset of a block. Each token
     counts exp(sharpness * (cosine to the likest key of the block - 1)); the mean over tokens is

@@ -290,8 +290,8 @@ TOOLS = {
         ask,
     ),
     "search": Tool(
-        "Find the passages of the memory that share most words with a phrase; a weight of 1 is all "
-        "of it, word for word.",
+        "Find the passages of the memory that are most like a phrase, word by word, best first; "
+        "their weights compare them, and are no shares of words.",
         Search,
         search,
     ),

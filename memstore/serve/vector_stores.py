@@ -63,7 +63,7 @@ class UpdateStore(Strict):
 
 
 class Ranking(Strict):
-    """score_threshold: how much of the phrase must be found."""
+    """score_threshold: how like the phrase a passage must be."""
 
     ranker: Literal["none", "auto", "default-2024-11-15"] | None = None
     score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -157,7 +157,7 @@ def router(service: "Service") -> APIRouter:
 def scores(sources: Sequence[Source], *, shares: bool) -> list[float]:
     """How well each of a search's sources fits, best first, in 0..1.
 
-    shares: their weights are the parts of the phrase that were found; otherwise, of a reader that
+    shares: their weights say how like the phrase they are, in 0..1; otherwise, of a reader that
     chooses once for a question, scores of its selector: exp(weight - that of the best).
     """
     if shares:
