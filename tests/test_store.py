@@ -865,6 +865,22 @@ def test_quota_stops_an_ingest_with_the_memory_intact(path: Path) -> None:
         check_content(store, ingest(store, "fourth", 300 * CHUNK, text=4), text=4)
 
 
+@pytest.mark.parametrize("mode", ["new", "replace"])
+def test_an_ingest_that_finds_no_room_for_a_block_leaves_no_row(path: Path, mode: str) -> None:
+    name = "first" if mode == "replace" else "second"
+    with MemoryStore.create(path, SIGNATURE, quota=600_000, host_budget=BUDGET) as store:
+        first = ingest(store, "first", 10 * CHUNK)
+        with pytest.raises(StorageFull, match="quota"):
+            ingest(store, name, 4000 * CHUNK, text=2, mode=mode, commit_bytes=16 << 20)
+        assert store.documents() == [first]
+        check_content(store, first, text=1)
+    with closing(Catalog.open(path)) as catalog, catalog.database.read() as txn:
+        assert catalog.documents(txn) == [first]  # nor one that would have replaced it
+    with MemoryStore.open(path) as store:
+        check_content(store, ingest(store, name, 20 * CHUNK, text=3, mode=mode), text=3)
+        assert is_whole(path)
+
+
 # Scratch
 
 

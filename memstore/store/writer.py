@@ -8,8 +8,9 @@ instant, the memory holds what the last transaction held: a prefix of whole chun
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from types import TracebackType
 from typing import Self
@@ -22,7 +23,7 @@ from memstore.block import BlockKey
 from memstore.disk.block_words import Words
 from memstore.disk.catalog import Catalog
 from memstore.disk.document import Document
-from memstore.errors import BudgetExceeded, InvalidInput
+from memstore.errors import BudgetExceeded, InvalidInput, StorageFull
 from memstore.store.chunk import Chunk, LayerBlocks, RecentBlocks, StoredLayers
 from memstore.store.commit import Commits
 from memstore.store.retrieval import Retrieval
@@ -255,9 +256,20 @@ class DocumentWriter:
             self._release(self._pinned, self._memory_layers)
             try:
                 self._on_close(self)
+                self._leave_nothing()
             finally:
                 self._locks.close()
         self._commits.check()
+
+    def _leave_nothing(self) -> None:
+        """Of a document that there was no room for: its row would be taken for a beginning."""
+        row, catalog = self._commits.row, self._catalog
+        if isinstance(self._commits.error, StorageFull) and not (
+            row.blocks or row.state == "ready"
+        ):
+            with suppress(StorageFull):
+                delete = partial(catalog.delete_document, document=row.id)
+                catalog.database.write(delete, beyond_limit=True)
 
     def __enter__(self) -> Self:
         return self
