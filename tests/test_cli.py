@@ -293,6 +293,22 @@ def test_questions_on_standard_input_are_answered_each_in_a_session_of_its_own(s
     refused(run("ask", "-", "--store", store, stdin=b"caf\xe9?\n"), "UTF-8")
 
 
+def test_a_question_that_cannot_be_asked_costs_no_other_its_answer(store: Path) -> None:
+    lines = b"Who lives there?\ncaf\xe9?\nWho lives there?\n"
+    for command in (("ask", "-"), ("chat",)):
+        done = run(*command, "--store", store, "--json", stdin=lines)
+        first, bad, last = json.loads(done.out)["answers"]
+        assert done.status == 1 and first["text"] and "text" in last
+        assert bad["question"] == "caf\udce9?" and bad["error"]["name"] == "InvalidInput"
+        shown = run(*command, "--store", store, stdin=lines)
+        assert shown.status == 1 and shown.out.count("lookups") == 2
+        assert shown.err.count("error: ") == 1 and "UTF-8" in shown.err
+    for wrong in (("--temperature", "nan"), ("--top-k", "0"), ("--document", "nobody")):
+        for command in (("ask", "-"), ("chat",)):
+            done = run(*command, "--store", store, "--json", *wrong, stdin=lines)
+            assert done.status == 1 and list(json.loads(done.out)) == ["error"]
+
+
 @pytest.mark.parametrize(
     ("option", "value"), [("temperature", "nan"), ("temperature", "inf"), ("seed", "9" * 20)]
 )

@@ -1,7 +1,7 @@
 """The commands that ask a memory: ask, chat, search."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -55,7 +55,8 @@ def ask(
     """Answer a question from a memory, and show what was read.
 
     With "-" every line of stdin is a question with a session of its own; --json then prints
-    {"answers": [...]}.
+    {"answers": [...]}. One that cannot be asked is said, and keeps no other from being asked (exit
+    status 1).
     """
     questions = [line for line in console.read_lines() if line] if question == "-" else [question]
     if not questions:
@@ -65,11 +66,17 @@ def ask(
     with _opened(store, model, tiers, away) as (reader, memory):
         opened = round(time.monotonic() - began, 3)
         asking = partial(reader.ask, store=memory, **settings)
-        answers = [_answered(text, asking, quiet=as_json) for text in questions]
+        if question == "-":
+            # what is wrong with all of them is the command's own error
+            reader.answering.changed(**asdict(answering))
+            reader.lookup.changed(**asdict(lookup))
+            memory.ready(document, to="ask")
+            told = {"answers": _all_answered(questions, asking, quiet=as_json)}
+        else:
+            told = _answered(question, asking, quiet=as_json)
     if as_json:
-        console.emit(
-            ({"answers": answers} if question == "-" else answers[0]) | {"open_seconds": opened}
-        )
+        console.emit(told | {"open_seconds": opened})
+    _end(told)
 
 
 @command("chat", "memstore chat --store mem")
@@ -95,11 +102,13 @@ def chat(
         reader.chat(memory, document, **asdict(lookup)) as conversation,
     ):
         metrics.store = memory
+        reader.answering.changed(**asdict(answering))  # as above
         asking = partial(conversation.ask, **asdict(answering))
         lines = console.read_lines(prompt="> ")
-        answers = [_answered(text, asking, quiet=as_json) for text in lines if text]
+        told = {"answers": _all_answered(filter(None, lines), asking, quiet=as_json)}
     if as_json:
-        console.emit({"answers": answers})
+        console.emit(told)
+    _end(told)
 
 
 @command(
@@ -151,6 +160,29 @@ def search(
         sources = found if by == "passage" else [match["best"] for match in found]
         console.print_sources(sources, shares=shares)
         console.print_absent(absent)
+
+
+def _all_answered(
+    questions: Iterable[str], ask: Callable[..., "Answer"], *, quiet: bool
+) -> list[dict[str, Any]]:
+    """Each of the questions as `_answered` tells it, or with the error that it alone met."""
+    answers = []
+    for question in questions:
+        try:
+            answers.append(_answered(question, ask, quiet=quiet))
+        except InvalidInput as error:
+            message = console.one_line(str(error))
+            console.note(f"error: {message}")
+            answers.append(
+                {"question": question, "error": {"name": type(error).__name__, "message": message}}
+            )
+    return answers
+
+
+def _end(told: dict[str, Any]) -> None:
+    """With exit status 1 where a question was not answered."""
+    if any("error" in answer for answer in told.get("answers", ())):
+        raise typer.Exit(1)
 
 
 def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> dict[str, Any]:
