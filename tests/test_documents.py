@@ -295,6 +295,14 @@ def test_code_and_what_describes_the_text_are_no_headings() -> None:
         assert place.start == 0 or text[place.start - 1] == "\n"
 
 
+def test_a_rule_above_an_empty_line_describes_no_text() -> None:
+    for blank in ("\n", " \n", "\r\n"):
+        text = f"---{blank}{blank}# One\n\nText\n\n---\n\n# Two\n"
+        assert [place.name for place in converted(text.encode(), "a.md").places] == ["One", "Two"]
+    empty = converted(b"---\n---\n# One\n", "a.md")
+    assert [place.name for place in empty.places] == ["One"]
+
+
 # Places
 
 
@@ -354,6 +362,22 @@ def test_of_too_many_places_the_deepest_headings_go_first() -> None:
     many = [Place(n, PAGE if n % 100 == 0 else 1 + n % 2, str(n)) for n in range(2 * MOST)]
     kept = unpack_places(pack_places(many))
     assert kept == many[::2]  # every other heading is of level 2
+
+
+def test_of_too_many_highest_headings_the_first_are_kept_and_none_stands_for_the_others() -> None:
+    for name in ("{}", "{}" + " and more" * 12):
+        many = [Place(n, 1, name.format(n)) for n in range(25_000)]
+        packed = pack_places([*many, Place(25_000, 2, "deeper")])
+        kept = unpack_places(packed)
+        assert 5_000 < len(kept) <= MOST and len(packed["places"]) < 1 << 20
+        assert kept[:-1] == many[: len(kept) - 1]
+        places = Places(kept)
+        assert places.headings(len(kept) - 2) and not places.headings(len(kept) - 1)
+    pages = [Place(n, PAGE, str(n)) for n in range(15_000)]
+    both = [place for pair in zip(pages, many) for place in pair]
+    kept = unpack_places(pack_places(both))
+    assert [place for place in kept if place.level == PAGE] == pages
+    assert 3_000 < len(kept) - len(pages) <= 5_000
 
 
 WORDS = ["mill", "fähre", "水車", "😀 smile", "e\u0301tude", "1,234", "O'Hara"]

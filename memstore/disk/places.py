@@ -90,19 +90,46 @@ def plain_name(text: str) -> str:
 
 def pack_places(places: Iterable[Place]) -> dict[str, Any]:
     """The part of a row's metadata that keeps them; nothing where there are none. What is too much
-    is left out: of headings the deepest levels first.
+    is left out: of headings the deepest levels first, and of the highest the last ones.
     """
     kept = list(places)
-    for level in range(LEVELS - 1, PAGE, -1):
-        if len(kept) <= MOST and sum(len(place.name) + 16 for place in kept) <= _MOST_TEXT:
+    for level in range(LEVELS - 1, 1, -1):
+        if _fits(kept):
             break
         kept = [place for place in kept if place.level < level]
-    kept = kept[:MOST]
+    if not _fits(kept):
+        kept = _first_of(kept)
     at, lines = 0, []
     for place in kept:
         lines.append(f"{place.start - at} {place.level} {place.name}\n")
         at = place.start
     return {_KEY: "".join(lines)} if lines else {}
+
+
+def _fits(places: Sequence[Place]) -> bool:
+    return len(places) <= MOST and sum(map(_characters, places)) <= _MOST_TEXT
+
+
+def _first_of(places: Sequence[Place]) -> list[Place]:
+    """Pages, and the first headings of the highest level as far as there is room; behind them the
+    text stands under none.
+    """
+    pages = [place for place in places if place.level == PAGE][: MOST - 1]
+    headings = [place for place in places if place.level != PAGE]
+    room = _MOST_TEXT - sum(map(_characters, pages)) - _characters(Place(0, 1, ""))
+    kept = list[Place]()
+    for place in headings:
+        room -= _characters(place)
+        if room < 0 or len(pages) + len(kept) + 1 >= MOST:
+            kept.append(Place(place.start, 1, ""))
+            break
+        kept.append(place)
+    return sorted([*pages, *kept], key=lambda place: place.start)
+
+
+def _characters(place: Place) -> int:
+    """Of its line, at most."""
+    return len(place.name) + 16
 
 
 def unpack_places(metadata: dict[str, Any]) -> list[Place]:

@@ -10,7 +10,7 @@ from memstore.documents.plain import decode_text
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n|$)")
 _FRONT = re.compile(
-    r"\ufeff?---[ \t]*(?:\r\n?|\n)"
+    r"\ufeff?---[ \t]*(?:\r\n?|\n)(?![ \t]*[\r\n])"  # above an empty line it is a rule
     r"(?:.*?(?:\r\n?|\n))??(?:---|\.\.\.)[ \t]*(?=[\r\n]|$)",
     re.DOTALL,
 )
