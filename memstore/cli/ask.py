@@ -125,13 +125,14 @@ def search(
         typer.Option("--by", help="Rank places, or documents by their best place."),
     ] = "passage",
     results: Annotated[
-        int, typer.Option("--results", metavar="N", help="How many of them to show.")
+        int, typer.Option("--results", metavar="N", min=1, help="How many of them to show.")
     ] = 5,
     shortlist: Annotated[
         int | None,
         typer.Option(
             "--shortlist",
             metavar="N",
+            min=1,
             help="Blocks that are compared with the phrase word by word.",
         ),
     ] = None,
