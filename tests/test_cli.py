@@ -236,6 +236,7 @@ def test_append_continues_and_replace_swaps_a_document(store: Path, tmp_path: Pa
         "documents"
     ][0]
     assert appended["status"] == "appended" and appended["tokens"] > before["tokens"]
+    assert appended["resumed_at"] <= appended["appended_to"] == before["tokens"]
     intact(store, "story")
     replaced = run("ingest", more, "--store", store, "--name", "story", "--replace", "--json").json[
         "documents"
@@ -243,6 +244,16 @@ def test_append_continues_and_replace_swaps_a_document(store: Path, tmp_path: Pa
     assert replaced["status"] == "replaced"
     assert replaced["tokens"] == len(Tokenizer.load(SHIPPED / "tokenizer.json").encode(OTHER))
     intact(store, "story")
+
+
+def test_an_append_says_behind_which_token_its_text_begins(tmp_path: Path) -> None:
+    one, two, store = tmp_path / "one.txt", tmp_path / "two.txt", tmp_path / "m"
+    one.write_text("Shorter than a chunk. ")
+    two.write_text("And what follows. ")
+    read = run("ingest", one, "--store", store, "--json").json["documents"][0]
+    assert "appended_to" not in read
+    shown = run("ingest", two, "--store", store, "--name", "one", "--append").out
+    assert f"one: appended behind token {read['tokens']};" in shown
 
 
 def test_another_process_answers_with_sources_and_cost(store: Path) -> None:

@@ -165,6 +165,30 @@ def test_sync_forgets_what_is_gone_and_came_from_that_folder_alone(
     refused(run("ingest", notes / "a.txt", "--sync", "--store", store), "folders", status=2)
 
 
+def test_what_is_no_file_any_more_is_lost(notes: Path, tmp_path: Path) -> None:
+    store = tmp_path / "m"
+    read_in(store, notes, "-r")
+    (notes / "a.txt").unlink()
+    write(notes / "a.txt" / "inner.txt", "A folder that is called as a file was.")
+    (notes / "b.txt").rename(tmp_path / "moved.txt")
+    (notes / "b.txt").symlink_to(tmp_path / "moved.txt")  # which is not followed
+    states = read_in(store, notes, "-r", "--sync")
+    assert states["a.txt"] == states["b.txt"] == "forgotten"
+    intact(store, "a.txt/inner.txt", "sub/a.txt", "sub/deep/c.txt")
+
+
+def test_a_pattern_without_a_match_loses_nothing_and_says_what_is_true(
+    notes: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "m"
+    read_in(store, notes, "-r")
+    (notes / "a.txt").unlink()
+    missed = run("ingest", notes / "*.md", "--sync", "--store", store)
+    assert missed.status == 1 and "matches no file" in lines(missed)[0]
+    assert "no file was found in" in lines(missed)[1] and "or pattern?" in lines(missed)[1]
+    intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
+
+
 def test_an_empty_folder_or_one_that_is_not_there_loses_nothing(
     notes: Path, tmp_path: Path
 ) -> None:
@@ -174,7 +198,7 @@ def test_an_empty_folder_or_one_that_is_not_there_loses_nothing(
     refused(run("ingest", notes, "-r", "--sync", "--store", store), "does not exist")
     notes.mkdir()
     emptied = run("ingest", notes, "-r", "--sync", "--store", store)
-    assert emptied.status == 1 and "holds no file any more" in lines(emptied)[0]
+    assert emptied.status == 1 and "no file was found in" in lines(emptied)[0]
     intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
     # The same files at another place are the same documents, known by their content.
     assert set(read_in(store, away, "-r").values()) == {"already read"}

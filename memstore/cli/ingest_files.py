@@ -106,8 +106,8 @@ class Reading(Closing):
             if lost and not any(file.folder == folder for file in found.files):
                 self._fail(
                     InvalidInput(
-                        f"{folder.path} holds no file any more; nothing of it is forgotten: is it "
-                        "the right folder? `memstore forget` takes names"
+                        f"no file was found in {folder.path}; nothing of it is forgotten: is it "
+                        "the right folder, or pattern? `memstore forget` takes names"
                     )
                 )
                 continue
@@ -239,10 +239,15 @@ def _ingest_one(
 def _result(
     document: "Document", status: str, resumed_at: int = 0, seconds: float = 0.0
 ) -> dict[str, Any]:
+    """resumed_at: the token from which it was read; of an append that is where a chunk began,
+    before `appended_to`, the tokens that were there.
+    """
+    appended = {"appended_to": document.appended_to} if status == "appended" else {}
     return {
         "name": document.name,
         "status": status,
         "resumed_at": resumed_at,
+        **appended,
         "blocks": document.blocks,
         "tokens": document.tokens,
         "bytes": document.bytes,
@@ -266,8 +271,10 @@ def _speed(name: str, state: "IngestProgress") -> str:
 
 def _told(result: dict[str, Any]) -> str:
     status = result["status"]
-    if status in ("resumed", "appended"):
+    if status == "resumed":
         status += f" at token {result['resumed_at']:,}"
+    elif status == "appended":
+        status += f" behind token {result['appended_to']:,}"
     figures = (
         f"{result['blocks']:,} blocks, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
     )

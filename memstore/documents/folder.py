@@ -7,6 +7,7 @@ Of a folder all regular files count that are not hidden; links are not followed.
 import glob
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -61,18 +62,18 @@ class Folder:
         return cls(path, hashlib.blake2b(where, digest_size=16).hexdigest())
 
     def has_lost(self, source: Source) -> bool:
-        """Did a document come from here whose file is not there any more? What cannot be looked
-        for counts as there.
+        """Did a document come from here whose file is not there any more, or is no file now? What
+        cannot be looked for counts as there.
         """
         if source.folder != self.digest:
             return False
         try:
-            (self.path / source.file).lstat()
+            lost = not stat.S_ISREG((self.path / source.file).lstat().st_mode)
         except (FileNotFoundError, NotADirectoryError):
-            return "\ufffd" not in source.file  # whose bytes are not known
+            lost = True
         except (OSError, ValueError):
-            return False
-        return False
+            lost = False
+        return lost and "\ufffd" not in source.file  # whose bytes are not known
 
 
 @dataclass(frozen=True)
