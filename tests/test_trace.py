@@ -209,6 +209,10 @@ def test_a_trace_is_kept_out_of_a_memory_by_any_path(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="in the directory of a memory"):
             MemoryStore.open(tmp_path / "m", trace=path)
         assert not path.exists()
+    (tmp_path / "new").mkdir()
+    with pytest.raises(InvalidInput, match="in the directory of a memory"):
+        MemoryStore.create(tmp_path / "new", SIGNATURE, trace=tmp_path / "new" / "t")
+    MemoryStore.create(tmp_path / "new", SIGNATURE).close()  # nothing is in its way
 
 
 def test_an_old_trace_is_written_over_by_the_first_lookup_and_not_before(tmp_path: Path) -> None:

@@ -122,12 +122,13 @@ def check_regular(path: Path) -> None:
             raise _no_file(path)
 
 
-def check_outside_memories(path: Path) -> None:
-    """Refuse to write what a user named into a memory's directory, where nothing else belongs.
-    Raises InvalidInput.
+def check_outside_memories(path: Path, new: Path | None = None) -> None:
+    """Refuse to write what a user named into a memory's directory, where nothing else belongs; new:
+    one that is to be made. Raises InvalidInput.
     """
+    made = None if new is None else Path(os.path.realpath(new))
     for folder in (there := Path(os.path.realpath(path.parent)), *there.parents):
-        if os.path.lexists(folder / DATA):
+        if folder == made or os.path.lexists(folder / DATA):
             raise InvalidInput(
                 f"{path} lies in the directory of a memory, {folder}; name a file outside of it"
             )

@@ -76,7 +76,7 @@ class OpenMemory(Closing):
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
-        check_open_options(options, signature)  # a bad option leaves nothing behind
+        check_open_options(options, signature, Path(path))  # a bad option leaves nothing behind
         catalog = Catalog.create(path, signature, codec=codec, quota=quota, selector=selector)
         return cls(catalog, signature, **options)
 

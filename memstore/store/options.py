@@ -2,6 +2,9 @@
 and without torch where the choice does not concern it.
 """
 
+from pathlib import Path
+
+from memstore.disk.files import check_outside_memories
 from memstore.disk.signature import Signature
 from memstore.errors import BudgetExceeded
 from memstore.share.options import ShareOptions
@@ -16,9 +19,10 @@ class OpenOptions(TierOptions, ShareOptions, total=False):
     index_recall: float
 
 
-def check_open_options(options: OpenOptions, signature: Signature) -> None:
-    """Raises InvalidConfig, InvalidInput, BudgetExceeded, and OSError for a trace that cannot be
-    written; what lies at its path stays as it is.
+def check_open_options(options: OpenOptions, signature: Signature, new: Path | None = None) -> None:
+    """new: the directory of a memory that is to be made. Raises InvalidConfig, InvalidInput,
+    BudgetExceeded, and OSError for a trace that cannot be written; what lies at its path stays as
+    it is.
     """
     check_options(options)
     _check_budget("host", options.get("host_budget", HOST_BUDGET), signature)
@@ -41,6 +45,7 @@ def check_open_options(options: OpenOptions, signature: Signature) -> None:
     if trace is not None:
         from memstore.tiers.trace import check_trace
 
+        check_outside_memories(Path(trace), new)
         check_trace(trace)
 
 
