@@ -3,7 +3,7 @@ was killed.
 """
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +46,14 @@ def stages() -> tuple[Stage, ...]:
     small: dict[str, Any] = {"steps": 2, "batch": 2, "blocks": 3, "chunk_blocks": 2, "warmup": 1}
     small |= {"memory_windows": 4, "memory_blocks": 3, "queue": 16, "negatives": 1.0}
     return replace(windows, **small), replace(memory, **small)
+
+
+@pytest.fixture(autouse=True)
+def _heard() -> Iterator[None]:
+    """SIGINT is what it is on a terminal: what a shell runs in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from memstore.cli.options import Json, Seed, command
     "memstore train books.jsonl.zst --out run2 --init run1 --from-stage finish",
     "memstore train books.jsonl.zst --out rival --memory transformer-xl --minutes 30",
     "memstore train books.jsonl.zst --out run3 --model ~/models/my-decoder --minutes 60",
-    interrupted="interrupted; a checkpoint was saved, and --resume goes on from it",
+    interrupted="interrupted; --resume goes on from the last checkpoint",
 )
 def train(
     texts: Annotated[
