@@ -440,6 +440,7 @@ def test_a_file_is_the_document_of_its_name_whoever_reads_it(tmp_path: Path) -> 
 
         made = upload(client, "north.txt")
         until("processed")
+        service.database.execute("UPDATE files SET expires_at = 2000000000")
         service.store.forget("north.txt")  # before anybody looked
         service.ingests.begin()
         assert until("error").id == made.id
@@ -448,6 +449,7 @@ def test_a_file_is_the_document_of_its_name_whoever_reads_it(tmp_path: Path) -> 
         tokens = service.store.document("north.txt").tokens
         assert until("processed", tokens).id == made.id
         assert client.files.content(made.id).read() == text.encode()
+        assert until("processed").expires_at is None  # the upload's; the text is another's
         read(text * 2, "replace")
         until("processed", service.store.document("north.txt").tokens)
         assert client.files.content(made.id).read() == (text * 2).encode()

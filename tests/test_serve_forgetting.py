@@ -2,7 +2,7 @@
 nothing is left of what shall be forgotten.
 """
 
-import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,12 +28,18 @@ def questions(server: Asked) -> list[str]:
     return [row["question"] for row in rows]
 
 
-def respond(server: Asked, name: str, text: str, created: float = 0.0) -> None:
-    """Store a response of a conversation, as one that was asked by its endpoint is."""
-    outcome = server.said_in(name, text)
-    body = json.dumps({"conversation": {"id": name}, "created_at": created})
-    values = f"resp_{text}_{created}", "local", outcome.key, "[]", body
-    server.service.database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", values)
+def respond(server: Asked, name: str, text: str) -> None:
+    """Answer in a conversation, and store the response, as its endpoint does."""
+    keep(server, name, server.said_in(name, text).key)
+
+
+def keep(server: Asked, name: str, key: bytes) -> None:
+    body = {"id": f"resp_{secrets.token_hex(4)}", "conversation": {"id": name}, "created_at": 0}
+    server.service.conversations.add_response("local", key, [], body)
+
+
+def responses(server: Asked) -> int:
+    return len(server.service.database.rows("SELECT * FROM responses"))
 
 
 def test_who_asks_in_a_conversation_that_is_being_answered_in_is_told_so(server: Asked) -> None:
@@ -78,9 +84,25 @@ def test_a_conversation_is_forgotten_with_what_was_said_otherwise_before(server:
 def test_a_conversation_is_forgotten_with_its_responses(server: Asked) -> None:
     respond(server, "asked", QUESTION)
     respond(server, "asked", NEXT)
+    respond(server, "asked", "And then?")
+    # as one that an older server wrote, which did not note where a conversation had stood
+    server.service.database.execute("DELETE FROM stands")
+    assert responses(server) == 3
     server.service.forget_conversation("local", "asked")
-    assert questions(server) == []
-    assert server.service.database.rows("SELECT * FROM responses") == []
+    assert questions(server) == [] and responses(server) == 0
+
+
+def test_a_response_that_comes_after_its_conversation_was_forgotten_is_not_stored(
+    server: Asked,
+) -> None:
+    key = server.said_in("late", QUESTION).key
+    server.said_in("other", QUESTION)  # the turn is there still
+    server.service.forget_conversation("local", "late")
+    assert server.service.tree.known(key)
+    keep(server, "late", key)
+    server.service.forget_conversation("local", "other")
+    keep(server, "late", key)
+    assert responses(server) == 0 and questions(server) == []
 
 
 def test_what_is_forgotten_while_it_is_answered_is_not_stored_again(server: Asked) -> None:
@@ -94,16 +116,25 @@ def test_what_is_forgotten_while_it_is_answered_is_not_stored_again(server: Aske
     assert server.service.sessions.count == warm
 
 
+def test_what_was_forgotten_is_not_said_in_another_conversation_of_its_name(server: Asked) -> None:
+    answer = server.begin_in("again", QUESTION)
+    server.step(answer)
+    server.service.forget_conversation("local", "again")
+    anew = server.begin_in("again", NEXT)  # at once
+    assert server.finish(answer).key == b"" and questions(server) == []
+    assert server.finish(anew).key
+    assert questions(server) == [NEXT]
+    server.service.forget_conversation("local", "again")
+
+
 def test_responses_that_are_old_or_too_many_are_forgotten(tmp_path: Path) -> None:
     with asked(tmp_path / "mem", conversations=1, keep_seconds=1000.0) as made:
         service = made.service
         now = made.said_in("one", QUESTION).key
-        body = '{"created_at": %d}'
-        for number in range(20):
-            values = f"resp_{number}", "local", now, "[]", body % (2_000_000_000 + number)
-            service.database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", values)
-        values = "resp_old", "local", now, "[]", body % 1
-        service.database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", values)
+        times = {f"resp_{number}": 2_000_000_000 + number for number in range(20)}
+        for id_, created in {**times, "resp_old": 1}.items():
+            body = {"id": id_, "conversation": None, "created_at": created}
+            service.conversations.add_response("local", now, [], body)
         made.tidy()
         left = {row["id"] for row in service.database.rows("SELECT id FROM responses")}
         assert left == {f"resp_{number}" for number in range(4, 20)}

@@ -1,9 +1,10 @@
 """The worker: turns of a token each, documents in between, and what becomes of too much."""
 
 import asyncio
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -149,6 +150,41 @@ def test_what_is_the_servers_own_takes_the_next_step_however_many_are_active() -
             assert len(steps) == 201
 
     asyncio.run(run())
+
+
+def test_what_takes_the_next_step_disturbs_nobody() -> None:
+    """It joins those that are active while the model's thread looks at them."""
+
+    def looking(works: Sequence[Any]) -> None:
+        assert len(list(works)) <= 12
+
+    async def run() -> None:
+        with working(active=8, together=looking) as worker:
+            asked = [
+                asyncio.create_task(all_of(worker, f"{who}/0", noting([], "step", 300)))
+                for who in "abcdefgh"
+            ]
+            own = [
+                threading.Thread(
+                    target=lambda: [
+                        worker.call("server/forget", lambda: None, at_once=True).result(60)
+                        for _ in range(100)
+                    ]
+                )
+                for _ in range(3)
+            ]
+            for thread in own:
+                thread.start()
+            assert [len(steps) for steps in await asyncio.gather(*asked)] == [300] * 8
+            for thread in own:
+                await asyncio.to_thread(thread.join)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        asyncio.run(run())
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_who_waits_too_long_is_refused() -> None:

@@ -149,6 +149,8 @@ def test_a_secret_of_the_environment_is_in_no_line(
         ("publish", "--store", memory, "--to", "s3://bucket/AKIAEXAMPLE"),
         ("docs", "--store", "s3://AKIAEXAMPLE:a-secret@bucket/x"),
         ("docs", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
+        ("docs", "--store", "s3://AKIAEXAMPLE:an@a-secret@bucket/x"),
+        ("docs", "--store", "s3://bucket/x", "--valkey", "redis://:an@a-secret@host:6379?x=1"),
         ("verify", "--repair", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
         ("forget", "a", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
         ("publish", "--store", memory, "--to", "http://me:a-secret/of+mine@bucket/x"),
@@ -168,5 +170,6 @@ def test_no_part_of_a_secret_is_told_and_paths_of_secrets_are(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/keys/mine.json")
+    monkeypatch.setenv("ANOTHER_KEY", secret[:12])  # begins alike
     told = first_line(ValueError(f"{'x' * 99} by {secret} of /etc/keys/mine.json"))
     assert told == f"{'x' * 99} by *** of /etc/keys/mine.json"

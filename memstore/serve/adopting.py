@@ -78,7 +78,8 @@ class Adopting:
                 " VALUES (?, ?, ?, 'user_data', ?, ?, 'ready', ?, ?, ?, 1)"
                 " ON CONFLICT (document) DO UPDATE SET bytes = excluded.bytes, state = 'ready',"
                 " digest = excluded.digest, tokens = excluded.tokens, error_code = NULL,"
-                " error = NULL, stored_bytes = excluded.stored_bytes, adopted = 1"
+                " error = NULL, stored_bytes = excluded.stored_bytes, adopted = 1,"
+                " expires_at = NULL"
                 " WHERE state IN ('ready', 'failed')",
                 values,
             )

@@ -1,5 +1,6 @@
 """One answer being made: the steps that the model's thread takes, and what is known of it then."""
 
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -223,18 +224,21 @@ def _alone(service: "Service", question: Question) -> Iterator[None]:
             "answered",
             code="conversation_locked",
         )
-    service.conversing.add(who)
+    service.conversing[who] = threading.Event()
     try:
         yield
     finally:
-        service.conversing.discard(who)
+        del service.conversing[who]
 
 
 def _keep(service: "Service", question: Question, documents: Sequence[str], answer: str) -> bytes:
     """Store what was said; its key, or none where its conversation was forgotten meanwhile."""
     conversations, conversation = service.conversations, question.conversation
     with service.database.transaction():
-        if conversation is not None and not conversations.stands(question.owner, conversation):
+        if conversation is not None and (
+            service.conversing[question.owner, conversation.id].is_set()
+            or not conversations.stands(question.owner, conversation)
+        ):
             return b""
         keys = question.keys
         service.tree.add_all(question.owner, question.turns, keys)

@@ -3,6 +3,7 @@
 import json
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -105,22 +106,31 @@ class Conversations:
                 "SELECT key FROM stands WHERE owner = ? AND conversation = ? ORDER BY number DESC",
                 (owner, name),
             )
+            its = "FROM responses WHERE owner = ? AND json_extract(body, '$.conversation.id') = ?"
+            rows += database.rows(f"SELECT key {its} ORDER BY rowid DESC", (owner, name))
             keys = list(dict.fromkeys([head, *(row["key"] for row in rows)]))
             database.execute("DELETE FROM conversations WHERE id = ? AND owner = ?", (name, owner))
+            database.execute(f"DELETE {its}", (owner, name))
             documents: list[str] = []
-            for key in keys:
-                database.execute(
-                    "DELETE FROM responses WHERE key = ? AND owner = ?"
-                    " AND json_extract(body, '$.conversation.id') = ?",
-                    (key, owner, name),
-                )
-            for (
-                key
-            ) in keys:  # what was said last first: nothing is forgotten before what follows it
+            for key in keys:  # the latest first: nothing goes before what follows it
                 documents += self._tree.forget_branch(key)
             return keys, self._tree.not_needed(documents)
 
     # Responses
+
+    def add_response(
+        self, owner: str, key: bytes, items: Sequence[Any], body: Mapping[str, Any]
+    ) -> None:
+        """Store a response that stands at a turn, with the items of its request; not where the
+        turn, or its conversation, was forgotten meanwhile.
+        """
+        conversation = body["conversation"]
+        with self._database.transaction() as database:
+            if self._tree.known(key) and (
+                conversation is None or self.find(owner, conversation["id"]) is not None
+            ):
+                values = body["id"], owner, key, json.dumps(items), json.dumps(body)
+                database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", values)
 
     def forget_response(self, owner: str, name: str) -> tuple[bytes, list[str]] | None:
         """Forget a response, and what was said for it alone; the key of its turn, and the names of

@@ -1,6 +1,5 @@
 """A response as it comes into being: its JSON, and OpenAI's events of a stream."""
 
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -70,15 +69,10 @@ class ResponseBody:
                 "total_tokens": outcome.prompt_tokens + len(outcome.tokens),
             },
         }
-        if self._asked.stored and outcome.key:
-            values = (
-                body["id"],
-                self._asked.question.owner,
-                outcome.key,
-                json.dumps(self._asked.items),
-                json.dumps(body),
+        if self._asked.stored:
+            self._service.conversations.add_response(
+                self._asked.question.owner, outcome.key, self._asked.items, body
             )
-            self._service.database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", values)
         return {**body, "memstore": outcome.told}
 
     def _searched(self, outcome: Outcome) -> list[dict[str, Any]]:

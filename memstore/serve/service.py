@@ -2,6 +2,7 @@
 server remembers.
 """
 
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -58,8 +59,9 @@ class Service:
         self.started = int(time.time())
         self.tree = TurnTree(self.database)
         self.conversations = Conversations(self.database, self.tree)
-        # owner and name of those that are being gone on with; of the model's thread alone
-        self.conversing: set[tuple[str, str]] = set()
+        # by owner and name, of those that are being gone on with: set where it is forgotten, since
+        # another may have its name then. The model's thread alone adds and removes.
+        self.conversing: dict[tuple[str, str], threading.Event] = {}
         self.sessions = Sessions(reader, store, self.settings)
         self.telemetry = Telemetry(self)
         self.ingests = Ingests(self)
@@ -96,6 +98,9 @@ class Service:
         """Forget a conversation, what was said in it alone, and what it alone remembers. Raises
         ApiError (404).
         """
+        forgotten = self.conversing.get((owner, name))
+        if forgotten is not None:
+            forgotten.set()
         self._forget_said(*self.conversations.forget(owner, name))
 
     def forget_response(self, owner: str, name: str) -> None:

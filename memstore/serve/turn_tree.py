@@ -47,6 +47,8 @@ CREATE TABLE IF NOT EXISTS responses (
     body TEXT NOT NULL              -- JSON: as it was answered
 );
 CREATE INDEX IF NOT EXISTS responses_key ON responses (key);
+CREATE INDEX IF NOT EXISTS responses_conversation
+    ON responses (json_extract(body, '$.conversation.id'));
 CREATE INDEX IF NOT EXISTS responses_created ON responses (json_extract(body, '$.created_at'));
 """
 

@@ -264,7 +264,8 @@ class Worker:
         began = time.thread_time()
         try:
             if self._together is not None:
-                others = (one for one in self._active if one is not task and not one.cancelled)
+                with self._changed:
+                    others = [one for one in self._active if one is not task and not one.cancelled]
                 self._together([task.work, *(one.work for one in others)])
             task.told(next(task.work))
         except StopIteration:

@@ -43,14 +43,18 @@ def place_error(error: Exception, url: str, name: str) -> MemstoreError:
 def first_line(error: Exception) -> str:
     """The first line of a message, without what the environment keeps secret."""
     text = str(error).strip().split("\n", 1)[0].split(": <?xml")[0]
-    for name, value in os.environ.items():
-        if len(value) >= 4 and _SECRET.search(name.upper()) and not _FILE.search(name.upper()):
-            text = text.replace(value, "***")
+    secrets = [
+        value
+        for name, value in os.environ.items()
+        if len(value) >= 4 and _SECRET.search(name.upper()) and not _FILE.search(name.upper())
+    ]
+    for value in sorted(secrets, key=len, reverse=True):  # one may begin with another
+        text = text.replace(value, "***")
     return without_credentials(text)[:300].rstrip(".") or type(error).__name__
 
 
 def without_credentials(text: str) -> str:
     """A text whose URLs have neither users, passwords nor queries."""
     # A password may hold a slash or an @ that should have been encoded.
-    text = re.sub(r"(?<=://)([^/@\s]*@|[^/\s]*:\S*@)", "", text)
+    text = re.sub(r"(?<=://)([^/\s]*:\S*@|[^/\s]*@)", "", text)
     return re.sub(r"((?<=\w)|(?<=/))\?\S*", "", text)

@@ -18,6 +18,7 @@ from memstore.errors import (
     DocumentExists,
     DocumentNotFound,
     InvalidInput,
+    ObjectNotFound,
     StoreUnavailable,
     WrongModel,
 )
@@ -265,7 +266,7 @@ class _Publishing:
             ids = self._catalog.tokens(txn, document.id, 0, row.tokens)
         try:
             same = self._tokens(published) == ids.astype("<u4").tobytes()
-        except CorruptMemory:
+        except (CorruptMemory, ObjectNotFound):
             if not self._check:
                 raise
             return False
