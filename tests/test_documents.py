@@ -128,6 +128,17 @@ def test_cells_of_a_table_stay_in_their_columns() -> None:
     )
 
 
+def test_headings_lists_and_verbatim_text_in_cells_are_what_they_are_elsewhere() -> None:
+    page = """<table><tr><td>12 May</td><td><h2>The mill</h2><p>It stood.</td><td>a</td><td>b</td>
+    </tr><tr><td></td><td><ul><li>one<li>two</ul></td></tr><tr><td></td><td><pre>  x</pre></td>
+    </tr><tr><td></td><td>c</td></tr></table>"""
+    document = converted(page.encode(), "a.html")
+    assert document.text.strip() == (
+        "12 May\n\nThe mill\n\nIt stood. | a | b\n\n- one\n- two\n  x\n| c"
+    )
+    assert [place.name for place in document.places] == ["The mill"]
+
+
 def test_items_of_a_list_have_the_numbers_that_are_seen() -> None:
     page = (
         "<ol start=5><li>five<li>six<li value=9>nine<li>ten</ol><ol start=x><li value=''>one</ol>"
@@ -255,6 +266,36 @@ def test_titles_of_the_table_of_contents_end_with_their_files() -> None:
     ]  # fmt: skip
 
 
+def test_titles_hold_for_what_is_below_them_in_the_table_of_contents() -> None:
+    chapter = '<html xmlns="http://www.w3.org/1999/xhtml"><body>{}<p>{} it.</body></html>'.format
+    files = [
+        chapter("", "Preface of"),
+        chapter("<h1>Own</h1>", "Own of"),
+        chapter("", "Part of"),
+        chapter("<h2>One</h2>", "One of"),
+        chapter("<h2>End</h2>", "End of"),
+    ]
+    nested = (
+        '<li><a href="text/c%200.xhtml">Preface</a></li>'
+        '<li><a href="text/c%202.xhtml">Part</a>'
+        '<ol><li><a href="text/c%203.xhtml">Chapter</a></li></ol></li>'
+        '<li><a href="text/c%204.xhtml">Last</a></li>'
+    )
+    nav = f"<html><body><nav><ol>{nested}</ol></nav></body></html>"
+    document = converted(made.epub_of(files, **{"OEBPS/nav.xhtml": nav}), "a.epub")
+    places = Places(document.places)
+    assert {
+        word: places.headings(document.text.index(f"{word} of it"))
+        for word in ("Preface", "Own", "Part", "One", "End")
+    } == {
+        "Preface": ("Preface",),
+        "Own": ("Own",),  # which the table of contents does not name
+        "Part": ("Part",),
+        "One": ("Part", "One"),
+        "End": ("End",),
+    }
+
+
 def test_chapters_that_are_no_xml_are_read_as_html_and_named_characters_are_known() -> None:
     ill = '<html><head><title/><script src="x"/></head><body><p>One &mdash; two<p>Three</body>'
     well = (
@@ -299,6 +340,8 @@ def test_a_rule_above_an_empty_line_describes_no_text() -> None:
     for blank in ("\n", " \n", "\r\n"):
         text = f"---{blank}{blank}# One\n\nText\n\n---\n\n# Two\n"
         assert [place.name for place in converted(text.encode(), "a.md").places] == ["One", "Two"]
+    yaml = converted(b"---\n\ntitle: x\nauthor: y\n---\n# One\n", "a.md")
+    assert [place.name for place in yaml.places] == ["One"]
     empty = converted(b"---\n---\n# One\n", "a.md")
     assert [place.name for place in empty.places] == ["One"]
 
@@ -365,9 +408,9 @@ def test_of_too_many_places_the_deepest_headings_go_first() -> None:
 
 
 def test_of_too_many_highest_headings_the_first_are_kept_and_none_stands_for_the_others() -> None:
-    for name in ("{}", "{}" + " and more" * 12):
-        many = [Place(n, 1, name.format(n)) for n in range(25_000)]
-        packed = pack_places([*many, Place(25_000, 2, "deeper")])
+    for name, level in (("{}", 1), ("{}" + " and more" * 12, 1), ("{}", 2)):
+        many = [Place(n, level, name.format(n)) for n in range(25_000)]
+        packed = pack_places([*many, Place(25_000, level + 1, "deeper")])
         kept = unpack_places(packed)
         assert 5_000 < len(kept) <= MOST and len(packed["places"]) < 1 << 20
         assert kept[:-1] == many[: len(kept) - 1]

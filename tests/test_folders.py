@@ -303,7 +303,7 @@ def test_patterns_follow_no_link(notes: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "pattern",
     ["*", "**", "**/*", "*/*", "**/a.txt", "**/**/*.txt", "*/**/c.txt", "s?b/[ad]*", "**/d*/**",
-     ".*/*", "**/.d", "*.none", "**/[.]*"],
+     ".*/*", "**/.d", "*.none", "**/[.]*", "*/deep/c.txt", "*/../a.txt", "*/", "**/"],
 )  # fmt: skip
 def test_a_pattern_matches_what_glob_matches(
     notes: Path, monkeypatch: pytest.MonkeyPatch, pattern: str

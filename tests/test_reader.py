@@ -90,6 +90,7 @@ def test_a_reader_that_foresees_nothing_answers_the_same_with_prefetch(tmp_path:
         ({"temperature": float("nan")}, "temperature must be a finite number"),
         ({"temperature": float("inf")}, "temperature must be a finite number"),
         ({"temperature": "hot"}, "temperature must be a finite number"),
+        ({"temperature": 10**400}, "temperature must be a finite number"),
         ({"seed": 1 << 64}, "seed must be a whole number from"),
         ({"seed": 1.5}, "seed must be a whole number from"),
         ({"top_k": 2.5}, "top_k must be a whole number, is 2.5"),

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import lmdb
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,7 @@ from memstore.block import BlockKey
 from memstore.disk.catalog import Catalog
 from memstore.disk.codec import CODECS, NEW_CODECS
 from memstore.disk.database import Database
+from memstore.disk.environment import Environment
 from memstore.errors import (
     BudgetExceeded,
     CorruptMemory,
@@ -879,6 +882,27 @@ def test_an_ingest_that_finds_no_room_for_a_block_leaves_no_row(path: Path, mode
     with MemoryStore.open(path) as store:
         check_content(store, ingest(store, name, 20 * CHUNK, text=3, mode=mode), text=3)
         assert is_whole(path)
+
+
+def test_a_document_whose_commit_stands_is_kept_whatever_fails_behind_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true, failed = Environment._write, []
+
+    def write(self: Environment, work: Any, *, beyond_limit: bool) -> Any:
+        if beyond_limit and work.__name__ == "<lambda>" and not failed:  # behind the commit
+            failed.append(work)
+            raise lmdb.DiskError("No space left on device")
+        return true(self, work, beyond_limit=beyond_limit)
+
+    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+        ingest(store, "book", 5 * CHUNK)
+        monkeypatch.setattr(Environment, "_write", write)
+        with pytest.raises(StorageFull):
+            ingest(store, "book", 5 * CHUNK, text=2, mode="replace", commit_bytes=16 << 20)
+        assert failed
+    with MemoryStore.open(path) as store:
+        check_content(store, store.document("book"), text=2)
 
 
 # Scratch

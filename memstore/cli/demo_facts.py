@@ -300,8 +300,8 @@ def _check_ours(memory: MemoryStore) -> None:
     """Refuse to replace somebody's own document. Raises DocumentExists."""
     if memory.has(DOCUMENT) and memory.document(DOCUMENT).metadata.get(SOURCE) != _WRITTEN:
         raise DocumentExists(
-            f"{memory.place} has a document {DOCUMENT!r} that no demonstration wrote; give --store "
-            "another directory, or forget it first"
+            f"{memory.place} has a document {DOCUMENT!r} that no demonstration of this version "
+            "wrote; give --store another directory, or forget it first"
         )
 
 

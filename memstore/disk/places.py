@@ -93,7 +93,8 @@ def pack_places(places: Iterable[Place]) -> dict[str, Any]:
     is left out: of headings the deepest levels first, and of the highest the last ones.
     """
     kept = list(places)
-    for level in range(LEVELS - 1, 1, -1):
+    highest = min((place.level for place in kept if place.level != PAGE), default=1)
+    for level in range(LEVELS - 1, highest, -1):
         if _fits(kept):
             break
         kept = [place for place in kept if place.level < level]

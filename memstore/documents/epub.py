@@ -4,6 +4,7 @@ import posixpath
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+from memstore.disk.places import LEVELS
 from memstore.documents.archive import Archive
 from memstore.documents.compose import Composer
 from memstore.documents.converted import Converted, Limits
@@ -21,7 +22,8 @@ _NCX = "application/x-dtbncx+xml"
 
 def read_epub(archive: Archive, limits: Limits) -> Converted:
     """The text of an EPUB. Chapters without a heading have their title of the table of contents as
-    their place, to the next file that is named there. Raises UnreadableDocument.
+    their place, to the next file that is named there and does not stand below it. Raises
+    UnreadableDocument.
     """
     if _ENCRYPTION in archive.names:
         for algorithm in _parse(archive, _ENCRYPTION, limits).algorithms:
@@ -35,40 +37,51 @@ def read_epub(archive: Archive, limits: Limits) -> Converted:
     book = _parse(archive, package, limits)
     titles = _titles(archive, package, book, limits)
     composer = Composer(limits)
-    titled = False  # does what was read last stand under a title of the table of contents?
+    held: list[int] = []  # levels of the titles of the contents under which the text stands
     for item in book.spine:
         href, kind = book.items.get(item, ("", ""))
         name = _inside(package, href)
         if kind not in _XHTML or name not in archive.names:
             continue
         text = decode_html(archive.member(name))
-        named = name in titles
-        title = "" if not named or _has_heading(text) else titles[name]
-        if title or (named and titled):
-            composer.place(1, title)
+        level, title = titles.get(name, (LEVELS, ""))
+        highest = _highest_heading(text)
+        if highest < LEVELS:
+            title = ""
+        if title or any(other >= level for other in held):
+            composer.place(level, title)
         walk_xhtml(text, composer, limits)
         composer.end_paragraph()
-        if not composer.drop_places() and named:  # dropped: of a file of pictures
-            titled = bool(title)
+        if composer.drop_places():
+            continue  # a file of pictures
+        held = [other for other in held if other < min(level, highest)]
+        if title:
+            held.append(level)
     if not composer.begun:
         raise UnreadableDocument("has no text: its pages are pictures, or are missing")
     return composer.done("epub")
 
 
-def _has_heading(text: str) -> bool:
+def _highest_heading(text: str) -> int:
+    """The level; LEVELS where there is none."""
     folded = text.lower()
-    return any(f"<h{level}" in folded for level in range(1, 7))
+    return next((level for level in range(1, 7) if f"<h{level}" in folded), LEVELS)
 
 
-def _titles(archive: Archive, package: str, book: "_Package", limits: Limits) -> dict[str, str]:
-    """Titles of whole files by the table of contents, as version 3 has it, or else version 2."""
+def _titles(
+    archive: Archive, package: str, book: "_Package", limits: Limits
+) -> dict[str, tuple[int, str]]:
+    """Levels and titles of whole files by the table of contents, as version 3 has it, or else
+    version 2.
+    """
     for item in (book.nav, book.ncx):
         name = _inside(package, book.items.get(item, ("", ""))[0])
         if item and name in archive.names:
             entries = _parse(archive, name, limits).entries
-            titles: dict[str, str] = {}
-            for href, title in entries:
-                titles.setdefault(_inside(name, href.partition("#")[0]), title)
+            titles: dict[str, tuple[int, str]] = {}
+            for href, title, level in entries:
+                file = _inside(name, href.partition("#")[0])
+                titles.setdefault(file, (max(1, min(level, LEVELS - 1)), title))
             return titles
     return {}
 
@@ -97,12 +110,14 @@ class _Package:
     spine: list[str] = field(default_factory=list)  # ids in the order of reading
     nav: str = ""  # id of the table of contents
     ncx: str = ""
-    entries: list[tuple[str, str]] = field(default_factory=list)  # of that: file, title
+    # of that: file, title, level
+    entries: list[tuple[str, str, int]] = field(default_factory=list)
     _depth: int = 0
     _title: list[str] | None = None
     _href: str = ""
     _encrypted: bool = False
     _toc: int = 0  # the depth at which the table of contents begins
+    _level: int = 0  # of what is told of there, from 1
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         self._depth += 1
@@ -124,6 +139,8 @@ class _Package:
             kinds = [value for key, value in attributes.items() if key.endswith("type")]
             if not kinds or "toc" in kinds[0].split():
                 self._toc = self._toc or self._depth
+        elif name == "navPoint" or (name == "ol" and self._toc):
+            self._level += 1
         elif name == "a" and self._toc:
             self._href, self._title = attributes.get("href", ""), []
         elif name == "navLabel":
@@ -138,6 +155,8 @@ class _Package:
             self._encrypted = False
         elif name == "a" and self._title is not None and self._href:
             self._entry(self._href)
+        elif name == "navPoint" or (name == "ol" and self._toc):
+            self._level -= 1
         elif name == "nav" and self._toc == self._depth:
             self._toc = 0
         self._depth -= 1
@@ -152,7 +171,7 @@ class _Package:
     def _entry(self, href: str) -> None:
         title = " ".join("".join(self._title or ()).split())
         if href and title:
-            self.entries.append((href, title))
+            self.entries.append((href, title, self._level))
         self._title, self._href = None, ""
 
     def _item(self, attributes: dict[str, str]) -> None:

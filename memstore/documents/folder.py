@@ -168,6 +168,7 @@ def _of_path(
         files = [
             match
             for match in sorted(_matching(folder.path, path, found))
+            if not given.endswith(os.sep)  # or only folders are meant
             if without is None or not match.resolve().is_relative_to(without.resolve())
         ]
         if not files:
@@ -217,6 +218,13 @@ def _matching(folder: Path, pattern: Path, found: Files) -> set[Path]:
             continue
         seen.add((where, parts))
         part, rest = parts[0], parts[1:]
+        if not glob.has_magic(part):  # it need not be possible to list what is there
+            inside = os.path.join(where, part)
+            if rest and os.path.isdir(inside) and not os.path.islink(inside):
+                todo.append((inside, rest))
+            elif not rest and os.path.isfile(inside) and not os.path.islink(inside):
+                files.add(Path(inside))
+            continue
         if part == "**":
             todo.append((where, rest or ("*",)))
         try:

@@ -10,7 +10,8 @@ from memstore.documents.plain import decode_text
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n|$)")
 _FRONT = re.compile(
-    r"\ufeff?---[ \t]*(?:\r\n?|\n)(?![ \t]*[\r\n])"  # above an empty line it is a rule
+    # above an empty line it is a rule, unless what follows looks like YAML
+    r"\ufeff?---[ \t]*(?:\r\n?|\n)(?![ \t]*[\r\n](?!\s*(?:[\w-]+:(?:\s|$)|---[ \t]*[\r\n])))"
     r"(?:.*?(?:\r\n?|\n))??(?:---|\.\.\.)[ \t]*(?=[\r\n]|$)",
     re.DOTALL,
 )

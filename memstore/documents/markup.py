@@ -47,6 +47,7 @@ class Walk:
         self._texts = 0  # so many there were
         self._rows: list[int] = []  # of each open table, the texts before its row
         self._cells = 0  # of the row, that ended since its last text
+        self._broken = False  # it has a heading, a list or verbatim text, and is no line any more
         self._title: list[str] | None = None
         self.title = ""
 
@@ -69,7 +70,7 @@ class Walk:
                 self._composer.break_line()
         elif tag in ("table", "tr"):
             self._wait(_PARAGRAPH, over=tag == "table")
-            self._cells = 0
+            self._cells, self._broken = 0, False
             if tag == "table":
                 self._rows.append(self._texts)
             elif self._rows:
@@ -77,6 +78,7 @@ class Walk:
         elif tag in _BLOCKS:
             self._wait(_PARAGRAPH)
             if tag == "pre":
+                self._break_row()
                 self._verbatim += 1
             elif tag in ("ol", "ul", "menu"):
                 self._lists.append(_number(attributes.get("start"), 1) if tag == "ol" else None)
@@ -94,7 +96,7 @@ class Walk:
         if tag in _HEADINGS:
             self._end_paragraph()
         elif tag in ("td", "th"):
-            self._cells += not self._heading
+            self._cells += not (self._heading or self._broken)
             if not self._rows or self._rows[-1] < self._texts:  # or it waits for the row to begin
                 self._wait(_CELL)
         elif tag == "tr":
@@ -124,6 +126,8 @@ class Walk:
                 self._composer.break_line()
             if self._cells:  # empty ones too, or what follows would stand in another column
                 self._composer.add(" | " * self._cells)
+            elif waiting == _CELL and self._composer.open:
+                self._composer.add(" | ")
             self._cells = 0
             self._texts += 1
         elif self._waiting or not self._composer.open:
@@ -140,7 +144,11 @@ class Walk:
         """The document ends."""
         self._end_paragraph()
 
+    def _break_row(self) -> None:
+        self._cells, self._broken = 0, True
+
     def _end_paragraph(self) -> None:
+        self._break_row()
         self._waiting = _NOTHING
         self._composer.end_paragraph(self._heading)
         self._heading = 0

@@ -15,7 +15,7 @@ GRANULARITIES = get_args(Granularity)
 
 _WHOLE = ("top_k", "chunk_blocks", "own_blocks", "margin", "local_blocks", "choose_every")
 _ANY = ("own_blocks", "choose_every")  # of these, None is a choice
-_SEEDS = range(-(1 << 63), 1 << 64)  # what torch's generators take
+_SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,16 @@ def check_sampling(temperature: float, seed: int | None) -> None:
     """Raises InvalidInput for what nothing can be sampled by."""
     if not _is_amount(temperature):
         raise InvalidInput(f"temperature must be a finite number of at least 0, is {temperature!r}")
-    if seed is not None and not (isinstance(seed, Integral) and seed in _SEEDS):
+    first, last = _SEEDS
+    if seed is not None and not (isinstance(seed, Integral) and first <= int(seed) <= last):
         raise InvalidInput(f"seed must be a whole number from -2**63 to 2**64 - 1, is {seed!r}")
 
 
 def _is_amount(value: object) -> bool:
-    return isinstance(value, Real) and 0 <= float(value) < math.inf
+    try:
+        return isinstance(value, Real) and 0 <= float(value) < math.inf
+    except OverflowError:
+        return False
 
 
 ANSWER_SETTINGS = tuple(field.name for field in fields(AnswerSettings))

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from types import TracebackType
 from typing import Self
@@ -22,6 +21,7 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.disk.block_words import Words
 from memstore.disk.catalog import Catalog
+from memstore.disk.database import Transaction
 from memstore.disk.document import Document
 from memstore.errors import BudgetExceeded, InvalidInput, StorageFull
 from memstore.store.chunk import Chunk, LayerBlocks, RecentBlocks, StoredLayers
@@ -263,13 +263,17 @@ class DocumentWriter:
 
     def _leave_nothing(self) -> None:
         """Of a document that there was no room for: its row would be taken for a beginning."""
-        row, catalog = self._commits.row, self._catalog
-        if isinstance(self._commits.error, StorageFull) and not (
-            row.blocks or row.state == "ready"
-        ):
+        document, catalog = self._commits.row.id, self._catalog
+
+        def work(txn: Transaction) -> None:
+            # As it is stored: a commit may stand whose room could not be given back behind it.
+            row = catalog.row(txn, document)
+            if row is not None and not row.blocks and row.state != "ready":
+                catalog.delete_document(txn, document)
+
+        if isinstance(self._commits.error, StorageFull):
             with suppress(StorageFull):
-                delete = partial(catalog.delete_document, document=row.id)
-                catalog.database.write(delete, beyond_limit=True)
+                catalog.database.write(work, beyond_limit=True)
 
     def __enter__(self) -> Self:
         return self
