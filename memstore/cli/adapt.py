@@ -55,10 +55,12 @@ def adapt(
     landmark model gets where it skips a lookup (--output DIR).
     """
     from memstore.hf.named import reader_named
+    from memstore.model.adaptation import UNADAPTED
     from memstore.model.landmark_model import LandmarkModel
     from memstore.training.corpus import read_documents
 
-    reader = reader_named(model, own_process=True)
+    # without the selector that it has, which may be a damaged one
+    reader = reader_named(model, own_process=True, adaptation=UNADAPTED)
     if isinstance(reader, LandmarkModel):
         into = _directory_of_values(model, output, train=train)
         _values(reader, list(read_documents(text)), windows, seed or 0, into, as_json=as_json)

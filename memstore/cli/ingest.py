@@ -208,7 +208,7 @@ def index(
     began = time.monotonic()
     with (
         MemoryStore.open(store, reader.signature, **options) as memory,
-        console.working("index") as show,
+        console.working("index", "layers" if reader.keeps is None else "documents") as show,
     ):
         built = reader.build_index(memory, show)
     built["seconds"] = round(time.monotonic() - began, 3)

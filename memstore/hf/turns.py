@@ -7,6 +7,7 @@ from typing import Any
 from memstore.hf.tokenizer import OffsetTokenizer
 
 _FIRST, _SAID, _NEXT = "Qfirst0", "Qsaid0", "Qnext0"  # stand for texts in a template
+_DATE = "26 Jul 2024"  # which those of Llama write where they know of no clock
 _QUESTIONS = ("Qfirst", "7", "(x", "é")  # texts that begin with different tokens
 
 
@@ -66,6 +67,13 @@ class Turns:
         return range(start, end) if start < end else range(len(local))
 
 
+def _dated(template: str) -> str:
+    """A chat template that writes one date on all days: what it begins with is a memory's."""
+    if "strftime_now" not in template:
+        return template
+    return "{%- macro strftime_now(format) -%}" + _DATE + "{%- endmacro -%}" + template
+
+
 def _parts(template: Any) -> tuple[str, str, str] | None:
     """What a chat template writes before the first question, between an answer and the next
     question, and behind a question; None without a template, or one that cannot be taken apart.
@@ -78,7 +86,12 @@ def _parts(template: Any) -> tuple[str, str, str] | None:
         {"role": "user", "content": _NEXT},
     ]
     try:
-        whole = template.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        whole = template.apply_chat_template(
+            said,
+            chat_template=_dated(template.get_chat_template()),
+            tokenize=False,
+            add_generation_prompt=True,
+        )
     except Exception:  # a template is a program, and raises what it likes
         return None
     before, first, rest = whole.partition(_FIRST)

@@ -71,7 +71,7 @@ def _key(files: Sequence[Path]) -> str:
 def _read() -> dict[str, str]:
     try:
         known = json.loads((cache_directory() / _REMEMBERED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(known, dict):
         return {}
