@@ -666,7 +666,7 @@ def test_demo_replaces_what_it_wrote_itself_and_nobody_elses_document(
         mine = run("ingest", story, "--name", "demo", "--store", tmp_path / "mem", how)
         assert mine.status == 0
         before = run(*docs).json["documents"]
-        refused(run(*demo, tmp_path / "mem", "--seed", "3"), "no demonstration of this version wrote")
+        refused(run(*demo, tmp_path / "mem", "--seed", "3"), "no demonstration of this")
         assert run(*docs).json["documents"] == before
 
 

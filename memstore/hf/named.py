@@ -27,8 +27,8 @@ def reader_named(
     """
     from memstore.model.checkpoint import SHIPPED_NAME
 
-    packaged = str(name) in PACKAGED  # whatever the working directory holds
-    if name is None or name == SHIPPED_NAME or not (packaged or not _is_ours(Path(name))):
+    # what is packaged is meant whatever the working directory holds
+    if name is None or name == SHIPPED_NAME or (str(name) not in PACKAGED and _is_ours(Path(name))):
         from memstore.model.landmark_model import load_model, load_model_for_command
 
         return load_model_for_command(name) if own_process else load_model(name)
