@@ -96,15 +96,22 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path | None]:
             raise InvalidWeights(
                 f"{name} cannot be loaded as a Hugging Face model: {_first_line(error)}"
             ) from error
+    model = _whole(loaded, name)
+    return model, tokenizer, directory if isinstance(directory, Path) else None
+
+
+def _whole(loaded: Any, name: str | Path) -> Any:
+    """The model of what `from_pretrained` gives with `output_loading_info`. Raises InvalidWeights
+    where weights are missing, which transformers has drawn at random.
+    """
     model, found = loaded
-    # transformers would draw them at random, anew in every process
     missing = sorted({*found["missing_keys"], *map(str, found["mismatched_keys"])})
     if missing:
         raise InvalidWeights(
             f"{name} lacks {len(missing)} of its weights, such as {missing[0]}; get all of its "
             "files, or the config.json that belongs to them"
         )
-    return model, tokenizer, directory if isinstance(directory, Path) else None
+    return model
 
 
 def wrap(model: Any, tokenizer: Any, adaptation: Adaptation | None = None) -> HuggingFaceReader:
@@ -189,11 +196,14 @@ def _convert(file: Path, directory: Path) -> None:
     named = {"gguf_file": file.name, "local_files_only": True, **_NO_CODE}
     try:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
-        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            file.parent, dtype=torch.float32, output_loading_info=True, **named
+        )
     except Exception as error:
         raise InvalidWeights(
             f"transformers cannot read {file} as a model: {_first_line(error)}"
         ) from error
+    model = _whole(loaded, file)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     cast(Any, model).hf_quantizer = None
