@@ -152,7 +152,7 @@ def process(memory: Path | str, *options: str) -> Iterator[tuple["subprocess.Pop
     """`memstore serve` as a process of its own, and where it answers."""
     command = [sys.executable, "-m", "memstore", "serve", "--store", str(memory), "--port", "0"]
     started = subprocess.Popen(
-        [*command, *options, "--grace", "0.5", "--json"],
+        [*command, *options, "--grace", "2", "--json"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_rival_training import MODEL
 from typer.testing import CliRunner
 
 from memstore.cli.main import app
 from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.model.checkpoint import read_configuration
-from memstore.model.config import PRESETS, ModelConfig
+from memstore.model.config import PRESETS
 from memstore.model.tokenizer import Tokenizer
 from memstore.rivals.config import MEMORIES
 from memstore.training import steps, subject
@@ -26,18 +27,6 @@ from memstore.training import train as training
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.train import TrainConfig, train
 
-MODEL = ModelConfig(
-    vocab_size=1024,
-    num_layers=2,
-    hidden_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    mlp_size=48,
-    block_size=16,
-    chunk_blocks=2,
-    top_k=2,
-)
 LARGER = replace(MODEL, num_layers=3, mlp_size=64, memory_layers=(2,))
 
 
