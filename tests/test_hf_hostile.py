@@ -16,7 +16,7 @@ from memstore.errors import InvalidInput, InvalidWeights, MemstoreError
 from memstore.hf.load import _directory, load_reader, wrap
 from memstore.hf.named import reader_named
 from memstore.hf.selectors import made_here
-from memstore.hf.tokenizer import OffsetTokenizer
+from memstore.hf.tokenizer import LandmarkTokenizer, OffsetTokenizer
 from memstore.hf.turns import Turns
 from memstore.model.adaptation import UNADAPTED
 from memstore.model.selector_heads import PointerHeads
@@ -113,6 +113,8 @@ def test_a_tokenizer_of_more_tokens_than_the_model_knows_is_refused() -> None:
         made.add_tokens([f"lighthouse{len(made)}"])
     with pytest.raises(InvalidWeights, match="the model knows"):
         wrap(model, made)
+    with pytest.raises(InvalidWeights, match="the model knows"):
+        LandmarkTokenizer(made, model.config.vocab_size)
 
 
 def test_a_damaged_selector_can_be_made_anew(directory: Path) -> None:

@@ -161,8 +161,16 @@ def test_a_name_is_not_taken_from_other_content(memory: MemoryStore, tmp_path: P
         same_as(other, place, tmp_path, "a")
 
 
-def test_an_older_state_does_not_take_the_place_of_an_append(
-    memory: MemoryStore, tmp_path: Path
+@pytest.mark.parametrize(
+    "appends",
+    [
+        (),  # an older state
+        ((180, 1),),  # another append of the same beginning
+        ((150, 9), (180, 9)),  # another text of the same length, appended to
+    ],
+)
+def test_what_is_no_append_does_not_take_the_place_of_one(
+    appends: tuple[tuple[int, int], ...], memory: MemoryStore, tmp_path: Path
 ) -> None:
     place = WatchedPlace(in_memory())
     ingest(memory, "a", 100)
@@ -171,9 +179,8 @@ def test_an_older_state_does_not_take_the_place_of_an_append(
         other.pull("a", place.url)
         ingest(memory, "a", 150, mode="append")
         send(memory, place)
-        with pytest.raises(DocumentExists):
-            send(other, place)
-        ingest(other, "a", 180, mode="append")  # another append of the same beginning
+        for tokens, text in appends:
+            ingest(other, "a", tokens, mode="append", text=text)
         with pytest.raises(DocumentExists):
             send(other, place)
 
@@ -192,22 +199,6 @@ def test_appends_since_the_last_publication_are_that_however_short_they_are(
         ingest(memory, "a", tokens, mode="append")
     assert send(memory, place).documents == ["a"]
     same_as(memory, place, tmp_path, "a")
-
-
-def test_another_text_of_the_same_length_that_was_appended_to_is_other_content(
-    memory: MemoryStore, tmp_path: Path
-) -> None:
-    place = WatchedPlace(in_memory())
-    ingest(memory, "a", 100)
-    send(memory, place)
-    with MemoryStore.create(tmp_path / "other", SIGNATURE) as other:
-        other.pull("a", place.url)
-        ingest(memory, "a", 150, mode="append")
-        send(memory, place)
-        ingest(other, "a", 150, mode="append", text=9)
-        ingest(other, "a", 180, mode="append", text=9)
-        with pytest.raises(DocumentExists):
-            send(other, place)
 
 
 def test_publishers_never_lose_each_others_documents(tmp_path: Path) -> None:

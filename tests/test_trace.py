@@ -209,6 +209,9 @@ def test_a_trace_is_kept_out_of_a_memory_by_any_path(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="in the directory of a memory"):
             MemoryStore.open(tmp_path / "m", trace=path)
         assert not path.exists()
+    # what lies further below is not the memory's: others call their files data.mdb, too
+    (tmp_path / "m" / "of" / "mine").mkdir(parents=True)
+    MemoryStore.open(tmp_path / "m", trace=tmp_path / "m" / "of" / "mine" / "t").close()
     (tmp_path / "new").mkdir()
     with pytest.raises(InvalidInput, match="in the directory of a memory"):
         MemoryStore.create(tmp_path / "new", SIGNATURE, trace=tmp_path / "new" / "t")

@@ -66,7 +66,6 @@ def adapt(
         _values(reader, list(read_documents(text)), windows, seed or 0, into, as_json=as_json)
         return
 
-    from memstore.errors import InvalidInput
     from memstore.hf.load import load_reader
     from memstore.hf.reader import HuggingFaceReader
     from memstore.hf.selectors import made_here
@@ -77,10 +76,7 @@ def adapt(
     from memstore.training.adapt_reader import subject_of
     from memstore.training.adapt_reading import calibrate_reading
 
-    if not isinstance(reader, HuggingFaceReader):
-        raise InvalidInput(
-            f"{model} is trained with landmarks and looks blocks up by itself; it needs no selector"
-        )
+    assert isinstance(reader, HuggingFaceReader)  # others take no selector, and were refused
     texts = list(read_documents(text))
     subject = subject_of(reader, reader.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights

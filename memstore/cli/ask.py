@@ -145,7 +145,7 @@ def search(
     """Show where in a memory a phrase is found.
 
     The percentage says how like the passage's words are to the phrase's, each in its context: where
-    they are the same mostly 60-90%, where nothing is alike some 15%. A model that chooses with a
+    they are the same mostly 60-90%, where nothing is alike 10-30%. A model that chooses with a
     selector shows the score of that instead.
     """
     with _opened(store, model, tiers, away) as (reader, memory):

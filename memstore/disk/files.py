@@ -127,7 +127,8 @@ def check_outside_memories(path: Path, new: Path | None = None) -> None:
     one that is to be made. Raises InvalidInput.
     """
     made = None if new is None else Path(os.path.realpath(new))
-    for folder in (there := Path(os.path.realpath(path.parent)), *there.parents):
+    there = Path(os.path.realpath(path.parent))
+    for folder in (there, there.parent):  # it has folders of its own, one level deep
         if folder == made or os.path.lexists(folder / DATA):
             raise InvalidInput(
                 f"{path} lies in the directory of a memory, {folder}; name a file outside of it"

@@ -165,11 +165,13 @@ def _of_path(
     elif glob.has_magic(given) and not os.path.lexists(path):
         folder = Folder.at(_fixed(path))
         found.folders.append(folder)
+        avoided = None if without is None else without.resolve()
+        # behind a slash only folders are meant
+        matches = () if given.endswith(os.sep) else sorted(_matching(folder.path, path, found))
         files = [
             match
-            for match in sorted(_matching(folder.path, path, found))
-            if not given.endswith(os.sep)  # or only folders are meant
-            if without is None or not match.resolve().is_relative_to(without.resolve())
+            for match in matches
+            if avoided is None or not match.resolve().is_relative_to(avoided)
         ]
         if not files:
             found.refused.append(InvalidInput(f"{given} matches no file"))

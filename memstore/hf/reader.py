@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from memstore.disk.signature import Signature
-from memstore.errors import InvalidWeights
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.recall import Recall
 from memstore.hf.rotary import rope_of
@@ -56,12 +55,7 @@ class HuggingFaceReader(ChoosingVerbs):
         self.tokenizer = OffsetTokenizer(tokenizer)
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
-        needed = max(self.tokenizer.vocabulary, *(token + 1 for token in self.prefix_ids), 0)
-        if needed > decoder.config.vocab_size:
-            raise InvalidWeights(
-                f"the tokenizer has {needed:,} ids, the model knows {decoder.config.vocab_size:,}; "
-                "use the tokenizer that it was trained with"
-            )
+        self.tokenizer.check_known(decoder.config.vocab_size, self.prefix_ids)
         self.forms: Sequence[LayerForm] = decoder.forms
         layers = decoder.num_layers
         self.made_for = MadeFor(

@@ -47,10 +47,17 @@ class OffsetTokenizer:
                 "tokens stand for), so no source could be named"
             )
 
-    @property
-    def vocabulary(self) -> int:
-        """Ids that a model needs: up to the last one that a text may be cut into."""
-        return max(token for token, data in enumerate(self._bytes) if data) + 1
+    def check_known(self, vocab_size: int, prefix: Sequence[int] = ()) -> None:
+        """Does a model of so many ids know all that a text may be cut into, and these? Raises
+        InvalidWeights.
+        """
+        last = max(token for token, data in enumerate(self._bytes) if data)
+        needed = max(last, *prefix, 0) + 1
+        if needed > vocab_size:
+            raise InvalidWeights(
+                f"the tokenizer has {needed:,} ids, the model knows {vocab_size:,}; use the "
+                "tokenizer that it was trained with"
+            )
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without any that the model's template would add. Raises InvalidInput
@@ -100,6 +107,7 @@ class LandmarkTokenizer(OffsetTokenizer):
 
     def __init__(self, tokenizer: Any, landmark_id: int) -> None:
         super().__init__(tokenizer)
+        self.check_known(landmark_id)
         self.landmark_id = landmark_id
 
 
