@@ -5,6 +5,13 @@ what to do.
 from collections.abc import Collection
 
 
+def install_extra(extra: str) -> str:
+    """The command that brings what `extra` of pyproject.toml lists. It names the clone: the package
+    index's `memstore` is somebody else's.
+    """
+    return f"pip install '.[{extra}]' in a clone of memstore"
+
+
 class MemstoreError(Exception):
     """Base of every error this package raises on purpose."""
 

@@ -910,7 +910,7 @@ def test_hugging_face_models_say_what_they_need(
         ("adapt", "smollm2", "--text", story),
         ("train", story, "--model", "smollm2", "--out", store.parent / "out"),
     ):
-        refused(run(*command), words, "pip install 'memstore[hf]'")
+        refused(run(*command), words, "pip install '.[hf]'")
     with pytest.raises(InvalidConfig, match=words):
         _ = memstore.load_reader
 

@@ -585,7 +585,7 @@ def test_what_needs_a_library_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch
     import sys
 
     monkeypatch.setitem(sys.modules, "pypdf", None)
-    with pytest.raises(UnreadableDocument, match=r"pypdf.*pip install 'memstore\[documents\]'"):
+    with pytest.raises(UnreadableDocument, match=r"pypdf.*pip install '\.\[documents\]'"):
         convert(made.pdf([["x"]]), "pdf")
 
 

@@ -499,7 +499,7 @@ def test_without_faiss_only_what_needs_it_is_refused(
 ) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     for kind in FAISS_KINDS:
-        with pytest.raises(InvalidInput, match=r"pip install 'memstore\[cpu\]'"):
+        with pytest.raises(InvalidInput, match=r"pip install '\.\[cpu\]'"):
             make_index(kind, KV_HEADS, DIM)
     q = queries(5)
     for kind in ("packed", "auto"):

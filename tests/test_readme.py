@@ -43,6 +43,19 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def test_nothing_says_to_install_the_package_of_that_name_which_is_somebody_elses() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    wrong = re.compile(rb"pip3? install( -\S+)* ['\"]?memstore(?!-lm)\b")
+    said = [
+        name
+        for name in listed.stdout.decode().split("\0")
+        if (ROOT / name).is_file() and wrong.search((ROOT / name).read_bytes())
+    ]
+    assert said == []
+
+
 def steps(console: str) -> list[Step]:
     """The commands of a console block; a command goes on to the end of its here-document."""
     found, lines = [], iter(console.splitlines())

@@ -13,7 +13,7 @@ import typer
 from memstore.cli import console
 from memstore.cli.options import ASK_BUDGET, Away, Model, ReadStore, Tiers, command
 from memstore.cli.readers import reader_for_command
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, install_extra
 
 
 @command("mcp", "memstore mcp --store mem", "memstore mcp --store mem --allow-paths ~/notes")
@@ -49,7 +49,7 @@ def mcp(
         from memstore.serve.service import Service
     except ImportError as error:
         raise InvalidInput(
-            f"MCP needs the package {error.name}; install it with: pip install 'memstore[serve]'"
+            f"MCP needs the package {error.name}: {install_extra('serve')}"
         ) from None
     from memstore.store.memory_store import MemoryStore
 

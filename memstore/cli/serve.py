@@ -18,7 +18,7 @@ from memstore.cli.options import (
     parse_size,
 )
 from memstore.cli.readers import reader_for_command
-from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.errors import InvalidInput, MemoryNotFound, install_extra
 from memstore.share.options import is_url
 
 PORT = 8741
@@ -179,8 +179,7 @@ def serve(
         from memstore.serve.settings import ServeSettings
     except ImportError as error:
         raise InvalidInput(
-            f"serving needs the package {error.name}; install it with: pip install "
-            "'memstore[serve]'"
+            f"serving needs the package {error.name}: {install_extra('serve')}"
         ) from None
     from memstore.store.memory_store import MemoryStore
 

@@ -18,7 +18,7 @@ from memstore.documents.archive import Archive
 from memstore.documents.converted import LIMITS, Converted, Kind, Limits
 from memstore.documents.detect import Form, form_of
 from memstore.documents.plain import read_text
-from memstore.errors import MemstoreError, UnreadableDocument
+from memstore.errors import MemstoreError, UnreadableDocument, install_extra
 
 LIBRARIES = ("lxml", "pypdf", "markdown_it")
 TOO_MUCH = 77  # how a child ends that has no memory left
@@ -72,7 +72,7 @@ def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
     except UnreadableDocument:
         raise
     except ImportError as error:
-        raise UnreadableDocument(f"needs {error.name}; pip install 'memstore[documents]'") from None
+        raise UnreadableDocument(f"needs {error.name}: {install_extra('documents')}") from None
     except MemoryError:
         raise UnreadableDocument(_TOO_MUCH) from None
     except RecursionError:

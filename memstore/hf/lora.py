@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memstore.errors import InvalidConfig
+from memstore.errors import InvalidConfig, install_extra
 
 _BASE, _ADAPTER = "base_layer.", "lora_"
 
@@ -20,7 +20,7 @@ def add_adapters(model: nn.Module, rank: int, seed: int) -> None:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise InvalidConfig(
-            "adapters need peft: pip install 'memstore[hf]', or train all weights (--full)"
+            f"adapters need peft: {install_extra('hf')}, or train all weights (--full)"
         ) from error
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
     model.requires_grad_(False)

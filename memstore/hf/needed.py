@@ -3,10 +3,10 @@
 from importlib import metadata
 from importlib.util import find_spec
 
-from memstore.errors import InvalidConfig
+from memstore.errors import InvalidConfig, install_extra
 
 _OLDEST = (5, 17)
-_INSTALL = "pip install 'memstore[hf]'"
+_INSTALL = install_extra("hf")
 
 
 def check_transformers() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, install_extra
 from memstore.index.faiss_head import HeadIndex, faiss
 
 TEMPORARY = 256 << 20  # bytes of the device that a thread's searches may use in passing
@@ -32,9 +32,8 @@ def resources(device: int) -> Any:
         count = library.get_num_gpus() if hasattr(library, "StandardGpuResources") else 0
         if device >= count:
             raise InvalidInput(
-                f"FAISS sees {count} GPUs, not number {device}: install memstore[gpu] on a machine "
-                "with one, "
-                "or keep the index on the CPU"
+                f"FAISS sees {count} GPUs, not number {device}: {install_extra('gpu')} on a "
+                "machine with one, or keep the index on the CPU"
             )
         held[device] = library.StandardGpuResources()
         held[device].setTempMemory(TEMPORARY)

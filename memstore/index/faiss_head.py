@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from memstore.decode import Count, Positive, Share
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, install_extra
 from memstore.index.metric import QueryMetric
 
 Family = Literal["ivf", "ivf-sq8"]
@@ -42,8 +42,8 @@ def faiss() -> Any:
         import faiss as library
     except ImportError as error:
         raise InvalidInput(
-            "this index needs FAISS: pip install 'memstore[cpu]' (or memstore[gpu]), or choose the "
-            "packed index"
+            f"this index needs FAISS: {install_extra('cpu')} (with a GPU '.[gpu]'), or "
+            "choose the packed index"
         ) from error
     library.omp_set_num_threads(torch.get_num_threads())
     return library

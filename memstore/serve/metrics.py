@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, install_extra
 from memstore.tiers.stats import COUNTS
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ def new_registry() -> Any:
         from prometheus_client import CollectorRegistry
     except ImportError:
         raise InvalidInput(
-            "metrics need the package prometheus-client; install it with: pip install "
-            "'memstore[metrics]'"
+            f"metrics need the package prometheus-client: {install_extra('metrics')}"
         ) from None
     return CollectorRegistry(auto_describe=False)
 

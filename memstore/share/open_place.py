@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from memstore.disk.files import DATA
-from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable
+from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable, install_extra
 from memstore.share.place import ObjectPlace
 from memstore.share.place_errors import CREDENTIALS, first_line, without_credentials
 
@@ -71,9 +71,7 @@ def _obstore() -> Any:
         import obstore.exceptions
         import obstore.store
     except ImportError as error:
-        raise InvalidInput(
-            "published memories need obstore: pip install 'memstore[share]'"
-        ) from error
+        raise InvalidInput(f"published memories need obstore: {install_extra('share')}") from error
     return obstore
 
 

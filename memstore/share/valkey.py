@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
-from memstore.errors import InvalidInput
+from memstore.errors import InvalidInput, install_extra
 from memstore.share.failures import Failure
 from memstore.share.place_errors import without_credentials
 from memstore.share.replies import Parts, Replies, Run, is_idle, requests
@@ -70,9 +70,7 @@ class Valkey:
         try:
             import redis
         except ImportError as error:
-            raise InvalidInput(
-                "a Valkey cache needs redis: pip install 'memstore[share]'"
-            ) from error
+            raise InvalidInput(f"a Valkey cache needs redis: {install_extra('share')}") from error
         return redis
 
     def _connected(self) -> Any:
