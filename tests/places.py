@@ -6,6 +6,7 @@ from typing import Any
 
 from memstore.share.open_place import open_place
 from memstore.share.place import Found, ObjectPlace
+from memstore.share.sizes import OBJECT_BYTES
 
 _numbers = itertools.count()
 
@@ -39,8 +40,8 @@ class WatchedPlace:
         self.after(number, name, what)
         return result
 
-    def get(self, name: str) -> memoryview:
-        data = self._call("get", name)
+    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
+        data = self._call("get", name, most)
         self.read += len(data)
         return data
 

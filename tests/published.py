@@ -21,6 +21,7 @@ from memstore.share.place import Found, Place
 from memstore.share.publish import publish
 from memstore.share.remote import Remote
 from memstore.share.replies import Parts, Received, Run
+from memstore.share.sizes import OBJECT_BYTES
 from memstore.share.tables import PublishedDatabase
 from memstore.store.memory_store import MemoryStore
 
@@ -118,8 +119,8 @@ class WildPlace:
         self.requests = 0
         self.slower = 0.0  # seconds that every read takes longer
 
-    def get(self, name: str) -> memoryview:
-        return self.place.get(name)
+    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
+        return self.place.get(name, most)
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         self.requests += 1

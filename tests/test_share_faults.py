@@ -291,7 +291,7 @@ def test_what_nobody_expects_does_not_keep_a_cache_closed(
         assert not reads.breaker.allows()  # it has failed again
         reads.breaker._until = time.monotonic()
     else:
-        monkeypatch.setattr("memstore.share.deadlines.ThreadPoolExecutor.submit", no_threads)
+        monkeypatch.setattr("memstore.share.threads.Threads.submit", no_threads)
         assert len(read().unread) == 1
     assert reads.breaker.allows()
     reads.close()
@@ -324,7 +324,7 @@ def test_whatever_ends_the_one_call_first_the_store_is_asked_again(
 
     with monkeypatch.context() as patch:
         if what == "no threads":
-            patch.setattr(where + "ThreadPoolExecutor.submit", fail)
+            patch.setattr("memstore.share.threads.Threads.submit", fail)
             (found,) = calls.gather([lambda left: 1], until)
             assert isinstance(found, Failure)
         else:
@@ -444,14 +444,14 @@ def test_a_local_cache_keeps_its_budget_and_what_was_used_last(tmp_path: Path) -
         cache.put([(f"k{number}", bytes([number]) * 4000)])
         assert cache.used <= cache.budget
         assert sum(file.stat().st_size for file in cache.path.glob("??/*")) <= cache.budget
-    assert cache.get("k99") == bytes([99]) * 4000 and cache.get("k1") is None
+    assert cache.get("k99", 1 << 20) == bytes([99]) * 4000 and cache.get("k1", 1 << 20) is None
     assert cache.evicted >= 80
     again = LocalCache(tmp_path / "c", 20 * 4096)
-    assert again.get("k99") == bytes([99]) * 4000 and again.used == cache.used
+    assert again.get("k99", 1 << 20) == bytes([99]) * 4000 and again.used == cache.used
     cache.put([("large", bytes(30 * 4096))])
-    assert cache.get("large") is None and cache.used <= cache.budget
+    assert cache.get("large", 1 << 20) is None and cache.used <= cache.budget
     cache.drop("k99")
-    assert cache.get("k99") is None
+    assert cache.get("k99", 1 << 20) is None
 
 
 def test_what_is_larger_than_the_budget_takes_no_others_place(tmp_path: Path) -> None:
@@ -482,7 +482,7 @@ def test_two_that_make_a_cache_at_once_both_have_it(
 
     monkeypatch.setattr("os.listdir", overtaken)
     cache = LocalCache(tmp_path / "c", 1 << 20)
-    assert cache.get("key") == bytes(5000) and cache.used == others[0].used == 8192
+    assert cache.get("key", 1 << 20) == bytes(5000) and cache.used == others[0].used == 8192
 
 
 def test_several_caches_in_one_directory_keep_one_budget(tmp_path: Path) -> None:

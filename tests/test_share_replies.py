@@ -110,6 +110,22 @@ def test_what_is_no_reply_or_ends_is_a_failure(data: bytes, reason: str) -> None
         assert failed.value.reason == reason
 
 
+@pytest.mark.parametrize("there", [0, 9, 500_000])
+def test_a_value_larger_than_any_record_is_not_read(there: int) -> None:
+    """Only as much of it comes as is sent together with its size."""
+    good = b"$200\r\n" + bytes(200) + b"\r\n"
+    data = good + b"$600000000\r\n" + bytes(there)
+    with told(data, random.Random(0)) as stream:
+        replies = Replies(stream, soon(), "it").receive([parts(SIZE) for _ in range(4)], SIZE)
+        run, first = next(replies)
+        assert run == range(1) and isinstance(first, Received)
+        run, (large,) = next(replies)
+        assert run == range(1, 2) and isinstance(large, Failure) and large.reason == "damaged"
+        with pytest.raises(Failure) as failed:
+            next(replies)
+        assert failed.value.reason == "closed"
+
+
 def test_a_reply_that_trickles_is_late() -> None:
     stop = threading.Event()
     ours, theirs = socket.socketpair()

@@ -40,6 +40,7 @@ from memstore.share.opening import PublishedCatalog
 from memstore.share.place import ObjectPlace
 from memstore.share.publish import publish
 from memstore.share.remote import GAP, Remote
+from memstore.share.sizes import OBJECT_BYTES
 from memstore.share.tables import PublishedDatabase
 
 QUESTION = 16  # tokens
@@ -52,24 +53,24 @@ class Distant(ObjectPlace):
         self.__dict__.update(place.__dict__)
         self.seconds, self.requests, self.read = seconds, 0, 0
 
-    def _asked(self) -> None:
+    def _wait(self) -> None:
         self.requests += 1
         time.sleep(self.seconds)
 
-    def get(self, name: str) -> memoryview:
-        self._asked()
-        found = super().get(name)
+    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
+        self._wait()
+        found = super().get(name, most)
         self.read += len(found)
         return found
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        self._asked()
+        self._wait()
         found = super().get_ranges(name, ranges)
         self.read += sum(map(len, found))
         return found
 
     def first(self, prefix: str) -> str | None:
-        self._asked()
+        self._wait()
         return super().first(prefix)
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 _BEHIND_BYTES = 64 << 20  # that wait to be kept in the caches; beyond, they are not kept
+_LAST = 5.0  # seconds that a cache has at the end, which may hang
 
 
 class Behind:
@@ -68,7 +69,9 @@ class Behind:
             done.wait()
 
     def close(self) -> None:
-        """Do what waits, and end; more than once is the same as once."""
+        """Do what waits, as far as it takes a few seconds, and end; more than once is the same as
+        once.
+        """
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -76,4 +79,4 @@ class Behind:
             thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)
-            thread.join()
+            thread.join(_LAST)

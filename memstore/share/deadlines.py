@@ -8,11 +8,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from memstore.share.failures import PASSING, Failure
+from memstore.share.threads import Threads
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ class Calls:
         self._pid = os.getpid()
         self.breaker, self._retries = self._new_breaker(), Retries()
         self._latencies = Latencies()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
 
     def begin(self, work: Callable[[float], T], left: float) -> "Future[T]":
         """Do this on a thread of its own; left: seconds, which it is told. Raises Failure."""
@@ -157,7 +158,7 @@ class Calls:
             if self._pid != os.getpid():
                 self._start()
             if self._pool is None and not self._closed:
-                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix=self._name)
+                self._pool = Threads(self._threads, self._name)
             if self._pool is None:
                 raise Failure("closed", "the memory was closed")
             return self._pool.submit(work, left)
@@ -298,4 +299,4 @@ class Calls:
             self._closed = True
             pool, self._pool = self._pool, None
         if pool is not None and self._pid == os.getpid():
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.end()

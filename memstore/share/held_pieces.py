@@ -55,7 +55,9 @@ class HeldPieces:
         place = self._remote.place
         names = [_piece_name(place.identity, piece) for piece in pieces]
         if self._local is not None:
-            for at, kept in enumerate(self._local.get_many(names)):
+            for at, kept in enumerate(
+                self._local.get_many(names, [piece.length for piece in pieces])
+            ):
                 if isinstance(kept, bytes):
                     try:
                         check_piece(place, pieces[at], kept)

@@ -111,5 +111,7 @@ class Keeping:
         self._behind.settle()
 
     def close(self) -> None:
-        """Do what waits, and end; more than once is the same as once."""
+        """Do what waits, as far as it takes a few seconds, and end; more than once is the same as
+        once.
+        """
         self._behind.close()

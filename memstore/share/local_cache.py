@@ -9,6 +9,7 @@ is not trusted: whoever asked checks it, and drops what is damaged.
 
 import errno
 import os
+import stat
 import struct
 import threading
 import time
@@ -69,15 +70,20 @@ class LocalCache:
                 "directory"
             ) from error
 
-    def get(self, key: str) -> bytes | None:
-        """A value, or None. Raises Failure."""
+    def get(self, key: str, most: int) -> bytes | None:
+        """A value of `most` bytes at most, or None. Raises Failure: what is larger, or no regular
+        file, is not read, and removed.
+        """
         file = self._file(key)
         try:
-            with open(file, "rb", buffering=0) as opened:
+            with open(file, "rb", buffering=0, opener=_open_at_once) as opened:
                 told = os.fstat(opened.fileno())
+                if not stat.S_ISREG(told.st_mode) or told.st_size > most:
+                    os.unlink(file)
+                    raise Failure("damaged", f"{file} is none of {most:,} bytes at most")
                 if time.time() - told.st_mtime > _TOUCH:
                     os.utime(opened.fileno())
-                return opened.read()
+                return opened.read(told.st_size)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -87,12 +93,14 @@ class LocalCache:
         """Is there a value, whatever it is?"""
         return os.path.exists(self._file(key))
 
-    def get_many(self, keys: Sequence[str]) -> list[bytes | Failure | None]:
-        """The values of some keys; of each None, or why it could not be read."""
+    def get_many(self, keys: Sequence[str], most: Sequence[int]) -> list[bytes | Failure | None]:
+        """The values of some keys, of so many bytes each at most; of each None, or why it could not
+        be read.
+        """
         found: list[bytes | Failure | None] = []
-        for key in keys:
+        for key, size in zip(keys, most):
             try:
-                found.append(self.get(key))
+                found.append(self.get(key, size))
             except Failure as failure:
                 found.append(failure)
         return found
@@ -228,6 +236,10 @@ class _Count:
                 self.write(self.value)
         finally:
             os.close(self._file)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe, too
 
 
 def _pages(size: int) -> int:

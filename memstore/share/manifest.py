@@ -32,13 +32,14 @@ from memstore.share.pages import (
     Entry,
     Name,
     PageRef,
-    at_once,
     entries_of,
     plain_entries,
     read_page,
     write_pages,
 )
 from memstore.share.place import Place
+from memstore.share.sizes import PACKED_BYTES
+from memstore.share.threads import at_once
 
 FORMAT = 1
 MANIFESTS = "manifests"
@@ -169,7 +170,7 @@ class Published:
         again. Raises as `open` does, and ObjectNotFound.
         """
         name = manifest_name(number)
-        manifest = Manifest.decode(place.get(name), f"{place.url}: {name}")
+        manifest = _read(place, number)
         if manifest.number != number:
             raise CorruptMemory(f"{place.url}: {name} is another manifest; restore it from a copy")
         return cls(place, manifest, before)
@@ -263,12 +264,17 @@ def _create(place: Place, manifest: Manifest) -> bool:
             return True
     except StoreUnavailable:
         try:
-            if Manifest.decode(place.get(name), name).id == manifest.id:
+            if _read(place, manifest.number).id == manifest.id:
                 return True
         except (StoreUnavailable, CorruptMemory):
             pass
         raise
-    return Manifest.decode(place.get(name), f"{place.url}: {name}").id == manifest.id
+    return _read(place, manifest.number).id == manifest.id
+
+
+def _read(place: Place, number: int) -> Manifest:
+    name = manifest_name(number)
+    return Manifest.decode(place.get(name, PACKED_BYTES), f"{place.url}: {name}")
 
 
 def _changed_pages(

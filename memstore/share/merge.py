@@ -15,13 +15,14 @@ from memstore.block import RecordKey
 from memstore.disk.blocks import BlockTable
 from memstore.errors import CorruptBlock, ObjectNotFound, StoreUnavailable
 from memstore.share.manifest import Change, Manifest, Published, commit
-from memstore.share.pages import Entry, at_once
+from memstore.share.pages import Entry
 from memstore.share.pieces import Piece, RecordIndex, Value
 from memstore.share.place import Place
 from memstore.share.prune import GRACE
 from memstore.share.reading import check_piece, damaged, index_of, values_of
 from memstore.share.segments import FOLDER, SEGMENT_BYTES
 from memstore.share.sending import Sending
+from memstore.share.threads import at_once
 
 _SMALL = 4  # a segment is small that is less than one part in so many of what it may be
 _TOGETHER = 64 << 20  # bytes of small segments that are held at once, about
@@ -101,7 +102,7 @@ def _batches(
 
     def read(name: str) -> memoryview:
         try:
-            return place.get(name)
+            return place.get(name, sizes[name])
         except ObjectNotFound as error:  # of an unpublished document, say, and pruned
             raise StoreUnavailable(f"{error}; others changed the memory, merge again") from error
 

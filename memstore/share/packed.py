@@ -12,15 +12,22 @@ import zstandard
 from xxhash import xxh3_64_intdigest
 
 from memstore.decode import T, unpack
-from memstore.errors import CorruptMemory, NewerFormat
+from memstore.errors import CorruptMemory, InvalidInput, NewerFormat
+from memstore.share.sizes import PACKED_BYTES
 
 _HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
 _MOST = 1 << 28  # bytes, unpacked
 
 
 def pack(magic: bytes, number: int, value: Any) -> bytes:
-    """An object of plain values."""
-    data: bytes = _HEAD.pack(magic, number, 0) + zstandard.compress(msgpack.packb(value))
+    """An object of plain values. Raises InvalidInput where it would be too large to be read."""
+    plain = msgpack.packb(value)
+    data: bytes = _HEAD.pack(magic, number, 0) + zstandard.compress(plain)
+    if len(plain) > _MOST or len(data) + _DIGEST.size > PACKED_BYTES:
+        raise InvalidInput(
+            f"a table of the documents would have {len(plain):,} bytes, which nobody would read; "
+            "publish some of them to another prefix"
+        )
     return data + _DIGEST.pack(xxh3_64_intdigest(data))
 
 

@@ -3,8 +3,7 @@ are neighbours by name, with where their pieces are.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
@@ -12,12 +11,14 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from memstore.decode import Count, Positive, T
+from memstore.decode import Count, Positive
 from memstore.disk.document import Document
 from memstore.errors import CorruptMemory
 from memstore.share.packed import digest_of, open_packed, pack
 from memstore.share.pieces import Digest, Kind, Layer, Piece
-from memstore.share.place import AT_ONCE, Place
+from memstore.share.place import Place
+from memstore.share.sizes import PACKED_BYTES, PIECE_BYTES
+from memstore.share.threads import at_once
 
 FORMAT = 1
 PAGES = "pages"
@@ -38,7 +39,8 @@ class Entry(NamedTuple):
         return cls(replace(row.portable(), id=min(row.id, 1)), tuple(sorted(pieces)))
 
 
-_Piece = tuple[Kind, Layer, Count, Positive, Count, Count, Positive, Digest]
+_PieceSize = Annotated[int, Meta(ge=1, le=PIECE_BYTES)]
+_Piece = tuple[Kind, Layer, Count, Positive, Count, Count, _PieceSize, Digest]
 
 
 class Entries(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -54,14 +56,14 @@ class PageRef(NamedTuple):
     first: Name
     documents: Positive
     name: Name  # the object
-    size: Positive
+    size: Annotated[int, Meta(ge=1, le=PACKED_BYTES)]  # bytes
     digest: Digest
 
 
 def read_page(place: Place, page: PageRef) -> list[Entry]:
     """The documents of a page. Raises CorruptMemory, NewerFormat, StoreUnavailable."""
     what = f"{place.url}: {page.name}"
-    data = place.get(page.name)
+    data = place.get(page.name, page.size)
     held = open_packed(_PAGE, FORMAT, data, Entries, what)
     try:
         if digest_of(data) != page.digest:
@@ -121,11 +123,3 @@ def entries_of(held: Entries, number: int) -> list[Entry]:
         pieces = [Piece(*p[:4], held.segments[p[4]], *p[5:]) for p in told]
         entries.append(Entry(document, tuple(pieces)))
     return entries
-
-
-def at_once(work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-    """The results of requests that are made side by side, in order; the first error is raised."""
-    if len(items) < 2:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(min(AT_ONCE, len(items)), thread_name_prefix="memstore-share") as pool:
-        return list(pool.map(work, items))

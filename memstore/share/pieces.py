@@ -29,6 +29,7 @@ from xxhash import xxh3_64_intdigest
 from memstore.decode import Block, Count, Layer, Positive
 from memstore.disk.record import WriteId
 from memstore.share.packed import decompressed
+from memstore.share.sizes import INDEX_BYTES
 
 Kind = Literal["records", "landmarks", "tokens"]
 Digest = Annotated[int, Meta(ge=0)]
@@ -163,7 +164,7 @@ class RecordIndex:
     @classmethod
     def decode(cls, data: bytes | memoryview) -> "RecordIndex":
         """The index of these bytes. Raises ValueError."""
-        raw = decompressed(bytes(data))
+        raw = decompressed(bytes(data), INDEX_BYTES)
         magic, count, write, first, blocks, start = _unpack(_INDEX, raw, 0)
         at = _INDEX.size + 2 * count
         if magic != b"mI" or len(raw) != at + 4 * count * blocks or first + blocks > 1 << 32:

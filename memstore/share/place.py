@@ -2,18 +2,28 @@
 
 import os
 import re
+import stat
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from memstore.errors import MemoryClosed, ObjectNotFound, StoreUnavailable
+from memstore.errors import (
+    CorruptMemory,
+    MemoryClosed,
+    MemstoreError,
+    ObjectNotFound,
+    StoreUnavailable,
+)
 from memstore.share.place_errors import place_error
+from memstore.share.sizes import OBJECT_BYTES
+from memstore.share.threads import AT_ONCE, Threads
 
-AT_ONCE = 16  # requests
+T = TypeVar("T")
+
 GAP = 256 << 10  # bytes between two ranges that are read rather than asked for apart
 _DELETED_AT_ONCE = 500
 _asked_by: int | None = None  # the process that did first
@@ -56,14 +66,15 @@ class Place(Protocol):
     """Objects by name ("a/b"), each written whole or not at all.
 
     Every call raises StoreUnavailable where the store is away or refuses, and MemoryClosed in a
-    fork of a process that has made one; reading what is not there raises ObjectNotFound.
+    fork of a process that has made one; reading what is not there raises ObjectNotFound, and what
+    is no regular file of a directory CorruptMemory.
     """
 
     url: str  # without credentials
     identity: str  # the URL and the endpoint that it is asked at: one store, one identity
 
-    def get(self, name: str) -> memoryview:
-        """An object."""
+    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
+        """An object. One of more than `most` bytes is CorruptMemory, and not read."""
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Parts of an object, each (first byte, length), of just that length."""
@@ -121,23 +132,61 @@ class ObjectPlace:
                 "from it; open it in one that is spawned instead"
             )
 
-    def get(self, name: str) -> memoryview:
-        """An object."""
+    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
+        """An object. One of more than `most` bytes is CorruptMemory, and not read."""
         self._check_process()
+        self._check_regular(name)
+
+        def read() -> memoryview:
+            found = self._obstore.get(self.store, name)  # its head; the rest is not read yet
+            if found.meta["size"] > most:
+                raise CorruptMemory(
+                    f"{self.url}: {name} is damaged (it has {found.meta['size']:,} bytes, which "
+                    f"should be {most:,} at most); restore it from a copy, or publish to another "
+                    "prefix"
+                )
+            return memoryview(found.bytes())
+
+        return self._asked(read, name)
+
+    def _asked(self, work: Callable[[], T], name: str) -> T:
+        """What a request returns; Ctrl-C, which only the main thread hears, does not wait for
+        it.
+        """
         try:
-            return memoryview(self._obstore.get(self.store, name).bytes())
+            if threading.current_thread() is threading.main_thread():
+                return self._threads.submit(work).result()
+            return work()
+        except MemstoreError:
+            raise
         except Exception as error:
             raise place_error(error, self.url, name) from error
+
+    def _check_regular(self, name: str) -> None:
+        """Is this no pipe or device of a directory, which would be waited for? Raises
+        CorruptMemory.
+        """
+        if self._directory is None:
+            return
+        with suppress(OSError, ValueError):  # what else is wrong with it, reading tells
+            mode = os.stat(self._directory / name).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise CorruptMemory(
+                    f"{self.url}: {name} is damaged (it is no regular file); restore it from a "
+                    "copy, or publish to another prefix"
+                )
 
     def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Parts of an object, each (first byte, length), of just that length."""
         self._check_process()
+        self._check_regular(name)
         # Not by obstore's get_ranges, which panics where an object has become shorter.
         requests = coalesced(ranges)
         if len(requests) == 1:
             held = [self._range(name, requests[0])]
         else:
-            held = list(self._pool.map(lambda request: self._range(name, request), requests))
+            futures = [self._threads.submit(self._range, name, request) for request in requests]
+            held = [future.result() for future in futures]
         parts = {}
         for request, data in zip(requests, held):
             for which in request.ranges:
@@ -147,50 +196,51 @@ class ObjectPlace:
 
     def _range(self, name: str, request: "Request") -> memoryview:
         start, end = request.start, request.end
-        try:
-            found = self._obstore.get_range(self.store, name, start=start, end=end)
-        except Exception as error:
-            raise place_error(error, self.url, name) from error
+        found = self._asked(
+            lambda: self._obstore.get_range(self.store, name, start=start, end=end), name
+        )
         if len(found) != end - start:
             raise StoreUnavailable(f"{self.url}: {name} was truncated on its way; try again")
         return memoryview(found)
 
     @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(AT_ONCE, thread_name_prefix="memstore-place")
+    def _threads(self) -> Threads:
+        return Threads(AT_ONCE, "memstore-place")
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a new object; False, and nothing is changed, where there is one already."""
         self._check_process()
-        try:
-            self._obstore.put(self.store, name, data, mode="create", use_multipart=False)
-        except Exception as error:
-            exceptions = self._obstore.exceptions
-            taken = (FileExistsError, exceptions.AlreadyExistsError, exceptions.PreconditionError)
-            if isinstance(error, taken):
+        exceptions = self._obstore.exceptions
+        taken = (FileExistsError, exceptions.AlreadyExistsError, exceptions.PreconditionError)
+
+        def write() -> bool:
+            try:
+                self._obstore.put(self.store, name, data, mode="create", use_multipart=False)
+            except taken:
                 return False
-            raise place_error(error, self.url, name) from error
-        return True
+            return True
+
+        return self._asked(write, name)
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, in place of another."""
         self._check_process()
-        try:
-            self._obstore.put(self.store, name, data, use_multipart=False)
-        except Exception as error:
-            raise place_error(error, self.url, name) from error
+        self._asked(lambda: self._obstore.put(self.store, name, data, use_multipart=False), name)
 
     def names(self, prefix: str) -> Iterator[Found]:
         """The objects below a prefix, in no order."""
         self._check_process()
-        try:
-            for page in self._obstore.list(self.store, prefix, chunk_size=1000):
-                for found in page:
-                    yield Found(found["path"], found["size"], found["last_modified"].timestamp())
-        except FileNotFoundError:
-            return  # a directory that is not there has none
-        except Exception as error:
-            raise place_error(error, self.url, prefix) from error
+        pages = iter(self._obstore.list(self.store, prefix, chunk_size=1000))
+
+        def read() -> Sequence[Any]:
+            try:
+                return next(pages, ())
+            except FileNotFoundError:
+                return ()  # a directory that is not there has none
+
+        while page := self._asked(read, prefix):
+            for found in page:
+                yield Found(found["path"], found["size"], found["last_modified"].timestamp())
 
     def first(self, prefix: str) -> str | None:
         """The object below a prefix whose name sorts first."""
@@ -212,10 +262,7 @@ class ObjectPlace:
 
     def _delete(self, names: list[str]) -> None:
         self._check_process()
-        try:
-            self._obstore.delete(self.store, names)
-        except Exception as error:
-            raise place_error(error, self.url, names[0]) from error
+        self._asked(lambda: self._obstore.delete(self.store, names), names[0])
 
     def sweep(self, seconds: float) -> int:
         """Remove what writers that were killed so long ago left half written in a directory."""

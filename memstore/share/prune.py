@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from memstore.errors import ObjectNotFound
 from memstore.share.manifest import MANIFESTS, Published, manifest_name, manifest_number
-from memstore.share.pages import PAGES, Entry, at_once
+from memstore.share.pages import PAGES, Entry
 from memstore.share.place import Found, Place
 from memstore.share.segments import FOLDER
+from memstore.share.threads import at_once
 
 GRACE = 24 * 3600.0  # seconds that what no manifest names is kept: a publisher may be about to
 

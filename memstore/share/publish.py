@@ -23,13 +23,14 @@ from memstore.errors import (
     WrongModel,
 )
 from memstore.share.manifest import Change, Manifest, Published, commit
-from memstore.share.pages import Entry, at_once
+from memstore.share.pages import Entry
 from memstore.share.place import Place
 from memstore.share.prune import GRACE
 from memstore.share.reading import read_values
 from memstore.share.segments import SEGMENT_BYTES, is_whole
 from memstore.share.send_document import DocumentSending
 from memstore.share.sending import Sending
+from memstore.share.threads import at_once
 
 _TRIES = 20
 _READS = 4  # segments that are read at once

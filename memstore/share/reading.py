@@ -7,6 +7,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from memstore.block import RecordKey
+from memstore.disk.record import RecordForm
 from memstore.disk.signature import Signature
 from memstore.errors import CorruptMemory
 from memstore.share.pages import Entry
@@ -20,6 +21,7 @@ from memstore.share.pieces import (
     record_ranges,
 )
 from memstore.share.place import Place
+from memstore.share.sizes import most_record_bytes
 
 _HEADS_BYTES = 64 << 10  # of a piece's beginning that are read first
 _BATCH_BYTES = 8 << 20  # of records that are read at once
@@ -135,6 +137,7 @@ def records(place: Place, entry: Entry, signature: Signature) -> Iterator[Publis
     checked. Raises CorruptMemory, StoreUnavailable.
     """
     row, indexes = entry.row, Indexes(place)
+    most = most_record_bytes(RecordForm(signature.geometry, signature.digest).raw_record_bytes)
     starts = row.first_blocks(signature) if row.id else dict.fromkeys(row.layers_of(signature), 0)
     for first, end, piece in record_ranges(entry.pieces):
         index = indexes.index(entry, piece)
@@ -145,6 +148,8 @@ def records(place: Place, entry: Entry, signature: Signature) -> Iterator[Publis
             while block < end:
                 for layer in index.layers:
                     found = index.find(layer, block)
+                    if found is not None and found[1] > most:
+                        raise damaged(place, piece, f"a record of {found[1]:,} bytes")
                     if found is not None and block >= starts.get(layer, block + 1):
                         keys.append(RecordKey(row.id, block, layer))
                         extents.append(found)

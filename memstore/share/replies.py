@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from memstore.share.failures import Failure, Reason
+from memstore.share.sizes import most_record_bytes
 
 Parts = list[memoryview]  # where a value of their size goes, piece after piece
 Reply = bytes | bytearray | Failure | None
@@ -32,7 +33,6 @@ _END = b"\r\n"
 _TOGETHER = 64  # values that are received by one call, at most
 _BUFFERS = 512  # of one call, at most: the system has a limit
 _READ = 64 << 10  # bytes, of replies that are read one by one
-_MOST = 512 << 20  # bytes of a value, by the protocol
 _DIGITS = 10  # of its size, at most: int() refuses thousands with an error of its own
 _WANTS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _ERRORS: dict[bytes, Reason] = {
@@ -54,6 +54,7 @@ class Replies:
         self._stream, self._until, self._shown = stream, until, shown
         self._held, self._at = b"", 0  # what came, and is not told yet from byte `at` on
         self._can_scatter = not isinstance(stream, ssl.SSLSocket)
+        self._ended = False  # what comes next is not read
 
     def send(self, data: bytes) -> None:
         """Send a request. Raises Failure."""
@@ -70,13 +71,14 @@ class Replies:
         """The replies to as many GET commands as are wanted, run by run, as they come.
 
         wanted: of each where its value goes if it has `size` bytes; None: anywhere. What is written
-        there is of use only where the reply says so. Raises Failure, and nothing more can be
-        received then.
+        there is of use only where the reply says so. A value that is larger than a record can be is
+        not read: the reply is a Failure. Raises Failure, as for all replies after such a value, and
+        nothing more can be received then.
         """
         at, expected = 0, b"$%d\r\n" % size
         while at < len(wanted):
             held = self._held[self._at : self._at + len(expected)]
-            if wanted[at] is not None and expected.startswith(held):
+            if wanted[at] is not None and expected.startswith(held) and not self._ended:
                 end = at + 1
                 while end < min(len(wanted), at + _TOGETHER) and wanted[end] is not None:
                     end += 1
@@ -85,7 +87,7 @@ class Replies:
                     yield range(at, at + len(run)), run
                     at += len(run)
             else:
-                yield range(at, at + 1), [self._reply()]
+                yield range(at, at + 1), [self._reply(most_record_bytes(size))]
                 at += 1
 
     def _receive_there(
@@ -136,7 +138,9 @@ class Replies:
 
     # One by one
 
-    def _reply(self) -> Reply:
+    def _reply(self, most: int) -> Reply:
+        if self._ended:
+            raise Failure("closed", f"{self._shown}: what follows a value too large is not read")
         line = self._line()
         kind, rest = line[:1], line[1:]
         if kind == b"-":
@@ -145,8 +149,12 @@ class Replies:
             return Failure(_ERRORS.get(name, "refused"), f"{self._shown} answers {told}")
         if line == b"$-1":
             return None
-        if kind != b"$" or not rest.isdigit() or len(rest) > _DIGITS or int(rest) > _MOST:
+        if kind != b"$" or not rest.isdigit() or len(rest) > _DIGITS:
             raise Failure("unreachable", f"{self._shown} does not answer as a Valkey server does")
+        if int(rest) > most:
+            self._ended = True
+            what = f"{self._shown} has {int(rest):,} bytes for a record, of {most:,} at most"
+            return Failure("damaged", what)
         value = self._exactly(int(rest))
         self._end()
         return value

@@ -4,17 +4,17 @@ several, and segments are sent while the next are filled.
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
 
 from memstore.closing import Closing
 from memstore.disk.record import WriteId
-from memstore.share.pages import at_once
 from memstore.share.pieces import Kind, Piece, Value
 from memstore.share.place import Place
 from memstore.share.segments import Segment, is_there, send
+from memstore.share.threads import Threads, at_once
 
 _SENDS = 4  # segments on their way at once
 _PIECE_BYTES = 8 << 20  # values in a piece, about
@@ -36,7 +36,7 @@ class Sending(Closing):
         self._young = time.time() - _TAKEN * grace
         # What is read together is kept together.
         self._records, self._keys, self._tokens = (self._segment() for _ in range(3))
-        self._pool = ThreadPoolExecutor(_SENDS, thread_name_prefix="memstore-publish")
+        self._threads = Threads(_SENDS, "memstore-publish")
         self._futures: list[Future[None]] = []
         self.pieces: dict[str, list[Piece]] = {}  # by document; whole once `flush` has returned
         self.sent: list[int] = []  # bytes of each segment that was not there
@@ -116,11 +116,11 @@ class Sending(Closing):
             for document, piece in segment.pieces:
                 self.pieces.setdefault(document, []).append(piece._replace(segment=name))
 
-        self._futures.append(self._pool.submit(work))
+        self._futures.append(self._threads.submit(work))
 
     def close(self) -> None:
-        """Wait for what is under way, and end the threads."""
-        self._pool.shutdown()
+        """Begin nothing more: `flush` has waited, or what is under way is of no use."""
+        self._threads.end()
 
 
 def _cut(values: Sequence[Value]) -> Iterator[Sequence[Value]]:

@@ -122,6 +122,8 @@ class SharedReads:
                 for record, reply in zip(some, replies):
                     if reply is None:
                         answers.missing.append(record)
+                    elif isinstance(reply, Failure) and reply.reason == "damaged":
+                        answers.bad.append((record, reply))
                     elif isinstance(reply, Failure):
                         failures.add(reply)
                         answers.unread.append(record)

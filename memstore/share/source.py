@@ -30,6 +30,7 @@ from memstore.share.local_cache import LocalCache
 from memstore.share.reading import Extent
 from memstore.share.remote import Remote
 from memstore.share.shared_reads import Answers, Filled, Found, SharedReads
+from memstore.share.sizes import most_record_bytes
 from memstore.share.valkey import Valkey
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
@@ -54,6 +55,7 @@ class SharedSource:
         self._catalog, self._find, self._refresh = catalog, find, refresh
         self.remote, self.local, self.shared = remote, local, shared
         self._signature = catalog.signature.digest
+        self._most = most_record_bytes(catalog.blocks.form.raw_record_bytes)
         self.counters: Mapping[str, TierCounter] = {
             **({} if local is None else {"local": TierCounter()}),
             **({} if shared is None else {"valkey": TierCounter()}),
@@ -156,7 +158,8 @@ class SharedSource:
         assert self.local is not None
         found, missing, unread = [], [], []
         for record, answer in zip(
-            wanted, self.local.get_many(record_names(self._signature, wanted))
+            wanted,
+            self.local.get_many(record_names(self._signature, wanted), [self._most] * len(wanted)),
         ):
             if answer is None:
                 missing.append(record)
@@ -192,6 +195,9 @@ class SharedSource:
                 )
             if isinstance(place, Failure):
                 failed.append((record, place))
+            elif place.length > self._most:
+                what = f"{record[1]} should be {place.length:,} bytes, of {self._most:,} at most"
+                failed.append((record, Failure("damaged", what)))
             else:
                 there.append((record, place))
 
