@@ -76,6 +76,10 @@ class CorruptBlock(CorruptMemory):
     """A record is missing, truncated, altered, or another block's; the message names its key."""
 
 
+class StaleMemory(CorruptMemory):
+    """A published memory is older than what was read of it before, or than was asked for."""
+
+
 class StorageFull(MemstoreError):
     """The disk, the map or the memory's quota has no room for what was to be written."""
 

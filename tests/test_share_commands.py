@@ -47,7 +47,7 @@ def test_a_memory_is_published_listed_checked_and_pulled(
         assert run("export", name, tmp_path / "file", "--store", store).status == 0
         files[store] = (tmp_path / "file").read_bytes()
     assert len(set(files.values())) == 1
-    assert run("unpublish", "a", "--from", url).out == "a: no longer published\n"
+    assert run("unpublish", "a", "--from", url).out == "a: no longer published; manifest 3\n"
     merged = run("publish", "--merge", "--to", url, "--json").json["merged"]
     assert merged["before"] == 1 and merged["after"] == 0  # nothing is in many segments
     pruned = run("publish", "--prune", "--grace", 0, "--to", url, "--json").json["pruned"]

@@ -10,35 +10,38 @@ from typing import Annotated
 import typer
 
 from memstore.cli import console
-from memstore.cli.options import Json, ReadStore, Store, command
+from memstore.cli.options import AtLeast, Json, ReadStore, Store, asked_for, command
 from memstore.errors import MemoryNotFound
 
 
 @command("docs", "memstore docs --store mem")
-def docs(store: ReadStore, as_json: Json = False) -> None:
+def docs(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
     """List the documents of a memory."""
     from memstore.disk.document import is_of_prompt
     from memstore.store.memory_store import MemoryStore
 
-    with MemoryStore.open(store, read_only=True) as memory:
-        codec = memory.codec
+    with MemoryStore.open(store, read_only=True, **asked_for(at_least)) as memory:
+        codec, manifest = memory.codec, memory.manifest
         documents = [row for row in memory.documents() if not is_of_prompt(row.name)]
     if as_json:
-        console.emit({"codec": codec, "documents": [document.told() for document in documents]})
+        told = [document.told() for document in documents]
+        console.emit({"codec": codec, "manifest": manifest, "documents": told})
         return
     rows: list[tuple[object, ...]] = [("name", "state", "tokens", "blocks", "size", "since")]
     for d in documents:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
         rows.append((d.name, d.state, d.tokens, d.blocks, console.size(d.bytes), since))
-    console.say(f"{console.columns(rows)}\nstored with {codec}" if documents else "no documents")
+    published = "" if manifest is None else f"; manifest {manifest}"
+    said = f"{console.columns(rows)}\nstored with {codec}" if documents else "no documents"
+    console.say(f"{said}{published}")
 
 
 @command("stats", "memstore stats --store mem")
-def stats(store: ReadStore, as_json: Json = False) -> None:
+def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> None:
     """Say how much a memory holds."""
     from memstore.store.memory_store import MemoryStore
 
-    with MemoryStore.open(store, read_only=True) as memory:
+    with MemoryStore.open(store, read_only=True, **asked_for(at_least)) as memory:
         figures = memory.stats()
     if as_json:
         console.emit(figures)
@@ -57,6 +60,8 @@ def stats(store: ReadStore, as_json: Json = False) -> None:
     most = max(index["landmarks"].values(), default=0)
     built = f"; engines on disk {console.size(index['file_bytes'])}" if index["file_bytes"] else ""
     console.say(f"index: {most:,} landmarks a head ({index['kind']}{built})")
+    if figures["manifest"] is not None:
+        console.say(f"published as manifest {figures['manifest']}")
 
 
 @command("forget", "memstore forget diary --store mem", "memstore forget diary --store mem --erase")

@@ -218,6 +218,23 @@ IndexKind = Annotated[
 ]
 
 
+AtLeast = Annotated[
+    int | None,
+    _option(
+        "--at-least",
+        "N",
+        "Of a published memory: refuse a manifest older than number N, and no other; default: "
+        "refuse what is older than was read before, as far as the local cache remembers.",
+        min=1,
+    ),
+]
+
+
+def asked_for(at_least: int | None) -> "OpenOptions":
+    """Settings of MemoryStore.open for AtLeast."""
+    return cast("OpenOptions", {} if at_least is None else {"at_least": at_least})
+
+
 @dataclass(frozen=True)
 class Answering:
     """How a command that asks generates its answers: an option a field."""
@@ -342,6 +359,7 @@ class Away:
             "Of a published memory: look for a newer manifest so often; default 5.",
         ),
     ] = None
+    at_least: AtLeast = None
     allow_partial: Annotated[
         bool,
         typer.Option(

@@ -106,7 +106,7 @@ def _published(
         sent = f"{report.segments:,} segments sent, {console.size(report.bytes)}"
         console.say(
             f"{len(report.documents):,} documents published, {len(report.there):,} were there; "
-            f"{sent}"
+            f"{sent}; manifest {report.number}"
         )
     return report._asdict()
 
@@ -171,7 +171,8 @@ def unpublish(
     if as_json:
         console.emit({"number": number, "documents": names})
     else:
-        console.say(f"{', '.join(map(console.one_line, names))}: no longer published")
+        named = ", ".join(map(console.one_line, names))
+        console.say(f"{named}: no longer published; manifest {number}")
 
 
 @command("pull", "memstore pull diary --from s3://team/library --store mem")

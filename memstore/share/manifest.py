@@ -38,6 +38,7 @@ from memstore.share.pages import (
     write_pages,
 )
 from memstore.share.place import Place
+from memstore.share.rollback import Remembering, Seen, check_newest, newest_seen, note_newest
 from memstore.share.sizes import PACKED_BYTES
 from memstore.share.threads import at_once
 
@@ -149,9 +150,15 @@ class Published:
         }
 
     @classmethod
-    def open(cls, place: Place) -> "Published":
-        """The newest. Raises MemoryNotFound, CorruptMemory, NewerFormat, StoreUnavailable."""
-        found = cls.newest(place)
+    def open(
+        cls, place: Place, *, cache: Remembering | None = None, at_least: int | None = None
+    ) -> "Published":
+        """The newest.
+
+        cache: remembers which that is. at_least: its number, whatever was read before. Raises
+        MemoryNotFound, CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable.
+        """
+        found = cls.newest(place, cache=cache, at_least=at_least)
         if found is None:
             raise MemoryNotFound(
                 f"{place.url} holds no published memory; memstore publish makes one"
@@ -159,10 +166,23 @@ class Published:
         return found
 
     @classmethod
-    def newest(cls, place: Place) -> "Published | None":
+    def newest(
+        cls, place: Place, *, cache: Remembering | None = None, at_least: int | None = None
+    ) -> "Published | None":
         """The newest, or None where nothing was published. Raises as `open` does."""
+        before = newest_seen(place.identity, cache)
         number = newest_number(place)
-        return None if number is None else cls.at(place, number)
+        if number is None:
+            return None
+        found = cls.at(place, number)
+        check_newest(place.url, found.seen, before, at_least)
+        note_newest(place.identity, found.seen, cache, anew=at_least is not None)
+        return found
+
+    @property
+    def seen(self) -> Seen:
+        """Which manifest it is."""
+        return self.manifest.number, self.manifest.id
 
     @classmethod
     def at(cls, place: Place, number: int, before: "Published | None" = None) -> "Published":
@@ -247,7 +267,9 @@ def commit(
             pages=tuple(pages),
         )
         if _create(place, manifest):
-            return Published(place, manifest)
+            published = Published(place, manifest)
+            note_newest(place.identity, published.seen, anew=manifest.number == 1)
+            return published
     raise StoreUnavailable(
         f"{place.url}: {_TRIES} others published meanwhile, one after the other; try again"
     )

@@ -54,7 +54,7 @@ class PublishedCatalog(Catalog):
 
 def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     """The tables of the published memory at a URL. Raises InvalidInput, MemoryNotFound,
-    CorruptMemory, NewerFormat, StoreUnavailable, StorageFull (the local cache).
+    CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable, StorageFull (the local cache).
     """
     deadline = options.get("deadline") or DEADLINE
     path, server = options.get("local_cache"), options.get("valkey")
@@ -66,7 +66,12 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     remote = Remote(open_place(url, timeout=deadline, retries=0), deadline=deadline)
     try:
         return PublishedCatalog(
-            PublishedDatabase(remote, local, refresh=options.get("refresh") or REFRESH),
+            PublishedDatabase(
+                remote,
+                local,
+                refresh=options.get("refresh") or REFRESH,
+                at_least=options.get("at_least"),
+            ),
             local,
             shared,
             allow_partial=options.get("allow_partial", False),

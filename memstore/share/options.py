@@ -22,6 +22,7 @@ class ShareOptions(TypedDict, total=False):
     valkey_ttl: float | None  # seconds after which it may forget a record; None: when it likes
     deadline: float  # seconds after which a read that is not there is an error (default 20)
     refresh: float  # seconds after which a newer manifest is looked for, while it is read (5)
+    at_least: int | None  # number of a manifest: an older one is StaleMemory
     # leave out documents that cannot be read, and say which, instead of raising StoreUnavailable
     allow_partial: bool
 
@@ -35,7 +36,7 @@ def take_share_options(options: Any) -> ShareOptions:
     """Those of the options that are ShareOptions, taken out of them. Raises InvalidConfig."""
     names = [name for name in ShareOptions.__annotations__ if name in options]
     taken = ShareOptions(**{name: options.pop(name) for name in names})  # type: ignore[typeddict-item]
-    for name in ("deadline", "valkey_ttl", "local_budget", "refresh"):
+    for name in ("deadline", "valkey_ttl", "local_budget", "refresh", "at_least"):
         value = taken.get(name)
         if value is None:
             continue

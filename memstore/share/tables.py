@@ -3,6 +3,7 @@
 Blocks are not among them: they are read by memstore.share.source.
 """
 
+import logging
 import os
 import threading
 import time
@@ -35,7 +36,9 @@ from memstore.share.pages import Entry, plain_row
 from memstore.share.pieces import Piece, Value
 from memstore.share.reading import Extent
 from memstore.share.remote import Remote
+from memstore.share.rollback import note_newest
 
+_log = logging.getLogger("memstore")
 _BLOCK = 8  # bytes of a document's number in a key
 
 Parts = dict[bytes, bytes]  # values by key, of one document and table
@@ -77,13 +80,20 @@ class PublishedDatabase:
     before_write: Callable[[Any], None] = staticmethod(lambda transaction: None)
 
     def __init__(
-        self, remote: Remote, local: LocalCache | None, *, refresh: float = REFRESH
+        self,
+        remote: Remote,
+        local: LocalCache | None,
+        *,
+        refresh: float = REFRESH,
+        at_least: int | None = None,
     ) -> None:
         """Read the newest manifest and its table of documents. refresh: seconds after which a newer
-        one is looked for. Raises MemoryNotFound, CorruptMemory, NewerFormat, StoreUnavailable.
+        one is looked for. at_least: its number, whatever was read before. Raises MemoryNotFound,
+        CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable.
         """
         self.path = remote.place.url
         self.remote, self.pieces = remote, HeldPieces(remote, local)
+        self._local, self._at_least, self._told = local, at_least, False
         self._numbers = Numbers()
         self._lock = threading.RLock()
         self._closed, self._pid = False, os.getpid()
@@ -99,7 +109,11 @@ class PublishedDatabase:
 
         def read() -> tuple[Published, list[Entry]]:
             before = self._published
-            found = Published.open(place) if number is None else Published.at(place, number, before)
+            if number is None:
+                found = Published.open(place, cache=self._local, at_least=self._at_least)
+            else:
+                found = Published.at(place, number, before)
+                note_newest(place.identity, found.seen, self._local)
             return found, found.documents()
 
         self._published, entries = self.remote.call(read)
@@ -134,8 +148,20 @@ class PublishedDatabase:
             self._looked, self._looking = time.monotonic(), False
 
     def refresh(self) -> None:
-        """Read the newest manifest now, if there is a newer one. Raises what opening raises."""
+        """Read the newest manifest now, if there is a newer one; an older one is told, once, and
+        what was read is read on. Raises what opening raises.
+        """
+        held = self.state.manifest.number
         number = self.remote.call(lambda: newest_number(self.remote.place))
+        if (number is None or number < held) and not self._told:
+            self._told = True
+            _log.warning(
+                "%s: its newest manifest is %s, but %d was read before, so somebody has put back "
+                "an older state; publish again",
+                self.path,
+                number or "gone",
+                held,
+            )
         if isinstance(number, int) and number > self.state.manifest.number:
             state = self._read(number)
             with self._lock:

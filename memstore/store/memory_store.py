@@ -437,6 +437,7 @@ class MemoryStore(Lookups):
             else self._on_disk().catalog.database.file_bytes,
             "quota": self.quota,
             "codec": self.codec,
+            "manifest": self.manifest,
             "landmarks": looked_up.get("landmarks", 0),
             "tiers": looked_up.get("tiers", {}),
             "prefetch": looked_up.get("prefetch", {"predictor": self.predictor}),

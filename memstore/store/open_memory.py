@@ -99,7 +99,7 @@ class OpenMemory(Closing):
 
         Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, CorruptMemory,
         MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; of a URL also StoreUnavailable,
-        StorageFull (the local cache).
+        StaleMemory, StorageFull (the local cache).
         """
         away = take_share_options(options)
         if is_url(path):
@@ -178,6 +178,13 @@ class OpenMemory(Closing):
     def place(self) -> str | None:
         """Where the memory is: its directory, or its URL; None for one that is nowhere."""
         return None if self._committed is None else str(self._committed.catalog.database.path)
+
+    @property
+    def manifest(self) -> int | None:
+        """The number of the manifest that a published memory is read by; None for a directory."""
+        if self._committed is None or self._committed.catalog.source is None:
+            return None
+        return self._committed.catalog.database.version.transaction
 
     @property
     def selector(self) -> SelectorForm | None:
