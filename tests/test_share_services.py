@@ -315,6 +315,32 @@ def test_a_server_is_read_by_tls(
             assert stats["hits"] == stats["misses"] == len(units) and "failed" not in stats
 
 
+def test_values_that_are_larger_than_a_record_are_not_received_and_replaced(
+    place: Place, server: Server
+) -> None:
+    server.tell("FLUSHALL")
+    with open_at(place, shared=Valkey(server.url, timeout=60.0), host_budget=4096) as store:
+        units = units_of(store, "first")
+
+        def read() -> None:
+            for at in range(0, len(units), 16):
+                check(store, units[at : at + 16])
+                settled(store)
+
+        read()
+        keys = server.tell("KEYS *").split("\r\n")[2::2]
+        for key in keys[::7]:
+            assert server.tell(f"SETRANGE {key} 8000000 x") == ":8000001\r\n"
+        for _ in range(10):  # of those that are asked for together one is found at a time
+            read()
+            lengths = {int(server.tell(f"STRLEN {key}")[1:]) for key in keys}
+            if len(lengths) == 1:
+                break
+        assert len(lengths) == 1 and max(lengths) < 8_000_000
+        failed = store._on_disk().catalog.source.counters["valkey"].failures()
+        assert failed.keys() == {"damaged", "closed"} and failed["damaged"] <= len(keys[::7])
+
+
 def test_without_store_and_server_the_error_is_named(place: Place, tmp_path: Path) -> None:
     class Away(WildPlace):
         def get_ranges(self, name, ranges):

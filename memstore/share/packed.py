@@ -16,14 +16,13 @@ from memstore.errors import CorruptMemory, InvalidInput, NewerFormat
 from memstore.share.sizes import PACKED_BYTES
 
 _HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
-_MOST = 1 << 28  # bytes, unpacked
 
 
 def pack(magic: bytes, number: int, value: Any) -> bytes:
     """An object of plain values. Raises InvalidInput where it would be too large to be read."""
     plain = msgpack.packb(value)
     data: bytes = _HEAD.pack(magic, number, 0) + zstandard.compress(plain)
-    if len(plain) > _MOST or len(data) + _DIGEST.size > PACKED_BYTES:
+    if max(len(plain), len(data) + _DIGEST.size) > PACKED_BYTES:
         raise InvalidInput(
             f"a table of the documents would have {len(plain):,} bytes, which nobody would read; "
             "publish some of them to another prefix"
@@ -58,7 +57,7 @@ def open_packed(magic: bytes, number: int, data: bytes | memoryview, form: type[
         ) from error
 
 
-def decompressed(data: bytes, most: int = _MOST) -> bytes:
+def decompressed(data: bytes, most: int = PACKED_BYTES) -> bytes:
     """What zstd compressed. Raises ValueError."""
     try:
         if not 0 <= zstandard.frame_content_size(data) <= most:

@@ -30,7 +30,7 @@ from memstore.errors import CorruptMemory, NewerFormat, ObjectNotFound
 from memstore.share.packed import decompressed
 from memstore.share.pieces import Digest, Kind, Piece, RecordIndex, Value, encode_values
 from memstore.share.place import Place
-from memstore.share.sizes import OBJECT_BYTES
+from memstore.share.sizes import PACKED_BYTES
 
 FORMAT = 1
 SEGMENT_BYTES = 32 << 20
@@ -152,7 +152,7 @@ def read_footer(place: Place, name: str, size: int) -> tuple[bytes, list[Piece]]
             )
         if end != b"mRfooter" or at + length + _TAIL.size != size or at < _HEAD.size:
             raise ValueError("it has no footer")
-        if length > OBJECT_BYTES:
+        if length > PACKED_BYTES:
             raise ValueError("its footer is too large")
         (footer,) = place.get_ranges(name, [(at, length)])
         if xxh3_64_intdigest(footer, xxh3_64_intdigest(head)) != digest:
