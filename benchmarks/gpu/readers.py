@@ -69,7 +69,7 @@ def made(setting: Setting, shape: str, tokens: int) -> tuple[Any, Any]:
         )
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(SHIPPED / "tokenizer.json"))
     tokenizer.add_special_tokens({"eos_token": "<|end|>"})
-    return model.eval(), tokenizer
+    return model.to(setting.place).eval(), tokenizer
 
 
 class Stock:
@@ -159,7 +159,7 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
         reader.ingest(first, store, name="first")
         taken = time.perf_counter() - began
         operations = 2.0 * matrices * part
-        note = f"{part / taken:,.0f} tokens/s, onto the disk"
+        note = f"{part / taken:,.0f} tokens/s, onto the disk, raw"
         yield Row(f"{shape}: reading {tokens_text(part)} in", "ours", taken, operations, note=note)
         prefill = timed(partial(stock.read, ids[:part]), 2)
         note = f"{part / prefill:,.0f} tokens/s, stored nowhere"
