@@ -17,11 +17,11 @@ def in_fresh_process(function: Callable[..., T], *arguments: Any) -> T:
     but what it returns.
     """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(1, context, initializer=end_with_parent) as pool:
         return pool.submit(function, *arguments).result()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Have this process end when the one that started it was killed: it would go on measuring."""
 
     parent = multiprocessing.parent_process()

@@ -19,17 +19,18 @@ and spilled bytes as its assembler reports them.
     python -m benchmarks.kernels.inference
 """
 
-import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.common.device_timing import Device
 from benchmarks.common.options import plain_parser
 from benchmarks.common.results import write
-from benchmarks.common.tables import table
+from benchmarks.common.tables import table, tokens_text
 from memstore.kernels.reference_landmark_topk import landmark_topk as reference_landmark_topk
 from memstore.kernels.reference_memory_attention import (
     memory_attention as reference_memory_attention,
@@ -38,139 +39,124 @@ from memstore.kernels.slab_copy import load_units
 from memstore.kernels.types import LocalAttention
 
 PARTS = ("search", "attention", "gather")
-KV_HEADS, HEADS, DIM, BLOCK = 8, 32, 128, 63
+KV_HEADS, HEADS, BLOCK = 8, 32, 63  # of what is compiled
 
 
-class Device:
-    """Timing on the CUDA device, and what it can do at most."""
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: heads and blocks, keys of a search, tokens of a chunk, slots of a slab."""
 
-    def __init__(self, repeats: int) -> None:
-        self.repeats = repeats
-        self._flush = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
-        large = torch.zeros(1 << 28, dtype=torch.float32, device="cuda")
-        self.stream = large.nbytes / self.seconds(lambda: large.sum())
-        square = torch.randn(8192, 8192, device="cuda", dtype=torch.float16)
-        self.products = 2 * 8192**3 / self.seconds(lambda: square @ square)
-        pinned = torch.empty(1 << 28, dtype=torch.int8, pin_memory=True)
-        self.load = pinned.nbytes / self.seconds(
-            lambda: self._flush.copy_(pinned, non_blocking=True)
-        )
-
-    def seconds(self, work: Callable[[], Any]) -> float:
-        """Median seconds of work on the device. The flush keeps it busy while Python launches what
-        is timed.
-        """
-        times = []
-        for repeat in range(self.repeats + 3):
-            self._flush.zero_()
-            self._flush.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            work()
-            end.record()
-            end.synchronize()
-            if repeat >= 3:
-                times.append(start.elapsed_time(end) / 1000)
-        return statistics.median(times)
-
-    def floor(self, size: float, operations: float = 0) -> float:
-        """Seconds that so many bytes and half-precision operations take at least."""
-        return max(size / self.stream, operations / self.products)
+    kv_heads: int = 8
+    heads: int = 32
+    dim: int = 128
+    block: int = 63
+    keys: tuple[int, ...] = (1 << 16, 1 << 20)
+    chunk: int = 256
+    best: tuple[int, int] = (4, 64)
+    slots: int = 16384
+    units: int = 64  # gathered from 64 times as many
 
 
-def search_part(device: Device) -> Iterator[dict[str, Any]]:
+TINY = Sizes(1, 2, 16, 7, (70,), 3, (2, 4), 32, 4)  # for Triton's interpreter
+
+
+def search_part(device: Device, sizes: Sizes = Sizes()) -> Iterator[dict[str, Any]]:
     from memstore.kernels.triton_landmark_topk import landmark_topk
 
-    for n in (1 << 16, 1 << 20):
+    for n in sizes.keys:
         for dtype in (torch.float16, torch.float32):
-            keys = torch.randn(KV_HEADS, n, DIM, device="cuda").to(dtype)
-            streamed = device.seconds(lambda keys=keys: keys.view(torch.float32).sum())
-            for rows, k in ((1, 4), (1, 64), (256, 4)):
-                q = (torch.randn(HEADS, rows, DIM, device="cuda") * DIM**-0.5).to(dtype)
-                operations = 2.0 * HEADS * rows * n * DIM
-                taken = device.seconds(
-                    lambda q=q, k=k, keys=keys, n=n: landmark_topk(q, keys, [(0, n)], k)
-                )
-                row = {
-                    "what": f"{n >> 10}K keys {str(dtype)[6:]}, {rows} tokens, best {k}",
-                    "bytes": keys.nbytes,
-                    "operations": operations,
-                    "floor": device.floor(keys.nbytes, operations),
-                    "seconds": taken,
-                    "streamed once": streamed,
-                }
-                if HEADS * rows * n * 4 < 8 << 30:  # the reference writes every score
-                    row["torch"] = device.seconds(
-                        lambda q=q, k=k, keys=keys, n=n: reference_landmark_topk(
-                            q, keys, [(0, n)], k
-                        )
-                    )
-                yield row
+            yield from searches(device, sizes, n, dtype, landmark_topk)
 
 
-def attention_part(device: Device) -> Iterator[dict[str, Any]]:
+def searches(
+    device: Device, sizes: Sizes, n: int, dtype: torch.dtype, landmark_topk: Callable[..., Any]
+) -> Iterator[dict[str, Any]]:
+    """The searches over one set of keys."""
+    dim, heads, few, many = sizes.dim, sizes.heads, *sizes.best
+    keys = torch.randn(sizes.kv_heads, n, dim, device=device.place).to(dtype)
+    streamed = device.seconds(lambda: keys.view(torch.float32).sum())
+    for rows, k in ((1, few), (1, many), (sizes.chunk, few)):
+        q = (torch.randn(heads, rows, dim, device=device.place) * dim**-0.5).to(dtype)
+
+        def search(by: Callable[..., Any], q: Tensor = q, k: int = k) -> None:
+            by(q, keys, [(0, n)], k)
+
+        operations = 2.0 * heads * rows * n * dim
+        row = {
+            "what": f"{tokens_text(n)} keys {str(dtype)[6:]}, {rows} tokens, best {k}",
+            "bytes": keys.nbytes,
+            "operations": operations,
+            "floor": device.floor(keys.nbytes, operations),
+            "seconds": device.seconds(partial(search, landmark_topk)),
+            "called": device.called(partial(search, landmark_topk), 20 if device.cuda else 1),
+            "streamed once": streamed,
+        }
+        if heads * rows * n * 4 < 8 << 30:  # the reference writes every score
+            row["torch"] = device.seconds(partial(search, reference_landmark_topk))
+        yield row
+
+
+def attention_part(device: Device, sizes: Sizes = Sizes()) -> Iterator[dict[str, Any]]:
     from memstore.kernels.triton_memory_attention import memory_attention
 
-    slots, k = 16384, 4
-    slab = [torch.randn(slots, BLOCK, DIM, device="cuda").half() for _ in range(2)]
-    lengths = torch.full((slots,), BLOCK, device="cuda")
-    for rows, alike in ((1, False), (256, False), (256, True)):
-        q = torch.randn(1, 1, HEADS, rows, DIM, device="cuda").half() * DIM**-0.5
-        chosen = torch.randint(0, slots, (1, HEADS, 1 if alike else rows, k), device="cuda")
-        marks = torch.randn(1, HEADS, rows, k, device="cuda")
-        gate, lse = (torch.rand(1, HEADS, rows, device="cuda") for _ in range(2))
+    slots, heads, dim, k = sizes.slots, sizes.heads, sizes.dim, sizes.best[0]
+    here: Any = {"device": device.place}
+    slab = [torch.randn(slots, sizes.block, dim, **here).half() for _ in range(2)]
+    lengths = torch.full((slots,), sizes.block, **here)
+    for rows, alike in ((1, False), (sizes.chunk, False), (sizes.chunk, True)):
+        q = torch.randn(1, 1, heads, rows, dim, **here).half() * dim**-0.5
+        chosen = torch.randint(0, slots, (1, heads, 1 if alike else rows, k), **here)
+        turns = torch.zeros_like(chosen)
+        marks = torch.randn(1, heads, rows, k, **here)
+        gate, lse = (torch.rand(1, heads, rows, **here) for _ in range(2))
         local = LocalAttention(torch.randn_like(q[0]), gate, lse)
-        size = min(chosen.numel(), slots) * 2 * BLOCK * DIM * 2 + 4 * q.nbytes
-
-        def work(
-            attend: Any,
-            q: Tensor = q,
-            chosen: Tensor = chosen,
-            marks: Tensor = marks,
-            local: LocalAttention = local,
-        ) -> None:
-            turns = torch.zeros_like(chosen)
-            attend(q, *slab, lengths, chosen, turns, marks, local, gated=True)
-
+        size = min(chosen.numel(), slots) * 2 * sizes.block * dim * 2 + 4 * q.nbytes
+        operations = 4.0 * heads * rows * k * sizes.block * dim
+        given = (q, *slab, lengths, chosen, turns, marks, local)
+        ours = partial(memory_attention, *given, gated=True)
         yield {
-            "what": f"{rows} tokens x {HEADS} heads x {k} blocks{' alike' if alike else ''}",
+            "what": f"{rows} tokens x {heads} heads x {k} blocks{' alike' if alike else ''}",
             "bytes": size,
-            "operations": 4.0 * HEADS * rows * k * BLOCK * DIM,
-            "floor": device.floor(size, 4.0 * HEADS * rows * k * BLOCK * DIM),
-            "seconds": device.seconds(lambda work=work: work(memory_attention)),
-            "torch": device.seconds(lambda work=work: work(reference_memory_attention)),
+            "operations": operations,
+            "floor": device.floor(size, operations),
+            "seconds": device.seconds(ours),
+            "called": device.called(ours, 50 if device.cuda else 1),
+            "torch": device.seconds(partial(reference_memory_attention, *given, gated=True)),
         }
 
 
-def gather_part(device: Device) -> Iterator[dict[str, Any]]:
-    for size, dim in ((52, 128), (63, 128)):  # K and V of a unit in float16: 26 KB and 32 KB
-        host = torch.zeros(4096, 2, size, dim, dtype=torch.float16, pin_memory=True)
-        slab = torch.zeros(4096, 2, size, dim, dtype=torch.float16, device="cuda")
-        count, unit = 64, host[0].nbytes
+def gather_part(device: Device, sizes: Sizes = Sizes()) -> Iterator[dict[str, Any]]:
+    count, room = sizes.units, 64 * sizes.units
+    for size in (52, 63):  # K and V of a unit in float16: 26 KB and 32 KB
+        shape = (room, 2, size, sizes.dim)
+        host = device.host(*shape, dtype=torch.float16).normal_()
+        slab = torch.zeros(shape, dtype=torch.float16, device=device.place)
+        unit = host[0].nbytes
         for name, places in (
-            ("scattered", list(range(0, 4096, 64))),
-            ("in a row", list(range(100, 164))),
+            ("scattered", list(range(0, room, 64))),
+            ("in a row", list(range(count, 2 * count))),
         ):
 
-            def one_by_one(into: Tensor, source: Tensor, places: list[int] = places) -> None:
+            def one_by_one(
+                host: Tensor = host, slab: Tensor = slab, places: list[int] = places
+            ) -> None:
                 for slot in places:
-                    into[slot].copy_(source[slot], non_blocking=True)
+                    slab[slot].copy_(host[slot], non_blocking=True)
+
+            def in_runs(
+                host: Tensor = host, slab: Tensor = slab, places: list[int] = places
+            ) -> None:
+                event = load_units(host, slab, places, places).event
+                if event is not None:
+                    torch.cuda.current_stream().wait_event(event)
 
             yield {
                 "what": f"{count} units of {unit / 1000:.0f} KB {name}",
                 "bytes": count * unit,
                 "operations": 0.0,
-                "floor": count * unit / device.load,
-                "seconds": device.seconds(
-                    lambda host=host, slab=slab, places=places: (
-                        torch.cuda.current_stream().wait_event(
-                            load_units(host, slab, places, places).event
-                        )
-                    )
-                ),
-                "one by one": device.seconds(
-                    lambda host=host, slab=slab, one=one_by_one: one(slab, host)
-                ),
+                "floor": device.floor(count * unit, up=True),
+                "seconds": device.seconds(in_runs),
+                "one by one": device.seconds(one_by_one),
             }
 
 
@@ -253,7 +239,9 @@ def main() -> None:
 def report(rows: list[dict[str, Any]]) -> str:
     """Times in microseconds beside the floor that bytes and operations set."""
     times = [
-        name for name in rows[0] if name not in ("what", "bytes", "operations", "floor", "seconds")
+        name
+        for name in rows[0]
+        if name not in ("what", "bytes", "operations", "floor", "seconds", "called")
     ]
     head = [
         "what",

@@ -1,10 +1,10 @@
 """How near are the kernels of training to what a GPU could do, and to torch's?
 
 Forward and backward of landmark attention (memstore/kernels/triton_grouped_softmax.py), against
-torch's scaled_dot_product_attention (its flash kernels) at the same shapes: causal, bfloat16, 128
-dimensions. The floor of a kernel is the longer of its multiplications at the speed of the tensor
-cores and its reading and writing at the speed of the memory (both of an H200). Medians of
-interleaved repeats, by CUDA events.
+causal attention at the same shapes, bfloat16, 128 dimensions: torch's scaled_dot_product_attention
+by its flash kernels and by cuDNN's, FlexAttention as torch.compile makes it, and the package
+flash-attn where it is installed. The floor of a kernel is the longer of its multiplications and of
+its reading and writing, at rates measured in the same run. Medians, by CUDA events.
 
 --compile-only needs Triton and no GPU: it says what every kernel compiles to.
 
@@ -12,40 +12,22 @@ interleaved repeats, by CUDA events.
 """
 
 import argparse
-import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.common.device_timing import Device
 from benchmarks.common.options import add, plain_parser
 from benchmarks.common.results import write
-from benchmarks.common.tables import table
-
-# an H200: bfloat16 a second by its tensor cores; bytes a second of its memory
-FLOPS, BYTES = 989e12, 4.8e12
-
-
-@dataclass(frozen=True)
-class Work:
-    """One thing to measure: two calls, "ours" and "torch"; what ours has to multiply and to move at
-    least.
-    """
-
-    kernel: str
-    shape: str
-    calls: dict[str, Callable[[], object]]
-    flops: float
-    bytes: float
-
-    @property
-    def floor(self) -> float:
-        """Milliseconds."""
-        return 1e3 * max(self.flops / FLOPS, self.bytes / BYTES)
+from benchmarks.common.tables import table, tokens_text
 
 
 @dataclass(frozen=True)
@@ -61,9 +43,11 @@ class Windows:
     gated: bool = False
     packed: bool = False
 
-    def tensors(self) -> tuple[list[Tensor], dict[str, object]]:
+    def tensors(
+        self, dtype: torch.dtype = torch.bfloat16
+    ) -> tuple[list[Tensor], dict[str, object]]:
         def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, device=self.device, dtype=torch.bfloat16)
+            return torch.randn(*shape, device=self.device, dtype=dtype)
 
         rows = [
             normal(1, self.length, heads, self.dim).transpose(1, 2)
@@ -83,75 +67,123 @@ class Windows:
         return [x.requires_grad_() for x in rows], options
 
 
-def grouped_softmax(lengths: Sequence[int], heads: int) -> list[Work]:
-    """Forward and backward by block size and length."""
-    from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured."""
 
-    found = []
-    for size in (63, 50):
-        for length in lengths:
-            (q, k, v), _ = Windows(size, length, 128, heads, heads, "cuda").tensors()
-            do = torch.randn_like(q)
+    heads: int = 16
+    dim: int = 128
+    blocks: tuple[int, ...] = (63, 50)
 
-            def ours(q: Tensor = q, k: Tensor = k, v: Tensor = v, size: int = size) -> Tensor:
-                return grouped_softmax_attention(q, k, v, size)
 
-            def torchs(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
-                with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                    return scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-            def backward(
-                output: Tensor, of: Sequence[Tensor] = (q, k, v), do: Tensor = do
-            ) -> Callable[[], object]:
-                return lambda: torch.autograd.grad(output, of, do, retain_graph=True)
 
-            product = 2 * heads * length**2 / 2 * 128  # of a causal product of rows with columns
-            array = q.numel() * q.element_size()
-            shape = f"{size} + 1, {length // 1024}K"
-            found += [
-                Work("forward", shape, {"ours": ours, "torch": torchs}, 2 * product, 4 * array),
-                # scores and dO.V are made twice, by rows and by keys
-                Work(
-                    "backward",
-                    shape,
-                    {"ours": backward(ours()), "torch": backward(torchs())},
-                    7 * product,
-                    10 * array,
-                ),
-            ]
+def rivals(length: int, device: torch.device) -> dict[str, Attend | str]:
+    """Causal attention by others, of rows that are scaled already; or why one is not here."""
+    on_cuda = device.type == "cuda"
+
+    def by_torch(backend: SDPBackend) -> Attend:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+
+        return attend
+
+    found: dict[str, Attend | str] = {
+        "torch, flash": by_torch(SDPBackend.FLASH_ATTENTION),
+        "torch, cuDNN": by_torch(SDPBackend.CUDNN_ATTENTION) if on_cuda else "is of CUDA only",
+        "flash-attn": "is not installed" if on_cuda else "is of CUDA only",
+    }
+    if on_cuda and find_spec("flash_attn") is not None:
+
+        def by_package(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            from flash_attn import flash_attn_func
+
+            rows = (x.transpose(1, 2) for x in (q, k, v))
+            output: Tensor = flash_attn_func(*rows, softmax_scale=1.0, causal=True)
+            return output.transpose(1, 2)
+
+        found["flash-attn"] = by_package
+
+    @cache
+    def flex() -> Callable[..., Tensor]:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        mask = create_block_mask(
+            lambda b, h, row, key: row >= key, None, None, length, length, device=str(device)
+        )
+        # not compiled it writes every score, and is no measure of what it can do
+        attend = torch.compile(flex_attention, dynamic=False) if on_cuda else flex_attention
+        return partial(attend, block_mask=mask, scale=1.0)
+
+    def by_flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex()(*((q, k, v) if on_cuda else (x.detach() for x in (q, k, v))))
+
+    found["FlexAttention" if on_cuda else "FlexAttention, not compiled"] = by_flex
     return found
 
 
-def milliseconds(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Medians, the calls taken in turns, after three rounds that do not count."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 3):
-        for name, call in calls.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            if turn >= 3:
-                taken[name].append(begin.elapsed_time(end))
-    return {name: statistics.median(times) for name, times in taken.items()}
+def grouped_softmax(
+    device: Device, length: int, sizes: Sizes = Sizes()
+) -> Iterator[dict[str, Any]]:
+    """Forward and backward at one length: ours by block size, then everybody else's."""
+    from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
+
+    windows = Windows(0, length, sizes.dim, sizes.heads, sizes.heads, str(device.place))
+    (q, k, v), _ = windows.tensors(torch.bfloat16 if device.cuda else torch.float32)
+    do = torch.randn_like(q)
+    product = (
+        2 * sizes.heads * length**2 / 2 * sizes.dim
+    )  # of a causal product of rows with columns
+    array = q.nbytes
+    calls: dict[str, Attend | str] = {
+        f"ours, {size} + 1": partial(grouped_softmax_attention, block_size=size)
+        for size in sizes.blocks
+    }
+    for name, attend in (calls | rivals(length, device.place)).items():
+        row = {"what": tokens_text(length), "by": name}
+        if isinstance(attend, str):
+            yield row | {"kernel": "forward", "note": attend}
+            continue
+        try:
+            output = attend(q, k, v)
+            taken = device.seconds(partial(attend, q, k, v))
+            yield _timed(row | {"kernel": "forward"}, device, taken, 2 * product, 4 * array)
+            if not output.requires_grad:
+                yield row | {"kernel": "backward", "note": "is of CUDA only"}
+                continue
+            backward = partial(torch.autograd.grad, output, (q, k, v), do, retain_graph=True)
+            taken = device.seconds(backward)
+            # scores, dO.V, and a gradient each; some, as ours, make two of these products twice
+            yield _timed(row | {"kernel": "backward"}, device, taken, 5 * product, 8 * array)
+        except Exception as error:  # another's that does not run here does not stop ours
+            if name.startswith("ours"):
+                raise
+            yield row | {"kernel": "forward", "note": str(error).strip().partition("\n")[0][:100]}
 
 
-def measure(options: argparse.Namespace) -> list[dict[str, object]]:
-    results = []
-    for work in grouped_softmax([n * 1024 for n in options.lengths], options.heads):
-        times = milliseconds(work.calls, options.repeats)
-        results.append(
-            {
-                "kernel": work.kernel,
-                "shape": work.shape,
-                **times,
-                "floor": work.floor,
-                "floor/ours": work.floor / times["ours"],
-                "torch/ours": times["torch"] / times["ours"],
-                "tflops": work.flops / times["ours"] / 1e9,
-            }
-        )
+def _timed(
+    row: dict[str, Any], device: Device, seconds: float, operations: float, size: float
+) -> dict[str, Any]:
+    return row | {
+        "seconds": seconds,
+        "operations": operations,
+        "bytes": size,
+        "floor": device.floor(size, operations),
+        "tflops": operations / seconds / 1e12,
+    }
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    device, sizes, results = Device(options.repeats), Sizes(options.heads), []
+    for length in options.lengths:
+        for row in grouped_softmax(device, length * 1024, sizes):
+            results.append(
+                {name: row.get(name, "") for name in ("kernel", "what", "by", "seconds", "floor")}
+                | {"floor/taken": row["floor"] / row["seconds"] if "seconds" in row else ""}
+                | {name: row.get(name, "") for name in ("tflops", "note")}
+            )
     return results
 
 

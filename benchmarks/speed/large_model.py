@@ -45,6 +45,15 @@ SHAPES = {
         norm_eps=1e-5,
         memory_layers=None,
     ),
+    "llama-3.1-8b": replace(
+        _LLAMA,
+        vocab_size=128_258,
+        num_kv_heads=8,
+        mlp_size=14_336,
+        rope_base=500_000.0,
+        norm_eps=1e-5,
+        memory_layers=None,
+    ),
     "test": PRESETS["test"],
 }
 GIB = 1 << 30

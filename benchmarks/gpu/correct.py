@@ -1,0 +1,191 @@
+"""Are the kernels right on this device? Against their references in float64, on fresh random
+inputs; and does a model there answer from a memory as one on the CPU does?
+
+A kernel may err twice as much as the reference does in the kernel's own dtype; of few numbers that
+may be luckily little, so four units in the last place of the largest are never too much.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.part import Case, Row, Setting
+from benchmarks.kernels.training import Windows
+from memstore.kernels import (
+    reference_grouped_softmax,
+    reference_landmark_topk,
+    reference_memory_attention,
+)
+from memstore.kernels.slab_copy import load_units
+from memstore.kernels.types import LocalAttention
+
+TEXT = (
+    "The combination of the lime barn is 4711. The harbour was quiet in the evening. "
+    "An old man walked slowly along the river and spoke of the weather. "
+)
+QUESTION = " What is the combination of the lime barn? The combination of the lime barn is"
+
+
+def cases(setting: Setting) -> list[Case]:
+    found: list[Case] = [("copies", partial(copies, setting))]
+    dtypes = [torch.float32] if setting.tiny else [torch.bfloat16, torch.float16, torch.float32]
+    for dtype in dtypes:
+        for rows in (1, 3 if setting.tiny else 256):
+            name = f"{rows} tokens, {str(dtype)[6:]}"
+            found.append((f"search, {name}", partial(search, setting, dtype, rows)))
+            found.append((f"attention, {name}", partial(attention, setting, dtype, rows)))
+    found.append(("answers", partial(answers, setting)))
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    windows = [(63, 128, bf16), (50, 128, bf16), (50, 64, fp16), (32, 64, bf16), (127, 96, bf16)]
+    for size, dim, dtype in [(7, 16, fp32)] if setting.tiny else [*windows, (50, 64, fp32)]:
+        name = f"grouped softmax, {size} + 1 x {dim}, {str(dtype)[6:]}"
+        found.append((name, partial(grouped_softmax, setting, dtype, size, dim)))
+    return found
+
+
+def judged(
+    what: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor], exact: Mapping[str, Tensor]
+) -> Row:
+    """The largest errors of several results, and whether all are as small as they may be."""
+    right, told = True, []
+    for name, result in found.items():
+        error = float((result.double() - exact[name]).abs().max())
+        its = float((own[name].double() - exact[name]).abs().max())
+        least = 4 * torch.finfo(own[name].dtype).eps * float(exact[name].abs().max())
+        right &= error <= max(2 * its, least)  # not of NaN
+        told.append(f"{name} {error:.1e} ({its:.1e})")
+    return Row(what, "ours", right=right, note=f"error (the reference's): {', '.join(told)}")
+
+
+def grouped_softmax(setting: Setting, dtype: torch.dtype, size: int, dim: int) -> Iterator[Row]:
+    """Output and gradients, by gate and by packed documents."""
+    from memstore.kernels.triton_grouped_softmax import grouped_softmax_attention
+    from memstore.kernels.triton_grouped_softmax_tile import supports
+
+    length = 20 if setting.tiny else 2000
+    for gated, packed in ((True, True),) if setting.tiny else ((False, False), (True, True)):
+        heads = (2, 1) if setting.tiny else (4, 2)
+        windows = Windows(size, length, dim, *heads, setting.device, gated, packed)
+        tensors, options = windows.tensors(dtype)
+        what = f"grouped softmax, {size} + 1 x {dim}, {str(dtype)[6:]}"
+        what += f"{', gate' if gated else ''}{', packed' if packed else ''}"
+        if not supports(tensors[0], tensors[1], size):
+            yield Row(what, note="goes to torch")
+            continue
+        do = torch.randn_like(tensors[0])
+
+        def learned(
+            attend: Any,
+            kind: torch.dtype,
+            tensors: list[Tensor] = tensors,
+            options: dict[str, Any] = options,
+            do: Tensor = do,
+        ) -> dict[str, Tensor]:
+            given = [x.detach().to(kind).requires_grad_() for x in tensors]
+            others = {n: x.to(kind) if n == "k_cmt" else x for n, x in options.items()}
+            output = attend(*given, size, **others)
+            gradients = torch.autograd.grad(output, given, do.to(kind))
+            return {"out": output.detach(), **dict(zip(("dq", "dk", "dv"), gradients))}
+
+        reference = reference_grouped_softmax.grouped_softmax_attention
+        yield judged(
+            what,
+            learned(grouped_softmax_attention, dtype),
+            learned(reference, dtype),
+            learned(reference, torch.float64),
+        )
+
+
+def search(setting: Setting, dtype: torch.dtype, rows: int) -> Iterator[Row]:
+    """The best scores and the log-sum over all, by how many are wanted."""
+    from memstore.kernels.triton_landmark_topk import landmark_topk
+
+    n, heads, dim = (60, (2, 1), 16) if setting.tiny else (30_000, (8, 2), 128)
+    for best in (4,) if setting.tiny else (4, 64):
+        keys = torch.randn(heads[1], n, dim, device=setting.place).to(dtype)
+        q = (torch.randn(heads[0], rows, dim, device=setting.place) * dim**-0.5).to(dtype)
+        ranges = [(n // 2 + 3, n), (1, n // 3)]
+        reference = reference_landmark_topk.landmark_topk
+        named = []
+        for by, kind in ((landmark_topk, dtype), (reference, dtype), (reference, torch.float64)):
+            top = by(q.to(kind), keys.to(kind), ranges, best, return_lse=True)
+            named.append({"scores": top.scores, "lse": top.lse})
+        yield judged(f"search, {rows} tokens, best {best} of {n}, {str(dtype)[6:]}", *named)
+
+
+def attention(setting: Setting, dtype: torch.dtype, rows: int) -> Iterator[Row]:
+    """By rows that choose for themselves and alike."""
+    from memstore.kernels.triton_memory_attention import memory_attention
+
+    slots, size, dim, heads = (9, 7, 16, 2) if setting.tiny else (512, 63, 128, 8)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=setting.place).to(dtype)
+
+    slab = normal(slots, 2, size, dim)
+    lengths = torch.randint(1, size + 1, (slots,), device=setting.place)
+    slab.masked_fill_(
+        (torch.arange(size, device=setting.place) >= lengths[:, None])[:, None, :, None], 0
+    )
+    for alike in (False, True) if rows > 1 else (False,):
+        shape = (1, heads, 1 if alike else rows, 4)
+        chosen = torch.randint(-1, slots, shape, device=setting.place)
+        gate = torch.rand(1, heads, rows, device=setting.place)
+        local = LocalAttention(normal(1, heads, rows, dim), gate, normal(1, heads, rows).float())
+        q, marks = normal(1, 1, heads, rows, dim) * dim**-0.5, normal(1, heads, rows, 4)
+        reference, named = reference_memory_attention.memory_attention, []
+        for by, kind in ((memory_attention, dtype), (reference, dtype), (reference, torch.float64)):
+            wide = (
+                LocalAttention(local.output.double(), gate.double(), local.lse.double())
+                if kind == torch.float64
+                else replace(local)
+            )
+            keys, values = slab.to(kind).unbind(1)
+            turns = torch.zeros_like(chosen)
+            output, _ = by(
+                q.to(kind), keys, values, lengths, chosen, turns, marks.to(kind), wide, gated=True
+            )
+            named.append({"out": output})
+        what = f"attention, {rows} tokens{' alike' if alike else ''}, {str(dtype)[6:]}"
+        yield judged(what, *named)
+
+
+def copies(setting: Setting) -> Iterator[Row]:
+    """Units from page-locked slots to a device's while it computes: the same bits."""
+    room, unit = (16, (2, 7, 16)) if setting.tiny else (4096, (2, 63, 128))
+    host = torch.empty(room, *unit, dtype=torch.float16, pin_memory=setting.cuda).normal_()
+    there = torch.full_like(host, float("nan"), device=setting.place)
+    taken, given = (torch.randperm(room)[: room // 2].tolist() for _ in range(2))
+    product = torch.randn(64 if setting.tiny else 4096, 64, device=setting.place)
+    for _ in range(20):
+        product = (product @ product.T @ product).clamp(-1, 1)
+    load_units(host, there, taken, given).finish()
+    same = torch.equal(there[given].cpu(), host[taken])
+    untouched = sorted(set(range(room)) - set(given))
+    same &= bool(there[untouched].isnan().all())
+    yield Row(f"{len(taken)} units copied up while the device computes", "ours", right=same)
+
+
+def answers(setting: Setting) -> Iterator[Row]:
+    """The model that ships, its memory's blocks and its own on the device, as on the CPU."""
+    from memstore import MemoryStore, load_model
+
+    text = TEXT * (2 if setting.tiny else 60)
+    said: dict[str, list[str]] = {}
+    for device in ("cpu", setting.device):
+        model = load_model(device=device)
+        with tempfile.TemporaryDirectory() as directory:
+            more = {"device": device, "device_budget": 32 << 20, "prefetch": "speculative"}
+            options = more if device != "cpu" or setting.tiny else {}
+            with MemoryStore.create(Path(directory) / "m", model.signature, **options) as store:
+                model.ingest(text, store, name="book")
+                given = [model.ask(QUESTION, store, max_new_tokens=6) for _ in range(2)]
+                said[f"{device} {len(said)}"] = [answer.text for answer in given]
+    here, there = said.values()
+    yield Row("an answer from a memory", setting.device, right=here == there, note=repr(there[0]))
