@@ -217,6 +217,70 @@ def test_texts_that_are_too_long_are_refused() -> None:
         read(b"<html>" + b"x" * (1 << 20), "a.html", replace(LIMITS, file_bytes=1 << 20))
 
 
+WORDS = b"BT /F1 12 Tf (The mill stands at the river.) Tj ET "
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.epub", made.epub_of(["<p>x</p>"], order=[0] * 10_001), "10,000 chapters"),
+        ("a.docx", made.docx_of("<w:p/>" * 300_000), "elements, too many for a file of its size"),
+        ("a.docx", made.docx_of("", **{"x" * 1001: ""}), "names longer than 1,000"),
+        ("a.pdf", made.pdf_of_one_page(15_000, WORDS), "pages, too many for a file of its size"),
+    ],
+    ids=["chapters", "elements", "names", "pages"],
+)
+def test_little_that_makes_much_work_is_refused(name: str, data: bytes, words: str) -> None:
+    refused(data, name, words)
+
+
+def test_what_draws_pages_is_counted_each_time_that_it_is_drawn() -> None:
+    few = replace(LIMITS, drawn_bytes=1 << 16)
+    laughs = [b"/X%d Do " % (n + 1) * 10 for n in range(6)]
+    for data in (
+        made.pdf_of_one_page(100, WORDS * 20),
+        made.pdf_of_one_page(1, b"/X0 Do ", [*laughs, WORDS]),
+        made.pdf_of_one_page(1, WORDS, fonts=1000),
+    ):
+        refused(data, "a.pdf", "draws more than", limits=few)
+    assert here(made.pdf_of_one_page(9, b"/X0 Do ", [WORDS]), "a.pdf", few).text.count("mill") == 9
+
+
+def test_a_chapter_that_is_named_again_is_read_once() -> None:
+    data = made.epub_of(["<p>one</p>", "<p>two</p>"], order=[1, 0, 1, 1, 0])
+    assert here(data, "a.epub").text == "two\n\none\n"
+
+
+def test_what_files_are_packed_by_that_are_no_documents_is_refused() -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("word/document.xml", "x" * 1000)
+    refused(out.getvalue(), "a.docx", "compressed in a way")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "places"),
+    [
+        ("a.docx", made.docx_of_a_chain(50_000), 1),
+        ("a.epub", made.epub_of(["<p>x</p>" + "<!DOCTYPE " * 60_000]), 0),
+        ("a.md", b"# The Mill\n\n# " + b"![[](" * 200_000, 2),
+    ],
+    ids=["styles", "doctypes", "brackets"],
+)
+def test_what_is_looked_for_is_not_looked_for_again_from_every_place(
+    name: str, data: bytes, places: int
+) -> None:
+    read_ = read(data, name, replace(LIMITS, seconds=5))  # of the processor; it was a minute
+    assert len(read_.places) == places
+
+
+def test_large_books_of_pages_and_chapters_are_read() -> None:
+    pages = made.pdf([["The mill stands at the river.", "It turns."]] * 2000)
+    assert len(here(pages, "a.pdf").places) == 2000
+    chapters = [Section(1, f"Chapter {n}", ["The mill stands at the river."]) for n in range(500)]
+    assert len(here(made.epub(chapters), "a.epub").places) == 500
+
+
 def test_what_a_file_is_is_seen_at_once() -> None:
     comments = b"<!---->" * 580  # of which any number may be taken for one
     assert form_of(comments + b"<p>", "a") == "text"

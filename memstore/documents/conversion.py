@@ -68,7 +68,7 @@ def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
     a name.
     """
     try:
-        return _reader(form)(content, limits)
+        return _reader(form)(content, limits.of_size(len(content)))
     except UnreadableDocument:
         raise
     except ImportError as error:
@@ -125,6 +125,7 @@ def _read_zip(content: bytes, limits: Limits) -> Converted:
 
 
 def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
+    limits = limits.of_size(len(content))
     command = python_command(
         "memstore.documents.child", form, msgspec.json.encode(limits).decode(), *_directories()
     )
