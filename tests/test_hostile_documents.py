@@ -8,6 +8,7 @@ import random
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 from dataclasses import replace
@@ -358,6 +359,48 @@ def test_a_child_that_cannot_start_is_not_called_a_broken_document(
     with pytest.raises(MemstoreError, match="did not start") as said:
         read(GOOD["a.html"], "a.html")
     assert not isinstance(said.value, UnreadableDocument)
+
+
+def children_of(process: int) -> list[int]:
+    listed = Path(f"/proc/{process}/task/{process}/children")
+    return [int(child) for child in listed.read_text().split()]
+
+
+def runs(process: int) -> bool:
+    """Does it, and is it no zombie that nobody waited for?"""
+    try:
+        said = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return said.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
+        pytest.skip("the system does not tell the children of a process")
+    slow = tmp_path / "slow.pdf"  # minutes of the processor
+    slow.write_bytes(made.pdf_of_one_page(18, b"BT /F1 12 Tf " + b"(word) Tj T* " * 400_000))
+    code = (
+        "from memstore.documents import read; import sys; read(open(sys.argv[1], 'rb').read(), 'a')"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(slow)]) as parent:
+        while not (children := children_of(parent.pid)):
+            assert parent.poll() is None
+            time.sleep(0.02)
+        (child,) = children
+        while not processor_seconds(child) > 1:  # it reads
+            assert parent.poll() is None
+            time.sleep(0.02)
+        parent.kill()
+    until = time.monotonic() + 30
+    while runs(child) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not runs(child)
+
+
+def processor_seconds(process: int) -> float:
+    said = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(said[11]) / os.sysconf("SC_CLK_TCK")
 
 
 # Anything
