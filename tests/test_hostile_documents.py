@@ -17,6 +17,7 @@ from pathlib import Path
 import made_documents as made
 import pytest
 from made_documents import Section
+from processes import TELLS_CHILDREN, children_of, processor_seconds, runs
 from synthetic_documents import SIGNATURE, ingest
 
 from memstore.disk.places import Place, pack_places
@@ -361,22 +362,8 @@ def test_a_child_that_cannot_start_is_not_called_a_broken_document(
     assert not isinstance(said.value, UnreadableDocument)
 
 
-def children_of(process: int) -> list[int]:
-    listed = Path(f"/proc/{process}/task/{process}/children")
-    return [int(child) for child in listed.read_text().split()]
-
-
-def runs(process: int) -> bool:
-    """Does it, and is it no zombie that nobody waited for?"""
-    try:
-        said = Path(f"/proc/{process}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return said.rpartition(")")[2].split()[0] != "Z"
-
-
 def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
+    if not TELLS_CHILDREN:
         pytest.skip("the system does not tell the children of a process")
     slow = tmp_path / "slow.pdf"  # minutes of the processor
     slow.write_bytes(made.pdf_of_one_page(18, b"BT /F1 12 Tf " + b"(word) Tj T* " * 400_000))
@@ -396,11 +383,6 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     while runs(child) and time.monotonic() < until:
         time.sleep(0.02)
     assert not runs(child)
-
-
-def processor_seconds(process: int) -> float:
-    said = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return int(said[11]) / os.sysconf("SC_CLK_TCK")
 
 
 # Anything
