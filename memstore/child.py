@@ -1,8 +1,11 @@
-"""A Python process that runs one of our modules, and sees neither the working directory nor what
-the environment adds to Python's path.
+"""A Python process that runs one of our modules, sees neither the working directory nor what the
+environment adds to Python's path, and ends with the process that began it.
 """
 
+import os
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 # The package is taken from where this process has it. Its directory comes last on the path, for
@@ -28,3 +31,32 @@ def python_command(module: str, *arguments: str) -> list[str]:
     """
     where = str(Path(__file__).resolve().parents[1])
     return [sys.executable, "-I", "-c", _BEGIN, where, module, *arguments]
+
+
+def run_tied(module: str, *arguments: str, given: bytes) -> subprocess.CompletedProcess[bytes]:
+    """Run a module that calls `end_with_parent` with its first argument, which comes before the
+    others; given: on its standard input. It does not outlive this process, however that ends.
+    Raises OSError.
+    """
+    watched, held = os.pipe()  # which no other child inherits
+    try:
+        return subprocess.run(
+            python_command(module, str(watched), *arguments),
+            input=given,
+            capture_output=True,
+            pass_fds=[watched],
+            check=False,
+        )
+    finally:
+        os.close(watched)
+        os.close(held)
+
+
+def end_with_parent(watched: str) -> None:
+    """End this process once nobody holds the other end of a pipe."""
+
+    def watch() -> None:
+        os.read(int(watched), 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

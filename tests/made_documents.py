@@ -73,6 +73,18 @@ def docx_of(body: str, **members: str | bytes) -> bytes:
     )
 
 
+def docx_of_a_chain(length: int) -> bytes:
+    """One whose styles are each based on the one before; the first is a heading."""
+    chain = "".join(
+        f'<w:style w:styleId="S{n}"><w:basedOn w:val="S{n - 1}"/></w:style>'
+        for n in range(1, length)
+    )
+    first = '<w:style w:styleId="S0"><w:name w:val="heading 1"/></w:style>'
+    styles = f'<w:styles xmlns:w="{W}">{first}{chain}</w:styles>'
+    body = _paragraph("The Mill", f"S{length - 1}") + _paragraph("It stands at the river.")
+    return docx_of(body, **{"word/styles.xml": styles})
+
+
 def _paragraph(text: str, style: str = "") -> str:
     style = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
     words = escape(text, quote=False)
@@ -86,14 +98,20 @@ def epub(sections: Sequence[Section], **members: str | bytes) -> bytes:
 
 
 def epub_of(
-    chapters: Sequence[str | bytes], titles: Sequence[str] = (), **members: str | bytes
+    chapters: Sequence[str | bytes],
+    titles: Sequence[str] = (),
+    order: Sequence[int] | None = None,
+    **members: str | bytes,
 ) -> bytes:
-    """A book of these files; titles: of its table of contents."""
+    """A book of these files; titles: of its table of contents; order: the numbers of those that are
+    read, one after the other.
+    """
     items = "".join(
         f'<item id="c{n}" href="text/c%20{n}.xhtml" media-type="application/xhtml+xml"/>'
         for n in range(len(chapters))
     )
-    spine = "".join(f'<itemref idref="c{n}"/>' for n in range(len(chapters)))
+    numbers = range(len(chapters)) if order is None else order
+    spine = "".join(f'<itemref idref="c{n}"/>' for n in numbers)
     links = "".join(
         f'<li><a href="text/c%20{n}.xhtml">{escape(title)}</a></li>'
         for n, title in enumerate(titles)
@@ -147,6 +165,26 @@ def pdf(pages: Sequence[Sequence[str]], streams: Sequence[bytes] | None = None) 
             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
         ]
     return pdf_of(objects)
+
+
+def pdf_of_one_page(
+    times: int, drawing: bytes, forms: Sequence[bytes] = (), fonts: int = 1
+) -> bytes:
+    """A PDF whose only page is listed so many times; forms: what is drawn by /X0 Do, /X1 Do, ..."""
+    names = b" ".join(b"/F%d 3 0 R" % (n + 1) for n in range(fonts))
+    others = b" ".join(b"/X%d %d 0 R" % (n, 7 + n) for n in range(len(forms)))
+    form = b"<< /Type /XObject /Subtype /Form /Resources 6 0 R /Length %d >>\nstream\n%s\nendstream"
+    return pdf_of(
+        [
+            b"<< /Type /Catalog /Pages 2 0 R >>",
+            b"<< /Type /Pages /Kids [%s] /Count %d >>" % (b"4 0 R " * times, times),
+            b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
+            b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Contents 5 0 R /Resources 6 0 R >>",
+            b"<< /Length %d >>\nstream\n%s\nendstream" % (len(drawing), drawing),
+            b"<< /Font << %s >> /XObject << %s >> >>" % (names, others),
+            *(form % (len(drawn), drawn) for drawn in forms),
+        ]
+    )
 
 
 def pdf_of(objects: Sequence[bytes]) -> bytes:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from memstore import MemoryStore
 from memstore.errors import InvalidInput, InvalidWeights, MemstoreError
 from memstore.hf.load import _directory, load_reader, wrap
 from memstore.hf.named import reader_named
+from memstore.hf.new_directory import new_directory
 from memstore.hf.selectors import made_here
 from memstore.hf.tokenizer import LandmarkTokenizer, OffsetTokenizer
 from memstore.hf.turns import Turns
@@ -31,6 +34,25 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     decoder("llama").save_pretrained(path)
     tokenizer().save_pretrained(path)
     return path
+
+
+def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    killed = """
+import os, signal, sys
+from pathlib import Path
+from memstore.hf.new_directory import new_directory
+with new_directory(Path(sys.argv[1]), ".converting-") as made:
+    (made / "half").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+    (left,) = tmp_path.iterdir()
+    with new_directory(tmp_path, ".converting-") as live:
+        assert {*tmp_path.iterdir()} == {live} and live != left
+        with new_directory(tmp_path, ".converting-") as second:
+            assert {*tmp_path.iterdir()} == {live, second}  # not what is being written
+            second.rename(tmp_path / "whole")
+    assert {*tmp_path.iterdir()} == {tmp_path / "whole"}
 
 
 def test_no_code_of_a_model_is_run_whoever_would_say_yes(

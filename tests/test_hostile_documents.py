@@ -8,6 +8,7 @@ import random
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 from dataclasses import replace
@@ -16,6 +17,7 @@ from pathlib import Path
 import made_documents as made
 import pytest
 from made_documents import Section
+from processes import TELLS_CHILDREN, children_of, processor_seconds, runs
 from synthetic_documents import SIGNATURE, ingest
 
 from memstore.disk.places import Place, pack_places
@@ -217,6 +219,70 @@ def test_texts_that_are_too_long_are_refused() -> None:
         read(b"<html>" + b"x" * (1 << 20), "a.html", replace(LIMITS, file_bytes=1 << 20))
 
 
+WORDS = b"BT /F1 12 Tf (The mill stands at the river.) Tj ET "
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.epub", made.epub_of(["<p>x</p>"], order=[0] * 10_001), "10,000 chapters"),
+        ("a.docx", made.docx_of("<w:p/>" * 300_000), "elements, too many for a file of its size"),
+        ("a.docx", made.docx_of("", **{"x" * 1001: ""}), "names longer than 1,000"),
+        ("a.pdf", made.pdf_of_one_page(15_000, WORDS), "pages, too many for a file of its size"),
+    ],
+    ids=["chapters", "elements", "names", "pages"],
+)
+def test_little_that_makes_much_work_is_refused(name: str, data: bytes, words: str) -> None:
+    refused(data, name, words)
+
+
+def test_what_draws_pages_is_counted_each_time_that_it_is_drawn() -> None:
+    few = replace(LIMITS, drawn_bytes=1 << 16)
+    laughs = [b"/X%d Do " % (n + 1) * 10 for n in range(6)]
+    for data in (
+        made.pdf_of_one_page(100, WORDS * 20),
+        made.pdf_of_one_page(1, b"/X0 Do ", [*laughs, WORDS]),
+        made.pdf_of_one_page(1, WORDS, fonts=1000),
+    ):
+        refused(data, "a.pdf", "draws more than", limits=few)
+    assert here(made.pdf_of_one_page(9, b"/X0 Do ", [WORDS]), "a.pdf", few).text.count("mill") == 9
+
+
+def test_a_chapter_that_is_named_again_is_read_once() -> None:
+    data = made.epub_of(["<p>one</p>", "<p>two</p>"], order=[1, 0, 1, 1, 0])
+    assert here(data, "a.epub").text == "two\n\none\n"
+
+
+def test_what_files_are_packed_by_that_are_no_documents_is_refused() -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("word/document.xml", "x" * 1000)
+    refused(out.getvalue(), "a.docx", "compressed in a way")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "places"),
+    [
+        ("a.docx", made.docx_of_a_chain(50_000), 1),
+        ("a.epub", made.epub_of(["<p>x</p>" + "<!DOCTYPE " * 60_000]), 0),
+        ("a.md", b"# The Mill\n\n# " + b"![[](" * 200_000, 2),
+    ],
+    ids=["styles", "doctypes", "brackets"],
+)
+def test_what_is_looked_for_is_not_looked_for_again_from_every_place(
+    name: str, data: bytes, places: int
+) -> None:
+    read_ = read(data, name, replace(LIMITS, seconds=5))  # of the processor; it was a minute
+    assert len(read_.places) == places
+
+
+def test_large_books_of_pages_and_chapters_are_read() -> None:
+    pages = made.pdf([["The mill stands at the river.", "It turns."]] * 2000)
+    assert len(here(pages, "a.pdf").places) == 2000
+    chapters = [Section(1, f"Chapter {n}", ["The mill stands at the river."]) for n in range(500)]
+    assert len(here(made.epub(chapters), "a.epub").places) == 500
+
+
 def test_what_a_file_is_is_seen_at_once() -> None:
     comments = b"<!---->" * 580  # of which any number may be taken for one
     assert form_of(comments + b"<p>", "a") == "text"
@@ -294,6 +360,29 @@ def test_a_child_that_cannot_start_is_not_called_a_broken_document(
     with pytest.raises(MemstoreError, match="did not start") as said:
         read(GOOD["a.html"], "a.html")
     assert not isinstance(said.value, UnreadableDocument)
+
+
+def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    if not TELLS_CHILDREN:
+        pytest.skip("the system does not tell the children of a process")
+    slow = tmp_path / "slow.pdf"  # minutes of the processor
+    slow.write_bytes(made.pdf_of_one_page(18, b"BT /F1 12 Tf " + b"(word) Tj T* " * 400_000))
+    code = (
+        "from memstore.documents import read; import sys; read(open(sys.argv[1], 'rb').read(), 'a')"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(slow)]) as parent:
+        while not (children := children_of(parent.pid)):
+            assert parent.poll() is None
+            time.sleep(0.02)
+        (child,) = children
+        while not processor_seconds(child) > 1:  # it reads
+            assert parent.poll() is None
+            time.sleep(0.02)
+        parent.kill()
+    until = time.monotonic() + 30
+    while runs(child) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not runs(child)
 
 
 # Anything

@@ -333,15 +333,25 @@ with MemoryStore.open(sys.argv[1]) as store:
     assert there.read_text().split() == ["/dev/null"] * 3
 
 
-def test_what_a_killed_process_began_is_swept_by_the_next_writer_and_nothing_else(
+def test_what_a_killed_export_left_goes_with_the_next_one_to_that_place(
     memory: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("faiss")
-    with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
-        ingest(store, "b", text=2, tokens=300 * CHUNK)
-        store.build_index()
-    kept = {entry.name for entry in (memory / "index").iterdir()}
-    killed = """
+    place = tmp_path / "exports"
+    place.mkdir()
+    subprocess.run([sys.executable, "-c", KILLED, str(place / "b.memory")], check=False)
+    (left,) = place.iterdir()
+    kept = {place / "layer-1.4711.partial", place / "memstore-x.partial", place / "a.memory"}
+    for file in kept:
+        file.touch()
+    written = replacement(place / "c.memory")  # by another, now
+    with MemoryStore.open(memory, host_budget=BUDGET) as store, written:
+        (live,) = {*place.iterdir()} - kept
+        assert live != left
+        store.export_document("a", place / "a.memory")
+        assert {*place.iterdir()} == kept | {live}
+
+
+KILLED = """
 import os, signal, sys
 from pathlib import Path
 from memstore.disk.files import replacement
@@ -350,8 +360,18 @@ with replacement(Path(sys.argv[1])) as file:
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+def test_what_a_killed_process_began_is_swept_by_the_next_writer_and_nothing_else(
+    memory: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
+        ingest(store, "b", text=2, tokens=300 * CHUNK)
+        store.build_index()
+    kept = {entry.name for entry in (memory / "index").iterdir()}
     for path in (memory / "index" / "layer-1.idx", memory / "data.mdb"):
-        subprocess.run([sys.executable, "-c", killed, str(path)], check=False)
+        subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     (memory / "index" / "layer-1.4711.partial").touch()  # of a version before
     for name in ("mine.partial", "memstore-x.partial"):
         (memory / "index" / name).touch()

@@ -1,15 +1,21 @@
 """Files and vector stores over HTTP: as the official client uses them, and what is refused."""
 
+import os
+import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import made_documents as made
 import openai
 import pytest
 from diary import DIARY
+from processes import TELLS_CHILDREN, children_of
 from serving import Served, serving
 
 from memstore.disk.document import is_of_prompt
@@ -391,6 +397,36 @@ def test_keys_see_and_write_only_their_documents_and_quotas_hold(tmp_path: Path)
         upload(every, "third.txt", "a short one")
         with pytest.raises(openai.APIStatusError, match="3 files already"):
             upload(every, "fourth.txt", "a short one")
+
+
+def test_a_slow_document_of_one_key_holds_up_none_of_another(tmp_path: Path) -> None:
+    if not TELLS_CHILDREN:
+        pytest.skip("the system does not tell the children of a process")
+    keys = Keys(
+        (("the-key-of-the-slow", Access("slow")), ("the-key-of-the-others", Access("other")))
+    )
+    with serving(tmp_path / "m", keys=keys, diary=False):
+        pass
+    with closing(sqlite3.connect(tmp_path / "m" / "serve.sqlite")) as database:
+        database.execute("ALTER TABLE files DROP COLUMN owner")  # as it was before
+    before = set(children_of(os.getpid()))
+    with serving(tmp_path / "m", keys=keys, diary=False) as served:
+        slow, other = (served.openai(key) for key, _ in keys.known)
+        drawing = b"BT /F1 12 Tf " + b"(word) Tj T* " * 100_000
+        first = upload(slow, "slow.pdf", made.pdf_of_one_page(20, drawing))
+        while not (begun := set(children_of(os.getpid())) - before):
+            time.sleep(0.01)
+        (child,) = begun
+        os.kill(child, signal.SIGSTOP)  # it takes as long as one likes
+        second = upload(slow, "second.txt", "It waits behind the first.")
+        quick = upload(other, "quick.html", "<html><p>It waits for nobody.")
+        done = other.files.wait_for_processing(quick.id, poll_interval=0.02, max_wait_seconds=60)
+        assert done.status == "processed"
+        assert [slow.files.retrieve(one.id).status for one in (first, second)] == ["uploaded"] * 2
+        os.kill(child, signal.SIGKILL)
+        slow.files.wait_for_processing(second.id, poll_interval=0.02)
+        failed = slow.files.retrieve(first.id)
+        assert failed.status == "error" and "too much memory or time" in failed.status_details
 
 
 def test_every_document_of_the_memory_has_a_file(tmp_path: Path) -> None:

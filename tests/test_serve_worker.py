@@ -124,6 +124,18 @@ def test_a_question_waits_for_one_chunk_and_a_document_is_read_all_the_same() ->
     assert jobs[0].state == "done"
 
 
+def test_documents_of_several_groups_are_read_in_turn_and_those_of_one_in_order() -> None:
+    steps: list[str] = []
+    with working() as worker:
+        with held(worker):
+            jobs = [
+                worker.in_background(owner, noting(steps, name, 3))
+                for owner, name in (("a/1", "A"), ("a/2", "a"), ("b/1", "b"), ("c/1", "c"))
+            ]
+        assert all(job.finished.wait(30) for job in jobs)
+    assert "".join(steps) == "AbcAbcAbcaaa"
+
+
 def test_more_than_may_wait_is_refused_with_a_time_to_come_again() -> None:
     with working(active=1, waiting=1) as worker, held(worker):
         waiting = worker.call("a/1", lambda: None)

@@ -73,14 +73,17 @@ def check_one_name(path: Path, file: int) -> None:
         )
 
 
-# what `replacement` begins, and what index files were begun as by versions before
-_PARTIAL = re.compile(r"memstore-[0-9a-f]{16}\.partial|(layer-\d+|queries)\.\d+\.partial")
+_BEGUN = re.compile(r"memstore-[0-9a-f]{16}\.partial")  # what `replacement` begins
+# and what index files were begun as by versions before
+_BEGUN_IN_MEMORY = re.compile(rf"{_BEGUN.pattern}|(layer-\d+|queries)\.\d+\.partial")
 
 
-def sweep(directory: Path) -> None:
-    """Remove the files of a memory's directory that were begun by processes that were killed."""
+def sweep(directory: Path, begun: re.Pattern[str] = _BEGUN_IN_MEMORY) -> None:
+    """Remove the files of a memory's directory that processes began which were killed; begun: how
+    these are called.
+    """
     with suppress(OSError):
-        for name in filter(_PARTIAL.fullmatch, os.listdir(directory)):
+        for name in filter(begun.fullmatch, os.listdir(directory)):
             with suppress(OSError, InvalidInput):
                 file = open_regular(directory / name, os.O_RDONLY)
                 try:
@@ -159,9 +162,11 @@ def replacement(path: Path, like: Path | None = None, mode: int = 0o600) -> Iter
     """A new file, of a name that nobody knows before, that takes the place of `path` once the block
     has ended; nothing of it is left where the block fails. Raises OSError, which names `path`.
 
-    It is locked until then, which tells it from what a killed process left. It has the mode of the
-    file whose place it takes; where there is none, that of `like`, or `mode`.
+    It is locked until then, which tells it from what a killed process left there: that is removed
+    first. It has the mode of the file whose place it takes; where there is none, that of `like`, or
+    `mode`.
     """
+    sweep(path.parent, _BEGUN)
     out, part = _new_file(path.parent)
     with out:
         try:

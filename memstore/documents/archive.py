@@ -9,6 +9,7 @@ from memstore.documents.converted import Limits
 from memstore.errors import UnreadableDocument
 
 _STEP = 1 << 20
+_LONGEST = 1000  # characters of a member's name
 
 
 class Archive:
@@ -24,6 +25,8 @@ class Archive:
         if len(self._zip.infolist()) > limits.members:
             raise UnreadableDocument(f"has more than {limits.members:,} members")
         self.names = frozenset(self._zip.namelist())
+        if any(len(name) > _LONGEST for name in self.names):  # links are followed from each
+            raise UnreadableDocument(f"has members with names longer than {_LONGEST:,} characters")
 
     def member(self, name: str) -> bytes:
         """A member's bytes. Raises UnreadableDocument where it is missing, encrypted, damaged or
@@ -32,8 +35,13 @@ class Archive:
         limits = self._limits
         if name not in self.names:
             raise UnreadableDocument(f"is broken: it has no {name}")
-        if self._zip.getinfo(name).flag_bits & 1:
+        info = self._zip.getinfo(name)
+        if info.flag_bits & 1:
             raise UnreadableDocument("is encrypted; save it without a password")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise UnreadableDocument(  # others make of few bytes any number at a time
+                "is compressed in a way that documents are not; save it anew"
+            )
         parts, size = [], 0
         try:
             with self._zip.open(name) as member:
@@ -44,7 +52,7 @@ class Archive:
                         raise UnreadableDocument(
                             f"holds more than {limits.member_bytes >> 20} MB in a member, or "
                             f"{limits.all_bytes >> 20} MB in all, when it is not compressed any "
-                            "more; split it"
+                            "more, which is too much for a file of its size; split it"
                         )
                     parts.append(part)
         except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, EOFError) as error:

@@ -1,6 +1,6 @@
 """The process that reads one document: its bytes come on stdin, what is said of it goes to stdout.
 
-python -m memstore.documents.child FORM LIMITS DIRECTORY...
+python -m memstore.documents.child DESCRIPTOR FORM LIMITS DIRECTORY...
 """
 
 import os
@@ -12,6 +12,7 @@ from typing import cast
 
 import msgspec
 
+from memstore.child import end_with_parent
 from memstore.documents.conversion import TOO_MUCH, Told, convert
 from memstore.documents.converted import Limits
 from memstore.documents.detect import Form
@@ -20,7 +21,8 @@ from memstore.errors import UnreadableDocument
 
 def main() -> None:
     """Read the document within its bounds."""
-    form, limits, *directories = sys.argv[1:]
+    watched, form, limits, *directories = sys.argv[1:]
+    end_with_parent(watched)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to obey, which then ends this
     bounds = msgspec.json.decode(limits, type=Limits)
     for kind, most in (

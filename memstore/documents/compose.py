@@ -57,8 +57,7 @@ class Composer:
         """
         text = text.translate(_CLEAN)
         self._gathered += len(text)
-        if self._gathered > self._limits.characters:
-            raise UnreadableDocument(f"has more than {self._limits.characters:,} characters")
+        self._check_length()
         self._line.append(text.translate(_KEPT) if verbatim else text)
 
     def break_line(self) -> None:
@@ -108,8 +107,7 @@ class Composer:
         if not text.strip():
             return
         self._gathered += len(text)
-        if self._gathered > self._limits.characters:
-            raise UnreadableDocument(f"has more than {self._limits.characters:,} characters")
+        self._check_length()
         self.place(PAGE, str(number))
         self._begin("\n\n")
         self._put(text)
@@ -121,6 +119,13 @@ class Composer:
             raise UnreadableDocument("has no text")
         self._put("\n")
         return Converted("".join(self._parts), tuple(self._places), kind)
+
+    def _check_length(self) -> None:
+        if self._gathered > self._limits.characters:
+            raise UnreadableDocument(
+                f"has more than {self._limits.characters:,} characters, too many for a file of its "
+                "size; split it, or save it anew"
+            )
 
     def _begin(self, separator: str) -> None:
         if self._parts:

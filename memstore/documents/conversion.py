@@ -4,14 +4,13 @@ What needs a library is read by a child process with bounds on memory and proces
 no file can take more of this one than its bytes and its text.
 """
 
-import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
-from memstore.child import python_command
+from memstore.child import run_tied
 from memstore.decode import unpack
 from memstore.disk.places import Place
 from memstore.documents.archive import Archive
@@ -68,7 +67,7 @@ def convert(content: bytes, form: Form, limits: Limits = LIMITS) -> Converted:
     a name.
     """
     try:
-        return _reader(form)(content, limits)
+        return _reader(form)(content, limits.of_size(len(content)))
     except UnreadableDocument:
         raise
     except ImportError as error:
@@ -125,11 +124,12 @@ def _read_zip(content: bytes, limits: Limits) -> Converted:
 
 
 def _read_apart(content: bytes, form: Form, limits: Limits) -> Converted:
-    command = python_command(
-        "memstore.documents.child", form, msgspec.json.encode(limits).decode(), *_directories()
-    )
+    limits = limits.of_size(len(content))
+    told_limits = msgspec.json.encode(limits).decode()
     try:
-        done = subprocess.run(command, input=content, capture_output=True, check=False)
+        done = run_tied(
+            "memstore.documents.child", form, told_limits, *_directories(), given=content
+        )
     except OSError as error:
         raise MemstoreError(f"no process to read documents in did start: {error}") from error
     if done.returncode < 0 or done.returncode == TOO_MUCH:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from memstore.documents.archive import Archive
 from memstore.documents.compose import Composer
 from memstore.documents.converted import Converted, Limits
+from memstore.documents.elements import Elements
 from memstore.documents.markup import parse_xml, without_entities
 from memstore.errors import UnreadableDocument
 
@@ -28,15 +29,15 @@ _FORMER = frozenset((
 
 def read_docx(archive: Archive, limits: Limits) -> Converted:
     """The text of a DOCX, with its headings; notes stand at the end. Raises UnreadableDocument."""
-    composer = Composer(limits)
-    styles = _Styles(limits)
+    composer, elements = Composer(limits), Elements(limits)
+    styles = _Styles(elements)
     if STYLES in archive.names:
         _parse(archive, STYLES, styles)
     levels = styles.levels()
-    _parse(archive, DOCUMENT, _Body(composer, limits, levels))
+    _parse(archive, DOCUMENT, _Body(composer, elements, levels))
     for part in _NOTES:
         if part in archive.names:
-            _parse(archive, part, _Body(composer, limits, {}))
+            _parse(archive, part, _Body(composer, elements, {}))
     return composer.done("docx")
 
 
@@ -54,26 +55,25 @@ def _parse(archive: Archive, part: str, target: "_Events") -> None:
 class _Events(ABC):
     """Elements of WordprocessingML by their names alone."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self._depth = limits, 0
+    def __init__(self, elements: Elements) -> None:
+        self._elements = elements
+        elements.begin_part()
         self._former = 0  # the depth at which what held before a change began
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
-        self._depth += 1
-        if self._depth > self._limits.depth:
-            raise UnreadableDocument(f"has elements nested deeper than {self._limits.depth:,}")
+        self._elements.begin()
         name = tag.rpartition("}")[2]
         if self._former or name in _FORMER:
-            self._former = self._former or self._depth
+            self._former = self._former or self._elements.depth
         else:
             self.begin(name, attributes)
 
     def end(self, tag: str) -> None:
         if not self._former:
             self.finish(tag.rpartition("}")[2])
-        elif self._depth == self._former:
+        elif self._elements.depth == self._former:
             self._former = 0
-        self._depth -= 1
+        self._elements.depth -= 1
 
     @abstractmethod
     def begin(self, name: str, attributes: dict[str, str]) -> None:
@@ -98,8 +98,8 @@ def _value(attributes: dict[str, str], name: str = "val") -> str:
 class _Styles(_Events):
     """Which styles are headings: by their outline level, their own or that of what they follow."""
 
-    def __init__(self, limits: Limits) -> None:
-        super().__init__(limits)
+    def __init__(self, elements: Elements) -> None:
+        super().__init__(elements)
         self._own: dict[str, int] = {}
         self._based: dict[str, str] = {}
         self._style = ""
@@ -127,15 +127,13 @@ class _Styles(_Events):
 
     def levels(self) -> dict[str, int]:
         """Style -> level of heading."""
-        levels = {}
-        for style in {*self._own, *self._based}:
-            at, seen = style, set[str]()
-            while at not in self._own and at in self._based and at not in seen:
-                seen.add(at)
-                at = self._based[at]
-            level = self._own.get(at, 0)
-            if level:
-                levels[style] = level
+        levels = dict(self._own)
+        for style in self._based:
+            chain = dict[str, None]()  # what follows itself is no heading
+            while style not in levels and style in self._based and style not in chain:
+                chain[style] = None
+                style = self._based[style]
+            levels |= dict.fromkeys(chain, levels.get(style, 0))
         return levels
 
 
@@ -147,8 +145,8 @@ def _level(outline: str) -> int:
 class _Body(_Events):
     """Paragraphs as they follow each other, rows of tables as lines."""
 
-    def __init__(self, composer: Composer, limits: Limits, levels: dict[str, int]) -> None:
-        super().__init__(limits)
+    def __init__(self, composer: Composer, elements: Elements, levels: dict[str, int]) -> None:
+        super().__init__(elements)
         self._composer, self._levels = composer, levels
         self._heading = 0
         self._hidden = 0  # the depth at which what is not shown began
@@ -161,7 +159,7 @@ class _Body(_Events):
         composer = self._composer
         separator = _value(attributes, "type") in ("separator", "continuationSeparator")
         if self._hidden or name in _HIDDEN or (name in ("footnote", "endnote") and separator):
-            self._hidden = self._hidden or self._depth
+            self._hidden = self._hidden or self._elements.depth
         elif name == "p":
             if not self._in_cell:
                 composer.end_paragraph()
@@ -199,7 +197,7 @@ class _Body(_Events):
     def finish(self, name: str) -> None:
         composer = self._composer
         if self._hidden:
-            self._hidden = 0 if self._depth == self._hidden else self._hidden
+            self._hidden = 0 if self._elements.depth == self._hidden else self._hidden
         elif name == "t":
             self._text = False
         elif name == "p" and not self._in_cell:

@@ -1,6 +1,7 @@
 """EPUB: the chapters of a book in the order in which they are read, with their headings."""
 
 import posixpath
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -8,6 +9,7 @@ from memstore.disk.places import LEVELS
 from memstore.documents.archive import Archive
 from memstore.documents.compose import Composer
 from memstore.documents.converted import Converted, Limits
+from memstore.documents.elements import Elements
 from memstore.documents.hypertext import decode_html
 from memstore.documents.markup import parse_xml, walk_xhtml, without_entities
 from memstore.errors import UnreadableDocument
@@ -25,24 +27,21 @@ def read_epub(archive: Archive, limits: Limits) -> Converted:
     their place, to the next file that is named there and does not stand below it. Raises
     UnreadableDocument.
     """
+    elements = Elements(limits)
     if _ENCRYPTION in archive.names:
-        for algorithm in _parse(archive, _ENCRYPTION, limits).algorithms:
+        for algorithm in _parse(archive, _ENCRYPTION, elements).algorithms:
             if algorithm not in _OF_FONTS:
                 raise UnreadableDocument(
                     "is protected (DRM), which only its shop's own reader can open"
                 )
-    package = _parse(archive, CONTAINER, limits).package
+    package = _parse(archive, CONTAINER, elements).package
     if not package:
         raise UnreadableDocument(f"is broken: {CONTAINER} names no book")
-    book = _parse(archive, package, limits)
-    titles = _titles(archive, package, book, limits)
+    book = _parse(archive, package, elements)
+    titles = _titles(archive, package, book, elements)
     composer = Composer(limits)
     held: list[int] = []  # levels of the titles of the contents under which the text stands
-    for item in book.spine:
-        href, kind = book.items.get(item, ("", ""))
-        name = _inside(package, href)
-        if kind not in _XHTML or name not in archive.names:
-            continue
+    for name in _chapters(archive, package, book, limits):
         text = decode_html(archive.member(name))
         level, title = titles.get(name, (LEVELS, ""))
         highest = _highest_heading(text)
@@ -50,7 +49,7 @@ def read_epub(archive: Archive, limits: Limits) -> Converted:
             title = ""
         if title or any(other >= level for other in held):
             composer.place(level, title)
-        walk_xhtml(text, composer, limits)
+        walk_xhtml(text, composer, elements)
         composer.end_paragraph()
         if composer.drop_places():
             continue  # a file of pictures
@@ -62,6 +61,23 @@ def read_epub(archive: Archive, limits: Limits) -> Converted:
     return composer.done("epub")
 
 
+def _chapters(archive: Archive, package: str, book: "_Package", limits: Limits) -> Iterator[str]:
+    """The members in the order of reading, each once, however often it is named there. Raises
+    UnreadableDocument for too many names.
+    """
+    if len(book.spine) > limits.members:
+        raise UnreadableDocument(
+            f"has an order of reading of more than {limits.members:,} chapters"
+        )
+    seen = set[str]()
+    for item in dict.fromkeys(book.spine):
+        href, kind = book.items.get(item, ("", ""))
+        name = _inside(package, href)
+        if kind in _XHTML and name in archive.names and name not in seen:
+            seen.add(name)
+            yield name
+
+
 def _highest_heading(text: str) -> int:
     """The level; LEVELS where there is none."""
     folded = text.lower()
@@ -69,7 +85,7 @@ def _highest_heading(text: str) -> int:
 
 
 def _titles(
-    archive: Archive, package: str, book: "_Package", limits: Limits
+    archive: Archive, package: str, book: "_Package", elements: Elements
 ) -> dict[str, tuple[int, str]]:
     """Levels and titles of whole files by the table of contents, as version 3 has it, or else
     version 2.
@@ -77,7 +93,7 @@ def _titles(
     for item in (book.nav, book.ncx):
         name = _inside(package, book.items.get(item, ("", ""))[0])
         if item and name in archive.names:
-            entries = _parse(archive, name, limits).entries
+            entries = _parse(archive, name, elements).entries
             titles: dict[str, tuple[int, str]] = {}
             for href, title, level in entries:
                 file = _inside(name, href.partition("#")[0])
@@ -91,9 +107,10 @@ def _inside(base: str, href: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(base), unquote(href)))
 
 
-def _parse(archive: Archive, name: str, limits: Limits) -> "_Package":
+def _parse(archive: Archive, name: str, elements: Elements) -> "_Package":
     text = without_entities(decode_html(archive.member(name)))
-    found = _Package(limits)
+    elements.begin_part()
+    found = _Package(elements)
     if parse_xml(text, lambda: found) is None:
         raise UnreadableDocument(f"is broken: {name} is no XML")
     return found
@@ -103,7 +120,7 @@ def _parse(archive: Archive, name: str, limits: Limits) -> "_Package":
 class _Package:
     """What the files that describe a book say, of whichever kind they are."""
 
-    limits: Limits
+    elements: Elements
     package: str = ""  # where the book is described
     algorithms: list[str] = field(default_factory=list)  # that something is encrypted by
     items: dict[str, tuple[str, str]] = field(default_factory=dict)  # id -> file, type
@@ -112,7 +129,6 @@ class _Package:
     ncx: str = ""
     # of that: file, title, level
     entries: list[tuple[str, str, int]] = field(default_factory=list)
-    _depth: int = 0
     _title: list[str] | None = None
     _href: str = ""
     _encrypted: bool = False
@@ -120,9 +136,7 @@ class _Package:
     _level: int = 0  # of what is told of there, from 1
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
-        self._depth += 1
-        if self._depth > self.limits.depth:
-            raise UnreadableDocument(f"has elements nested deeper than {self.limits.depth:,}")
+        self.elements.begin()
         name = tag.rpartition("}")[2]
         if name == "rootfile" and not self.package:
             self.package = attributes.get("full-path", "")
@@ -138,7 +152,7 @@ class _Package:
         elif name == "nav":
             kinds = [value for key, value in attributes.items() if key.endswith("type")]
             if not kinds or "toc" in kinds[0].split():
-                self._toc = self._toc or self._depth
+                self._toc = self._toc or self.elements.depth
         elif name == "navPoint" or (name == "ol" and self._toc):
             self._level += 1
         elif name == "a" and self._toc:
@@ -157,9 +171,9 @@ class _Package:
             self._entry(self._href)
         elif name == "navPoint" or (name == "ol" and self._toc):
             self._level -= 1
-        elif name == "nav" and self._toc == self._depth:
+        elif name == "nav" and self._toc == self.elements.depth:
             self._toc = 0
-        self._depth -= 1
+        self.elements.depth -= 1
 
     def data(self, text: str) -> None:
         if self._title is not None:

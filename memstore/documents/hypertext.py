@@ -4,6 +4,7 @@ import re
 
 from memstore.documents.compose import Composer
 from memstore.documents.converted import Converted, Limits
+from memstore.documents.elements import Elements
 from memstore.documents.markup import walk_html
 from memstore.errors import UnreadableDocument
 
@@ -32,7 +33,7 @@ _MEANT = {
 def read_html(data: bytes, limits: Limits) -> Converted:
     """The text of HTML, with its headings. Raises UnreadableDocument."""
     composer = Composer(limits)
-    title = walk_html(decode_html(data), composer, limits)
+    title = walk_html(decode_html(data), composer, Elements(limits))
     converted = composer.done("html")
     if title.strip() and not composer.headings:
         from memstore.disk.places import Place, plain_name

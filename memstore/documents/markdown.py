@@ -16,6 +16,7 @@ _FRONT = re.compile(
     re.DOTALL,
 )
 _MOST_FRONT = 1 << 16
+_MOST_TITLE = 1024  # characters in which a heading's name is looked for
 
 
 def read_markdown(data: bytes, limits: Limits) -> Converted:
@@ -33,7 +34,7 @@ def headings(text: str) -> list[Place]:
     places = []
     blocks = MarkdownIt("commonmark").disable(["inline"], ignoreInvalid=True)
     for opened, content in _pairs(blocks.parse(_without_front_matter(text))):
-        title = "".join(map(_words, parser.parseInline(content.content)))
+        title = "".join(map(_words, parser.parseInline(content.content[:_MOST_TITLE])))
         level = min(int(opened.tag[1:]), LEVELS - 1)
         places.append(Place(starts[opened.map[0]], level, plain_name(title)))
     return places

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from html.entities import html5
 
 from memstore.documents.compose import Composer
-from memstore.documents.converted import Limits
+from memstore.documents.elements import Elements
 from memstore.errors import UnreadableDocument
 
 _STEP = 1 << 16  # characters that a parser is fed at once
@@ -36,9 +36,9 @@ _OF_XML = {"amp", "lt", "gt", "quot", "apos"}
 class Walk:
     """What lxml tells of elements and text, written into a Composer."""
 
-    def __init__(self, composer: Composer, limits: Limits) -> None:
-        self._composer, self._limits = composer, limits
-        self._depth = 0
+    def __init__(self, composer: Composer, elements: Elements) -> None:
+        self._composer, self._elements = composer, elements
+        elements.begin_part()
         self._hidden = 0  # the depth at which what is not shown began; 0: it is shown
         self._verbatim = self._heading = 0
         self._waiting = _NOTHING
@@ -53,14 +53,12 @@ class Walk:
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         """An element begins."""
-        self._depth += 1
-        if self._depth > self._limits.depth:
-            raise UnreadableDocument(f"has elements nested deeper than {self._limits.depth:,}")
+        self._elements.begin()
         tag = _local(tag)
         if tag == "title" and not self.title:
             self._title = []
         if self._hidden or tag in _HIDDEN or "hidden" in attributes:
-            self._hidden = self._hidden or self._depth
+            self._hidden = self._hidden or self._elements.depth
             return
         if tag in _HEADINGS:
             self._end_paragraph()
@@ -87,7 +85,8 @@ class Walk:
 
     def end(self, tag: str) -> None:
         """It ends."""
-        tag, depth, self._depth = _local(tag), self._depth, self._depth - 1
+        tag, depth = _local(tag), self._elements.depth
+        self._elements.depth -= 1
         if tag == "title" and self._title is not None:
             self.title, self._title = "".join(self._title), None
         if self._hidden:
@@ -172,25 +171,25 @@ def _number(said: str | None, otherwise: int) -> int:
     return int(said) if said is not None and _INTEGER.fullmatch(said) else otherwise
 
 
-def walk_html(text: str, composer: Composer, limits: Limits) -> str:
+def walk_html(text: str, composer: Composer, elements: Elements) -> str:
     """Read HTML into a composer; its title. Raises UnreadableDocument."""
     from lxml import etree
 
-    walk = Walk(composer, limits)
+    walk = Walk(composer, elements)
     _feed(etree.HTMLParser(target=walk, huge_tree=True), text)
     return walk.title
 
 
-def walk_xhtml(text: str, composer: Composer, limits: Limits) -> str:
+def walk_xhtml(text: str, composer: Composer, elements: Elements) -> str:
     """Read XHTML into a composer; its title. What is no well-formed XML is read as HTML. Raises
     UnreadableDocument.
     """
     from lxml import etree
 
     text = without_entities(text)
-    if parse_xml(text, lambda: _Nothing(limits)) is None:  # so that nothing is written twice
-        return walk_html(_SELF_CLOSED.sub(_open_and_close, text), composer, limits)
-    walk = Walk(composer, limits)
+    if parse_xml(text, lambda: _Nothing(elements)) is None:  # so that nothing is written twice
+        return walk_html(_SELF_CLOSED.sub(_open_and_close, text), composer, elements)
+    walk = Walk(composer, elements)
     _feed(etree.XMLParser(target=walk, **_xml_options()), text)
     return walk.title
 
@@ -212,12 +211,17 @@ def without_entities(text: str) -> str:
     if re.search(r"<!ENTITY", text, re.IGNORECASE):
         raise UnreadableDocument("declares entities, which is not read for safety")
     text = _DECLARATION.sub("", text, count=1)  # its encoding is that of bytes
-    text = _DOCTYPE.sub("", text, count=1)
+    begins = _BEGINS_DOCTYPE.search(text)
+    if begins is not None:  # at the first one alone: each that has no end is sought to the last
+        doctype = _DOCTYPE.match(text, begins.start())
+        if doctype is not None:
+            text = text[: doctype.start()] + text[doctype.end() :]
     return _NAMED.sub(_character, text)
 
 
 _DECLARATION = re.compile(r"^\ufeff?\s*<\?xml[^>]*\?>")
-_DOCTYPE = re.compile(r"<!DOCTYPE[^>\[]*(\[[^\]]*\]\s*)?>", re.IGNORECASE)
+_BEGINS_DOCTYPE = re.compile("<!DOCTYPE", re.IGNORECASE)
+_DOCTYPE = re.compile(r"<!DOCTYPE[^>\[]*+(\[[^\]]*+\]\s*+)?>", re.IGNORECASE)
 _SELF_CLOSED = re.compile(r"<([A-Za-z][A-Za-z0-9]*)((?:\s[^<>]*)?)/>")
 
 
@@ -248,16 +252,15 @@ def _feed(parser: object, text: str) -> object:
 class _Nothing:
     """Sees whether XML is well-formed, and not too deep."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._depth, self._limits = 0, limits
+    def __init__(self, elements: Elements) -> None:
+        self._elements = elements
+        elements.begin_part()
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
-        self._depth += 1
-        if self._depth > self._limits.depth:
-            raise UnreadableDocument(f"has elements nested deeper than {self._limits.depth:,}")
+        self._elements.begin()
 
     def end(self, tag: str) -> None:
-        self._depth -= 1
+        self._elements.depth -= 1
 
     def data(self, text: str) -> None:
         pass

@@ -3,8 +3,6 @@ file of landmarks.
 """
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.landmark_form import save_landmarks
 from memstore.hf.load import without_bars
 from memstore.hf.lora import merged_weights
+from memstore.hf.new_directory import new_directory
 
 _SAVING = ".saving-"
 
@@ -30,10 +29,7 @@ class Saver:
     def save(self, decoder: LandmarkDecoder, directory: Path) -> None:
         """Every file is replaced whole. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
-        for left in directory.glob(f"{_SAVING}*"):  # by a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
-        temporary = Path(tempfile.mkdtemp(prefix=_SAVING, dir=directory))
-        try:
+        with new_directory(directory, _SAVING) as temporary:
             with without_bars():
                 decoder.model.save_pretrained(temporary, state_dict=self._weights(decoder))
             self._tokenizer.save_pretrained(temporary)
@@ -42,8 +38,6 @@ class Saver:
             for file in sorted(temporary.iterdir(), key=lambda file: file.suffix != ".safetensors"):
                 file.chmod(0o644)
                 file.replace(directory / file.name)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
     def _weights(self, decoder: LandmarkDecoder) -> dict[str, Tensor]:
         """On the CPU in the stored dtype; tied ones stay one."""

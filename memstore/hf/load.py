@@ -2,8 +2,6 @@
 
 import importlib.util
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.landmark_form import FILE, load_landmarks
 from memstore.hf.landmark_reader import LandmarkDecoderReader
 from memstore.hf.named import PACKAGED
+from memstore.hf.new_directory import new_directory
 from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.adaptation import Adaptation
@@ -177,8 +176,7 @@ def _converted(file: Path) -> Path:
     if (target / "model.safetensors").is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=target.parent))
-    try:
+    with new_directory(target.parent, ".converting-") as temporary:
         _convert(file, temporary)
         try:
             temporary.rename(target)
@@ -186,8 +184,6 @@ def _converted(file: Path) -> Path:
             if not (target / "model.safetensors").is_file():
                 raise
         return target
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _convert(file: Path, directory: Path) -> None:

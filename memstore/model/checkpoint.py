@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch.overrides import TorchFunctionMode
 
 from memstore.decode import from_json
-from memstore.disk.files import replacement, sweep
+from memstore.disk.files import replacement
 from memstore.disk.signature import Signature
 from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.model.config import ModelConfig
@@ -40,7 +40,6 @@ def save_checkpoint(
     interrupted save leaves the old one. Raises OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    sweep(directory)
     weights = {
         name: tensor.detach().to("cpu", dtype).contiguous()
         for name, tensor in model.state_dict().items()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from memstore.closing import Closing
 from memstore.disk.document import Document
-from memstore.disk.files import replacement, sweep
+from memstore.disk.files import replacement
 from memstore.disk.signature import Signature
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.kernels.api import NEG
@@ -184,7 +184,6 @@ class Reading(Closing):
         plain = {name: x.cpu().contiguous() for name, x in state.items()}
         about = {"weights": self.model.weights, "beside": self._beside, "digest": _digest(plain)}
         file.parent.mkdir(parents=True, exist_ok=True)
-        sweep(file.parent)
         with replacement(file, mode=0o644) as written:
             written.write(save(plain, about))
 

@@ -1,14 +1,17 @@
-"""Reading uploaded files into the memory, in the background: one after the other, behind the
-questions, resumed after a restart; and forgetting them.
+"""Reading uploaded files into the memory, in the background: those of a key one after the other,
+those of several keys in turn, behind the questions, resumed after a restart; and forgetting them.
 """
 
 import logging
+import os
 import threading
 import time
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from sqlite3 import Row
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from memstore.disk.document import Document
 from memstore.documents import read
@@ -32,18 +35,13 @@ _log = logging.getLogger("memstore")
 _SECONDS = 15.0  # between two looks for what expired, or could not be forgotten
 _SECONDS_LOCKED = 0.5  # until a memory that another process writes is tried again
 _SECONDS_A_CHUNK = 30.0  # that a deletion waits for the end of a chunk
-
-
-class _Reading(NamedTuple):
-    """The number of the file that is being read, and the job that does it."""
-
-    file: int
-    job: Job
+# Documents that are converted at once, one of each key: a slow one keeps none of another waiting
+_CONVERTED_AT_ONCE = max(2, min(4, os.cpu_count() or 1))
 
 
 class Ingests:
-    """Reads files that are queued, by a thread that prepares their texts and the model's thread
-    that reads them.
+    """Reads files that are queued: a thread for each key that has some prepares their texts, and
+    the model's thread reads them.
 
     Which files wait is said by their rows alone: a server that is killed goes on with them when it
     is started again, from the chunk where it was.
@@ -54,9 +52,13 @@ class Ingests:
         self.uploads = Uploads(service)
         self._adopting = Adopting(service, self.uploads)
         self._changed = threading.Condition()
-        self._reading: _Reading | None = None
-        self._progress: tuple[int, IngestProgress] | None = None
-        self._forgetting = threading.Lock()
+        self._reading: dict[int, Job] = {}  # by the numbers of files
+        self._progress: dict[int, IngestProgress] = {}
+        self._threads: dict[str, threading.Thread] = {}  # by whose files they read
+        self._converting = 0
+        self._to_convert: deque[object] = deque()  # a ticket for each that waits to, in order
+        self._called = self._locked = False
+        self._looking, self._forgetting = threading.Lock(), threading.Lock()
         self._ending = False
         self.uploads.requeue()
         self._thread = threading.Thread(target=self._run, name="memstore-files", daemon=True)
@@ -65,12 +67,12 @@ class Ingests:
     def begin(self) -> None:
         """Read what is queued."""
         with self._changed:
-            self._changed.notify()
+            self._called = True
+            self._changed.notify_all()
 
     def progress(self, row: Row) -> IngestProgress | None:
         """How far the reading of a file is, while it goes on."""
-        known = self._progress
-        return known[1] if known is not None and known[0] == row["number"] else None
+        return self._progress.get(row["number"])
 
     def delete(self, row: Row) -> None:
         """Delete a file, and forget its document; killed in between, the next start goes on with
@@ -97,45 +99,80 @@ class Ingests:
         """End; the worker was stopped before. What is half read is gone on with by the next."""
         with self._changed:
             self._ending = True
-            self._changed.notify()
-        self._thread.join(seconds)
+            self._changed.notify_all()
+            threads = [self._thread, *self._threads.values()]
+        until = time.monotonic() + seconds
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
-    # The thread
+    # The threads
 
     def _run(self) -> None:
         while not self._ending:
-            pause, failed = _SECONDS, False
             try:
                 self._forget_leaving()
-                self._adopting.look()
-                until = time.monotonic() + _SECONDS
-                while not self._ending and (row := self.uploads.next_queued()) is not None:
-                    if not self._read(row):
-                        pause = _SECONDS_LOCKED
-                        break
-                    if time.monotonic() > until:  # there is a look in between
-                        break
+                with self._looking:
+                    self._adopting.look()
+                self._begin_queued()
             except Exception:
                 if self._ending:  # the database was closed
                     return
                 _log.exception("uploaded files are looked at again in %.0f seconds", _SECONDS)
-                failed = True
             with self._changed:
-                wait = failed or pause < _SECONDS or self.uploads.next_queued() is None
-                if not self._ending and wait:
-                    self._changed.wait(pause)
+                self._changed.wait_for(
+                    lambda: self._ending or self._called or self._locked, _SECONDS
+                )
+                if self._locked:
+                    self._changed.wait_for(lambda: self._ending, _SECONDS_LOCKED)
+                self._called = self._locked = False
+
+    def _begin_queued(self) -> None:
+        """Have a thread read the files of everybody who has some."""
+        with self._changed:
+            for owner in self.uploads.waiting_owners():
+                if owner not in self._threads and not self._ending:
+                    thread = threading.Thread(
+                        target=self._read_files, args=(owner,), name="memstore-file", daemon=True
+                    )
+                    self._threads[owner] = thread
+                    thread.start()
+
+    def _read_files(self, owner: str) -> None:
+        """Read what is queued of an owner."""
+        try:
+            while True:
+                with self._changed:  # who queues one finds this thread, or that there is none
+                    row = None if self._ending else self.uploads.next_queued(owner)
+                    if row is None:
+                        del self._threads[owner]
+                        return
+                if not self._read(row):
+                    with self._changed:
+                        self._locked = True
+                    break
+        except Exception:
+            if not self._ending:  # else the database was closed
+                _log.exception("uploaded files are read again in %.0f seconds", _SECONDS)
+        finally:
+            with self._changed:
+                if self._threads.get(owner) is threading.current_thread():
+                    del self._threads[owner]
+                self._changed.notify_all()
 
     def _read(self, row: Row) -> bool:
         """Read a file as far as it goes; False if another process writes the memory now."""
-        text = None
+        text, number = None, row["number"]
         try:
-            text = text_of(row["filename"], row["document"], b"".join(self.uploads.content(row)))
+            with self._turn_to_convert():
+                content = b"".join(self.uploads.content(row))
+                text = text_of(row["filename"], row["document"], content)
             with self._changed:  # who deletes it finds the job, or there is none
                 if not self.uploads.move(row, "reading", digest=text.digest):
                     return True
                 steps = self._service.reader.ingesting(text, self._service.store)
-                job = self._service.worker.in_background("files", self._told(row, steps))
-                self._reading = _Reading(row["number"], job)
+                owner = f"{row['owner'] or 'local'}/files"
+                job = self._service.worker.in_background(owner, self._told(row, steps))
+                self._reading[number] = job
             job.finished.wait()
         except Stopped:
             return False
@@ -143,11 +180,13 @@ class Ingests:
             self._failed(row, text, error)
             return True
         finally:
-            self._reading = self._progress = None
+            self._reading.pop(number, None)
+            self._progress.pop(number, None)
         if job.state == "done":
             read: Document = job.result
-            self.uploads.move(row, "ready", tokens=read.tokens, stored_bytes=read.bytes)
-            self._adopting.look_anew()  # it may have been forgotten since
+            with self._looking:  # which finds a file of every document, and of every file its own
+                self.uploads.move(row, "ready", tokens=read.tokens, stored_bytes=read.bytes)
+                self._adopting.look_anew()  # it may have been forgotten since
         elif job.state == "failed" and not isinstance(job.error, MemoryLocked):
             assert job.error is not None
             self._failed(row, text, job.error)
@@ -156,12 +195,36 @@ class Ingests:
             return job.error is None
         return True
 
+    @contextmanager
+    def _turn_to_convert(self) -> Iterator[None]:
+        """As long as a document is converted; who waits longest is next. Raises Stopped."""
+        ticket = object()
+        with self._changed:
+            self._to_convert.append(ticket)
+            self._changed.wait_for(
+                lambda: (
+                    self._ending
+                    or (self._to_convert[0] is ticket and self._converting < _CONVERTED_AT_ONCE)
+                )
+            )
+            self._to_convert.remove(ticket)
+            self._changed.notify_all()
+            if self._ending:
+                raise Stopped
+            self._converting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._converting -= 1
+                self._changed.notify_all()
+
     def _told(self, row: Row, steps: Ingesting) -> Ingesting:
         number = row["number"]
         try:
             while True:
                 state = next(steps)
-                self._progress = number, state
+                self._progress[number] = state
                 yield state
         except StopIteration as end:
             document: Document = end.value
@@ -190,10 +253,10 @@ class Ingests:
     def _forget(self, file: int) -> None:
         """Forget the document of a file that left, then the file. Raises MemoryLocked."""
         with self._changed:
-            reading = self._reading
-        if reading is not None and reading.file == file:
-            self._service.worker.cancel(reading.job)
-            if not reading.job.finished.wait(_SECONDS_A_CHUNK):
+            job = self._reading.get(file)
+        if job is not None:
+            self._service.worker.cancel(job)
+            if not job.finished.wait(_SECONDS_A_CHUNK):
                 raise MemoryLocked("the file is being read; it is forgotten soon")
         with self._forgetting:
             row = self.uploads.left(file)

@@ -38,7 +38,8 @@ CREATE TABLE IF NOT EXISTS files (
     error TEXT,
     tokens INTEGER NOT NULL DEFAULT 0,
     stored_bytes INTEGER NOT NULL DEFAULT 0,
-    adopted INTEGER NOT NULL DEFAULT 0
+    adopted INTEGER NOT NULL DEFAULT 0,
+    owner TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS files_by_state ON files (state);
 CREATE TABLE IF NOT EXISTS file_parts (
@@ -59,6 +60,9 @@ class Uploads:
     def __init__(self, service: "Service") -> None:
         self._service, self._database = service, service.database
         self._database.create(SCHEMA)
+        columns = self._database.rows("PRAGMA table_info(files)")
+        if all(column["name"] != "owner" for column in columns):  # of a version before
+            self._database.execute("ALTER TABLE files ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
 
     @property
     def database(self) -> Database:
@@ -89,8 +93,8 @@ class Uploads:
             expires = None if seconds is None else now + seconds
             database.execute(
                 "INSERT INTO files (id, filename, document, purpose, bytes, created_at, expires_at,"
-                " state) VALUES (?, ?, ?, ?, ?, ?, ?, 'queued')",
-                (f"file-{number}", name, document, purpose, size, now, expires),
+                " owner, state) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'queued')",
+                (f"file-{number}", name, document, purpose, size, now, expires, access.name),
             )
             row = self.row(f"file-{number}")
             content.seek(0)
@@ -126,10 +130,18 @@ class Uploads:
 
     # What becomes of them
 
-    def next_queued(self) -> Row | None:
-        """The file that is to be read next."""
+    def waiting_owners(self) -> list[str]:
+        """Whose files are to be read: who waits longest first."""
+        rows = self._database.rows(
+            "SELECT owner FROM files WHERE state = 'queued' GROUP BY owner ORDER BY MIN(number)"
+        )
+        return [row["owner"] for row in rows]
+
+    def next_queued(self, owner: str) -> Row | None:
+        """The file of an owner that is to be read next."""
         return self._database.row(
-            "SELECT * FROM files WHERE state = 'queued' ORDER BY number LIMIT 1"
+            "SELECT * FROM files WHERE state = 'queued' AND owner = ? ORDER BY number LIMIT 1",
+            (owner,),
         )
 
     def requeue(self) -> None:

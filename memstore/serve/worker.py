@@ -37,15 +37,20 @@ class Job:
     cancelled: bool = False
     finished: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def group(self) -> str:
+        """Of the owner, "GROUP/WHO"."""
+        return self.owner.partition("/")[0]
+
 
 class Worker:
     """Runs steps on its own thread.
 
     Jobs of one owner run in order, those of several owners a step each in turn, at most `active` at
     a time; one whose step took long sits out until the others had as much time. Beside them the
-    jobs in the background, one after the other, a step whenever nobody asks and at the latest after
-    `between` steps of those who do. An owner is "GROUP/WHO": who waits longest of the group that
-    was served least comes next.
+    jobs in the background, those of a group one after the other and those of several groups a step
+    each in turn: one whenever nobody asks, and at the latest after `between` steps of those who do.
+    An owner is "GROUP/WHO": who waits longest of the group that was served least comes next.
     """
 
     def __init__(
@@ -64,7 +69,8 @@ class Worker:
         self._changed = threading.Condition()
         self._line = Line(waiting, wait_seconds)
         self._active: deque[Task] = deque()
-        self._jobs: deque[Job] = deque()
+        self._jobs: list[Job] = []
+        self._job_turns: dict[str, int] = {}  # when a group whose jobs wait had its last step
         self._steps_since_job = 0
         self._spent = 0.0  # seconds of the thread, on steps of those who ask
         self._refusing = self._ending = False
@@ -129,8 +135,9 @@ class Worker:
     def in_background(
         self, owner: str, work: Iterator[Any], on_end: Callable[[Job], None] | None = None
     ) -> Job:
-        """Have `work` run, a step (a chunk) at a time, behind what waits there already. on_end:
-        told the job when it is done, failed or cancelled, on the model's thread. Raises Stopped.
+        """Have `work` run, a step (a chunk) at a time, behind what of its group waits there
+        already. on_end: told the job when it is done, failed or cancelled, on the model's thread.
+        Raises Stopped.
         """
         job = Job(owner, work, on_end)
         with self._changed:
@@ -210,11 +217,26 @@ class Worker:
             self._active.append(task)
         if self._jobs and (not self._active or self._steps_since_job >= self._between):
             self._steps_since_job = 0
-            return self._jobs[0]
+            return self._job_in_turn()
         if self._active:
             self._steps_since_job += 1
             return self._in_turn()
         return None
+
+    def _job_in_turn(self) -> Job:
+        """The first job of the group whose last step is longest ago; what is cancelled is ended
+        before.
+        """
+        first: dict[str, Job] = {}
+        for job in self._jobs:
+            if job.cancelled:
+                return job
+            first.setdefault(job.group, job)
+        now = max(self._job_turns.values(), default=0) + 1
+        self._job_turns = {group: self._job_turns.get(group, 0) for group in first}
+        group = min(first, key=lambda group: self._job_turns[group])
+        self._job_turns[group] = now
+        return first[group]
 
     def _in_turn(self) -> Task:
         """The next of those that are active."""

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 import zstandard
 
-from memstore.disk.files import replacement, sweep
+from memstore.disk.files import replacement
 from memstore.errors import InvalidInput
 
 ENTITY_WORDS = 6000  # words collected from a corpus to name things with
@@ -150,7 +150,6 @@ class TokenCorpus:
             raise InvalidInput("no files to read; give at least one .txt or .jsonl.zst file")
         cache = Path(cache_dir)
         cache.mkdir(parents=True, exist_ok=True)
-        sweep(cache)
         key = _cache_key(files, tokenizer)
         ids_file, words_file = cache / f"{key}.tokens", cache / f"{key}.json"
         if not words_file.exists():  # written last: its presence says that both are whole

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from memstore import devices
-from memstore.disk.files import replacement, sweep
+from memstore.disk.files import replacement
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.freed_memory import keep_freed_memory
 from memstore.model.config import ModelConfig
@@ -271,7 +271,6 @@ class _Run:
             "stages": [stage.name for stage in self.config.stages],
             "precision": self.precision,
         }
-        sweep(self.config.out)
         with replacement(self.config.out / "state.pt", mode=0o644) as file:
             try:
                 torch.save(tree_map_only(Tensor, Tensor.cpu, state), file)

@@ -1,0 +1,33 @@
+"""What the system tells of the processes that a test begins."""
+
+import os
+from pathlib import Path
+
+TELLS_CHILDREN = Path("/proc/thread-self/children").exists()
+
+
+def children_of(process: int) -> list[int]:
+    """Those that a process began, by whichever thread."""
+    return [
+        int(child)
+        for listed in Path(f"/proc/{process}/task").glob("*/children")
+        for child in listed.read_text().split()
+    ]
+
+
+def runs(process: int) -> bool:
+    """Does it, and is it none that ended and nobody waited for?"""
+    return _said(process)[:1] not in ([], ["Z"])
+
+
+def processor_seconds(process: int) -> float:
+    """That it took; 0 for one that is gone."""
+    said = _said(process)
+    return int(said[11]) / os.sysconf("SC_CLK_TCK") if said else 0.0
+
+
+def _said(process: int) -> list[str]:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
