@@ -24,6 +24,17 @@ def answers(rows: Sequence[Row], length: int, methods: Sequence[str]) -> str:
     return table([f"{tokens_text(length)} tokens", "questions", *methods], lines)
 
 
+def counts(rows: Sequence[Row]) -> list[Row]:
+    """How many answers are right by length, task and method, and of how many questions."""
+    keys = dict.fromkeys((row["length"], row["task"], row["method"]) for row in rows)
+    found = []
+    for key in sorted(keys):
+        right = [row["right"] for row in rows if (row["length"], row["task"], row["method"]) == key]
+        told = {"questions": len(right), "right": round(sum(right), 2)}
+        found.append(dict(zip(("length", "task", "method"), key)) | told)
+    return found
+
+
 def finds(rows: Sequence[Row], by: str = "near", best: Sequence[int] = (1, 4, 8, 16)) -> str:
     """How often a block of the fact ("near") or the block in which its value begins ("rank") is
     among the best, %: tasks and lengths by choosers.
