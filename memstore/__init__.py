@@ -1,7 +1,7 @@
 """memstore: a retrieval-memory database for transformers.
 
-A model reads a document once; its own keys and values, cut into blocks and indexed by landmark
-keys, stay on disk, and any later process attends to them directly.
+A model reads a document once; its own keys and values, cut into blocks that an index finds, stay on
+disk, and any later process attends to them directly.
 """
 
 from importlib import import_module

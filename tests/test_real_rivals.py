@@ -11,7 +11,7 @@ from tiny_decoder import decoder, tokenizer
 from benchmarks.real.blocks import Blocks
 from benchmarks.real.methods import Nothing, Retrieval, Whole, ask_all
 from benchmarks.real.plan import Question, Stated
-from benchmarks.real.recall_tables import answers, finds, gate, refusals
+from benchmarks.real.recall_tables import answers, counts, finds, gate, refusals
 from benchmarks.real.results import Results, Row
 
 pytest.importorskip("transformers")
@@ -117,6 +117,8 @@ def test_a_run_that_was_stopped_goes_on_and_its_tables_tell_all(
     assert [row["rank"] for row in rows if row["method"] == "bm25@1"][:3] == [0, 0, 0]
     assert "| one fact, a number" in answers(rows, 64, names)
     assert "100/100/100/100" in finds(rows)
+    asked = [(told["method"], told["questions"]) for told in counts(rows) if told["task"] == "fact"]
+    assert sorted(asked) == [("bm25@1", 4), ("full", 3), ("none", 3), ("right", 3)]
     assert "(0." in refusals(rows)
     told = [{"task": "fact", "length": 64, "method": "memory", "answered": n < 3} for n in range(4)]
     assert "| 0.750 (" in gate(told)

@@ -166,11 +166,13 @@ def engines_table(at: dict[str, Any]) -> str:
 
 
 def draw(figure: Any, found: dict[str, Any]) -> None:
-    """Recall against the time of a search, a panel a size."""
+    """Recall against the time of a search, a panel a size; of kinds that can be chosen."""
     sizes = found["sizes"]
     panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
     for axes, at in zip(panels, sizes):
-        for number, (kind, row) in enumerate(at["kinds"].items()):
+        for number, kind in enumerate(INDEX_KINDS):
+            if (row := at["kinds"].get(kind)) is None:
+                continue
             for count, marker in zip(ROWS, "os"):
                 axes.plot(
                     1000 * row[f"rows_{count}"]["seconds"],
@@ -186,6 +188,7 @@ def draw(figure: Any, found: dict[str, Any]) -> None:
             xscale="log",
             xlabel="ms a search",
         )
+        axes.tick_params(axis="x", which="minor", labelbottom=False)
     panels[0].set_ylabel("recall@4 (circle: 1 query row a head, square: 64)")
     figure.legend(
         *panels[0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncol=8

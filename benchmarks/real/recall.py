@@ -13,7 +13,8 @@ tokens), bm25@K and minilm@K (the best K blocks as text), none.
 Questions that nothing answers are judged by the best score: how many of them reach what 95% of the
 answerable ones of their kind reach.
 
-A run goes on where it was killed, with --work; intervals are Wilson's, 95%.
+A run goes on where it was killed, with --work, where every answer is kept; --out has their numbers.
+Intervals are Wilson's, 95%.
 
     python -m benchmarks.real.recall --text books-test.jsonl.zst --model smollm2/ --work real/
 """
@@ -26,7 +27,7 @@ from benchmarks.common.results import write
 from benchmarks.real.plan import Plan
 from benchmarks.real.prompting import counting
 from benchmarks.real.questions import TASKS, build
-from benchmarks.real.recall_tables import answers, finds, gate, refusals
+from benchmarks.real.recall_tables import answers, counts, finds, gate, refusals
 from benchmarks.real.running import parser, read, run
 from memstore.training.corpus import read_documents
 
@@ -47,7 +48,7 @@ def main() -> None:
     print("\n" + refusals(rows))
     if "memory" in options.methods:
         print("\n" + gate(rows))
-    write(options, {"rows": rows})
+    write(options, {"answers": counts(rows)})
 
 
 def read_options() -> argparse.Namespace:

@@ -24,6 +24,21 @@ def answers(rows: Sequence[Row], length: int, methods: Sequence[str]) -> str:
     return table([f"{tokens_text(length)} tokens", "questions", *methods], lines)
 
 
+def counts(rows: Sequence[Row]) -> list[Row]:
+    """How many answers are right by length, task and method, of how many questions, and where
+    blocks were chosen how many of them a question read, the mean.
+    """
+    keys = dict.fromkeys((row["length"], row["task"], row["method"]) for row in rows)
+    found = []
+    for key in sorted(keys):
+        some = [row for row in rows if (row["length"], row["task"], row["method"]) == key]
+        told = {"questions": len(some), "right": round(sum(row["right"] for row in some), 2)}
+        if all("read" in row for row in some):
+            told["blocks_read"] = round(float(np.mean([len(row["read"]) for row in some])), 2)
+        found.append(dict(zip(("length", "task", "method"), key)) | told)
+    return found
+
+
 def finds(rows: Sequence[Row], by: str = "near", best: Sequence[int] = (1, 4, 8, 16)) -> str:
     """How often a block of the fact ("near") or the block in which its value begins ("rank") is
     among the best, %: tasks and lengths by choosers.

@@ -21,7 +21,7 @@ from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
 from memstore.model.adaptation import SEPARATOR
 
-DEFAULT_METHODS = ["memory", "right", "full", "bm25@4", "minilm@4", "none"]
+DEFAULT_METHODS = ["memory", "right", "full", "bm25@1", "bm25@4", "minilm@4", "none"]
 
 
 def parser(doc: str | None, lengths: Sequence[str]) -> argparse.ArgumentParser:

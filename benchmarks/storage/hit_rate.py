@@ -267,9 +267,9 @@ def draw(figure: Any, results: dict[str, Any]) -> None:
                 if (run["share"], run["prefetch"]) == (share, prefetch)
             ]
             stall.bar(
-                [place + (number - 1.5) / 5 for place in range(len(budgets))],
+                [place + (number - 0.5) / 3 for place in range(len(budgets))],
                 waited,
-                1 / 5,
+                1 / 3,
                 label=prefetch,
             )
         stall.set(
