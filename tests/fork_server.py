@@ -6,6 +6,7 @@ kills it alone.
 """
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -31,6 +32,7 @@ BUDGET = 1 << 20
 TOKENS = 70 * CHUNK + 7
 SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
 SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
+PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
 RIGHT, NAMED_ERROR, WRONG, CRASHED = 0, 10, 20, 30
 
 
@@ -178,6 +180,8 @@ JOBS = {
 def serve() -> None:
     """For each line [job, arguments...]: fork, say the child's pid; when asked, its exit code."""
     torch.set_num_threads(1)
+    if sys.platform == "linux":  # what a job began is this process's child when the job has ended
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.freeze()  # a child's collector would touch, and so copy, all that was imported
     for line in sys.stdin:
         name, *arguments = json.loads(line)
@@ -193,6 +197,9 @@ def serve() -> None:
         # not reaped before it is asked for: until then the pid is its own, and may be killed
         sys.stdin.readline()
         _, status = os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            while True:  # nor is it over before all that it began has ended
+                os.wait()
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
@@ -216,7 +223,7 @@ class ForkServer:
         return int(self._ask(json.dumps([name, *map(str, arguments)])))
 
     def end(self) -> int:
-        """Wait for the job that was begun; its exit code."""
+        """Wait for the job that was begun, and all that it began; its exit code."""
         return int(self._ask(""))
 
     def run(self, name: str, *arguments: object) -> int:

@@ -12,7 +12,6 @@ import shutil
 import signal
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -142,39 +141,6 @@ def test_other_changes_killed_at_random_instants_leave_old_or_new(
         shutil.rmtree(memory)
 
 
-def killed_with_its_children(
-    children: ForkServer, seconds: float, job: str, *arguments: object
-) -> bool:
-    """Begin a job and SIGKILL it and all that it started after some time; False if it was done."""
-    pid = children.start(job, *arguments)
-    time.sleep(seconds)
-    found: list[int] = []
-    while new := [each for each in below(pid) if each not in found]:
-        for each in new:  # they may be in process groups of their own, and start others
-            with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGSTOP)
-        found += new
-    for each in found:
-        with suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
-    code = children.end()
-    assert code in (RIGHT, -signal.SIGKILL)
-    return code != RIGHT
-
-
-def below(pid: int) -> list[int]:
-    """A process that runs and all that it started, and these."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            number, rest = stat.read_text().split(" (", 1)
-            parents.setdefault(int(rest.rpartition(") ")[2].split()[1]), []).append(int(number))
-    found = [pid]
-    for each in found:
-        found += parents.get(each, [])
-    return found
-
-
 def test_an_index_killed_at_random_instants_is_built_or_not(
     children: ForkServer, tmp_path: Path
 ) -> None:
@@ -227,7 +193,7 @@ def test_a_repair_killed_at_random_instants_is_done_or_can_be_done_again(
     )
     for kill in range(max(1, KILLS // 4)):
         memory = shutil.copytree(origin, tmp_path / str(kill))
-        killed_with_its_children(children, chance.uniform(0, seconds), "repair_job", memory)
+        killed(children, chance.uniform(0, seconds), "repair_job", memory)
         verify_memory(memory, repair=True)
         with MemoryStore.open(memory, host_budget=BUDGET) as store:
             assert [document.name for document in store.documents()] == ["kept", "too"]
