@@ -44,8 +44,8 @@ class Worker:
     Jobs of one owner run in order, those of several owners a step each in turn, at most `active` at
     a time; one whose step took long sits out until the others had as much time. Beside them the
     jobs in the background, one after the other, a step whenever nobody asks and at the latest after
-    `between` steps of those who do. An owner is "GROUP/WHO": who waits longest of the group that
-    was served least comes next.
+    `between` steps of those who do; that of a cancelled one, its end, comes next. An owner is
+    "GROUP/WHO": who waits longest of the group that was served least comes next.
     """
 
     def __init__(
@@ -208,7 +208,9 @@ class Worker:
         """What takes the next step; the caller holds the lock."""
         while len(self._active) < self._most_active and (task := self._line.next(self._active)):
             self._active.append(task)
-        if self._jobs and (not self._active or self._steps_since_job >= self._between):
+        if self._jobs and (
+            not self._active or self._steps_since_job >= self._between or self._jobs[0].cancelled
+        ):
             self._steps_since_job = 0
             return self._jobs[0]
         if self._active:
