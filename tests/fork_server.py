@@ -6,6 +6,7 @@ kills it alone.
 """
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import selected_documents
@@ -31,6 +33,7 @@ BUDGET = 1 << 20
 TOKENS = 70 * CHUNK + 7
 SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
 SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
+PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
 RIGHT, NAMED_ERROR, WRONG, CRASHED = 0, 10, 20, 30
 
 
@@ -176,14 +179,18 @@ JOBS = {
 
 
 def serve() -> None:
-    """For each line [job, arguments...]: fork, say the child's pid; when asked, its exit code."""
+    """For each line [job, arguments...]: fork, say the child's pid; when asked, its exit code
+    and the seconds of a processor that it had.
+    """
     torch.set_num_threads(1)
+    if sys.platform == "linux":  # what a job began is this process's child when the job has ended
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     gc.freeze()  # a child's collector would touch, and so copy, all that was imported
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         pid = os.fork()
         if not pid:
-            signal.alarm(100)  # a child that hangs ends by SIGALRM
+            signal.alarm(300)  # a child that hangs ends by SIGALRM
             outcome = CRASHED
             try:
                 outcome = JOBS[name](*arguments)
@@ -192,14 +199,18 @@ def serve() -> None:
         print(pid, flush=True)
         # not reaped before it is asked for: until then the pid is its own, and may be killed
         sys.stdin.readline()
-        _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        _, status, used = os.wait4(pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            while True:  # nor is it over before all that it began has ended
+                os.wait()
+        print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, flush=True)
 
 
 class ForkServer:
-    """The server's other end."""
+    """The server's other end. processor_seconds: what the job that ended last has used."""
 
     def __init__(self) -> None:
+        self.processor_seconds = 0.0
         here = Path(__file__).resolve().parent
         paths = os.pathsep.join([str(here), str(here.parent)])
         self._process = subprocess.Popen(
@@ -216,13 +227,28 @@ class ForkServer:
         return int(self._ask(json.dumps([name, *map(str, arguments)])))
 
     def end(self) -> int:
-        """Wait for the job that was begun; its exit code."""
-        return int(self._ask(""))
+        """Wait for the job that was begun, and all that it began; its exit code."""
+        code, self.processor_seconds = map(float, self._ask("").split())
+        return int(code)
 
     def run(self, name: str, *arguments: object) -> int:
         """Do a job; its exit code."""
         self.start(name, *arguments)
         return self.end()
+
+    def kill(self, seconds: float, name: str, *arguments: object) -> bool:
+        """Begin a job and SIGKILL it when it has used so much of a processor, which is as far as on
+        any other machine; False if it was done before.
+        """
+        pid = self.start(name, *arguments)
+        state = Path(f"/proc/{pid}/stat")
+        # the clock of another process: MAKE_PROCESS_CPUCLOCK of <linux/posix-timers.h>
+        while time.clock_gettime(~pid << 3 | 2) < seconds and ") Z" not in state.read_text():
+            time.sleep(0.0005)
+        os.kill(pid, signal.SIGKILL)
+        code = self.end()
+        assert code in (RIGHT, -signal.SIGKILL)
+        return code != RIGHT
 
     def close(self) -> None:
         """End the server."""

@@ -27,13 +27,13 @@ class Served:
 
     def client(self, **options: Any) -> httpx2.Client:
         """A plain HTTP client of it."""
-        return httpx2.Client(base_url=self.url, timeout=60, **options)
+        return httpx2.Client(base_url=self.url, timeout=300, **options)
 
     def openai(self, key: str = "none") -> Any:
         """The official client of it."""
         import openai
 
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300)
 
 
 @contextmanager

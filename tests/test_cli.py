@@ -950,9 +950,10 @@ def test_ctrl_c_leaves_an_ingest_that_the_same_command_finishes(
         first = process.stderr.readline()
         assert "tokens, up to" in first
         assert "tokens a second, about" in process.stderr.readline()
-        # while another process writes
+        process.send_signal(signal.SIGSTOP)  # while another process writes, however long this takes
         refused(run("ingest", story, "--store", store), str(process.pid))
         process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
         out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
     assert "same command" in err.splitlines()[-1] and "Traceback" not in err

@@ -12,7 +12,6 @@ import shutil
 import signal
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -56,20 +55,9 @@ def check_memory(children: ForkServer, path: Path) -> None:
 
 
 def seconds_of(children: ForkServer, job: str, path: Path, *arguments: object) -> float:
-    """How long a job takes; it is done in `path`."""
-    began = time.perf_counter()
+    """How much of a processor a job takes; it is done in `path`."""
     assert children.run(job, path, *arguments) == RIGHT
-    return time.perf_counter() - began
-
-
-def killed(children: ForkServer, seconds: float, job: str, *arguments: object) -> bool:
-    """Begin a job and SIGKILL it after some time; False if it was done before."""
-    pid = children.start(job, *arguments)
-    time.sleep(seconds)
-    os.kill(pid, signal.SIGKILL)
-    code = children.end()
-    assert code in (RIGHT, -signal.SIGKILL)
-    return code != RIGHT
+    return children.processor_seconds
 
 
 def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed_one(
@@ -85,7 +73,7 @@ def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed
     memory, memories, kills = new_memory(tmp_path / "0"), 1, 0
     reached: Counter[int] = Counter()
     while kills < KILLS:
-        if not killed(children, chance.uniform(0, seconds), "ingest_job", memory):
+        if not children.kill(chance.uniform(0, seconds), "ingest_job", memory):
             assert stored(memory) == expected
             memory, memories = new_memory(tmp_path / str(memories)), memories + 1
             continue
@@ -121,7 +109,7 @@ def test_other_changes_killed_at_random_instants_leave_old_or_new(
     )
     for kill in range(max(1, KILLS // 2)):
         memory = shutil.copytree(origin, tmp_path / str(kill))
-        killed(children, chance.uniform(0, seconds), "changes_job", memory, export)
+        children.kill(chance.uniform(0, seconds), "changes_job", memory, export)
         check_memory(children, memory)
         with MemoryStore.open(memory, host_budget=BUDGET) as store:
             names = {document.name for document in store.documents()}
@@ -142,39 +130,6 @@ def test_other_changes_killed_at_random_instants_leave_old_or_new(
         shutil.rmtree(memory)
 
 
-def killed_with_its_children(
-    children: ForkServer, seconds: float, job: str, *arguments: object
-) -> bool:
-    """Begin a job and SIGKILL it and all that it started after some time; False if it was done."""
-    pid = children.start(job, *arguments)
-    time.sleep(seconds)
-    found: list[int] = []
-    while new := [each for each in below(pid) if each not in found]:
-        for each in new:  # they may be in process groups of their own, and start others
-            with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGSTOP)
-        found += new
-    for each in found:
-        with suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
-    code = children.end()
-    assert code in (RIGHT, -signal.SIGKILL)
-    return code != RIGHT
-
-
-def below(pid: int) -> list[int]:
-    """A process that runs and all that it started, and these."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            number, rest = stat.read_text().split(" (", 1)
-            parents.setdefault(int(rest.rpartition(") ")[2].split()[1]), []).append(int(number))
-    found = [pid]
-    for each in found:
-        found += parents.get(each, [])
-    return found
-
-
 def test_an_index_killed_at_random_instants_is_built_or_not(
     children: ForkServer, tmp_path: Path
 ) -> None:
@@ -190,7 +145,7 @@ def test_an_index_killed_at_random_instants_is_built_or_not(
     wanted = {file.name for file in (tmp_path / "second" / "index").iterdir()}
     for kill in range(max(1, KILLS // 2)):
         memory = shutil.copytree(origin, tmp_path / str(kill))
-        killed(children, chance.uniform(0, seconds), "index_job", memory)
+        children.kill(chance.uniform(0, seconds), "index_job", memory)
         with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
             check_content(store, store.document("book"), text=1)
             q = torch.ones(SIGNATURE.num_kv_heads, 1, SIGNATURE.head_dim)
@@ -221,13 +176,15 @@ def test_a_repair_killed_at_random_instants_is_done_or_can_be_done_again(
         for record in re.finditer(b"mR\x02.{33}" + re.escape(write.id), bytes(data), re.DOTALL):
             data[record.end() + 60] ^= 255
         (origin / "data.mdb").write_bytes(data)
-    seconds = min(
-        seconds_of(children, "repair_job", shutil.copytree(origin, tmp_path / name))
-        for name in ("first", "second")
-    )
+    began = time.perf_counter()
+    assert children.run("repair_job", shutil.copytree(origin, tmp_path / "undisturbed")) == RIGHT
+    seconds = time.perf_counter() - began
     for kill in range(max(1, KILLS // 4)):
         memory = shutil.copytree(origin, tmp_path / str(kill))
-        killed_with_its_children(children, chance.uniform(0, seconds), "repair_job", memory)
+        pid = children.start("repair_job", memory)
+        time.sleep(chance.uniform(0, seconds))
+        os.kill(pid, signal.SIGKILL)  # and its children end with it
+        assert children.end() in (RIGHT, -signal.SIGKILL)
         verify_memory(memory, repair=True)
         with MemoryStore.open(memory, host_budget=BUDGET) as store:
             assert [document.name for document in store.documents()] == ["kept", "too"]

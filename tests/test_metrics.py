@@ -81,5 +81,5 @@ def test_without_a_port_nothing_is_served() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(InvalidInput, match=r"memstore\[metrics\]"), serve(0):
+    with pytest.raises(InvalidInput, match=r"pip install '\.\[metrics\]'"), serve(0):
         pass

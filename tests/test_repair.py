@@ -6,13 +6,16 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import lmdb
 import pytest
 from fork_server import RIGHT, ForkServer
 from synthetic_documents import CHUNK, SIGNATURE, check_content, ingest, is_whole
 
 from memstore.disk.database import Database
+from memstore.disk.locks import WriterLock
 from memstore.disk.meta_pages import read_states
 from memstore.disk.salvage import is_sound, salvage
 from memstore.disk.tree import Tree
@@ -266,3 +269,36 @@ salvage.salvage(Path(arguments[0]))
     assert check_documents(memory) == {*TEXTS}
     assert children.run("verify_job", memory) == RIGHT
     assert {entry.name for entry in memory.iterdir()} <= {"data.mdb", "lock.mdb", "writer.lock"}
+
+
+def test_what_a_repair_has_begun_ends_with_it_and_keeps_nothing_locked(
+    memory: Path, children: ForkServer
+) -> None:
+    lock = WriterLock(memory)
+
+    def until(locked: bool) -> None:
+        for _ in range(6000):
+            try:
+                lock.acquire(wait=False)
+            except MemoryLocked:
+                if locked:
+                    return
+            else:
+                lock.release()
+                if not locked:
+                    return
+            time.sleep(0.01)
+        raise AssertionError(f"not {'locked' if locked else 'free'} within a minute")
+
+    with Database.open(memory) as database:
+        with database.read() as txn:
+            *_, (last, _) = txn.scan("blocks")
+        database.write(lambda txn: txn.delete("blocks", last))
+    with lmdb.open(str(memory)) as environment:
+        with environment.begin(write=True):  # the child that drops has the lock, and waits here
+            pid = children.start("repair_job", memory)
+            until(locked=True)
+            os.kill(pid, signal.SIGKILL)
+            until(locked=False)
+        assert children.end() == -signal.SIGKILL
+    assert verify_memory(memory, repair=True).dropped == ["four"]

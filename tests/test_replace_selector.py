@@ -4,8 +4,6 @@ where it was interrupted.
 
 import os
 import random
-import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -237,18 +235,14 @@ def test_killed_at_random_instants_it_is_the_old_or_the_new(
     seconds = float("inf")
     for name in ("first", "second"):
         filled(tmp_path / name)
-        began = time.perf_counter()
         assert children.run("replace_selector_job", tmp_path / name) == RIGHT
-        seconds = min(seconds, time.perf_counter() - began)
+        seconds = min(seconds, children.processor_seconds)
     expected = by_key(tmp_path / "second")
     assert expected[0] == OTHER
     seen = set()
     for kill in range(KILLS):
         memory = filled(tmp_path / str(kill))
-        pid = children.start("replace_selector_job", memory)
-        time.sleep(chance.uniform(0, seconds))
-        os.kill(pid, signal.SIGKILL)
-        assert children.end() in (RIGHT, -signal.SIGKILL)
+        children.kill(chance.uniform(0, seconds), "replace_selector_job", memory)
         assert is_whole(memory), f"kill {kill} of seed {SEED}"
         with MemoryStore.open(memory) as store:
             seen.add(store.selector)

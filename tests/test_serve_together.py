@@ -45,7 +45,7 @@ def test_answers_made_at_once_share_walks_and_are_those_made_alone(tmp_path, mon
         with ThreadPoolExecutor(len(QUESTIONS)) as pool:
             held = worker.call("holder/0", lambda: go.wait(60))
             told = pool.map(ask, QUESTIONS)
-            while worker.load["waiting"] < len(QUESTIONS):  # until all have come
+            while worker.load != {"active": 1, "waiting": 3, "jobs": 0}:  # until all have come
                 time.sleep(0.01)
             go.set()
             at_once = list(told)
@@ -65,7 +65,8 @@ def test_an_answer_that_is_cut_in_a_shared_walk_leaves_the_others_as_they_are(
 ):
     """Its client goes away while a walk reads a token of it and of the others."""
     model, rows = load_model(), []
-    hidden, shared, cut = model.hidden, threading.Event(), threading.Event()
+    hidden = model.hidden
+    go, shared, cut = threading.Event(), threading.Event(), threading.Event()
 
     def walking(ids, attend, **options):
         rows.append(len(ids))
@@ -94,7 +95,11 @@ def test_an_answer_that_is_cut_in_a_shared_walk_leaves_the_others_as_they_are(
             ):
                 lines = answer.iter_lines()
                 next(lines)
+                worker.call("holder/0", lambda: go.wait(60))
                 others = [pool.submit(said, question) for question in QUESTIONS[:2]]
+                while worker.load != {"active": 2, "waiting": 2, "jobs": 0}:  # until both came
+                    time.sleep(0.01)
+                go.set()
                 assert shared.wait(60)
             while not any(task.cancelled for task in worker._active):
                 time.sleep(0.01)  # until the server knows that its client is gone

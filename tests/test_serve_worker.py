@@ -136,6 +136,23 @@ def test_documents_of_several_groups_are_read_in_turn_and_those_of_one_in_order(
     assert "".join(steps) == "AbcAbcAbcaaa"
 
 
+def test_a_document_that_is_given_up_ends_however_much_is_asked() -> None:
+    steps: list[str] = []
+
+    async def run() -> None:
+        with working(between=1000) as worker:
+            with held(worker):
+                asked = asyncio.create_task(all_of(worker, "a/1", noting(steps, "token", 8)))
+                await asyncio.sleep(0)  # it has come
+                given_up = noting(steps, "chunk", 5)
+                job = worker.in_background("b/1", given_up, lambda job: steps.append(job.state))
+                worker.cancel(job)
+            await asked
+
+    asyncio.run(run())
+    assert steps == ["cancelled", *["token"] * 8]
+
+
 def test_more_than_may_wait_is_refused_with_a_time_to_come_again() -> None:
     with working(active=1, waiting=1) as worker, held(worker):
         waiting = worker.call("a/1", lambda: None)

@@ -210,7 +210,7 @@ def test_opening_survives_a_storm(place: Place) -> None:
     for seed in range(16):
         wild = WildPlace(place, Wild(seed, 0.4, late=0.05))
         try:
-            with open_at(wild, deadline=5.0) as store:
+            with open_at(wild, deadline=60.0) as store:
                 q = torch.ones(2, 1, 8)
                 store.search_landmarks(1, q, [(1, 0, 51)], 4)
                 opened += 1
@@ -263,6 +263,14 @@ class OddServer:
             yield range(len(keys)), [failure]
 
 
+@pytest.fixture
+def stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No breaker asks again by itself while a test looks at it."""
+    for pause in ("_CLOSED", "_LONGEST_CLOSED"):
+        monkeypatch.setattr(f"memstore.share.deadlines.{pause}", 600.0)
+
+
+@pytest.mark.usefixtures("stays_closed")
 @pytest.mark.parametrize("threads", [True, False])
 def test_what_nobody_expects_does_not_keep_a_cache_closed(
     threads: bool, monkeypatch: pytest.MonkeyPatch
@@ -297,6 +305,7 @@ def test_what_nobody_expects_does_not_keep_a_cache_closed(
     reads.close()
 
 
+@pytest.mark.usefixtures("stays_closed")
 def test_a_breaker_stops_asking_and_asks_again() -> None:
     breaker = Breaker(in_a_row=3, over=0.0)
     for _ in range(3):
@@ -309,6 +318,7 @@ def test_a_breaker_stops_asking_and_asks_again() -> None:
     assert breaker.allows() and breaker.allows()
 
 
+@pytest.mark.usefixtures("stays_closed")
 @pytest.mark.parametrize("what", ["an interrupt", "no threads", "an error"])
 def test_whatever_ends_the_one_call_first_the_store_is_asked_again(
     what: str, monkeypatch: pytest.MonkeyPatch

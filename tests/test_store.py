@@ -3,8 +3,8 @@ processes.
 """
 
 import os
+import re
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -731,10 +731,7 @@ def test_killed_writers_of_one_process_leave_each_document_absent_resumable_or_r
     MemoryStore.create(path, SIGNATURE).close()
     states: set[str] = set()
     for trial in range(KILLS):
-        child = children.start("several_job", path)
-        time.sleep(0.02 + 0.05 * trial)  # wherever that is
-        os.kill(child, signal.SIGKILL)
-        children.end()
+        children.kill(0.02 + 0.05 * trial, "several_job", path)  # wherever that is
         assert is_whole(path)
         with reopened(path) as store:
             for document in store.documents():
@@ -750,13 +747,16 @@ def test_killed_writers_of_one_process_leave_each_document_absent_resumable_or_r
 
 
 def test_writer_waits_for_another_if_asked(
-    elsewhere: Callable[..., str], store: MemoryStore, path: Path
+    children: ForkServer, store: MemoryStore, path: Path, tmp_path: Path
 ) -> None:
     code = "with MemoryStore.open(arguments[0], wait_for_writer=True) as store: "
     code += "ingest(store, 'two', 10)"
-    writer = store.write_document("one", source_hash="x", settings=SETTINGS)
-    threading.Timer(1.5, writer.close).start()
-    elsewhere(code, path)
+    with store.write_document("one", source_hash="x", settings=SETTINGS):
+        pid = children.start("python_job", tmp_path / "said", code, path)
+        while not re.search(rf"-> FLOCK .* {pid} ", Path("/proc/locks").read_text()):
+            time.sleep(0.01)  # until it waits
+        assert not store.has("two")
+    assert children.end() == RIGHT
     assert store.document("two").state == "ready"
 
 

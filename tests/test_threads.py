@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memstore.disk.threads import Threads
+from memstore.disk.threads import Threads, _Batch
 
 HERE = threading.main_thread()
 
@@ -61,26 +61,35 @@ def test_parts_that_cannot_be_had_are_an_error_as_work_is(threads):
         threads.share(parts(), lambda part: time.sleep(0.01), 3)
 
 
-def test_an_interrupt_at_work_leaves_when_the_others_have_ended(threads):
-    begun, ended = threading.Event(), []
+def test_an_interrupt_at_work_leaves_when_the_others_have_ended(threads, monkeypatch):
+    begun, batches, ended = threading.Event(), list[_Batch](), []
+    end = _Batch.end
+
+    def leave(batch: _Batch) -> None:
+        batches.append(batch)
+        end(batch)
 
     def work(part: int) -> None:
         if threading.current_thread() is HERE:
             assert begun.wait(60)
             raise KeyboardInterrupt
         begun.set()
-        time.sleep(0.1)
+        while not (batches and batches[0]._ended):  # until the interrupt leaves
+            time.sleep(0.001)
+        time.sleep(0.05)
         ended.append(part)
 
+    monkeypatch.setattr(_Batch, "end", leave)
     with pytest.raises(KeyboardInterrupt):
         threads.share(range(1000), work, 2)
     assert len(ended) == 1
 
 
 def test_interrupts_while_it_waits_for_the_others_do_not_cut_that_short(threads):
-    begun, last, ended = threading.Event(), threading.Event(), []
+    begun, waits, last, ended = *(threading.Event() for _ in range(3)), []
 
     def interrupt() -> None:
+        assert waits.wait(60)
         for _ in range(3):
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGINT)
@@ -90,6 +99,7 @@ def test_interrupts_while_it_waits_for_the_others_do_not_cut_that_short(threads)
     def work(part: int) -> None:
         if threading.current_thread() is HERE:
             assert begun.wait(60)  # then there is no part left
+            waits.set()
             return
         begun.set()
         assert last.wait(60)

@@ -13,7 +13,7 @@ from memstore.serve.keys import Keys
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
 
-_LAST_WORDS = 2  # seconds that connections have behind the answers, to be told of their end
+_LAST_WORDS = 4  # seconds that connections have behind the answers, to be told of their end
 
 
 def check_exposed(settings: ServeSettings, keys: Keys) -> None:

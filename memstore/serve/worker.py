@@ -49,8 +49,9 @@ class Worker:
     Jobs of one owner run in order, those of several owners a step each in turn, at most `active` at
     a time; one whose step took long sits out until the others had as much time. Beside them the
     jobs in the background, those of a group one after the other and those of several groups a step
-    each in turn: one whenever nobody asks, and at the latest after `between` steps of those who do.
-    An owner is "GROUP/WHO": who waits longest of the group that was served least comes next.
+    each in turn: one whenever nobody asks, and at the latest after `between` steps of those who do;
+    that of a cancelled one, its end, comes next. An owner is "GROUP/WHO": who waits longest of the
+    group that was served least comes next.
     """
 
     def __init__(
@@ -215,7 +216,8 @@ class Worker:
         """What takes the next step; the caller holds the lock."""
         while len(self._active) < self._most_active and (task := self._line.next(self._active)):
             self._active.append(task)
-        if self._jobs and (not self._active or self._steps_since_job >= self._between):
+        due = not self._active or self._steps_since_job >= self._between
+        if self._jobs and (due or any(job.cancelled for job in self._jobs)):
             self._steps_since_job = 0
             return self._job_in_turn()
         if self._active:

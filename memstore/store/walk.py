@@ -2,8 +2,10 @@
 be reached; and the server that forks them.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -25,18 +27,24 @@ from memstore.disk.selector_table import NEXT, SelectorTable, check_parts
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
 
 _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 def serve() -> None:
     """Fork a child for every line [what, path, documents] of standard input; its events go to
     standard output, after a first one that says that it listens.
     """
+    server = os.getpid()
+    _end_with_parent()
     _say({"event": "listening"})
     for line in sys.stdin:
         what, path, documents = json.loads(line)
         pid = os.fork()
         if not pid:
             try:
+                _end_with_parent()
+                if os.getppid() != server:  # it had ended before that
+                    os._exit(1)
                 _do(what, Path(path), set(documents))
             finally:
                 sys.stdout.flush()
@@ -44,6 +52,15 @@ def serve() -> None:
         os.waitpid(pid, 0)
         print()  # ends what the child may have left unfinished
         _say({"event": "gone"})
+
+
+def _end_with_parent() -> None:
+    """Have this process killed as soon as its parent has ended, where the system can: when a repair
+    is killed, none of its children keeps the memory locked. A thread could not do it, for LMDB
+    waits, and reads damaged pages, with Python's lock held.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _say(event: dict[str, Any]) -> None:
