@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from commands import refused, run
 from safetensors.torch import load_file, save_file
 from tiny_decoder import decoder, tokenizer
 
@@ -278,3 +280,22 @@ def test_a_hub_model_that_was_downloaded_is_loaded_as_its_directory(
     assert model.config.hidden_size == 64 and where.is_relative_to(cache)
     with pytest.raises(MemstoreError, match="cannot be had from the hub"):
         load_stock("some-one/other")
+
+
+@pytest.mark.parametrize("where", ["every token", "one token"])
+def test_a_model_whose_keys_cannot_be_stored_leaves_no_memory_behind(
+    directory: Path, tmp_path: Path, where: str
+) -> None:
+    model, made, _ = load_stock(directory)
+    book, memory = tmp_path / "book.txt", tmp_path / "memory"
+    book.write_text("The kettle is red. " * 9)
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight
+        seldom = made("kettle", add_special_tokens=False).input_ids[-1]
+        embedding[:, 0] = 1.0 if where == "every token" else 0.0
+        embedding[seldom, 0] = 9.0
+        model.model.layers[0].self_attn.k_proj.weight[:, 0] = 1e9
+    model.save_pretrained(directory)
+    refused(run("ingest", book, "--store", memory, "--model", directory), "cannot be stored")
+    assert not memory.exists()
+    assert run("ingest", book, "--store", memory).status == 0
