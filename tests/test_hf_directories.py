@@ -87,10 +87,10 @@ def test_links_to_files_are_followed_as_the_hubs_cache_has_them(directory: Path)
     [
         ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"num_hidden_layers": 60_000}, "60,000 layers"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers -1"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
         ({"layer_types": ["full_attention"] * 200_000}, "too large"),
         ({"hidden_size": 1 << 40}, "states of 1,099,511,627,776"),
-        ({"hidden_size": 0}, "hidden_size 0"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
         ({"vocab_size": 1 << 40}, "vocabulary of"),
         ({"intermediate_size": 1 << 33}, "much larger model"),
         ({"head_dim": 1 << 16, "num_attention_heads": 64}, "much larger model"),
@@ -130,6 +130,17 @@ def test_what_a_configuration_names_of_code_files_or_kernels_is_not_its_to_name(
     config = load_stock(directory)[0].config
     assert config._attn_implementation == "sdpa" and config.return_dict
     assert not {"fusion_config", "auto_map", "transformers_weights"} & config.to_dict().keys()
+
+
+@pytest.mark.parametrize("kind", ["gemma4_text", "bamba", "mixtral"])
+def test_layers_that_differ_numbers_that_are_not_finite_and_fused_experts_are_loaded(
+    tmp_path: Path, kind: str
+) -> None:
+    made = decoder(kind, **({"num_local_experts": 4} if kind == "mixtral" else {}))
+    made.save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    loaded = load_stock(tmp_path / "model")[0].state_dict()
+    assert all(loaded[name].equal(weight) for name, weight in made.state_dict().items())
 
 
 def test_adapters_that_lie_there_are_not_followed(directory: Path) -> None:

@@ -54,16 +54,9 @@ _COUNTED = ("layer", "expert", "block", "head", "depth", "stage")  # what is mad
 _NOT_COUNTED = ("vocab", "token", "size", "dim")
 _MOST_COUNTED = 1 << 16
 _DTYPES = {None, "auto", "float16", "bfloat16", "float32", "float64"}
+_NOT_FINITE = "__float__"  # as transformers writes infinity
 _MOST_VALUES, _MOST_DEPTH, _MOST_TEXT = 100_000, 16, 1 << 16
-_SIZES = (
-    "num_hidden_layers",
-    "hidden_size",
-    "vocab_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-)
+_SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "head_dim")
 # beyond what the weights explain: matrices that are tied, and tables of positions
 _SLACK = 1 << 26
 
@@ -95,7 +88,7 @@ def checked_configuration(path: Path) -> dict[str, Any]:
             return {
                 name: checked(name, inner, depth + 1)
                 for name, inner in value.items()
-                if not (name in _OURS or name.startswith(("_", *_PLANS)))
+                if name == _NOT_FINITE or not (name in _OURS or name.startswith(("_", *_PLANS)))
             }
         if isinstance(value, list):
             return [checked(key, inner, depth + 1) for inner in value]
@@ -135,6 +128,8 @@ def _check_value(path: Path, key: str, value: Any) -> None:
         return
     counted = any(word in key for word in _COUNTED) and not any(w in key for w in _NOT_COUNTED)
     most = _MOST_COUNTED if counted else 1 << 62
+    if key in _SIZES and value < 1:
+        raise InvalidWeights(f"{path}: {key} is {value}; get the one that belongs to the weights")
     if abs(value) > most:
         raise InvalidWeights(f"{path}: {key} is {value}, beyond {most:,}; it is of no such model")
 
@@ -142,14 +137,8 @@ def _check_value(path: Path, key: str, value: Any) -> None:
 def check_sizes(name: str | Path, config: Any, weights: Stored) -> None:
     """Do a configuration's sizes go with the weights? Raises InvalidWeights."""
     config = config.get_text_config()
-    for size in _SIZES:
-        value = getattr(config, size, None)
-        if isinstance(value, int) and value < 1:
-            raise InvalidWeights(
-                f"{name}: config.json says {size} {value}; get the one that belongs to the weights"
-            )
     layers, there = getattr(config, "num_hidden_layers", 0), _layers(weights)
-    if layers > there:
+    if not 0 < layers <= there:
         raise InvalidWeights(
             f"{name}: config.json says {layers:,} layers, of its weights there are {there:,}; get "
             "all of its files, or the config.json that belongs to them"
