@@ -222,6 +222,13 @@ def test_a_tokenizer_that_would_hang_abort_or_fill_memory_does_so_in_a_process_o
     assert "panicked" not in capfd.readouterr().err
 
 
+def test_a_tokenizer_that_passed_is_tried_again_when_it_changed(directory: Path) -> None:
+    load_stock(directory)
+    load_stock(directory)
+    change(directory / "tokenizer.json", normalizer=CHAIN)
+    assert "longer" in refusal(lambda: load_stock(directory))
+
+
 def test_what_a_tokenizer_panics_with_is_one_line_wherever_it_does() -> None:
     made = tokenizer()
     cut = OffsetTokenizer(made)

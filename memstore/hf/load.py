@@ -23,7 +23,7 @@ from memstore.hf.named import PACKAGED
 from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.staging import LOADED, TOKENIZER, staged, staged_alone
 from memstore.hf.tokenizer import without_panics
-from memstore.hf.trial import trying
+from memstore.hf.trial import Trial, trying
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.adaptation import Adaptation
 
@@ -89,7 +89,7 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
     with (
         without_bars(),
         staged(directory, called) as given,
-        trying(given.directory / TOKENIZER) as trial,
+        trying(_untried(given.directory)) as trial,
         without_panics(name),
     ):
         try:
@@ -108,6 +108,7 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
                 )
             if trial is not None:
                 trial.check(name)
+                remember([trial.path], trial.passed)
             tokenizer = AutoTokenizer.from_pretrained(given.directory, **_LOCAL)
         except MemstoreError:
             raise
@@ -119,6 +120,12 @@ def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
     for part in (model, model.config, tokenizer):
         part.name_or_path = str(found)
     return model, tokenizer, directory
+
+
+def _untried(directory: Path) -> Path | None:
+    """Its tokenizer's file, if there is one that did not pass a trial before, or changed since."""
+    file = directory / TOKENIZER
+    return None if not file.exists() or remembered([file]) == Trial.passed else file
 
 
 def _downloaded(name: str) -> Path:

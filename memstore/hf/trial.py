@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -42,9 +43,12 @@ class Told(msgspec.Struct):
 class Trial:
     """A tokenizer's file in its child; `check` waits for what comes of it."""
 
+    passed = f"tried by tokenizers {metadata.version('tokenizers')}"
+    """What is remembered of one that may be loaded."""
+
     def __init__(self, path: Path) -> None:
         """Raises MemstoreError."""
-        self._path = path
+        self.path = path
         self._child = _begin("tokenizer")
         self._asked = Asked(tokenizer=str(path))
 
@@ -53,11 +57,11 @@ class Trial:
         told = _told(self._child, self._asked)
         if told is None:
             raise InvalidWeights(
-                f"{name}: its {self._path.name} needs too much time or memory to be loaded; get "
+                f"{name}: its {self.path.name} needs too much time or memory to be loaded; get "
                 "the model's files again"
             )
         if told.refused:
-            raise InvalidWeights(f"{name}: its {self._path.name} {told.refused}")
+            raise InvalidWeights(f"{name}: its {self.path.name} {told.refused}")
 
     def end(self) -> None:
         """Whatever it does."""
@@ -66,9 +70,9 @@ class Trial:
 
 
 @contextmanager
-def trying(path: Path) -> Iterator[Trial | None]:
+def trying(path: Path | None) -> Iterator[Trial | None]:
     """A trial of a tokenizer's file, while something else is done; None where there is none."""
-    if not path.is_file():
+    if path is None:
         yield None
         return
     trial = Trial(path)
