@@ -22,7 +22,15 @@ from memstore.child import python_command
 from memstore.disk.codec import get_codec
 from memstore.disk.database import Database
 from memstore.disk.files import replacement
-from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
+from memstore.errors import (
+    CorruptMemory,
+    InvalidInput,
+    InvalidWeights,
+    MemoryNotFound,
+    MemstoreError,
+)
+from memstore.hf.named import reader_named
+from memstore.model.checkpoint import SHIPPED
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 
@@ -148,6 +156,25 @@ def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path)
         ingest(store, "b", text=2, tokens=300 * CHUNK)
         store.build_index()
     assert not list(outside.iterdir())
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+def test_files_of_a_model_are_regular_and_of_bounded_size(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    shutil.copytree(SHIPPED, tmp_path / "model")
+    file = tmp_path / "model" / name
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.touch()
+        os.truncate(file, 1 << 42)
+    with pytest.raises(InvalidWeights, match=name.partition(".")[0]):
+        reader_named(tmp_path / "model")
 
 
 @pytest.mark.parametrize("codec", ["zstd", "int8+zstd", "int4+zstd"])

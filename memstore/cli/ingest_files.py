@@ -6,13 +6,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from memstore.cli import console
 from memstore.closing import Closing
-from memstore.errors import DocumentExists, InvalidInput, MemstoreError
+from memstore.disk.files import INDEX, OWN_NAMES
+from memstore.errors import DocumentExists, InvalidInput, InvalidWeights, MemstoreError
 
 if TYPE_CHECKING:
     from memstore.disk.document import Document
@@ -65,6 +67,7 @@ class Reading(Closing):
         stdout.
         """
         self.memory: MemoryStore | None = None
+        self._made = False
         self.failed: list[dict[str, Any]] = []
         self._reader, self._open, self._mode, self._lookup = reader, open_memory, mode, lookup
         self._quiet = quiet
@@ -173,7 +176,9 @@ class Reading(Closing):
 
     def _read(self, text: "Text", mode: "Mode", which: str = "") -> None:
         if self.memory is None:
-            self.memory = self._open(True)
+            self.memory = self._open(False)
+        if self.memory is None:
+            self.memory, self._made = self._open(True), True
         assert self.memory is not None
         result = _ingest_one(self._reader, self.memory, text, mode, self._lookup, which=which)
         self._results.append(result)
@@ -192,6 +197,20 @@ class Reading(Closing):
         """Close the memory, if one was opened."""
         if self.memory is not None:
             self.memory.close()
+
+    def __exit__(self, *error: object) -> None:
+        """A memory that was made for a model whose keys cannot be stored is removed while nothing
+        is in it: no other model could use it.
+        """
+        memory = self.memory
+        useless = self._made and memory is not None and isinstance(error[1], InvalidWeights)
+        empty = useless and memory and not any(row.tokens for row in memory.documents())
+        self.close()
+        if empty and memory is not None and memory.path is not None:
+            with suppress(OSError):
+                for name in OWN_NAMES - {INDEX}:
+                    (memory.path / name).unlink(missing_ok=True)
+                memory.path.rmdir()
 
 
 def _ingest_one(

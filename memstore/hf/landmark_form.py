@@ -82,7 +82,9 @@ def load_landmarks(directory: Path, hidden_size: int) -> tuple[LandmarkForm, dic
     try:
         with safe_open(path, "pt") as file:
             form = from_json((file.metadata() or {})[_KEY], _Header).form
-            rows = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = list(file.keys())
+            fits = all(file.get_slice(name).get_shape() == [hidden_size] for name in names)
+            rows = {name: file.get_tensor(name) for name in names} if fits else {}
         _ = form.lookup
     except OSError as error:
         raise InvalidWeights(f"cannot read {path}: {error}") from None
@@ -90,10 +92,8 @@ def load_landmarks(directory: Path, hidden_size: int) -> tuple[LandmarkForm, dic
         raise InvalidWeights(
             f"{path} is no file of landmarks of this version ({error}); train the model again"
         ) from None
-    names = {"landmark", "cmt"} if form.cmt else {"landmark"}
-    fits = rows.keys() == names and all(
-        row.shape == (hidden_size,) and row.is_floating_point() and bool(torch.isfinite(row).all())
-        for row in rows.values()
+    fits = rows.keys() == ({"landmark", "cmt"} if form.cmt else {"landmark"}) and all(
+        row.is_floating_point() and bool(torch.isfinite(row).all()) for row in rows.values()
     )
     if not fits:
         raise InvalidWeights(f"{path} is damaged, or of another model than the weights beside it")

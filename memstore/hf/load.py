@@ -11,17 +11,24 @@ import torch
 from torch import nn
 
 from memstore.devices import fast_dtype, usable_device
-from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
+from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, MemstoreError
+from memstore.hf.configuration import building_within, check_sizes
+from memstore.hf.gguf_header import check_gguf
 from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.landmark_form import FILE, load_landmarks
 from memstore.hf.landmark_reader import LandmarkDecoderReader
 from memstore.hf.named import PACKAGED
 from memstore.hf.new_directory import new_directory
 from memstore.hf.reader import HuggingFaceReader
+from memstore.hf.staging import LOADED, TOKENIZER, staged, staged_alone
+from memstore.hf.tokenizer import without_panics
+from memstore.hf.trial import Trial, trying
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.adaptation import Adaptation
 
-_NO_CODE = {"trust_remote_code": False}  # left out, whoever is at standard input is asked
+# without the first, whoever is at standard input is asked
+_LOCAL = {"trust_remote_code": False, "local_files_only": True}
+_NOT = ["*/*", "consolidated*", "original*"]  # on the hub: the same weights in other forms
 _ONE_FILE = "1000TB"  # larger than any model: one file says that all of it is there
 
 
@@ -51,9 +58,9 @@ def _loaded(
     name: str | Path, place: torch.device, dtype: torch.dtype | None, adaptation: Adaptation | None
 ) -> HuggingFaceReader | LandmarkDecoderReader:
     model, tokenizer, directory = load_stock(name)
-    files = [] if directory is None else sorted(directory.glob("*.safetensors"))
+    files = sorted(directory.glob("*.safetensors"))
     read: nn.Module = model
-    if directory is not None and (directory / FILE).is_file():
+    if (directory / FILE).is_file():
         if adaptation is not None:
             raise InvalidConfig(
                 f"{name} is trained with landmarks and looks blocks up by itself; it takes no "
@@ -61,42 +68,78 @@ def _loaded(
             )
         form, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
         read = LandmarkDecoder(model, form, rows)
-    digest = remembered(files) if files else None
+    digest = remembered(files)
     if digest is None:
         digest = digest_of(read)
-        if files:
-            remember(files, digest)
+        remember(files, digest)
     read.to(place, fast_dtype(place) if dtype is None else dtype)
     if isinstance(read, LandmarkDecoder):
         return LandmarkDecoderReader(read, tokenizer, weights=digest)
     return HuggingFaceReader(model, tokenizer, adaptation, weights=digest)
 
 
-def load_stock(name: str | Path) -> tuple[Any, Any, Path | None]:
-    """A transformers model and tokenizer as they are stored, and the directory they lie in (None:
-    on the hub). Raises InvalidInput, InvalidWeights, InvalidConfig.
+def load_stock(name: str | Path) -> tuple[Any, Any, Path]:
+    """A transformers model and tokenizer as they are stored, and the directory they lie in. Raises
+    InvalidInput, InvalidWeights, InvalidConfig.
     """
-    with without_bars():
-        directory = _directory(name)
+    found = _directory(name)
+    directory = found if isinstance(found, Path) else _downloaded(found)
+    called = directory.resolve().name if isinstance(found, Path) else found
+    with (
+        without_bars(),
+        staged(directory, called) as given,
+        trying(_untried(given.directory)) as trial,
+        without_panics(name),
+    ):
         try:
-            from transformers import AutoModelForCausalLM, AutoTokenizer
+            from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-            local = {"local_files_only": True} if isinstance(directory, Path) else {}
-            tokenizer = AutoTokenizer.from_pretrained(directory, **_NO_CODE, **local)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                directory,
-                dtype="auto",
-                use_safetensors=True,
-                output_loading_info=True,
-                **_NO_CODE,
-                **local,
-            )
+            config = AutoConfig.from_pretrained(given.directory, **_LOCAL)
+            check_sizes(name, config, given.weights)
+            with building_within(name, given.weights.numbers, len(given.weights.shapes)):
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    given.directory,
+                    config=config,
+                    dtype="auto",
+                    use_safetensors=True,
+                    output_loading_info=True,
+                    **_LOCAL,
+                )
+            if trial is not None:
+                trial.check(name)
+                remember([trial.path], trial.passed)
+            tokenizer = AutoTokenizer.from_pretrained(given.directory, **_LOCAL)
+        except MemstoreError:
+            raise
         except Exception as error:  # transformers raises whatever it meets
             raise InvalidWeights(
                 f"{name} cannot be loaded as a Hugging Face model: {_first_line(error)}"
             ) from error
     model = _whole(loaded, name)
-    return model, tokenizer, directory if isinstance(directory, Path) else None
+    for part in (model, model.config, tokenizer):
+        part.name_or_path = str(found)
+    return model, tokenizer, directory
+
+
+def _untried(directory: Path) -> Path | None:
+    """Its tokenizer's file, if there is one that did not pass a trial before, or changed since."""
+    file = directory / TOKENIZER
+    return None if not file.exists() or remembered([file]) == Trial.passed else file
+
+
+def _downloaded(name: str) -> Path:
+    """The directory of a model on the hub, downloaded or as it was before. Raises InvalidInput."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(name, allow_patterns=[*LOADED, "*.safetensors"], ignore_patterns=_NOT)
+        )
+    except Exception as error:  # of the network, the hub, or the disk
+        raise InvalidInput(
+            f"{name} cannot be had from the hub: {_first_line(error)}; name a directory, or see "
+            "that it can be reached"
+        ) from error
 
 
 def _whole(loaded: Any, name: str | Path) -> Any:
@@ -189,16 +232,21 @@ def _converted(file: Path) -> Path:
 def _convert(file: Path, directory: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    named = {"gguf_file": file.name, "local_files_only": True, **_NO_CODE}
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, dtype=torch.float32, output_loading_info=True, **named
-        )
-    except Exception as error:
-        raise InvalidWeights(
-            f"transformers cannot read {file} as a model: {_first_line(error)}"
-        ) from error
+    size, tensors = check_gguf(file)
+    named = {"gguf_file": file.name, **_LOCAL}
+    with staged_alone(file) as given, without_panics(file):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(given, **named)
+            with building_within(file, size, tensors):
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
+                    given, dtype=torch.float32, output_loading_info=True, **named
+                )
+        except MemstoreError:
+            raise
+        except Exception as error:
+            raise InvalidWeights(
+                f"transformers cannot read {file} as a model: {_first_line(error)}"
+            ) from error
     model = _whole(loaded, file)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -210,4 +258,6 @@ def _convert(file: Path, directory: Path) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    first, *rest = str(error).strip().splitlines() or [type(error).__name__]
+    said = f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
+    return said[:200]

@@ -39,11 +39,18 @@ def reader_named(
 
 
 def _is_ours(directory: Path) -> bool:
-    """Did `memstore train` write it? (A directory that says nothing may have been meant to be.)"""
+    """Did `memstore train` write it? (A directory that says nothing may have been meant to be.)
+    Raises InvalidWeights.
+    """
+    from memstore.model.model_files import read_file
+
     if not directory.is_dir():
         return False
+    path = directory / "config.json"
+    if not path.exists():
+        return True
     try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = json.loads(read_file(path))
+    except (ValueError, RecursionError):
         return True
     return not (isinstance(config, dict) and "model_type" in config)

@@ -19,6 +19,7 @@ from memstore.hf.turns import Turns
 from memstore.hf.weights import digest_of
 from memstore.model.adaptation import Adaptation
 from memstore.model.choosing import ChoosingVerbs
+from memstore.model.choosing_ingest import blocks_of
 from memstore.model.compact import CompactAttention
 from memstore.model.reader import Attend, Enter, LayerForm, Shape
 from memstore.model.selector_file import MadeFor
@@ -90,7 +91,19 @@ class HuggingFaceReader(ChoosingVerbs):
             old_block_distance=None,
             kv_dtype=kv_dtype,
         )
-        decoder.compare(CompactAttention(self, []).attend)
+        decoder.compare(self._provable(CompactAttention(self, []).attend))
+
+    def _provable(self, attend: Attend) -> Attend:
+        """The same for a model whose keys and values can be stored; else it raises InvalidWeights
+        before there is a memory of it.
+        """
+
+        def stored(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            for half in (k[0], v[0]):
+                blocks_of(self, half)
+            return attend(layer_idx, q, k, v)
+
+        return stored
 
     @cached_property
     def signature(self) -> Signature:

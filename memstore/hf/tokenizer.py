@@ -3,6 +3,8 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,8 @@ class OffsetTokenizer:
         described = _plain(json.loads(backend.to_str()))
         text = json.dumps(described, sort_keys=True)
         self.fingerprint: str = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        self._backend = Backend.from_str(text)
+        with without_panics(type(tokenizer).__name__):
+            self._backend = Backend.from_str(text)
         self._backend.encode_special_tokens = True  # what a text says is text
         self._bytes = _token_bytes(described, len(tokenizer))
         self.text_ids = len(self._bytes)  # ids that stand for text, and special ones among them
@@ -64,7 +67,8 @@ class OffsetTokenizer:
         for what is not Unicode.
         """
         try:
-            return self._backend.encode(text, add_special_tokens=False).ids
+            with without_panics("the tokenizer"):
+                return self._backend.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidInput(
                 "the text holds a lone surrogate and is not valid Unicode; read it again as UTF-8"
@@ -74,7 +78,8 @@ class OffsetTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of several texts, on RAYON_NUM_THREADS threads."""
-        found = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        with without_panics("the tokenizer"):
+            found = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in found]
 
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
@@ -100,6 +105,18 @@ class OffsetTokenizer:
 
     def _joined(self, ids: Sequence[int]) -> bytes:
         return b"".join(self._bytes[min(int(token), self.text_ids)] for token in ids)
+
+
+@contextmanager
+def without_panics(what: str | Path) -> Iterator[None]:
+    """Where Rust gives up, which is no Exception, InvalidWeights says so."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of no module that can be imported
+            raise
+        said = " ".join(str(error).split())[:160]
+        raise InvalidWeights(f"{what} gave up ({said}); get the model's tokenizer again") from None
 
 
 class LandmarkTokenizer(OffsetTokenizer):

@@ -5,9 +5,11 @@ one.
 from typing import Any
 
 from memstore.hf.tokenizer import OffsetTokenizer
+from memstore.hf.trial import rendered
 
 _FIRST, _SAID, _NEXT = "Qfirst0", "Qsaid0", "Qnext0"  # stand for texts in a template
-_DATE = "26 Jul 2024"  # which those of Llama write where they know of no clock
+# which those of Llama write where they know of no clock; what a template begins with is a memory's
+_DATE = "26 Jul 2024"
 _QUESTIONS = ("Qfirst", "7", "(x", "é")  # texts that begin with different tokens
 
 
@@ -67,16 +69,10 @@ class Turns:
         return range(start, end) if start < end else range(len(local))
 
 
-def _dated(template: str) -> str:
-    """A chat template that writes one date on all days: what it begins with is a memory's."""
-    if "strftime_now" not in template:
-        return template
-    return "{%- macro strftime_now(format) -%}" + _DATE + "{%- endmacro -%}" + template
-
-
 def _parts(template: Any) -> tuple[str, str, str] | None:
     """What a chat template writes before the first question, between an answer and the next
     question, and behind a question; None without a template, or one that cannot be taken apart.
+    Raises InvalidWeights for one that takes too much.
     """
     if getattr(template, "chat_template", None) is None:
         return None
@@ -86,13 +82,12 @@ def _parts(template: Any) -> tuple[str, str, str] | None:
         {"role": "user", "content": _NEXT},
     ]
     try:
-        whole = template.apply_chat_template(
-            said,
-            chat_template=_dated(template.get_chat_template()),
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-    except Exception:  # a template is a program, and raises what it likes
+        chosen = template.get_chat_template()
+    except ValueError:  # several, and none for chats
+        return None
+    tokens = {name: str(token) for name, token in template.special_tokens_map.items()}
+    whole = rendered(chosen, said, tokens, _DATE)
+    if whole is None:
         return None
     before, first, rest = whole.partition(_FIRST)
     _, second, rest = rest.partition(_SAID)

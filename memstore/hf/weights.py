@@ -1,4 +1,6 @@
-"""Which weights a model has: a digest that is taken once and remembered."""
+"""What is found out once of a model's files and remembered: the digest of its weights, and that its
+tokenizer passed its trial.
+"""
 
 import hashlib
 import json
@@ -39,15 +41,13 @@ def digest_of(model: nn.Module) -> str:
 
 
 def remembered(files: Sequence[Path]) -> str | None:
-    """The digest that was remembered for these files, if none of them changed since."""
+    """What was remembered of these files, if none of them changed since."""
     return _read().get(_key(files))
 
 
-def remember(files: Sequence[Path], digest: str) -> None:
-    """Remember the digest of the weights in these files; where that is not possible, nothing
-    happens.
-    """
-    known = dict(list(_read().items())[-_MOST + 1 :]) | {_key(files): digest}
+def remember(files: Sequence[Path], found: str) -> None:
+    """Remember what was found out of these files; where that is not possible, nothing happens."""
+    known = dict(list(_read().items())[-_MOST + 1 :]) | {_key(files): found}
     place = cache_directory() / _REMEMBERED
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

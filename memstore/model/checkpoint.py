@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch.overrides import TorchFunctionMode
 
@@ -18,6 +18,7 @@ from memstore.disk.files import replacement
 from memstore.disk.signature import Signature
 from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.model.config import ModelConfig
+from memstore.model.model_files import read_file, stored
 from memstore.model.tokenizer import Tokenizer
 from memstore.model.transformer import Transformer
 
@@ -67,14 +68,10 @@ def read_configuration(directory: Path) -> tuple[ModelConfig, Any]:
     nothing). Raises InvalidWeights, InvalidConfig.
     """
     path = directory / "config.json"
-    if not path.is_file():
+    if not path.exists():
         raise InvalidWeights(f"{directory} is not a model: config.json is missing")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError) as error:
-        raise InvalidWeights(f"cannot read {path}: {error}") from None
-    try:
-        values = from_json(text, dict[str, Any])
+        values = from_json(read_file(path), dict[str, Any])
     except ValueError as error:
         raise InvalidConfig(f"model configuration is no JSON object: {error}") from None
     memory = values.pop("memory", None)
@@ -108,18 +105,18 @@ def load_checkpoint(
             f"{config.vocab_size}"
         )
     path = directory / "model.safetensors"
+    weights_in = stored([path])
     try:
-        with safe_open(path, "pt") as file:  # its header: nothing is read or allocated yet
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-            dtypes = {part.get_dtype() for part in slices.values()}
+        shapes = weights_in.shapes
         if config.num_layers > len(shapes):
             raise InvalidWeights(
                 f"{path} is of another architecture than its config.json: {len(shapes)} tensors "
                 f"for {config.num_layers} layers"
             )
-        if not dtypes <= _WEIGHT_DTYPES:
-            raise InvalidWeights(f"{path} holds numbers of type {', '.join(sorted(dtypes))}")
+        if not weights_in.dtypes <= _WEIGHT_DTYPES:
+            raise InvalidWeights(
+                f"{path} holds numbers of type {', '.join(sorted(weights_in.dtypes))}"
+            )
         with torch.device("meta"), _Uninitialised():
             model = Transformer(config) if other is None else other(config, memory)
             if memory is None and CMT_VALUES in shapes:

@@ -22,6 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from memstore.decode import from_json
 from memstore.disk.files import replacement
 from memstore.errors import InvalidInput, InvalidWeights
+from memstore.model.model_files import TOKENIZER_BYTES, read_file
 
 SPECIAL_IDS = 2  # landmark and context miss token, the two highest ids
 SEGMENT_CHARACTERS = 1 << 16  # text is tokenised in segments of at most this many characters
@@ -82,12 +83,9 @@ class Tokenizer:
         tokenizer.
         """
         path = Path(path)
+        data = read_file(path, TOKENIZER_BYTES)
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidWeights(f"cannot read tokenizer {path}: {error}") from error
-        try:
-            model = from_json(text, _File).model
+            model = from_json(data, _File).model
             if model.type != "BPE":
                 raise ValueError(f"it holds a {model.type} tokenizer, not a byte-level BPE one")
             # Tokens and merges alone are taken from it: nothing in it cuts, pads or changes a text.

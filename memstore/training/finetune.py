@@ -91,7 +91,7 @@ class HuggingFaceModel:
         self._saver = Saver(model, tokenizer)
         model.float()
         form, rows = LandmarkForm(block_size=chosen.block_size or _BLOCK_SIZE), None
-        if directory is not None and (directory / FILE).is_file():
+        if (directory / FILE).is_file():
             form, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
             if chosen.block_size not in (None, form.block_size):
                 raise InvalidConfig(
