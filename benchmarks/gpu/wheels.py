@@ -17,7 +17,7 @@ LIMIT = 64 << 20  # bytes that are carried in all: the tree and the wheels
 # what an image with torch and transformers has; other versions of these would not fit to those
 PRESENT = (
     "torch", "numpy", "triton", "transformers", "accelerate", "safetensors", "tokenizers", "xxhash",
-    "typer", "rich", "markdown-it-py", "faiss-gpu-cu12", "gguf", "peft",
+    "typer", "rich", "markdown-it-py", "faiss-gpu-cu12", "gguf", "peft", "jinja2",
 )  # fmt: skip
 EXTRAS = ("cpu", "gpu", "hf")
 GLIBC = (17, 24, 26, 27, 28, 31, 34)  # manylinux_2_N, which pip matches exactly
