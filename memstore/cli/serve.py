@@ -95,7 +95,7 @@ def serve(
         ),
     ] = None,
     files: Annotated[
-        int, typer.Option("--files", metavar="N", help="Most uploaded files that are kept.")
+        int, typer.Option("--files", metavar="N", help="Most uploaded files of one key.")
     ] = 10_000,
     files_quota: Annotated[
         int | None,
@@ -103,7 +103,7 @@ def serve(
             "--files-quota",
             metavar="SIZE",
             parser=parse_size,
-            help="Most that uploaded files take together; default: 4GiB.",
+            help="Most that they take together; default: 4GiB.",
         ),
     ] = None,
     window: Annotated[
@@ -133,9 +133,18 @@ def serve(
         typer.Option(
             "--conversations",
             metavar="N",
-            help="Most that are stored; beyond it the longest unused are forgotten.",
+            help="Most of one key that are stored; beyond it its longest unused are forgotten.",
         ),
     ] = 10_000,
+    conversations_quota: Annotated[
+        int | None,
+        typer.Option(
+            "--conversations-quota",
+            metavar="SIZE",
+            parser=parse_size,
+            help="Most that they take, with what they remember; default: 4GiB.",
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -197,6 +206,7 @@ def serve(
         warm_seconds=warm_seconds,
         keep_seconds=None if keep_days is None else keep_days * 86400,
         conversations=conversations,
+        conversations_bytes=4 << 30 if conversations_quota is None else conversations_quota,
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
         grace=grace,

@@ -55,6 +55,11 @@ class Keys:
             raise InvalidInput(f"{file} holds a key twice; leave one of them out")
         return cls(tuple(known))
 
+    @property
+    def count(self) -> int:
+        """How many may ask, each for itself: without keys all are one."""
+        return max(1, len(self.known))
+
     def access(self, key: str | None) -> Access | None:
         """What a key may do; None for one that is not known. Every key is compared, in constant
         time.

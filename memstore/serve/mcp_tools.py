@@ -28,7 +28,7 @@ from memstore.serve.worker import Job
 OnProgress = Callable[[float, float], Awaitable[None]]
 """Told how much is done, and of how much."""
 
-_MOST_JOBS = 64  # documents that wait to be read: each holds its text
+_MOST_JOBS = 64  # documents of a key that wait to be read: each holds its text
 _SECONDS_BETWEEN = 0.5  # two looks at how far an ingest is
 _MOST = 100  # passages of a search
 # a name is shown in lines: no control characters, and none that break or turn them
@@ -115,9 +115,10 @@ async def ingest(service: Service, asker: Asker, given: Ingest, told: OnProgress
         raise ApiError(403, f"this key may not write a document {given.name!r}")
     if given.mode == "append" and not service.visible(asker.access, given.name):
         raise ApiError(404, f"there is no document {given.name!r} to append to")
-    if service.worker.load["jobs"] > _MOST_JOBS:
-        raise Busy("too many documents wait to be read; ingest again later", 5)
+    if service.worker.jobs_of(asker.owner) >= _MOST_JOBS:
+        raise Busy("too many documents of this key wait to be read; ingest again later", 5)
     text = await run_in_threadpool(_text, asker, given)
+    size = await run_in_threadpool(_count, service, asker, given, text)
     steps = service.reader.ingesting(text, service.store, name=given.name, mode=given.mode)
     at: list[IngestProgress] = []
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -140,7 +141,18 @@ async def ingest(service: Service, asker: Asker, given: Ingest, told: OnProgress
         raise job.error
     if job.state == "cancelled":
         raise ApiError(503, "the server is stopping; ingest again to go on from there")
+    if given.mode != "append":
+        await run_in_threadpool(service.ingests.uploads.counted, given.name, size)
     return _row(job.result)
+
+
+def _count(service: Service, asker: Asker, given: Ingest, text: Text) -> int:
+    """Have a text count for its key; its bytes. Raises ApiError for a full quota."""
+    content = text.content
+    size = content.stat().st_size if isinstance(content, Path) else len(content.encode())
+    more = given.mode == "append"
+    service.ingests.uploads.count(asker.access, given.name, size, more=more)
+    return size
 
 
 def _noted(steps: Ingesting, at: list[IngestProgress]) -> Ingesting:

@@ -24,16 +24,18 @@ class ServeSettings:
     body_seconds: float = 30.0  # between two parts of it, before the client is taken to be gone
     max_tokens: int = 4096  # most that one answer may ask for
     between_chunks: int = 32  # tokens of answers between two chunks of an ingest, at most
-    # uploaded files
-    files: int = 10_000
-    files_bytes: int = 4 << 30  # of all of them
+    # quotas, each of one key's own: what a key stores neither removes nor refuses another's
+    files: int = 10_000  # uploaded, and read for an agent
+    files_bytes: int = 4 << 30  # of them together
+    conversations: int = 10_000  # stored; beyond it the longest unused are forgotten
+    conversations_bytes: int = (
+        4 << 30
+    )  # of what was said, and of the documents that hold it; as well
     # conversations
     window_tokens: int | None = None  # of a prompt, beyond which it is a document; None = reader's
     warm_sessions: int = 16  # kept in memory
     warm_seconds: float = 600.0  # since they were last used
     keep_seconds: float | None = None  # of a stored conversation since then; None = until forgotten
-    prompts_bytes: int = 4 << 30  # of documents that hold what did not fit into prompts
-    conversations: int = 10_000  # stored; beyond it the longest unused are forgotten
     # who may ask
     hosts: tuple[str, ...] = ()  # names under which it may be called, beside those of loopback
     origins: tuple[str, ...] = ()  # web pages of other hosts that may call it (CORS)
@@ -51,7 +53,7 @@ class ServeSettings:
             ("between_chunks", 1),
             ("files", 0),
             ("files_bytes", 0),
-            ("prompts_bytes", 0),
+            ("conversations_bytes", 0),
             ("warm_sessions", 0),
             ("conversations", 1),
         ):
