@@ -91,7 +91,16 @@ def serve(
     body: Annotated[
         int | None,
         typer.Option(
-            "--max-body", metavar="SIZE", parser=parse_size, help="Largest request; default: 64MiB."
+            "--max-body", metavar="SIZE", parser=parse_size, help="Largest upload; default: 64MiB."
+        ),
+    ] = None,
+    json_body: Annotated[
+        int | None,
+        typer.Option(
+            "--max-json",
+            metavar="SIZE",
+            parser=parse_size,
+            help="Largest request that is no upload; default: 4MiB.",
         ),
     ] = None,
     files: Annotated[
@@ -199,6 +208,7 @@ def serve(
         waiting=waiting,
         wait_seconds=wait_seconds,
         body_bytes=64 << 20 if body is None else body,
+        json_bytes=4 << 20 if json_body is None else json_body,
         files=files,
         files_bytes=4 << 30 if files_quota is None else files_quota,
         window_tokens=window,

@@ -105,7 +105,21 @@ def writing(request: Request) -> Access:
     return access
 
 
+def reading_all(request: Request) -> Access:
+    """A dependency of routes that tell of the whole server. Raises ApiError (403)."""
+    access = reading(request)
+    if access.only:
+        raise ApiError(
+            403,
+            "this key may read some documents only, and this tells of all",
+            type="permission_error",
+            code="insufficient_scope",
+        )
+    return access
+
+
 Reads = Annotated[Access, Depends(reading)]
+ReadsAll = Annotated[Access, Depends(reading_all)]
 Writes = Annotated[Access, Depends(writing)]
 
 

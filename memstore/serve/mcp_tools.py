@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from memstore.disk.document import Document, is_of_prompt
@@ -23,6 +23,7 @@ from memstore.serve.keys import Access
 from memstore.serve.line import Busy
 from memstore.serve.sampling import Sampling
 from memstore.serve.service import Service
+from memstore.serve.strict import Strict, entries
 from memstore.serve.worker import Job
 
 OnProgress = Callable[[float, float], Awaitable[None]]
@@ -45,11 +46,7 @@ class Asker:
     paths: Sequence[Path] = ()
 
 
-class _Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Ingest(_Arguments):
+class Ingest(Strict):
     """What `ingest` takes."""
 
     name: str = Field(
@@ -66,29 +63,33 @@ class Ingest(_Arguments):
     )
 
 
-class Ask(_Arguments):
+class Ask(Strict):
     """What `ask` takes."""
 
     question: str = Field(
         max_length=_LONGEST, description="Taken as typed; a few words of the answer are expected."
     )
-    documents: list[str] | None = Field(default=None, description="Ask these only.")
+    documents: Annotated[list[str], entries()] | None = Field(
+        default=None, description="Ask these only."
+    )
     max_new_tokens: int | None = Field(default=None, ge=1, description="Longest answer.")
 
 
-class Search(_Arguments):
+class Search(Strict):
     """What `search` takes."""
 
     phrase: str = Field(max_length=_LONGEST, description="Words as they may stand in the text.")
-    documents: list[str] | None = Field(default=None, description="Search these only.")
+    documents: Annotated[list[str], entries()] | None = Field(
+        default=None, description="Search these only."
+    )
     results: int = Field(default=5, ge=1, le=_MOST, description="How many passages.")
 
 
-class Documents(_Arguments):
+class Documents(Strict):
     """What `documents` takes: nothing."""
 
 
-class Forget(_Arguments):
+class Forget(Strict):
     """What `forget` takes."""
 
     name: str = Field(description="The document.")
@@ -103,7 +104,7 @@ class Tool:
     """A tool: what it is told to do, and what it gives as plain JSON values."""
 
     description: str
-    takes: type[_Arguments]
+    takes: type[Strict]
     run: Run
     writes: bool = False
     destroys: bool = False

@@ -20,7 +20,8 @@ class ServeSettings:
     wait_seconds: float = 60.0  # beyond which one would wait: 429; after twice as much in any case
     answer_seconds: float = 300.0  # of an answer, before it ends where it is
     grace: float = 5.0  # of answers that are being made when the server is told to end
-    body_bytes: int = 64 << 20  # of a request
+    body_bytes: int = 64 << 20  # of an upload
+    json_bytes: int = 4 << 20  # of any other request, where that is less
     body_seconds: float = 30.0  # between two parts of it, before the client is taken to be gone
     max_tokens: int = 4096  # most that one answer may ask for
     between_chunks: int = 32  # tokens of answers between two chunks of an ingest, at most
@@ -49,6 +50,7 @@ class ServeSettings:
             ("active", 1),
             ("waiting", 0),
             ("body_bytes", 1024),
+            ("json_bytes", 1024),
             ("max_tokens", 1),
             ("between_chunks", 1),
             ("files", 0),
@@ -72,6 +74,11 @@ class ServeSettings:
                 raise InvalidInput(f"{name} must be above 0, is {value}")
         if self.window_tokens is not None and self.window_tokens < 8:
             raise InvalidInput(f"window_tokens must be at least 8, is {self.window_tokens}")
+
+    @property
+    def most_json(self) -> int:
+        """Bytes of a request that is no upload."""
+        return min(self.json_bytes, self.body_bytes)
 
     @property
     def loopback(self) -> bool:
