@@ -13,8 +13,8 @@ from diary import DIARY
 
 from memstore import MemoryStore, load_model
 from memstore.model.verbs import Verbs
-from memstore.serve.app import create_app
 from memstore.serve.keys import Keys
+from memstore.serve.run import configured
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
 
@@ -73,9 +73,8 @@ def serving_store(
     """Serve a memory that is open, and stays so."""
     service = Service(model, store, settings, keys=keys)
     try:
-        config = uvicorn.Config(
-            create_app(service), port=0, log_level="warning", timeout_graceful_shutdown=5
-        )
+        config = configured(service)
+        config.port = 0
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

@@ -5,19 +5,27 @@ who waits while many ask.
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from serving import Served, serving
 from starlette.exceptions import HTTPException
 
+from memstore.serve import connections
+from memstore.serve.app import create_app
+from memstore.serve.chat import ChatRequest
 from memstore.serve.checks import Checks
 from memstore.serve.keys import Keys
 from memstore.serve.line import Busy
+from memstore.serve.mcp_tools import TOOLS, Ask
+from memstore.serve.responses import ResponseRequest
 from memstore.serve.settings import ServeSettings
 from memstore.serve.worker import Worker
 
@@ -80,6 +88,120 @@ def test_a_body_that_is_too_long_or_does_not_come_is_an_error_of_its_own(
         assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
+def _connected(server: Served) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def _closed(connection: socket.socket) -> bool:
+    """Is it closed at the other end, where nothing is sent?"""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_headers_that_come_ever_so_slowly_have_their_time(
+    bounded: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.3)
+    ask = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for begun in (b"", ask):  # before the first request, and before the next
+        with _connected(bounded) as slow:
+            slow.sendall(begun)
+            if begun:
+                assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            with suppress(ConnectionError):
+                for _ in range(600):
+                    slow.sendall(b"a")
+                    time.sleep(0.05)
+                raise AssertionError("it is still open")
+
+
+def test_who_opens_many_connections_keeps_nobody_out(
+    bounded: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "most_connections", lambda: 8)
+    with ExitStack() as held:
+        opened = []
+        for _ in range(24):
+            opened.append(held.enter_context(_connected(bounded)))
+            opened[-1].sendall(b"GET /v1/models HTTP/1.1\r\nHost: loc")
+        assert all(map(_closed, opened[:10]))
+        with bounded.client() as client:
+            assert client.get("/v1/models").status_code == 200
+        opened[-1].sendall(b"alhost\r\n\r\n")  # the latest may still finish
+        assert opened[-1].recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_body_of_two_lengths_is_refused_and_nothing_behind_it_is_heard(bounded: Served) -> None:
+    inner = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for headers in (b"Content-Length: 4\r\nTransfer-Encoding: chunked", b"Transfer-Encoding: x"):
+        with _connected(bounded) as sent, suppress(ConnectionError):
+            head = b"POST /v1/conversations HTTP/1.1\r\nHost: localhost\r\n" + headers
+            sent.sendall(head + b"\r\n\r\n0\r\n\r\n" + inner)
+            said = b""
+            while more := sent.recv(1 << 16):
+                said += more
+            assert said.count(b"HTTP/1.1 ") == 1
+            assert said.split(b" ")[1] in (b"400", b"501")
+
+
+def test_bodies_of_many_values_and_of_other_kinds_are_refused_unread(tmp_path: Path) -> None:
+    asked = b'{"model": "memstore", "messages": [%s1]}'
+    text = b'{"role": "user", "content": "%s, who?"}' % (b",[{:" * 100_000)
+    settings = ServeSettings(json_bytes=1 << 20)
+    with serving(tmp_path / "mem", settings) as server, server.client() as client:
+
+        def post(content: bytes, kind: str = "application/json") -> tuple[int, str]:
+            headers = {"Content-Type": kind}
+            path = "/v1/chat/completions"
+            answer = client.post(path, content=content, headers=headers)
+            return answer.status_code, answer.json()["error"]["message"]
+
+        assert "too many values" in post(asked % (b"1," * 160_000))[1]
+        assert "too many values" in post(asked % (b"[]," * 80_000))[1]
+        assert post(asked % (b"1," * 40_000))[1].startswith("messages.0: ")  # the first of them
+        long = asked.replace(b"%s1", text)
+        assert post(long.replace(b'"memstore"', b'"other"'))[0] == 404  # values are no text
+        assert "UTF-8" in post((asked % b"").decode().encode("utf-16"))[1]
+        assert post(b"a" * (1 << 21))[0] == 413
+        assert post(b"a=b&" * 1000, "application/x-www-form-urlencoded")[0] == 415
+
+
+def test_every_list_of_a_request_has_an_end_and_its_first_error_ends_it(bounded: Served) -> None:
+    def lists(schema: Any, at: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(schema, dict):
+            if schema.get("type") == "array":
+                yield at, schema
+            for name, part in schema.items():
+                yield from lists(part, f"{at}.{name}")
+        elif isinstance(schema, list):
+            for part in schema:
+                yield from lists(part, at)
+
+    schemas = {name: tool.takes.model_json_schema() for name, tool in TOOLS.items()}
+    for name, schema in create_app(bounded.service).openapi()["components"]["schemas"].items():
+        if name not in ("HTTPValidationError", "ValidationError"):
+            schemas[name] = schema
+    found = [place for name, schema in schemas.items() for place in lists(schema, name)]
+    assert len(found) > 15
+    assert [at for at, schema in found if "maxItems" not in schema] == []
+
+    many = {f"key-{number}": 1 for number in range(1000)}
+    for kind, given in (
+        (ChatRequest, {"model": "m", "messages": [1] * 1000}),
+        (ChatRequest, {"model": "m", "messages": [{"role": "user", "content": "a"}], **many}),
+        (ResponseRequest, {"model": "m", "input": "a", "metadata": many}),
+        (Ask, {"question": "a", "documents": [1] * 1000}),
+        (Ask, {"question": "a", **many}),
+    ):
+        with pytest.raises(ValidationError) as refused:
+            kind.model_validate(given)
+        assert refused.value.error_count() <= 17  # of metadata, as many as there may be and one
+
+
 def test_long_bodies_are_held_for_eight_at_a_time(bounded: Served) -> None:
     """What waits holds its body: many long ones are refused, and short ones are not."""
 
@@ -94,7 +216,9 @@ def test_long_bodies_are_held_for_eight_at_a_time(bounded: Served) -> None:
         checks = Checks(app, bounded.service)
 
         async def ask(size: int) -> None:
-            scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")]}
+            path = "/v1/files"
+            headers = [(b"host", b"localhost")]
+            scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
 
             async def receive() -> dict[str, Any]:
                 return {"type": "http.request", "body": b"a" * size}

@@ -1,5 +1,6 @@
 """Files and vector stores over HTTP: as the official client uses them, and what is refused."""
 
+import io
 import os
 import signal
 import sqlite3
@@ -20,12 +21,15 @@ from serving import Served, serving
 
 from memstore.disk.document import is_of_prompt
 from memstore.model.answer import Source
+from memstore.serve import uploads as uploads_module
+from memstore.serve import vector_tables
 from memstore.serve.adopting import Adopting
 from memstore.serve.errors import ApiError
 from memstore.serve.keys import Access, Keys
 from memstore.serve.settings import ServeSettings
 from memstore.serve.uploads import file_name
 from memstore.serve.vector_stores import scores
+from memstore.serve.vector_tables import Entry
 from memstore.store.admission import Mode
 
 TOWNS = {
@@ -353,7 +357,7 @@ def test_keys_see_and_write_only_their_documents_and_quotas_hold(tmp_path: Path)
             ("only-reading-is-allowed", Access("reader", False)),
         )
     )
-    settings = ServeSettings(files=3, files_bytes=1000)
+    settings = ServeSettings(files=2, files_bytes=1000)
     with serving(tmp_path / "m", settings, keys=keys, diary=False) as served:
         every, north, reader = (served.openai(key) for key, _ in keys.known)
         south = upload(every, "south.txt")
@@ -395,8 +399,47 @@ def test_keys_see_and_write_only_their_documents_and_quotas_hold(tmp_path: Path)
             upload(every, "large.txt", "a" * 900)
         assert full.value.status_code == 413 and full.value.code == "quota_exceeded"
         upload(every, "third.txt", "a short one")
-        with pytest.raises(openai.APIStatusError, match="3 files already"):
+        with pytest.raises(openai.APIStatusError, match="a key may have 2 files"):
             upload(every, "fourth.txt", "a short one")
+        upload(north, "north-2.txt", "a" * 700)  # a quota is a key's own
+
+
+def test_stores_batches_and_what_agents_bring_have_quotas_of_each_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_STORES", "_LINKS", "_BATCHES"):
+        monkeypatch.setattr(vector_tables, name, 1)
+    first, second = Access("first"), Access("second")
+    with serving(tmp_path / "m", ServeSettings(files=2, files_bytes=100), diary=False) as served:
+        stores, uploads = served.service.vector_stores, served.service.ingests.uploads
+        files = [uploads.add(first, name, io.BytesIO(b"text"), "assistants", None) for name in "ab"]
+        entries = [Entry(file["id"], {}) for file in files]
+        store = stores.create("", None, {}, None, [], first)
+        for one_too_many in (
+            lambda: stores.create("", None, {}, None, [], first),
+            lambda: stores.create_batch(store["id"], entries, first),
+            lambda: uploads.count(first, "third", 1, more=False),
+        ):
+            with pytest.raises(ApiError, match="a key may have"):
+                one_too_many()
+        batches = [stores.create_batch(store["id"], [], first) for _ in range(2)]
+        with pytest.raises(ApiError, match="no file batch"):
+            stores.batch(store, batches[0]["id"])
+        stores.create("", None, {}, None, [], second)
+        assert stores.create_batch(store["id"], entries[:1], second) is not None
+        assert stores.batch(store, batches[1]["id"]) is not None
+
+        uploads.count(second, "agent's", 60, more=False)
+        with pytest.raises(ApiError, match="100 bytes"):
+            uploads.count(second, "agent's", 60, more=True)
+        uploads.count(second, "agent's", 10, more=False)  # counts for less once it is read
+        with pytest.raises(ApiError, match="100 bytes"):
+            uploads.count(second, "other", 60, more=False)
+        uploads.counted("agent's", 10)
+        uploads.count(second, "other", 60, more=False)
+        monkeypatch.setattr(uploads_module, "_BEGUN", -1.0)
+        uploads.tidy()  # neither is in the memory
+        uploads.count(second, "large", 100, more=False)
 
 
 def test_a_slow_document_of_one_key_holds_up_none_of_another(tmp_path: Path) -> None:

@@ -97,6 +97,14 @@ def test_a_key_for_some_documents_neither_reads_nor_names_others(keyed: Served) 
         assert client.get("/v1/memstore/documents").json()["data"] == []
 
 
+def test_a_key_for_some_documents_is_not_told_of_the_whole_server(keyed: Served) -> None:
+    for key, status, all_ in ((NOTES, 403, False), (READS, 200, True)):
+        with keyed.client(headers=bearer(key)) as client:
+            for path in ("/metrics", "/v1/memstore/tiers"):
+                assert client.get(path).status_code == status, path
+            assert client.get("/v1/memstore").json()["tiers"] is all_
+
+
 def test_a_conversation_is_its_keys_own(keyed: Served) -> None:
     made = keyed.openai(READS).responses.create(model="memstore", input=QUESTION)
     with keyed.client(headers=bearer(WRITES)) as client:

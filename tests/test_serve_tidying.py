@@ -1,6 +1,7 @@
 """What a server forgets by itself, and what it keeps of conversations that were left."""
 
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from diary import ANSWER, LETTER, QUESTION
 
 from memstore.disk.document import PROMPT, is_of_prompt
 from memstore.serve import tidying
+from memstore.serve.database import Database
 from memstore.serve.errors import ApiError
-from memstore.serve.turns import Turn
+from memstore.serve.turn_tree import TurnTree
+from memstore.serve.turns import Turn, root_key
 
 NEXT = "What is the price of the brown mare?"
 
@@ -92,6 +95,56 @@ def test_beyond_so_many_the_longest_unused_conversations_are_forgotten(tmp_path:
         assert server.service.sessions.count == 2  # that of the forgotten one is closed
 
 
+def test_who_stores_much_has_his_own_forgotten_and_nothing_of_others(tmp_path: Path) -> None:
+    with asked(tmp_path / "mem", conversations=2, conversations_bytes=100_000) as server:
+        service = server.service
+        known, tree = service.conversations, service.tree
+
+        def say(owner: str, text: str) -> bytes:
+            """As a response in a conversation of its own does."""
+            name = known.create(owner).id
+            key = tree.add(owner, root_key(owner), Turn(text, "Yes."), [])
+            known.move(owner, name, key)
+            body = {"id": key.hex(), "created_at": 1, "conversation": {"id": name}}
+            known.add_response(owner, key, [], body)
+            return key
+
+        kept = [say("few", text) for text in ("a", "b")]
+        for number in range(40):
+            known.create("crowd")
+            say("crowd", f"{number}")
+        server.tidy()
+        assert all(map(tree.known, kept))
+        rows = service.database.rows("SELECT owner, COUNT(*) AS n FROM responses GROUP BY owner")
+        assert {row["owner"]: row["n"] for row in rows} == {"few": 2, "crowd": 1}
+        rows = service.database.rows("SELECT owner FROM conversations")
+        assert Counter(row["owner"] for row in rows) == {"few": 2, "crowd": 2}
+
+        long, longer = say("crowd", "x" * 60_000), say("crowd", "y" * 60_000)
+        server.tidy()
+        assert all(map(tree.known, kept)) and tree.known(longer) and not tree.known(long)
+
+
+def test_a_prompt_beyond_the_quota_is_refused_while_it_is_read(tmp_path: Path) -> None:
+    with asked(tmp_path / "mem", conversations_bytes=1000) as server:
+        with pytest.raises(ApiError, match="ask with less text") as refused:
+            server.ask(f"{LETTER * 8}\n\n{QUESTION}")
+        assert refused.value.status == 413 and server.hidden == []
+        assert server.ask(QUESTION).text == ANSWER
+
+
+def test_a_database_of_before_there_were_quotas_is_taken_over(tmp_path: Path) -> None:
+    before = Database(tmp_path)
+    TurnTree(before).add("local", root_key("local"), Turn(QUESTION, ANSWER), [])
+    for table in ("turns", "responses"):
+        before.execute(f"DROP INDEX {table}_owner")
+        before.execute(f"ALTER TABLE {table} DROP COLUMN size")
+    before.close()
+    after = Database(tmp_path)
+    assert TurnTree(after).sizes() == {"local": len(QUESTION) + len(ANSWER)}
+    after.close()
+
+
 def test_what_was_not_used_for_so_long_is_forgotten_with_its_documents(tmp_path: Path) -> None:
     with asked(tmp_path / "mem", keep_seconds=1000.0) as server:
         service = server.service
@@ -107,13 +160,13 @@ def test_what_was_not_used_for_so_long_is_forgotten_with_its_documents(tmp_path:
             service.conversations.get("local", "old")
 
 
-def test_documents_of_prompts_take_no_more_than_their_quota(tmp_path: Path) -> None:
-    with asked(tmp_path / "mem", prompts_bytes=1) as server:
+def test_conversations_take_no_more_than_their_quota(tmp_path: Path) -> None:
+    with asked(tmp_path / "mem") as server:
         service = server.service
         server.ask(f"{LETTER}\n\n{QUESTION}")
         (first,) = server.hidden
         size = service.store.document(first).bytes
-        service.settings = replace(service.settings, prompts_bytes=size + size // 2)
+        service.settings = replace(service.settings, conversations_bytes=size + size // 2)
         server.tidy()
         assert server.hidden == [first]
         kept = server.ask(f"A second one. {LETTER}\n\n{QUESTION}")

@@ -91,11 +91,20 @@ def serve(
     body: Annotated[
         int | None,
         typer.Option(
-            "--max-body", metavar="SIZE", parser=parse_size, help="Largest request; default: 64MiB."
+            "--max-body", metavar="SIZE", parser=parse_size, help="Largest upload; default: 64MiB."
+        ),
+    ] = None,
+    json_body: Annotated[
+        int | None,
+        typer.Option(
+            "--max-json",
+            metavar="SIZE",
+            parser=parse_size,
+            help="Largest request that is no upload; default: 4MiB.",
         ),
     ] = None,
     files: Annotated[
-        int, typer.Option("--files", metavar="N", help="Most uploaded files that are kept.")
+        int, typer.Option("--files", metavar="N", help="Most uploaded files of one key.")
     ] = 10_000,
     files_quota: Annotated[
         int | None,
@@ -103,7 +112,7 @@ def serve(
             "--files-quota",
             metavar="SIZE",
             parser=parse_size,
-            help="Most that uploaded files take together; default: 4GiB.",
+            help="Most that they take together; default: 4GiB.",
         ),
     ] = None,
     window: Annotated[
@@ -133,9 +142,18 @@ def serve(
         typer.Option(
             "--conversations",
             metavar="N",
-            help="Most that are stored; beyond it the longest unused are forgotten.",
+            help="Most of one key that are stored; beyond it its longest unused are forgotten.",
         ),
     ] = 10_000,
+    conversations_quota: Annotated[
+        int | None,
+        typer.Option(
+            "--conversations-quota",
+            metavar="SIZE",
+            parser=parse_size,
+            help="Most that they take, with what they remember; default: 4GiB.",
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -190,6 +208,7 @@ def serve(
         waiting=waiting,
         wait_seconds=wait_seconds,
         body_bytes=64 << 20 if body is None else body,
+        json_bytes=4 << 20 if json_body is None else json_body,
         files=files,
         files_bytes=4 << 30 if files_quota is None else files_quota,
         window_tokens=window,
@@ -197,6 +216,7 @@ def serve(
         warm_seconds=warm_seconds,
         keep_seconds=None if keep_days is None else keep_days * 86400,
         conversations=conversations,
+        conversations_bytes=4 << 30 if conversations_quota is None else conversations_quota,
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
         grace=grace,

@@ -79,7 +79,7 @@ class Adopting:
                 " ON CONFLICT (document) DO UPDATE SET bytes = excluded.bytes, state = 'ready',"
                 " digest = excluded.digest, tokens = excluded.tokens, error_code = NULL,"
                 " error = NULL, stored_bytes = excluded.stored_bytes, adopted = 1,"
-                " expires_at = NULL"
+                " expires_at = NULL, owner = ''"
                 " WHERE state IN ('ready', 'failed')",
                 values,
             )

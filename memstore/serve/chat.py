@@ -4,7 +4,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Header, Request
 from fastapi.concurrency import run_in_threadpool
-from pydantic import Field
 from starlette.responses import Response
 
 from memstore.serve.asking import Question
@@ -12,8 +11,9 @@ from memstore.serve.completing import Completing, Shape, complete
 from memstore.serve.conversations import ConversationId
 from memstore.serve.keys import Access, Reads
 from memstore.serve.models import check_model
-from memstore.serve.prompts import Content, Neutral, Strict, Tokens, as_turns
+from memstore.serve.prompts import Content, Tokens, as_turns
 from memstore.serve.service import Service
+from memstore.serve.strict import Neutral, Strict, entries
 
 _SHAPE = Shape(
     prefix="chatcmpl",
@@ -59,7 +59,7 @@ class ChatRequest(Completing):
         "store": (None, False),
         "metadata": (None, {}),
     }
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], entries(least=1)]
     max_completion_tokens: Tokens | None = None
 
 

@@ -15,9 +15,10 @@ from starlette.responses import Response
 from memstore.serve.asking import Outcome, Question, begin
 from memstore.serve.errors import unsupported
 from memstore.serve.keys import owner
-from memstore.serve.prompts import Generating, Neutral, Stop, StreamOptions, Tokens
+from memstore.serve.prompts import Generating, Stop, StreamOptions, Tokens
 from memstore.serve.service import Service
 from memstore.serve.stream import DONE, event, streamed, whole
+from memstore.serve.strict import Neutral
 
 
 class Completing(Generating):

@@ -4,7 +4,6 @@ from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
-from pydantic import Field
 from starlette.responses import Response
 
 from memstore.serve.asking import Question
@@ -12,8 +11,8 @@ from memstore.serve.completing import Completing, Shape, complete
 from memstore.serve.errors import ApiError, unsupported
 from memstore.serve.keys import Access, Reads
 from memstore.serve.models import check_model
-from memstore.serve.prompts import Neutral
 from memstore.serve.service import Service
+from memstore.serve.strict import Neutral, entries
 
 _TOKENS = 16  # unless told: OpenAI's default
 _SHAPE = Shape(
@@ -37,7 +36,7 @@ class CompletionRequest(Completing):
         "suffix": (None, ""),
         "best_of": (None, 1),
     }
-    prompt: str | Annotated[list[str], Field(min_length=1)]
+    prompt: str | Annotated[list[str], entries(least=1)]
 
 
 def router(service: Service) -> APIRouter:

@@ -8,8 +8,8 @@ from memstore.serve.conversations import told
 from memstore.serve.filters import Metadata
 from memstore.serve.keys import Reads
 from memstore.serve.paging import Paging, page_of
-from memstore.serve.prompts import Strict
 from memstore.serve.service import Service
+from memstore.serve.strict import Strict
 
 
 class Described(Strict):

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from memstore.serve.database import Database
 from memstore.serve.errors import ApiError
-from memstore.serve.turn_tree import TurnTree
+from memstore.serve.turn_tree import TurnTree, size_of
 from memstore.serve.turns import root_key
 
 ConversationId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[\w.:@-]+$")]
@@ -129,8 +129,9 @@ class Conversations:
             if self._tree.known(key) and (
                 conversation is None or self.find(owner, conversation["id"]) is not None
             ):
-                values = body["id"], owner, key, json.dumps(items), json.dumps(body)
-                database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?)", values)
+                texts = json.dumps(items), json.dumps(body)
+                values = body["id"], owner, key, *texts, size_of(*texts)
+                database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def forget_response(self, owner: str, name: str) -> tuple[bytes, list[str]] | None:
         """Forget a response, and what was said for it alone; the key of its turn, and the names of
@@ -146,26 +147,26 @@ class Conversations:
             return row["key"], self._tree.forget_branch(row["key"])
 
     def unused_responses(self, seconds: float | None, most: int) -> list[tuple[str, str]]:
-        """(owner, id) of responses that are older than that, or beyond so many."""
-        created = "json_extract(body, '$.created_at')"
-        before = 0.0 if seconds is None else time.time() - seconds
-        rows = self._database.rows(
-            f"SELECT owner, id FROM responses WHERE {created} < ?", (before,)
-        )
-        rows += self._database.rows(
-            f"SELECT owner, id FROM responses ORDER BY {created} DESC LIMIT -1 OFFSET ?", (most,)
-        )
-        return list(dict.fromkeys((row["owner"], row["id"]) for row in rows))
+        """(owner, id) of responses that are older than that, or beyond so many of one owner's."""
+        return self._unused("responses", "json_extract(body, '$.created_at')", seconds, most)
 
     def unused_names(self, seconds: float | None, most: int) -> list[tuple[str, str]]:
-        """(owner, name) of conversations that nothing was said in, or that are beyond so many."""
+        """(owner, name) of conversations that nothing was said in for so long, or that are beyond
+        so many of one owner's.
+        """
+        return self._unused("conversations", "used", seconds, most)
+
+    def _unused(
+        self, table: str, used: str, seconds: float | None, most: int
+    ) -> list[tuple[str, str]]:
         before = 0.0 if seconds is None else time.time() - seconds
-        rows = self._database.rows("SELECT id, owner, used FROM conversations ORDER BY used DESC")
-        return [
-            (row["owner"], row["id"])
-            for place, row in enumerate(rows)
-            if place >= most or row["used"] < before
-        ]
+        rows = self._database.rows(
+            f"SELECT owner, id FROM (SELECT owner, id, {used} AS used, row_number() OVER"
+            f" (PARTITION BY owner ORDER BY {used} DESC, rowid DESC) AS place FROM {table})"
+            " WHERE place > ? OR used < ?",
+            (most, before),
+        )
+        return [(row["owner"], row["id"]) for row in rows]
 
 
 def _now() -> int:

@@ -74,6 +74,16 @@ class Database:
         with self._lock:
             self._connection.executescript(schema)
 
+    def add_column(self, table: str, column: str, filled: str) -> None:
+        """Add a column ("NAME TYPE ...") to a table that was made before it had one. filled: the
+        UPDATE that says what it holds in the rows that are there.
+        """
+        known = {row["name"] for row in self.rows(f"PRAGMA table_info({table})")}
+        if column.split()[0] not in known:
+            with self.transaction():
+                self.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+                self.execute(filled)
+
     @contextmanager
     def transaction(self) -> Iterator["Database"]:
         """What is executed within is committed together, or not at all. Raises StorageFull."""

@@ -49,6 +49,7 @@ _TOLD: dict[type[MemstoreError], tuple[int, str, str | None]] = {
     InvalidInput: (400, "invalid_input", None),
 }
 _CODES = {
+    400: "invalid_value",
     404: "not_found",
     405: "method_not_allowed",
     413: "too_large",

@@ -15,7 +15,7 @@ from memstore.model.answer import Source
 from memstore.serve.asking import Outcome
 from memstore.serve.filters import Filters, holds
 from memstore.serve.keys import Access
-from memstore.serve.prompts import Strict
+from memstore.serve.strict import Strict, entries
 from memstore.serve.vector_stores import FileId, place
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class FileSearchTool(Strict):
     """The tool as a request gives it."""
 
     type: Literal["file_search"]
-    vector_store_ids: Annotated[list[FileId], Field(min_length=1, max_length=16)]
+    vector_store_ids: Annotated[list[FileId], entries(16, least=1)]
     filters: Filters | None = None
     max_num_results: Annotated[int, Field(ge=1, le=50)] | None = None
     ranking_options: Ranking | None = None

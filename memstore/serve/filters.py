@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
+    BeforeValidator,
     Field,
     StrictBool,
     StrictFloat,
@@ -16,9 +16,18 @@ from pydantic import (
     model_validator,
 )
 
+from memstore.serve.strict import Strict, entries
+
 _MOST = 256  # comparisons of a filter
+_NAMES = 16  # of attributes, or of metadata
 _LONGEST = 512  # characters of a value
 _LARGEST = 2**53  # a JSON number beyond it is not what was meant
+
+
+def _few(given: Any) -> Any:
+    """The first that are too many are enough to say so."""
+    return dict(islice(given.items(), _NAMES + 1)) if isinstance(given, dict) else given
+
 
 Text = Annotated[str, StringConstraints(strict=True, max_length=_LONGEST)]
 Key = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=64)]
@@ -27,8 +36,8 @@ Number = (
     | Annotated[StrictFloat, Field(allow_inf_nan=False)]
 )
 Value = StrictBool | Number | Text
-Attributes = Annotated[dict[Key, Value], Field(max_length=16)]
-Metadata = Annotated[dict[Key, Text], Field(max_length=16)]
+Attributes = Annotated[dict[Key, Value], Field(max_length=_NAMES), BeforeValidator(_few)]
+Metadata = Annotated[dict[Key, Text], Field(max_length=_NAMES), BeforeValidator(_few)]
 
 _ORDERED = {
     "gt": lambda left, right: left > right,
@@ -38,15 +47,14 @@ _ORDERED = {
 }
 
 
-class Comparison(BaseModel):
+class Comparison(Strict):
     """An attribute compared with a value; of an attribute that is not there only `ne` and `nin`
     hold. A number and a text are never equal, and none is greater.
     """
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
     key: Key
-    value: Value | Annotated[list[Value], Field(max_length=_MOST)]
+    value: Value | Annotated[list[Value], entries(_MOST)]
 
     @model_validator(mode="after")
     def _of_its_kind(self) -> Self:
@@ -67,12 +75,11 @@ class Comparison(BaseModel):
         return _alike(found, self.value) and bool(compare(found, self.value))
 
 
-class Compound(BaseModel):
+class Compound(Strict):
     """Filters of which all, or any, shall hold."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["and", "or"]
-    filters: Annotated[list["Filter"], Field(min_length=1, max_length=_MOST)]
+    filters: Annotated[list["Filter"], entries(_MOST, least=1)]
 
     def holds(self, attributes: Mapping[str, Any]) -> bool:
         """Of these attributes?"""

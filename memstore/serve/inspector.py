@@ -15,7 +15,7 @@ from starlette.responses import Response
 from memstore import __version__
 from memstore.disk.document import Document, is_of_prompt
 from memstore.serve.errors import not_found
-from memstore.serve.keys import Reads, Writes
+from memstore.serve.keys import Reads, ReadsAll, Writes
 from memstore.serve.reading import passage
 from memstore.serve.service import Service
 from memstore.serve.tier_history import TierHistory
@@ -91,6 +91,7 @@ def router(service: Service) -> APIRouter:
             "kv_heads": shape.num_kv_heads,
             "block_size": shape.block_size,
             "write": service.may_write(access),
+            "tiers": not access.only,
             "upload_bytes": service.settings.body_bytes,
         }
 
@@ -127,7 +128,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/memstore/tiers")
     def tiers(
-        access: Reads, since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0
+        access: ReadsAll, since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0
     ) -> dict[str, Any]:
         return {"object": "list", "every": history.every, "data": history.since(since)}
 

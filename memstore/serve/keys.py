@@ -55,6 +55,11 @@ class Keys:
             raise InvalidInput(f"{file} holds a key twice; leave one of them out")
         return cls(tuple(known))
 
+    @property
+    def count(self) -> int:
+        """How many may ask, each for itself: without keys all are one."""
+        return max(1, len(self.known))
+
     def access(self, key: str | None) -> Access | None:
         """What a key may do; None for one that is not known. Every key is compared, in constant
         time.
@@ -100,7 +105,21 @@ def writing(request: Request) -> Access:
     return access
 
 
+def reading_all(request: Request) -> Access:
+    """A dependency of routes that tell of the whole server. Raises ApiError (403)."""
+    access = reading(request)
+    if access.only:
+        raise ApiError(
+            403,
+            "this key may read some documents only, and this tells of all",
+            type="permission_error",
+            code="insufficient_scope",
+        )
+    return access
+
+
 Reads = Annotated[Access, Depends(reading)]
+ReadsAll = Annotated[Access, Depends(reading_all)]
 Writes = Annotated[Access, Depends(writing)]
 
 

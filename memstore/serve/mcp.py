@@ -145,7 +145,7 @@ def router(service: Service) -> APIRouter:
     async def alive(app: object) -> AsyncIterator[None]:
         nonlocal manager
         manager = StreamableHTTPSessionManager(
-            server, stateless=True, max_request_body_size=service.settings.body_bytes
+            server, stateless=True, max_request_body_size=service.settings.most_json
         )
         async with manager.run():
             yield

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from memstore.disk.document import Document, is_of_prompt
@@ -23,12 +23,13 @@ from memstore.serve.keys import Access
 from memstore.serve.line import Busy
 from memstore.serve.sampling import Sampling
 from memstore.serve.service import Service
+from memstore.serve.strict import Strict, entries
 from memstore.serve.worker import Job
 
 OnProgress = Callable[[float, float], Awaitable[None]]
 """Told how much is done, and of how much."""
 
-_MOST_JOBS = 64  # documents that wait to be read: each holds its text
+_MOST_JOBS = 64  # documents of a key that wait to be read: each holds its text
 _SECONDS_BETWEEN = 0.5  # two looks at how far an ingest is
 _MOST = 100  # passages of a search
 # a name is shown in lines: no control characters, and none that break or turn them
@@ -45,11 +46,7 @@ class Asker:
     paths: Sequence[Path] = ()
 
 
-class _Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Ingest(_Arguments):
+class Ingest(Strict):
     """What `ingest` takes."""
 
     name: str = Field(
@@ -66,29 +63,33 @@ class Ingest(_Arguments):
     )
 
 
-class Ask(_Arguments):
+class Ask(Strict):
     """What `ask` takes."""
 
     question: str = Field(
         max_length=_LONGEST, description="Taken as typed; a few words of the answer are expected."
     )
-    documents: list[str] | None = Field(default=None, description="Ask these only.")
+    documents: Annotated[list[str], entries()] | None = Field(
+        default=None, description="Ask these only."
+    )
     max_new_tokens: int | None = Field(default=None, ge=1, description="Longest answer.")
 
 
-class Search(_Arguments):
+class Search(Strict):
     """What `search` takes."""
 
     phrase: str = Field(max_length=_LONGEST, description="Words as they may stand in the text.")
-    documents: list[str] | None = Field(default=None, description="Search these only.")
+    documents: Annotated[list[str], entries()] | None = Field(
+        default=None, description="Search these only."
+    )
     results: int = Field(default=5, ge=1, le=_MOST, description="How many passages.")
 
 
-class Documents(_Arguments):
+class Documents(Strict):
     """What `documents` takes: nothing."""
 
 
-class Forget(_Arguments):
+class Forget(Strict):
     """What `forget` takes."""
 
     name: str = Field(description="The document.")
@@ -103,7 +104,7 @@ class Tool:
     """A tool: what it is told to do, and what it gives as plain JSON values."""
 
     description: str
-    takes: type[_Arguments]
+    takes: type[Strict]
     run: Run
     writes: bool = False
     destroys: bool = False
@@ -115,9 +116,10 @@ async def ingest(service: Service, asker: Asker, given: Ingest, told: OnProgress
         raise ApiError(403, f"this key may not write a document {given.name!r}")
     if given.mode == "append" and not service.visible(asker.access, given.name):
         raise ApiError(404, f"there is no document {given.name!r} to append to")
-    if service.worker.load["jobs"] > _MOST_JOBS:
-        raise Busy("too many documents wait to be read; ingest again later", 5)
+    if service.worker.jobs_of(asker.owner) >= _MOST_JOBS:
+        raise Busy("too many documents of this key wait to be read; ingest again later", 5)
     text = await run_in_threadpool(_text, asker, given)
+    size = await run_in_threadpool(_count, service, asker, given, text)
     steps = service.reader.ingesting(text, service.store, name=given.name, mode=given.mode)
     at: list[IngestProgress] = []
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -140,7 +142,18 @@ async def ingest(service: Service, asker: Asker, given: Ingest, told: OnProgress
         raise job.error
     if job.state == "cancelled":
         raise ApiError(503, "the server is stopping; ingest again to go on from there")
+    if given.mode != "append":
+        await run_in_threadpool(service.ingests.uploads.counted, given.name, size)
     return _row(job.result)
+
+
+def _count(service: Service, asker: Asker, given: Ingest, text: Text) -> int:
+    """Have a text count for its key; its bytes. Raises ApiError for a full quota."""
+    content = text.content
+    size = content.stat().st_size if isinstance(content, Path) else len(content.encode())
+    more = given.mode == "append"
+    service.ingests.uploads.count(asker.access, given.name, size, more=more)
+    return size
 
 
 def _noted(steps: Ingesting, at: list[IngestProgress]) -> Ingesting:

@@ -2,47 +2,19 @@
 what all requests have in common.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from memstore.serve.asking import Question
 from memstore.serve.errors import ApiError
 from memstore.serve.keys import Access
 from memstore.serve.sampling import Sampling, stop_texts
 from memstore.serve.service import Service
+from memstore.serve.strict import Neutral, Strict, entries
 from memstore.serve.turns import Turn
-
-Neutral = Mapping[str, tuple[Any, ...]]
-"""The values of parameters that ask for nothing."""
-
-
-class Strict(BaseModel):
-    """A request, or a part of one: a parameter that is not known is an error that names it, unless
-    its value asks for nothing (`neutral`: the values that do, by parameter).
-    """
-
-    # a longest text has pydantic look at every one: none with half a character gets in
-    model_config = ConfigDict(extra="forbid", str_max_length=1 << 26)
-    neutral: ClassVar[Neutral] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-
-        def asks_nothing(name: str) -> bool:
-            value = given[name]
-            return any(value == none and type(value) is type(none) for none in cls.neutral[name])
-
-        return {
-            name: value
-            for name, value in given.items()
-            if name not in cls.neutral or not asks_nothing(name)
-        }
 
 
 class TextPart(Strict):
@@ -51,14 +23,15 @@ class TextPart(Strict):
     neutral: ClassVar[Neutral] = {"annotations": (None, []), "logprobs": (None, [])}
     type: Literal["text", "input_text", "output_text"]
     text: str
-    annotations: list[dict[str, Any]] | None = None  # as an earlier answer had them
+    # as an earlier answer had them
+    annotations: Annotated[list[dict[str, Any]], entries()] | None = None
 
 
-Content = str | list[TextPart]
+Content = str | Annotated[list[TextPart], entries()]
 Tokens = Annotated[int, Field(ge=1, lt=2**31)]
 Stop = (
     Annotated[str, Field(min_length=1)]
-    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], entries(4)]
 )
 
 
@@ -67,7 +40,7 @@ class Options(Strict):
     tell all of what was read. from_memory: say nothing where nothing in the memory answers.
     """
 
-    documents: list[str] | None = None
+    documents: Annotated[list[str], entries()] | None = None
     trace: bool = False
     max_sources: int = Field(default=5, ge=0, le=64)
     from_memory: bool = False

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from memstore.serve import file_search
@@ -19,10 +19,11 @@ from memstore.serve.filters import Metadata
 from memstore.serve.keys import Access, Reads, owner
 from memstore.serve.models import check_model
 from memstore.serve.paging import Paging, page_of
-from memstore.serve.prompts import Content, Generating, Neutral, Strict, Tokens, as_turns
+from memstore.serve.prompts import Content, Generating, Tokens, as_turns
 from memstore.serve.response_body import ResponseBody
 from memstore.serve.service import Service
 from memstore.serve.stream import streamed, whole
+from memstore.serve.strict import Neutral, Strict, entries
 
 
 class Item(Strict):
@@ -41,8 +42,8 @@ class SearchItem(Strict):
     type: Literal["file_search_call"]
     id: str | None = None
     status: str | None = None
-    queries: list[str] | None = None
-    results: list[dict[str, Any]] | None = None
+    queries: Annotated[list[str], entries()] | None = None
+    results: Annotated[list[dict[str, Any]], entries()] | None = None
 
 
 class Named(Strict):
@@ -68,15 +69,15 @@ class ResponseRequest(Generating):
         "prompt": (None,),
         "memstore": (None,),
     }
-    input: str | Annotated[list[Item | SearchItem], Field(min_length=1)]
+    input: str | Annotated[list[Item | SearchItem], entries(least=1)]
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: ConversationId | Named | None = None
     max_output_tokens: Tokens | None = None
     store: bool | None = None
     metadata: Metadata | None = None
-    tools: list[FileSearchTool] | None = None
-    include: list[Literal["file_search_call.results"]] | None = None
+    tools: Annotated[list[FileSearchTool], entries(16)] | None = None
+    include: Annotated[list[Literal["file_search_call.results"]], entries(16)] | None = None
 
 
 class Retrieving(BaseModel):

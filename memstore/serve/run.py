@@ -1,6 +1,7 @@
 """Serving until a signal: binding, the graceful end, and who may be served at which address."""
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ import uvicorn
 
 from memstore.errors import InvalidInput
 from memstore.serve.app import create_app
+from memstore.serve.connections import IDLE_SECONDS, Connection, most_connections
 from memstore.serve.keys import Keys
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
@@ -25,6 +27,22 @@ def check_exposed(settings: ServeSettings, keys: Keys) -> None:
         )
 
 
+def configured(service: Service) -> uvicorn.Config:
+    """How uvicorn serves a service."""
+    return uvicorn.Config(
+        create_app(service),
+        http=Connection,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=round(service.settings.grace) + _LAST_WORDS,
+        timeout_keep_alive=round(IDLE_SECONDS),
+        backlog=most_connections() // 6,  # accepted at once, before the longest waiting is closed
+        h11_max_incomplete_event_size=1 << 16,
+    )
+
+
 def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until SIGINT or SIGTERM: then nothing new is begun, answers finish, and ingests stop at
     the end of a chunk. ready: told the address once it answers.
@@ -34,18 +52,10 @@ def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> 
     settings = service.settings
     check_exposed(settings, service.keys)
     with _bound(settings) as listening:
-        config = uvicorn.Config(
-            create_app(service),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=round(settings.grace) + _LAST_WORDS,
-            timeout_keep_alive=30,
-            limit_concurrency=None,
-            h11_max_incomplete_event_size=1 << 16,
-        )
+        config = configured(service)
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
+        gc.freeze()  # or the model's objects are looked through for every body of many values
         _Server(config, service, lambda: ready(f"http://{shown}:{port}")).run([listening])
 
 

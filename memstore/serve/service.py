@@ -62,11 +62,21 @@ class Service:
         # by owner and name, of those that are being gone on with: set where it is forgotten, since
         # another may have its name then. The model's thread alone adds and removes.
         self.conversing: dict[tuple[str, str], threading.Event] = {}
-        self.sessions = Sessions(reader, store, self.settings)
+        self.sessions = Sessions(
+            reader, store, self.settings, most_bytes=lambda: self.conversations_bytes
+        )
         self.telemetry = Telemetry(self)
         self.ingests = Ingests(self)
         self.vector_stores = VectorStores(self.database)
         self.tidying = Tidying(self)
+
+    @property
+    def conversations_bytes(self) -> int:
+        """What conversations of one key may take: of a memory with a quota all keys' together no
+        more than half.
+        """
+        most, quota = self.settings.conversations_bytes, self.store.quota
+        return most if quota is None else min(most, quota // (2 * self.keys.count))
 
     def documents(self, access: Access, names: list[str] | None = None) -> list[str]:
         """The names of the finished documents that an asker may read: those he named, or all that

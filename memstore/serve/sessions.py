@@ -3,14 +3,15 @@ what is stored. All of it happens on the model's thread.
 """
 
 import time
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
 from memstore.errors import BudgetExceeded
 from memstore.model.text import Text
 from memstore.model.verbs import AskingSession, Verbs
+from memstore.serve.errors import ApiError
 from memstore.serve.long_prompts import Plan, Window
 from memstore.serve.settings import ServeSettings
 from memstore.serve.trace import Trace
@@ -53,8 +54,17 @@ Beginning = Generator[str, None, Warm]
 class Sessions:
     """Those that are warm, and how others are made."""
 
-    def __init__(self, reader: Verbs, store: MemoryStore, settings: ServeSettings) -> None:
+    def __init__(
+        self,
+        reader: Verbs,
+        store: MemoryStore,
+        settings: ServeSettings,
+        *,
+        most_bytes: Callable[[], int],
+    ) -> None:
+        """most_bytes: that one document of a prompt may take."""
         self._reader, self._store, self._settings = reader, store, settings
+        self._most_bytes = most_bytes
         most = settings.max_tokens if store.read_only else None
         self.window = Window(reader, settings.window_tokens, most=most)
         self._warm: list[Warm] = []  # the one used last at the end
@@ -109,16 +119,17 @@ class Sessions:
             warm.close()
 
     def tidy(self) -> None:
-        """Close those that were not used for long, and those beyond the quota."""
+        """Close those that were not used for long, and, of who has most, those beyond the quota."""
         now, settings = time.monotonic(), self._settings
-        surplus = len(self._warm) - settings.warm_sessions
-        for place, warm in enumerate(list(self._warm)):
-            over = now - warm.used > settings.warm_seconds
-            if place < surplus or over:
-                self._warm.remove(warm)
-                warm.close()
-            if over:
-                self._cold.append((warm.owner, warm.key))
+        for warm in [warm for warm in self._warm if now - warm.used > settings.warm_seconds]:
+            self._warm.remove(warm)
+            warm.close()
+            self._cold.append((warm.owner, warm.key))
+        while len(self._warm) > settings.warm_sessions:
+            counts = Counter(warm.owner for warm in self._warm)
+            warm = max(self._warm, key=lambda warm: counts[warm.owner])  # the first of equals
+            self._warm.remove(warm)
+            warm.close()
 
     def cold(self) -> Iterator[tuple[str, bytes]]:
         """The owners and keys of sessions that were closed since the last call because they were
@@ -170,7 +181,9 @@ class Sessions:
         return warm
 
     def _read(self, text: Text) -> Generator[str, None, None]:
-        """Read a document of a prompt, which somebody waits for, or go on where it stood."""
+        """Read a document of a prompt, which somebody waits for, or go on where it stood. Raises
+        ApiError for one that takes more than its owner may have.
+        """
         behind = self._read_behind.pop(text.name, None)
         if behind is not None:
             behind.close()
@@ -178,9 +191,22 @@ class Sessions:
         try:
             with closing(self._reader.ingesting(text, self._store)) as chunks:
                 for _ in chunks:
+                    if not self._fits(text.name):
+                        break
                     yield ""
         finally:
             self._read_now.discard(text.name)
+        if not self._fits(text.name):
+            self._store.forget(text.name)
+            raise ApiError(
+                413,
+                f"the prompt takes more than {self._most_bytes():,} bytes in the memory, which is "
+                "what the conversations of a key may; ask with less text",
+                code="quota_exceeded",
+            )
+
+    def _fits(self, name: str) -> bool:
+        return self._store.document(name).bytes <= self._most_bytes()
 
     def read_behind(self, text: Text) -> Generator[None, None, None]:
         """The same when nobody waits for it: it ends early where somebody comes to read it."""
@@ -191,6 +217,8 @@ class Sessions:
             try:
                 for _ in chunks:
                     yield
+                    if not self._fits(text.name):
+                        break
             finally:
                 if self._read_behind.get(text.name) is chunks:
                     del self._read_behind[text.name]

@@ -20,20 +20,23 @@ class ServeSettings:
     wait_seconds: float = 60.0  # beyond which one would wait: 429; after twice as much in any case
     answer_seconds: float = 300.0  # of an answer, before it ends where it is
     grace: float = 5.0  # of answers that are being made when the server is told to end
-    body_bytes: int = 64 << 20  # of a request
+    body_bytes: int = 64 << 20  # of an upload
+    json_bytes: int = 4 << 20  # of any other request, where that is less
     body_seconds: float = 30.0  # between two parts of it, before the client is taken to be gone
     max_tokens: int = 4096  # most that one answer may ask for
     between_chunks: int = 32  # tokens of answers between two chunks of an ingest, at most
-    # uploaded files
-    files: int = 10_000
-    files_bytes: int = 4 << 30  # of all of them
+    # quotas, each of one key's own: what a key stores neither removes nor refuses another's
+    files: int = 10_000  # uploaded, and read for an agent
+    files_bytes: int = 4 << 30  # of them together
+    conversations: int = 10_000  # stored; beyond it the longest unused are forgotten
+    conversations_bytes: int = (
+        4 << 30
+    )  # of what was said, and of the documents that hold it; as well
     # conversations
     window_tokens: int | None = None  # of a prompt, beyond which it is a document; None = reader's
     warm_sessions: int = 16  # kept in memory
     warm_seconds: float = 600.0  # since they were last used
     keep_seconds: float | None = None  # of a stored conversation since then; None = until forgotten
-    prompts_bytes: int = 4 << 30  # of documents that hold what did not fit into prompts
-    conversations: int = 10_000  # stored; beyond it the longest unused are forgotten
     # who may ask
     hosts: tuple[str, ...] = ()  # names under which it may be called, beside those of loopback
     origins: tuple[str, ...] = ()  # web pages of other hosts that may call it (CORS)
@@ -47,11 +50,12 @@ class ServeSettings:
             ("active", 1),
             ("waiting", 0),
             ("body_bytes", 1024),
+            ("json_bytes", 1024),
             ("max_tokens", 1),
             ("between_chunks", 1),
             ("files", 0),
             ("files_bytes", 0),
-            ("prompts_bytes", 0),
+            ("conversations_bytes", 0),
             ("warm_sessions", 0),
             ("conversations", 1),
         ):
@@ -70,6 +74,11 @@ class ServeSettings:
                 raise InvalidInput(f"{name} must be above 0, is {value}")
         if self.window_tokens is not None and self.window_tokens < 8:
             raise InvalidInput(f"window_tokens must be at least 8, is {self.window_tokens}")
+
+    @property
+    def most_json(self) -> int:
+        """Bytes of a request that is no upload."""
+        return min(self.json_bytes, self.body_bytes)
 
     @property
     def loopback(self) -> bool:

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from memstore.errors import InvalidInput
+from memstore.serve.keys import ReadsAll
 from memstore.serve.metrics import Metrics, new_registry
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def router(service: "Service") -> APIRouter:
         return routes
 
     @routes.get("/metrics")
-    def metrics() -> Response:
+    def metrics(access: ReadsAll) -> Response:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -3,6 +3,7 @@ was said in conversations whose sessions had their time.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from memstore.errors import DocumentNotFound, MemoryLocked
 from memstore.freed_memory import return_freed_memory
 from memstore.model.text import Text
 from memstore.serve.errors import ApiError
+from memstore.serve.long_prompts import beginning_of
 from memstore.serve.worker import Job, Stopped
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _RESPONSES = 16  # that are stored, for each conversation that may be
 UNCLAIMED = 3600.0  # seconds until the document of a prompt goes that was never answered
+UNCLAIMED_BEYOND = 60.0  # the same where its owner has more than he may
 
 
 class Tidying:
@@ -29,7 +32,7 @@ class Tidying:
         self._remembering: Job | None = None
 
     def tidy(self) -> None:
-        """Forget what was not used for long, and what is beyond the quota: warm sessions,
+        """Forget what was not used for long, and what is beyond a key's own quota: warm sessions,
         conversations, and documents of prompts that no conversation needs. Waits for the model's
         thread.
         """
@@ -49,30 +52,44 @@ class Tidying:
         for origin in service.tree.unused(settings.keep_seconds, settings.conversations):
             service.forget_origin(origin)
         self._tidy_prompts()
+        service.ingests.uploads.tidy()
 
     def _tidy_sessions(self) -> None:
         self._service.sessions.tidy()
         return_freed_memory()  # of sessions that came and went glibc keeps more and more
 
     def _tidy_prompts(self) -> None:
-        """Forget documents of prompts that nothing needs, and conversations whose documents take
-        more than their quota, the longest unused ones first.
+        """Forget documents of prompts that nothing needs, and of an owner whose conversations take
+        more than they may the longest unused ones.
         """
         service = self._service
-        needed = service.tree.documents() | service.sessions.documents
-        before = time.time() - UNCLAIMED
+        needed = service.tree.documents().keys() | service.sessions.documents
+        now, held, most = time.time(), self._held(), service.conversations_bytes
         for document in service.store.documents():
-            left = is_of_prompt(document.name) and document.name not in needed
-            if left and document.created < before:
-                with suppress(DocumentNotFound, MemoryLocked):
-                    service.store.forget(document.name)
-        for origin in service.tree.with_documents():
-            sizes = {row.name: row.bytes for row in service.store.documents()}
-            if sum(size for name, size in sizes.items() if is_of_prompt(name)) <= (
-                service.settings.prompts_bytes
-            ):
-                break
-            service.forget_origin(origin)
+            if is_of_prompt(document.name) and document.name not in needed:
+                over = held[document.name[: len(beginning_of(""))]] > most
+                if document.created < now - (UNCLAIMED_BEYOND if over else UNCLAIMED):
+                    with suppress(DocumentNotFound, MemoryLocked):
+                        service.store.forget(document.name)
+        for owner in service.tree.sizes():
+            if self._held()[beginning_of(owner)] <= most:
+                continue
+            for origin in service.tree.origins(owner):
+                service.forget_origin(origin)
+                if self._held()[beginning_of(owner)] <= most:
+                    break
+
+    def _held(self) -> Counter[str]:
+        """Bytes of what was said, and of the documents that hold it, by how an owner's begin."""
+        tree, held = self._service.tree, Counter[str]()
+        for owner, size in tree.sizes().items():
+            held[beginning_of(owner)] += size
+        begins = {name: beginning_of(owner) for name, owner in tree.documents().items()}
+        for document in self._service.store.documents():
+            if is_of_prompt(document.name):
+                its = document.name[: len(beginning_of(""))]  # of one that is not answered yet
+                held[begins.get(document.name, its)] += document.bytes
+        return held
 
     def remember(self) -> None:
         """Have what was said in sessions that had their time be read as documents, as far as it

@@ -16,7 +16,8 @@ CREATE TABLE IF NOT EXISTS turns (
     question TEXT NOT NULL,
     answer TEXT NOT NULL,
     documents TEXT NOT NULL,        -- JSON: names of what did not fit into its prompt
-    used REAL NOT NULL
+    used REAL NOT NULL,
+    size INTEGER NOT NULL DEFAULT 0 -- bytes of its texts
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS turns_parent ON turns (parent);
 CREATE INDEX IF NOT EXISTS turns_origin ON turns (origin, used);
@@ -44,7 +45,8 @@ CREATE TABLE IF NOT EXISTS responses (
     owner TEXT NOT NULL,
     key BLOB NOT NULL,              -- of the turn that it stands at
     input TEXT NOT NULL,            -- JSON: the items of its request
-    body TEXT NOT NULL              -- JSON: as it was answered
+    body TEXT NOT NULL,             -- JSON: as it was answered
+    size INTEGER NOT NULL DEFAULT 0 -- bytes of both
 );
 CREATE INDEX IF NOT EXISTS responses_key ON responses (key);
 CREATE INDEX IF NOT EXISTS responses_conversation
@@ -63,6 +65,11 @@ class TurnTree:
     def __init__(self, database: Database) -> None:
         self._database = database
         database.create(SCHEMA)
+        for table, texts in (("turns", ("question", "answer")), ("responses", ("input", "body"))):
+            size = " + ".join(f"length(CAST({text} AS BLOB))" for text in texts)
+            filled = f"UPDATE {table} SET size = {size}"
+            database.add_column(table, "size INTEGER NOT NULL DEFAULT 0", filled)
+            database.create(f"CREATE INDEX IF NOT EXISTS {table}_owner ON {table} (owner, size)")
 
     def add(self, owner: str, before: bytes, turn: Turn, documents: Iterable[str]) -> bytes:
         """Store a turn behind what has the key `before`; the key of both."""
@@ -71,7 +78,7 @@ class TurnTree:
             parent = database.row("SELECT origin FROM turns WHERE key = ?", (before,))
             origin = key if parent is None else parent["origin"]
             database.execute(
-                "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
+                "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT (key) DO UPDATE SET used = excluded.used, "
                 "documents = excluded.documents",
                 (
@@ -83,6 +90,7 @@ class TurnTree:
                     turn.answer,
                     json.dumps(sorted(documents)),
                     now,
+                    size_of(turn.question, turn.answer),
                 ),
             )
         return key
@@ -121,24 +129,35 @@ class TurnTree:
         return [Turn(row["question"], row["answer"]) for row in rows]
 
     def unused(self, seconds: float | None, most: int) -> list[bytes]:
-        """Origins of conversations that were not used for so long, and of those beyond so many that
-        were used last.
+        """Origins of conversations that were not used for so long, and of those beyond so many of
+        one owner's that were used last.
         """
         before = 0.0 if seconds is None else time.time() - seconds
         rows = self._database.rows(
-            "SELECT origin, max(used) AS used FROM turns GROUP BY origin ORDER BY used DESC"
-        )
-        return [
-            row["origin"] for place, row in enumerate(rows) if place >= most or row["used"] < before
-        ]
-
-    def with_documents(self) -> list[bytes]:
-        """Origins of conversations that need documents, the longest unused one first."""
-        rows = self._database.rows(
-            "SELECT origin, max(used) AS used FROM turns GROUP BY origin "
-            "HAVING max(documents <> '[]') ORDER BY used"
+            "SELECT origin FROM (SELECT origin, used, row_number() OVER"
+            " (PARTITION BY owner ORDER BY used DESC) AS place FROM"
+            " (SELECT origin, owner, max(used) AS used FROM turns GROUP BY origin))"
+            " WHERE place > ? OR used < ?",
+            (most, before),
         )
         return [row["origin"] for row in rows]
+
+    def origins(self, owner: str) -> list[bytes]:
+        """Origins of an owner's conversations, the longest unused one first."""
+        rows = self._database.rows(
+            "SELECT origin, max(used) AS used FROM turns WHERE owner = ? GROUP BY origin"
+            " ORDER BY used",
+            (owner,),
+        )
+        return [row["origin"] for row in rows]
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of what was said and answered, by owner."""
+        rows = self._database.rows(
+            "SELECT owner, sum(size) AS size FROM (SELECT owner, size FROM turns UNION ALL"
+            " SELECT owner, size FROM responses) GROUP BY owner"
+        )
+        return {row["owner"]: row["size"] for row in rows}
 
     def keys_from(self, origin: bytes) -> list[bytes]:
         """The keys of all turns from a first one on."""
@@ -193,9 +212,15 @@ class TurnTree:
 
         return [name for name in sorted(set(names)) if not needed(name)]
 
-    def documents(self) -> set[str]:
-        """The names of all documents that something that was said needs."""
+    def documents(self) -> dict[str, str]:
+        """The names of all documents that something that was said needs, and whose they are."""
         rows = self._database.rows(
-            "SELECT DISTINCT name.value AS name FROM turns, json_each(turns.documents) AS name"
+            "SELECT DISTINCT name.value AS name, owner FROM turns, json_each(turns.documents)"
+            " AS name"
         )
-        return {row["name"] for row in rows}
+        return {row["name"]: row["owner"] for row in rows}
+
+
+def size_of(*texts: str) -> int:
+    """Bytes of texts, as they are stored."""
+    return sum(len(text.encode(errors="surrogatepass")) for text in texts)

@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS files (
     tokens INTEGER NOT NULL DEFAULT 0,
     stored_bytes INTEGER NOT NULL DEFAULT 0,
     adopted INTEGER NOT NULL DEFAULT 0,
-    owner TEXT NOT NULL DEFAULT ''
+    owner TEXT NOT NULL DEFAULT ''  -- whose quota it counts for: '' = nobody's
 );
 CREATE INDEX IF NOT EXISTS files_by_state ON files (state);
 CREATE TABLE IF NOT EXISTS file_parts (
@@ -48,10 +48,17 @@ CREATE TABLE IF NOT EXISTS file_parts (
     content BLOB NOT NULL,
     UNIQUE (file, part)
 );
+CREATE TABLE IF NOT EXISTS ingested (  -- documents that were read for agents
+    document TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    at REAL NOT NULL
+);
 """
 PURPOSES = ("assistants", "user_data")
 _PART = 1 << 20  # bytes
 _LONGEST = 255  # bytes of a name
+_BEGUN = 3600.0  # seconds in which the reading of what an agent brings has begun
 
 
 class Uploads:
@@ -60,9 +67,11 @@ class Uploads:
     def __init__(self, service: "Service") -> None:
         self._service, self._database = service, service.database
         self._database.create(SCHEMA)
-        columns = self._database.rows("PRAGMA table_info(files)")
-        if all(column["name"] != "owner" for column in columns):  # of a version before
-            self._database.execute("ALTER TABLE files ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
+        self._database.add_column(
+            "files",
+            "owner TEXT NOT NULL DEFAULT ''",
+            "UPDATE files SET owner = 'local' WHERE NOT adopted",
+        )
 
     @property
     def database(self) -> Database:
@@ -84,7 +93,7 @@ class Uploads:
             raise ApiError(400, f"{name} is empty", code="invalid_value", param="file")
         now = int(time.time())
         with self._database.transaction() as database:
-            self._check_quota(size)
+            self._check_quota(access.name, size)
             if not access.sees(name):
                 raise _not_allowed(name)
             document = self._free_name(name, number)
@@ -180,19 +189,56 @@ class Uploads:
     def remove(self, row: Row) -> None:
         """Delete a file that left."""
         self._database.execute("DELETE FROM files WHERE number = ?", (row["number"],))
+        self._database.execute("DELETE FROM ingested WHERE document = ?", (row["document"],))
 
     # Names and room
 
-    def _check_quota(self, size: int) -> None:
+    def count(self, access: Access, document: str, size: int, *, more: bool) -> None:
+        """Count a document that is read for an agent as its key's. more: behind what is there;
+        otherwise, until it is `counted`, as what it was and shall be, whichever is more. Raises
+        ApiError for a full quota.
+        """
+        with self._database.transaction() as database:
+            known = database.row("SELECT * FROM ingested WHERE document = ?", (document,))
+            before = known["bytes"] if known is not None else 0
+            after = before + size if more else max(before, size)
+            if known is None or known["owner"] != access.name:
+                self._check_quota(access.name, after)
+            elif after > before:
+                self._check_quota(access.name, after - before, documents=0)
+            database.execute(
+                "INSERT OR REPLACE INTO ingested VALUES (?, ?, ?, ?)",
+                (document, access.name, after, time.time()),
+            )
+
+    def counted(self, document: str, size: int) -> None:
+        """A document that is read for an agent takes so much now."""
+        self._database.execute("UPDATE ingested SET bytes = ? WHERE document = ?", (size, document))
+
+    def tidy(self) -> None:
+        """Documents that are gone, or were never begun, count no longer."""
+        before = time.time() - _BEGUN
+        for row in self._database.rows("SELECT * FROM ingested WHERE at < ?", (before,)):
+            if not self._service.store.has(row["document"]):
+                self._database.execute(
+                    "DELETE FROM ingested WHERE document = ? AND at = ?",
+                    (row["document"], row["at"]),
+                )
+
+    def _check_quota(self, owner: str, size: int, *, documents: int = 1) -> None:
         settings = self._service.settings
         held = self._database.row(
-            "SELECT COUNT(*) AS n, TOTAL(bytes) AS bytes FROM files WHERE NOT adopted"
+            "SELECT COUNT(*) AS n, TOTAL(bytes) AS bytes FROM (SELECT bytes FROM files"
+            " WHERE owner = :owner UNION ALL SELECT bytes FROM ingested WHERE owner = :owner)",
+            {"owner": owner},
         )
         assert held is not None
-        if held["n"] >= settings.files:
-            raise _over_quota(f"there are {held['n']:,} files already")
+        if held["n"] + documents > settings.files:
+            raise _over_quota(f"a key may have {settings.files:,} files")
         if held["bytes"] + size > settings.files_bytes:
-            raise _over_quota(f"files may take {settings.files_bytes:,} bytes together")
+            raise _over_quota(
+                f"the files of a key may take {settings.files_bytes:,} bytes together"
+            )
 
     def _free_name(self, name: str, number: str) -> str:
         """What the file's document is called: as the file, unless that is taken."""

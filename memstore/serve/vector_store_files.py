@@ -7,13 +7,13 @@ from sqlite3 import Row
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Query
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from memstore.serve.errors import ApiError
 from memstore.serve.filters import Attributes
 from memstore.serve.keys import Access, Reads, Writes
 from memstore.serve.paging import Paging, page
-from memstore.serve.prompts import Strict
+from memstore.serve.strict import Strict, entries
 from memstore.serve.uploads import text_of_document
 from memstore.serve.vector_stores import MOST_FILES, Chunking, FileId
 from memstore.serve.vector_tables import LINKS, Entry
@@ -44,8 +44,8 @@ class UpdateFile(Strict):
 class CreateBatch(Strict):
     """Files by their ids, all with the same attributes, or each with its own."""
 
-    file_ids: Annotated[list[FileId], Field(min_length=1, max_length=MOST_FILES)] | None = None
-    files: Annotated[list[AttachFile], Field(min_length=1, max_length=MOST_FILES)] | None = None
+    file_ids: Annotated[list[FileId], entries(MOST_FILES, least=1)] | None = None
+    files: Annotated[list[AttachFile], entries(MOST_FILES, least=1)] | None = None
     attributes: Attributes | None = None
     chunking_strategy: Chunking | None = None
 

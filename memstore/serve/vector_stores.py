@@ -18,7 +18,7 @@ from memstore.serve.errors import unsupported
 from memstore.serve.filters import Filters, Metadata, holds
 from memstore.serve.keys import Access, Reads, Writes, owner
 from memstore.serve.paging import Paging, page
-from memstore.serve.prompts import Strict
+from memstore.serve.strict import Strict, entries
 from memstore.serve.vector_tables import Entry, VectorStores, expires_at, may_see
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class CreateStore(Strict):
 
     name: Name = ""
     description: Annotated[str, StringConstraints(max_length=512)] | None = None
-    file_ids: Annotated[list[FileId], Field(default=[], max_length=MOST_FILES)]
+    file_ids: Annotated[list[FileId], entries(MOST_FILES)] = Field(default=[])
     expires_after: ExpiresAfter | None = None
     chunking_strategy: Chunking | None = None
     metadata: Metadata | None = None
@@ -72,7 +72,7 @@ class Ranking(Strict):
 class Search(Strict):
     """What is looked for: a phrase, or several of which any may be found."""
 
-    query: Phrase | Annotated[list[Phrase], Field(min_length=1, max_length=16)]
+    query: Phrase | Annotated[list[Phrase], entries(16, least=1)]
     filters: Filters | None = None
     max_num_results: Annotated[int, Field(ge=1, le=50)] = 10
     ranking_options: Ranking | None = None

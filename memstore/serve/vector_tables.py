@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS vector_store_files (
     attributes TEXT NOT NULL,
     created_at INTEGER NOT NULL,
     cancelled INTEGER NOT NULL DEFAULT 0,
+    owner TEXT NOT NULL DEFAULT '',  -- who put it there, for whose quota it counts
     UNIQUE (store, file)
 );
 CREATE INDEX IF NOT EXISTS vector_stores_of_file ON vector_store_files (file);
@@ -42,7 +43,8 @@ CREATE TABLE IF NOT EXISTS file_batches (
     id TEXT NOT NULL UNIQUE,
     store INTEGER NOT NULL REFERENCES vector_stores ON DELETE CASCADE,
     created_at INTEGER NOT NULL,
-    cancelled INTEGER NOT NULL DEFAULT 0
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    owner TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE IF NOT EXISTS file_batch_files (
     batch INTEGER NOT NULL REFERENCES file_batches ON DELETE CASCADE,
@@ -51,6 +53,10 @@ CREATE TABLE IF NOT EXISTS file_batch_files (
 );
 """
 _DAY = 86_400
+# of one key's own
+_STORES = 10_000
+_LINKS = 100_000  # files in stores
+_BATCHES = 1_000  # beyond it, the oldest are forgotten
 STATUS = (
     "CASE WHEN l.cancelled THEN 'cancelled' WHEN f.state = 'ready' THEN 'completed'"
     " WHEN f.state = 'failed' THEN 'failed' ELSE 'in_progress' END"
@@ -81,6 +87,10 @@ class VectorStores:
     def __init__(self, database: Database) -> None:
         self.database = database
         database.create(SCHEMA)
+        for table in ("vector_store_files", "file_batches"):
+            owned = f"UPDATE {table} SET owner = ''"
+            database.add_column(table, "owner TEXT NOT NULL DEFAULT ''", owned)
+            database.create(f"CREATE INDEX IF NOT EXISTS {table}_owner ON {table} (owner)")
 
     # Stores
 
@@ -94,10 +104,12 @@ class VectorStores:
         access: Access,
     ) -> Row:
         """Make a store with these files; its row. days: without use, after which it expires.
-        Raises ApiError (404) for an unknown file.
+        Raises ApiError (404) for an unknown file, (413) for a full quota.
         """
         now, id_ = int(time.time()), f"vs_{secrets.token_hex(12)}"
         with self.database.transaction() as database:
+            self._check_quota("vector_stores", 1, _STORES, access)
+            self._check_quota("vector_store_files", len(files), _LINKS, access)
             database.execute(
                 "INSERT INTO vector_stores (id, owner, name, description, metadata, created_at,"
                 " last_active_at, expires_days) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -162,6 +174,7 @@ class VectorStores:
         """Put a file into a store, or give it other attributes there; its link."""
         with self.database.transaction():
             row = self.used(id_, access)
+            self._check_quota("vector_store_files", 1, _LINKS, access)
             self._attach(row, file, access)
             return self.link(row, file.file)
 
@@ -198,6 +211,16 @@ class VectorStores:
                 "DELETE FROM vector_store_files WHERE number = ?", (link["number"],)
             )
 
+    def _check_quota(self, table: str, more: int, most: int, access: Access) -> None:
+        held = self.database.row(
+            f"SELECT COUNT(*) AS n FROM {table} WHERE owner = ?", (access.name,)
+        )
+        assert held is not None
+        if held["n"] + more > most:
+            what = table.replace("_", " ")
+            message = f"a key may have {most:,} {what}; delete some"
+            raise ApiError(413, message, code="quota_exceeded")
+
     def _attach(self, store: Row, file: Entry, access: Access) -> int:
         found = self.database.row(
             "SELECT number, document FROM files WHERE id = ? AND state != 'leaving'", (file.file,)
@@ -205,14 +228,15 @@ class VectorStores:
         if found is None or not access.sees(found["document"]):
             raise not_found("file", file.file)
         self.database.execute(
-            "INSERT INTO vector_store_files (store, file, attributes, created_at)"
-            " VALUES (:store, :file, :attributes, :now) ON CONFLICT (store, file)"
+            "INSERT INTO vector_store_files (store, file, attributes, created_at, owner)"
+            " VALUES (:store, :file, :attributes, :now, :owner) ON CONFLICT (store, file)"
             " DO UPDATE SET attributes = :attributes, cancelled = 0",
             {
                 "store": store["number"],
                 "file": found["number"],
                 "attributes": json.dumps(file.attributes),
                 "now": int(time.time()),
+                "owner": access.name,
             },
         )
         link = self.database.row(
@@ -230,9 +254,15 @@ class VectorStores:
         batch = f"vsfb_{secrets.token_hex(12)}"
         with self.database.transaction() as database:
             store = self.used(id_, access)
+            self._check_quota("vector_store_files", len(files), _LINKS, access)
             database.execute(
-                "INSERT INTO file_batches (id, store, created_at) VALUES (?, ?, ?)",
-                (batch, store["number"], int(time.time())),
+                "INSERT INTO file_batches (id, store, created_at, owner) VALUES (?, ?, ?, ?)",
+                (batch, store["number"], int(time.time()), access.name),
+            )
+            database.execute(
+                "DELETE FROM file_batches WHERE number IN (SELECT number FROM file_batches"
+                " WHERE owner = ? ORDER BY number DESC LIMIT -1 OFFSET ?)",
+                (access.name, _BATCHES),
             )
             row = self.batch(store, batch)
             for file in files:

@@ -161,6 +161,12 @@ class Worker:
             counts = len(self._active), len(self._line), len(self._jobs)
         return dict(zip(("active", "waiting", "jobs"), counts))
 
+    def jobs_of(self, owner: str) -> int:
+        """How many jobs the group of an owner has in the background."""
+        group = owner.partition("/")[0]
+        with self._changed:
+            return sum(job.owner.partition("/")[0] == group for job in self._jobs)
+
     def refuse(self) -> None:
         """Begin nothing new: what waits is refused, jobs end at their next step, answers go on."""
         with self._changed:

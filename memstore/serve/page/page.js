@@ -35,6 +35,7 @@ async function begin() {
     const kind = served.reader === "choosing" ? "chooses once for a question" : "looks up as it reads";
     $("model").textContent = `${served.model}, ${kind}`;
     document.body.classList.toggle("may-write", served.write);
+    document.querySelector("[data-view=tiers]").hidden = !served.tiers;
     problem(null);
     startAsking(served);
     startDocuments(served);
