@@ -47,7 +47,7 @@ soak: setup
 		MEMSTORE_HOSTILE=$${MEMSTORE_HOSTILE:-100000} MEMSTORE_STOPS=$${MEMSTORE_STOPS:-40} \
 		MEMSTORE_LOAD_SECONDS=$${MEMSTORE_LOAD_SECONDS:-300} \
 		MEMSTORE_SERVE_HOSTILE=$${MEMSTORE_SERVE_HOSTILE:-2000} \
-		MEMSTORE_KEY_DEEDS=$${MEMSTORE_KEY_DEEDS:-3000} \
+		MEMSTORE_KEY_DEEDS=$${MEMSTORE_KEY_DEEDS:-2000} \
 		MEMSTORE_PUBLISHED_HOSTILE=$${MEMSTORE_PUBLISHED_HOSTILE:-5000} \
 		$(TEST) tests/test_durability.py tests/test_soak.py tests/test_hostile.py tests/test_hostile_documents.py \
 		tests/test_signals.py tests/test_published_hostile.py tests/test_serve_load.py \
