@@ -60,6 +60,10 @@ class NewerFormat(MemstoreError):
     """The memory was written by a newer version of this package."""
 
 
+class OlderFormat(MemstoreError):
+    """What was written by an older version of this package, which this one does not read."""
+
+
 class DocumentNotFound(MemstoreError):
     """No document of this name or id, or it was forgotten in the meantime."""
 

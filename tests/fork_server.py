@@ -15,14 +15,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import passage_documents
 import selected_documents
 import synthetic_documents
 import torch
 from synthetic_documents import CHUNK, check_content, ingest
 
 from memstore import errors
+from memstore.disk.document import Document
 from memstore.errors import MemstoreError
 from memstore.model.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
@@ -31,6 +34,7 @@ from memstore.store.walk import walk
 
 BUDGET = 1 << 20
 TOKENS = 70 * CHUNK + 7
+PASSAGES = 100
 SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
 SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
 PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
@@ -53,15 +57,33 @@ def selected_job(path: str) -> int:
     return RIGHT
 
 
+def passages_job(path: str) -> int:
+    """One document of passages, a batch or two a commit; then more of it."""
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        if not any(document.appended_to for document in store.documents()):
+            passage_documents.ingest(store, "book", PASSAGES, commit_bytes=1500)
+        passage_documents.ingest(store, "book", 2 * PASSAGES, mode="append", commit_bytes=1500)
+    return RIGHT
+
+
 def read_selected_job(path: str) -> int:
     """Read everything that a memory with a selector says it holds, and compare."""
+    return _read_job(path, selected_documents.check_content)
+
+
+def read_passages_job(path: str) -> int:
+    """The same of documents of passages."""
+    return _read_job(path, passage_documents.check_content)
+
+
+def _read_job(path: str, check: Callable[[MemoryStore, Document, int], None]) -> int:
     outcome = RIGHT
     try:
         with MemoryStore.open(path, host_budget=BUDGET) as store:
             for document in store.documents():
                 try:
                     text = int(document.source_hash.split(":")[0])
-                    selected_documents.check_content(store, document, text)
+                    check(store, document, text)
                 except MemstoreError:
                     outcome = NAMED_ERROR
                 except AssertionError:
@@ -166,6 +188,8 @@ JOBS = {
         ingest_job,
         selected_job,
         read_selected_job,
+        passages_job,
+        read_passages_job,
         replace_selector_job,
         several_job,
         changes_job,

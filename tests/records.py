@@ -35,16 +35,12 @@ def encode(
 ) -> bytes:
     """The record of one block: K and V [num_kv_heads, block_size, head_dim]."""
     table = table_of(tuple(k.shape), dtype, codec)
-    (record,) = table.encode(key, raw_view(k)[None], raw_view(v)[None], length, write)
+    (record,) = table.encode(key, raw_view(k)[None], raw_view(v)[None], [length], write)
     return record
 
 
 def decode(
-    record: bytes,
-    shape: tuple[int, ...],
-    dtype: str,
-    key: RecordKey = KEY,
-    write: bytes | None = WRITE,
+    record: bytes, shape: tuple[int, ...], dtype: str, key: RecordKey = KEY, write: bytes = WRITE
 ) -> tuple[Tensor, Tensor, int]:
     """K, V and the valid content tokens. Raises CorruptBlock."""
     k, v, length = table_of(shape, dtype).decode(record, key, write)

@@ -22,6 +22,7 @@ QUESTION = torch.linspace(-1, 1, 24).view(3, 8)
 
 
 def create(path: Path, form: SelectorForm = FORM, **options: object) -> MemoryStore:
+    options = {"host_budget": 1 << 22, **options}  # tiny blocks: a GiB would be millions of slots
     return MemoryStore.create(path, SIGNATURE, selector=form, **options)
 
 

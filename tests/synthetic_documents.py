@@ -46,8 +46,7 @@ def blocks(
     """K, V [n, Hkv, block_size, D] and landmark keys [n, Hkv, D] of `tokens` tokens' blocks from
     block `first` on; a short last one differs from a full one.
 
-    Values are about normal, and each block's follow from its number alone. They stay what they are:
-    tests/data/memory-format1.tar.zst holds them as the version before stored them.
+    Values are about normal, and each block's follow from its number alone.
     """
     heads, size, dim = shape.num_kv_heads, shape.block_size, shape.head_dim
     numbers = np.arange(first, first + -(-tokens // size))

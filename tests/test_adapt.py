@@ -91,7 +91,7 @@ def still(layer: int, x: Tensor, positions: Tensor) -> Tensor:
 
 @pytest.fixture
 def subject(tokenizer: Tokenizer) -> Subject:
-    made_for = MadeFor(HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, tokenizer.vocab_size, 64)
+    made_for = MadeFor(HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, tokenizer.vocab_size)
     return Subject(made_for, tokenizer, Walker(tokenizer.vocab_size), still)
 
 
@@ -271,9 +271,7 @@ def test_of_questions_that_nothing_answers_few_more_pass_for_what_blocks_cover_t
 
 
 def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:
-    selector: Any = SimpleNamespace(
-        scores=lambda *_: torch.arange(64) / 64, matches=lambda *_: None
-    )
+    selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
     haystack = Haystack(Words.form, 64)
     haystack.add(64, None, [[]] * 64)
     question = Sought("literal", "", Tapped([], {}), right=(0,))

@@ -1,5 +1,5 @@
-"""Sessions of a reader that chooses once for a question: what of a long chat is held, and found
-again when it has left, and what is chosen while an answer is generated.
+"""Sessions of a passage model: what is read, where it stands, what of a long chat is held, and
+found again when it has left.
 """
 
 import pytest
@@ -15,13 +15,14 @@ from memstore.block import BlockKey
 from memstore.hf.reader import HuggingFaceReader
 from memstore.model.adaptation import Adaptation
 from memstore.model.chosen import Chosen
-from memstore.model.compact import CompactAttention, Window, read_beginning, read_separator
+from memstore.model.compact import CompactAttention, computed, read_prefix
+from memstore.model.passages.encode import encode
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Sum, Words
 from memstore.model.selectors import Gate
 from memstore.model.tap import TapWalk, tap
 
-BLOCK, WINDOW = 64, 4 * 64
+WINDOW, GONE = 256, 64  # tokens
 FACT = "The copper anchor of the orchard weighs ninety pounds."
 QUESTION = "How much does the copper anchor of the orchard weigh?"
 KETTLE, LADDER = "The red kettle of the mill has no lid. ", "The grey ladder of the quarry broke. "
@@ -29,16 +30,16 @@ DOCUMENT = KETTLE * 8 + LADDER * 8
 
 
 def reader_of(pointing=False, **adapted):
-    """Four local blocks, read two at once; found by words, or by words and pointer heads."""
+    """A window of 256 tokens; found by words, or by words and pointer heads."""
     made = HuggingFaceReader(
-        decoder("llama"), tokenizer(), Adaptation(Words(), **{"top_k": 1, "margin": 0, **adapted})
+        decoder("llama"), tokenizer(), Adaptation(Words(), **{"top_k": 1, **adapted})
     )
     if pointing:
         shape = made.shape
         sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        heads = PointerHeads([(2, 1), (1, 3)], sizes, BLOCK, made.rotate)
+        heads = PointerHeads([(2, 1), (1, 3)], sizes, made.rotate)
         made.selector = Sum([(heads, 1.0), (Words(), 50.0)])
-    made.lookup = made.lookup.changed(chunk_blocks=2, local_blocks=4)
+    made.lookup = made.lookup.changed(local_tokens=WINDOW)
     return made
 
 
@@ -65,9 +66,8 @@ def filler(tokens, seed=0):
 
 
 def tell(session, text):
-    """Feed a text, up to the border of a block, so that it stands in one."""
-    ids = session.reader.tokenizer.encode(text)
-    session.feed([*ids, *filler(-len(ids) % BLOCK)])
+    """Feed a text."""
+    session.feed(session.reader.tokenizer.encode(text))
 
 
 def kept(store, layer, block):
@@ -81,8 +81,8 @@ def kept(store, layer, block):
 def test_until_the_window_overflows_all_of_the_text_is_local(reader, tmp_path):
     with memory(reader, tmp_path) as store:
         states = []
-        for local_blocks in (4, 1000):
-            with reader.session(store, local_blocks=local_blocks) as session:
+        for local_tokens in (WINDOW, 100_000):
+            with reader.session(store, local_tokens=local_tokens) as session:
                 said = [session.feed(filler(100)), session.ask(QUESTION, lambda: None)]
                 said += [session.feed(filler(120, seed=1))]
                 states.append(torch.cat([said[0], said[1][None], said[2]]))
@@ -92,7 +92,7 @@ def test_until_the_window_overflows_all_of_the_text_is_local(reader, tmp_path):
 
 def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
     """Oracle: the keys and values that are left, attended to in a fresh context."""
-    beginning = read_beginning(reader)
+    beginning = read_prefix(reader)
     rolling = CompactAttention(reader, beginning)
     kept = {}
 
@@ -107,15 +107,15 @@ def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
         rolling.remember(1, *remembered)
         for piece in (70, 1, 60):
             reader.hidden(torch.tensor([filler(piece, seed=piece)]), keeping)
-        gone = rolling.let_go(BLOCK)
-        assert rolling.local == 131 - BLOCK
+        gone = rolling.let_go(GONE)
+        assert rolling.local == 131 - GONE
         fresh = CompactAttention(reader, beginning)
         fresh.remember(1, *remembered)
         for layer, (k, v) in kept.items():
             for taken, all_of_it in zip(gone[layer], (k, v)):
-                assert torch.equal(taken, all_of_it[0, :, :BLOCK])
-            rows = torch.zeros(1, 4, 131 - BLOCK, 16)
-            fresh.attend(layer, rows, k[:, :, BLOCK:], v[:, :, BLOCK:])
+                assert torch.equal(taken, all_of_it[0, :, :GONE])
+            rows = torch.zeros(1, 4, 131 - GONE, 16)
+            fresh.attend(layer, rows, k[:, :, GONE:], v[:, :, GONE:])
         forked = rolling.fork()
         ids = torch.tensor([filler(9, seed=3)])
         expected = reader.hidden(ids, fresh.attend)
@@ -124,9 +124,9 @@ def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
 
 
 def test_a_walk_in_parts_shows_what_a_whole_one_does(pointing):
-    beginning, ids = read_beginning(pointing), filler(150)
-    whole = tap(pointing, beginning, ids)
-    walk = TapWalk(pointing, beginning, Window(WINDOW, BLOCK, 2 * BLOCK))
+    ids = filler(150)
+    whole = tap(pointing, ids)
+    walk = TapWalk(pointing, WINDOW)
     first = walk.read(ids[:90])
     walk.fork().read(filler(50, seed=1))  # another text, that this one does not see
     for layer, q in whole.q.items():
@@ -155,7 +155,7 @@ def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(pointing, tm
                 for question in ("Where is the red kettle?", "And the grey ladder?", QUESTION):
                     ids, words = pointing.turn_ids(question, first=not read)
                     state = session.ask(question, lambda: None)
-                    whole = tap(pointing, read_beginning(pointing), read + ids)
+                    whole = tap(pointing, read + ids)
                     asked = whole.part(range(len(read) + words.start, len(read) + words.stop))
                     assert seen[-1].ids == asked.ids
                     for layer, q in asked.q.items():
@@ -170,29 +170,22 @@ def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(pointing, tm
 def test_what_was_said_three_windows_ago_is_found_and_read(reader, pointing, tmp_path, kind):
     reader = reader if kind == "words" else pointing
     with memory(reader, tmp_path) as store, reader.session(store) as session:
-        layers = {}
-
-        def keeping(layer, q, k, v):
-            layers.setdefault(layer, (k[0].half(), v[0].half()))  # of the first forward
-            return attend(layer, q, k, v)
-
-        attend, session.attend = session.attend, keeping
         tell(session, FACT)
         session.feed(filler(3 * WINDOW))
-        states = session.ask(QUESTION, lambda: None)
+        state = session.ask(QUESTION, lambda: None)
         (chosen,) = session.chosen
-        assert chosen.document < 0 and chosen.block == 0 and states.isfinite().all()
-        for layer, halves in layers.items():  # as it was when it was said
-            units = [BlockKey(chosen.document, layer, 0, head) for head in range(2)]
-            with store.lease(units) as lease:
-                for stored, said in zip((lease.k, lease.v), halves):
-                    assert torch.equal(stored[lease.slots], said[:, :BLOCK])
+        assert chosen.document < 0 and chosen.block == 0 and state.isfinite().all()
+        ids = reader.tokenizer.encode(FACT)
+        (alone,) = encode(reader, [ids])  # as a document's passage would be
+        for layer, halves in alone.layers.items():
+            for stored, half in zip(kept(store, layer, chosen), halves):
+                assert torch.equal(stored[:, : len(ids)], half)
         session.ask("What of the grey ladder of the quarry?", lambda: None)
         assert session.chosen[0].document > 0
-        alone = reader.session(store)
-        tell(alone, FACT)
-        alone.ask(QUESTION, lambda: None)  # it is in the local text still
-        assert all(block.document > 0 for block in alone.chosen)
+        still = reader.session(store)
+        tell(still, FACT)
+        still.ask(QUESTION, lambda: None)  # it is in the local text still
+        assert all(block.document > 0 for block in still.chosen)
 
 
 def test_a_chat_without_documents_remembers_itself(reader, tmp_path):
@@ -214,13 +207,13 @@ def test_a_turn_longer_than_the_window_is_read_and_its_beginning_found(reader, t
     with memory(reader, tmp_path) as store, reader.session(store) as session:
         long = f"{FACT} {reader.tokenizer.decode(filler(500))} {QUESTION} {QUESTION}"
         state = session.ask(long, lambda: None)
-        assert state.isfinite().all() and session.held["own_blocks"] == 4
+        assert state.isfinite().all() and session.held["own_blocks"] >= 4
         assert session.chosen[0].document < 0  # a part of the turn itself
         assert session.choose(QUESTION, [], range(0))[0].block <= 1
 
 
 def test_memory_is_bounded_however_long_the_chat(pointing, tmp_path):
-    unit = 2 * BLOCK * 16 * 2  # bytes of keys and values of a block and head
+    unit = 2 * 128 * 16 * 2  # bytes of keys and values of a slot
     per_block = 4 * 2
     with memory(pointing, tmp_path, host_budget=12 * per_block * unit) as store:
         most = store.own_capacity // (2 * per_block)
@@ -232,7 +225,7 @@ def test_memory_is_bounded_however_long_the_chat(pointing, tmp_path):
                     session.feed(filler(300, seed=piece))
                 session.ask(QUESTION, lambda: None)
                 held = session.held
-                assert held["local_tokens"] < WINDOW + BLOCK
+                assert held["local_tokens"] <= WINDOW
                 assert held["own_blocks"] <= most
                 sizes.append((store.tier_stats()["host"]["held"], store.stats()["landmarks"]))
                 assert session.chosen  # with so little room, it is read in parts
@@ -254,38 +247,53 @@ def test_what_the_session_itself_said_counts_as_an_answer(tmp_path):
 
 
 @pytest.mark.parametrize("separator", ["", "\n\n"])
-def test_a_separator_stands_behind_what_is_read(separator, tmp_path, monkeypatch):
+def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(separator, tmp_path):
     reader = reader_of(separator=separator, top_k=4)
-    between = read_separator(reader)
-    assert len(between) == (reader.shape.num_layers if separator else 0)
-    given = {}
-    with memory(reader, tmp_path) as store, reader.session(store, retrieve=False) as session:
-        monkeypatch.setattr(
-            CompactAttention, "remember", lambda _, layer, k, v: given.setdefault(layer, (k, v))
-        )
+    question, _ = reader.turn_ids(QUESTION, first=True)
+    with memory(reader, tmp_path, codec="zstd") as store:
         document = store.document("inventory")
-        blocks = [Chosen(document.id, block, 0.0) for block in (0, 1, 0)]
-        session.read([*blocks[:2], blocks[2]._replace(first=8, end=20)])
-        for layer in reader.shape.memory_layers:
-            for half in (0, 1):
-                stored = [kept(store, layer, block)[half] for block in blocks]
-                behind = [between[layer][half].to(stored[0].dtype)] if separator else []
-                parts = [stored[0], stored[1], stored[2][:, 8:20], *behind]
-                assert torch.equal(given[layer][half], torch.cat(parts, 1))
+        chosen = [Chosen(document.id, block) for block in (0, 2)]
+        stored = {layer: [kept(store, layer, one) for one in chosen] for layer in range(4)}
+        lengths = [len(one.ids) for one in store.passages("inventory")]
+        expected = CompactAttention(reader, read_prefix(reader))
+        for layer, parts in stored.items():
+            k, v = (
+                torch.cat([half[:, : lengths[one.block]] for half, one in zip(halves, chosen)], 1)
+                for halves in zip(*parts)
+            )
+            expected.remember(layer, k, v)
+        computed(expected, reader.separator_ids)
+        said = torch.tensor([[*question]])
+        with torch.no_grad():
+            states = reader.hidden(said, expected.attend)[0]
+        with reader.session(store, retrieve=False, chained=False) as session:
+            session.read(chosen)  # the separator is read with the question
+            torch.testing.assert_close(session.feed(question), states, rtol=0, atol=1e-4)
+            assert session.held["local_tokens"] == len(question)
+        with reader.session(store, retrieve=False, chained=False) as session:
+            session.read(chosen)
+            session.settle()  # and here before it
+            torch.testing.assert_close(session.feed(question), states, rtol=0, atol=1e-4)
+        with reader.session(store, retrieve=False, chained=False) as session:
+            session.feed(filler(9))
+            session.read(chosen)  # behind a text that was read before: it moves up
+            session.read([])
+            assert session.held["local_tokens"] == 9 and session.feed(question).isfinite().all()
 
 
-def test_the_separator_is_read_once_behind_the_prefix(reader):
-    k, v = read_separator(reader)[1]
-    assert read_separator(reader)[1][0] is k
-    context, found = CompactAttention(reader, read_beginning(reader)), {}
-
-    def attend(layer, q, k, v):
-        found[layer] = k[0], v[0]
-        return context.attend(layer, q, k, v)
-
-    with torch.no_grad():
-        reader.hidden(torch.tensor([reader.separator_ids]), attend)
-    torch.testing.assert_close((k, v), found[1])
+def test_a_text_that_stands_twice_is_read_once_at_its_last_place(tmp_path):
+    reader = reader_of(top_k=3)
+    with memory(reader, tmp_path) as store:
+        reader.ingest(FACT, store, name="note")
+        reader.ingest(f"{FACT}\n", store, name="other note")
+        with reader.session(store) as session:
+            session.ask(QUESTION, lambda: None)
+            first, last = (store.document(name).id for name in ("note", "other note"))
+            (found,) = [one for one in session.chosen if one.document in (first, last)]
+            assert (found.document, found.block, found.same) == (last, 0, ((first, 0),))
+        sources = reader.ask(QUESTION, store, max_new_tokens=1).sources
+        (named,) = [source for source in sources if source.document == "other note"]
+        assert named.also == [("note", (0, len(FACT)))] and named.text == FACT
 
 
 def test_a_closed_session_holds_nothing(pointing, tmp_path):
@@ -309,40 +317,11 @@ def test_a_closed_session_holds_nothing(pointing, tmp_path):
 def test_a_session_that_chooses_nothing_forgets_what_leaves(reader, tmp_path):
     with memory(reader, tmp_path) as store, reader.session(store, retrieve=False) as session:
         session.feed(filler(5 * WINDOW))
-        assert session.held == {"local_tokens": 5 * WINDOW - 16 * BLOCK, "own_blocks": 0}
+        assert session.held["local_tokens"] <= WINDOW and session.held["own_blocks"] == 0
         assert session.ask(QUESTION, lambda: None).isfinite().all() and not session.chosen
 
 
-def test_what_is_generated_chooses_anew(reader, tmp_path):
-    with memory(reader, tmp_path) as store, reader.session(store) as session:
-        first = session.choose("Where is the kettle?", [], range(0))
-        session.feed(reader.tokenizer.encode(" a grey ladder of the quarry"))
-        assert session.chosen == first  # until it is asked to
-        again = session.choose_again()
-        assert again == session.chosen and session.lookups.done == 2
-        assert first[0].block < again[0].block
-
-
-@pytest.mark.parametrize(("every", "choices"), [(None, 1), (0, 1), (4, 3), (100, 1)])
-def test_blocks_are_chosen_every_so_many_tokens(reader, tmp_path, every, choices):
-    with memory(reader, tmp_path) as store, reader.session(store, choose_every=every) as session:
-        state = session.ask("Where is the red kettle?", lambda: None)
-        said = list(session.generate(state, 10))
-        assert len(said) == 10 and session.lookups.done == choices
-
-
-def test_a_later_choice_that_finds_nothing_leaves_what_is_read(tmp_path):
-    reader = reader_of(gate=Gate(0.5))
-    with memory(reader, tmp_path) as store, reader.session(store) as session:
-        session.ask("Where is the lid of the red kettle of the mill?", lambda: None)
-        chosen = session.chosen
-        assert chosen and session.answered
-        session.reader.gate = Gate(1e9)
-        session.choose_again()
-        assert session.chosen == chosen and session.answered and session.lookups.skipped == 1
-
-
 def test_settings_out_of_range_are_named(reader):
-    for setting in ({"local_blocks": 0}, {"choose_every": -1}):
+    for setting in ({"local_tokens": 0}, {"chained": 2}):
         with pytest.raises(InvalidInput, match=next(iter(setting))):
             reader.lookup.changed(**setting)

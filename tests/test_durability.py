@@ -173,7 +173,7 @@ def test_a_repair_killed_at_random_instants_is_done_or_can_be_done_again(
         damage_tree(origin)
     else:
         data = bytearray((origin / "data.mdb").read_bytes())
-        for record in re.finditer(b"mR\x02.{33}" + re.escape(write.id), bytes(data), re.DOTALL):
+        for record in re.finditer(b"mR\x03.{33}" + re.escape(write.id), bytes(data), re.DOTALL):
             data[record.end() + 60] ^= 255
         (origin / "data.mdb").write_bytes(data)
     began = time.perf_counter()

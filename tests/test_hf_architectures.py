@@ -48,33 +48,49 @@ KINDS = {
     "smollm3": {"no_rope_layer_interval": 2},
     "gpt_neox": {"num_key_value_heads": 4},
 }
-TEXT = "The keeper of the seventh lighthouse counts nine bells. " * 40
-ALONE = replace(UNADAPTED, separator="")  # a text, and at once what follows it
+TEXT = " ".join(
+    f"The keeper of lighthouse {number} counts {number * 7} bells, and none of them is his own."
+    for number in range(12)
+)
+SEPARATOR = replace(UNADAPTED, separator="\n\nQuestion: ")
 TOLERANCE = 2e-4  # of the largest logit: float32, in another order
 
 
+def prompted(reader, store, blocks, question, *, chained=False):
+    """Logits of a question that reads passages, and the ids of the prompt that they stand for."""
+    document = store.document("text")
+    chosen = [Chosen(document.id, block) for block in blocks]
+    settings = {"retrieve": False, "top_k": len(blocks), "chained": chained}
+    with reader.session(store, **settings) as session:
+        session.read(chosen)
+        with torch.no_grad():
+            ours = session.logits(session.feed(question))
+    read = [token for block in blocks for token in store.passages("text")[block].ids.tolist()]
+    return ours, [*reader.prefix_ids, *read, *reader.separator_ids, *question]
+
+
+def stored(model, directory, adaptation=SEPARATOR, **reading):
+    reader = HuggingFaceReader(model, tokenizer(), adaptation, **reading)
+    store = MemoryStore.create(
+        directory / "m", reader.signature, selector=reader.keeps, codec="zstd"
+    )
+    reader.ingest(TEXT, store, name="text")
+    return reader, store
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_reads_what_the_stock_model_would_have_read(kind, tmp_path):
+def test_a_passage_is_read_as_if_it_stood_in_the_prompt(kind, tmp_path):
     model = decoder(kind.partition(",")[0], **KINDS[kind])
-    reader = HuggingFaceReader(model, tokenizer(), ALONE, kv_dtype=torch.float32)
-    reader.lookup = reader.lookup.changed(chunk_blocks=1)  # blocks see one another as stored
-    reader.window_blocks = 16  # all of them
-    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        document = reader.ingest(TEXT, store, name="text")
-        ids = store.tokens("text").ids.tolist()
-        blocks = [Chosen(document.id, block, 0.0) for block in range(document.blocks)]
-        question, _ = reader.turn_ids("How many bells?", first=True)
-        # the whole blocks alone: behind a short one there would be a gap
-        whole = len(ids) // 64
-        with reader.session(store, retrieve=False, top_k=whole, margin=0) as session:
-            session.read(blocks[:whole])
-            with torch.no_grad():
-                ours = session.logits(session.feed(question))
-    text = [*reader.prefix_ids, *ids[: whole * 64], *question]
-    with torch.no_grad():
-        stock = model(torch.tensor([text])).logits[0, -len(question) :].float()
-    assert whole >= 5 and document.blocks == whole + 1
-    torch.testing.assert_close(ours, stock, rtol=0, atol=TOLERANCE * float(stock.abs().max()))
+    reader, store = stored(model, tmp_path, kv_dtype=torch.float32)
+    question, _ = reader.turn_ids("How many bells?", first=True)
+    with store:
+        assert store.document("text").blocks >= 3
+        ours, prompt = prompted(reader, store, [1], question)
+        chained, longer = prompted(reader, store, [0, 2], question, chained=True)
+    for found, ids in ((ours, prompt), (chained, longer)):
+        with torch.no_grad():
+            stock = model(torch.tensor([ids])).logits[0, -len(question) :].float()
+        torch.testing.assert_close(found, stock, rtol=0, atol=TOLERANCE * float(stock.abs().max()))
 
 
 @pytest.mark.parametrize(
@@ -112,20 +128,12 @@ def test_refuses_by_name_what_cannot_have_a_memory(kind, changed, why):
 
 def test_half_precision_reads_as_the_stock_model_does_to_its_rounding(tmp_path):
     model = decoder("llama").to(torch.bfloat16)
-    reader = HuggingFaceReader(model, tokenizer(), ALONE)
-    reader.window_blocks = 16  # the whole text
-    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        document = reader.ingest(TEXT, store, name="text")
-        ids = store.tokens("text").ids.tolist()
-        question, _ = reader.turn_ids("How many bells?", first=True)
-        whole = len(ids) // 64
-        with reader.session(store, retrieve=False, top_k=whole, margin=0) as session:
-            session.read([Chosen(document.id, block, 0.0) for block in range(whole)])
-            with torch.no_grad():
-                ours = session.logits(session.feed(question))
-    text = torch.tensor([[*reader.prefix_ids, *ids[: whole * 64], *question]])
+    reader, store = stored(model, tmp_path)
+    question, _ = reader.turn_ids("How many bells?", first=True)
+    with store:
+        ours, prompt = prompted(reader, store, [1], question)
     with torch.no_grad():
-        exact = model.float()(text).logits[0, -len(question) :]
-        stock = model.bfloat16()(text).logits[0, -len(question) :].float()
+        exact = model.float()(torch.tensor([prompt])).logits[0, -len(question) :]
+        stock = model.bfloat16()(torch.tensor([prompt])).logits[0, -len(question) :].float()
     allowed = 3 * float((stock - exact).abs().max())  # no further off than the model itself is
     assert float((ours - exact).abs().max()) <= allowed

@@ -160,7 +160,7 @@ def test_a_published_memory_of_another_selector_says_where_it_is_changed(
         store.publish(url)
     other = load_reader(directory, dtype=torch.float32)
     sizes = (other.shape.num_heads, other.shape.num_kv_heads, other.shape.head_dim)
-    other.selector = PointerHeads([(2, 1)], sizes, other.shape.block_size, other.rotate)
+    other.selector = PointerHeads([(2, 1)], sizes, other.rotate)
     with (
         MemoryStore.open(url, reader.signature) as store,
         pytest.raises(MemstoreError, match="publish it again") as refused,

@@ -22,11 +22,11 @@ from memstore.hf.reader import HuggingFaceReader
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.turns import Turns
 from memstore.model.adaptation import Adaptation
-from memstore.model.chosen import Chosen
 from memstore.model.compact import CompactAttention
+from memstore.model.document_text import document_text
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Words
-from memstore.model.selectors import Gate, Matches
+from memstore.model.selectors import Gate
 
 SENTENCES = [
     f"The {colour} {thing} of the {place} has the number {number}. "
@@ -45,10 +45,8 @@ def reader_of(model=None, *, chat=True, **adapted):
     made = HuggingFaceReader(
         decoder("llama") if model is None else model,
         tokenizer(chat),
-        Adaptation(Words(), **{"top_k": 1, "margin": 0, **adapted}),
+        Adaptation(Words(), **{"top_k": 1, **adapted}),
     )
-    made.lookup = made.lookup.changed(chunk_blocks=2)
-    made.window_blocks = 4
     return made
 
 
@@ -88,7 +86,7 @@ def test_the_block_that_a_question_is_about_is_chosen_and_named(reader, store):
     assert found[0].block == source.block and found[0].weight > found[1].weight
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("codec", ["zstd", "int8"])
 def test_an_interrupted_ingest_stores_the_same_bytes(reader, tmp_path, chunks, codec):
     made = [
@@ -114,7 +112,8 @@ def test_an_interrupted_ingest_stores_the_same_bytes(reader, tmp_path, chunks, c
         name="inventory",
         progress=lambda progress: resumed_at.append(progress.resumed_tokens),
     )
-    assert resumed_at[0] == chunks * 2 * 64
+    read = made[0].passages("inventory")[: 16 * chunks]
+    assert resumed_at[0] == sum(len(passage.ids) for passage in read)
     whole, resumed = (stored(memory, reader, "inventory") for memory in made)
     assert whole.keys() == resumed.keys() and len(whole) > 20
     for place, halves in whole.items():
@@ -127,29 +126,30 @@ def test_an_interrupted_ingest_stores_the_same_bytes(reader, tmp_path, chunks, c
         memory.close()
 
 
-def test_an_append_is_the_text_read_at_once(reader, tmp_path):
-    half = len(TEXT) // 2
+def test_an_append_is_stored_behind_what_was_there(reader, tmp_path):
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        reader.ingest(TEXT, store, name="whole")
-        reader.ingest(TEXT[:half], store, name="parts")
-        reader.ingest(TEXT[half:], store, name="parts", mode="append")
-        # a word that the border cuts is another token there
-        same = store.document("whole").blocks // 2 - 2
-        whole, parts = (stored(store, reader, name) for name in ("whole", "parts"))
-        for layer in reader.shape.memory_layers:
-            for block in range(same):
-                for one, other in zip(whole[layer, block], parts[layer, block]):
-                    assert torch.equal(one, other)
-        assert reader.ask(QUESTION, store, documents=["parts"], max_new_tokens=2).sources
+        reader.ingest("\n\n".join(["", *SENTENCES[:60], " "]), store, name="parts")
+        before = stored(store, reader, "parts")
+        more = "\n\t".join(SENTENCES[60:])
+        reader.ingest(more, store, name="parts", mode="append")
+        after, document = stored(store, reader, "parts"), store.document("parts")
+        for place, halves in before.items():
+            for one, other in zip(halves, after[place]):
+                assert torch.equal(one, other)
+        text = "".join(document_text(reader.tokenizer, store, document))
+        assert text == "\n\n".join(["", *SENTENCES[:60], " "]) + more
+        source = reader.ask(QUESTION, store, documents=["parts"], max_new_tokens=2).sources[0]
+        assert text[slice(*source.span)] == source.text and store.verify().clean
 
 
-def test_layers_below_the_first_that_reads_keep_the_window_alone(tmp_path):
+def test_layers_below_the_first_that_reads_are_not_stored(tmp_path):
     reader = reader_of(read_from=2)
     assert reader.shape.memory_layers == (2, 3)
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest(TEXT, store, name="inventory")
         answer = reader.ask(QUESTION, store, max_new_tokens=2)
         assert {read["layer"] for read in answer.sources[0].reads} == {2, 3}
+        assert store.document("inventory").layers_of(store.signature) == [2, 3]
         reader.ingest("The last barrel is green. ", store, name="inventory", mode="append")
         assert store.verify().clean
 
@@ -243,10 +243,7 @@ def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
         reader.recall(store, reader.tokenizer.encode("Quite another beginning"))
     with pytest.raises(InvalidInput, match="one prompt at a time"):
         reader.recall(store, torch.zeros(2, 9, dtype=torch.long))
-    with (
-        reader.session(store, top_k=1, margin=0) as session,
-        pytest.raises(InvalidInput, match="top_k 1"),
-    ):
+    with reader.session(store, top_k=1) as session, pytest.raises(InvalidInput, match="top_k"):
         session.read([None, None])
 
 
@@ -289,7 +286,7 @@ def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tm
     plain = reader_of()
     shape = plain.shape
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    heads = PointerHeads([(2, 1), (1, 3)], sizes, shape.block_size, plain.rotate)
+    heads = PointerHeads([(2, 1), (1, 3)], sizes, plain.rotate)
     pointing = reader_of(plain.model)
     pointing.selector = heads
     with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.form) as store:
@@ -319,58 +316,6 @@ def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
         assert absent.lookups == {"done": 0, "skipped": 1}
         with reader.chat(store) as chat:  # where the model may answer by itself
             assert chat.ask("Why do whales sing?", max_new_tokens=2).tokens
-
-
-def test_a_margin_is_read_around_a_block_and_ends_where_its_document_does(reader, tmp_path):
-    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
-        for name, sentences in (("first", SENTENCES[:30]), ("second", SENTENCES[90:])):
-            reader.ingest("".join(sentences), store, name=name)
-        first, second = (store.document(name) for name in ("first", "second"))
-        ids, words = reader.turn_ids("copper lantern harbour", first=True)
-        with reader.session(store, top_k=1, margin=24) as session:
-            chosen = session.choose("copper lantern harbour", ids, words)
-            assert [c[:2] + c[3:] for c in chosen] == [(second.id, 0, 0, 64), (second.id, 1, 0, 24)]
-            assert max(chosen, key=lambda c: c.score).block == 0
-            ends = session.choose(SENTENCES[29], ids, words)
-            last = first.blocks - 1
-            before = (first.id, last - 1, 40, 64)
-            assert [c[:2] + c[3:] for c in ends] == [before, (first.id, last, 0, 64)]
-            assert session.chosen == ends and session.ask("Which?", lambda: None).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("place", "around"),
-    [((0, 3), [-1, 0]), ((60, 63), [0, 1]), ((16, 47), [0]), ((3, 50), [-1, 0, 1])],
-)
-def test_a_margin_is_read_on_the_side_where_the_question_was_found(
-    reader, store, monkeypatch, place, around
-):
-    document = store.document("inventory")
-    ids, words = reader.turn_ids(QUESTION, first=True)
-    with reader.session(store, top_k=1) as session:
-        (chosen,) = session.choose(QUESTION, ids, words)
-    found = Matches(torch.tensor([place]), torch.tensor([[1.0]]))
-    monkeypatch.setattr(Words, "matches", lambda *given: found)
-    with reader.session(store, top_k=1, margin=24) as session:
-        read = session.choose(QUESTION, ids, words)
-    assert [(c.document, c.block - chosen.block) for c in read] == [
-        (document.id, offset) for offset in around
-    ]
-
-
-def test_a_margin_of_a_whole_block_reads_what_three_blocks_are(reader, store):
-    document, around = store.document("inventory"), []
-    with reader.session(store, top_k=1, margin=64) as session:
-        widest = session.ask(QUESTION, lambda: None)
-        around = [(c.document, c.block) for c in session.chosen]
-    middle = around[1][1]
-    assert around == [(document.id, block) for block in range(middle - 1, middle + 2)]
-    with reader.session(store, top_k=3, margin=0, retrieve=False) as session:
-        session.read([Chosen(*block, 0.0) for block in around])
-        assert torch.equal(session.ask(QUESTION, lambda: None), widest)
-    with reader.session(store, top_k=3, margin=0, retrieve=False) as session:
-        session.read([Chosen(*around[0], 0.0, 32, 64), Chosen(*around[1], 0.0)])
-        assert not torch.equal(session.ask(QUESTION, lambda: None), widest)
 
 
 def test_what_is_remembered_may_change_under_a_local_text(reader):

@@ -107,7 +107,7 @@ def test_pinned_units_outlive_any_pressure_and_are_cached_after_unpin(
 ) -> None:
     tier = host_tier(below, units=6)
     own = torch.randn(2, 2, 2, BLOCK, DIM)
-    pinned = tier.pin(1, 0, 10, own[0], own[1], last_length=3)
+    pinned = tier.pin(1, 0, 10, own[0], own[1], lengths=[BLOCK, 3])
     assert pinned == [BlockKey(1, 0, block, head) for block in (10, 11) for head in (0, 1)]
     for number in range(10):
         check_lease(tier, [unit(number)])

@@ -6,12 +6,15 @@ import threading
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from memstore.disk.token_parts import equal_lengths
 from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index.late import INT8_STEPS, LANDMARK_DTYPES, TokenIndex
 
-HEADS, WIDTH, BLOCK = 2, 16, 8
+HEADS, WIDTH, BLOCK = 2, 16, 16
 
 
 def landmarks(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -19,6 +22,11 @@ def landmarks(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float32) ->
     random = torch.randn(tokens, HEADS, WIDTH, generator=torch.Generator().manual_seed(seed))
     unit = torch.nn.functional.normalize(random, dim=-1)
     return (unit * INT8_STEPS).round().to(dtype) if dtype == torch.int8 else unit.to(dtype)
+
+
+def add(found: TokenIndex, document: int, first: int, held: Tensor) -> None:
+    """Blocks of BLOCK tokens, the last of which may be short."""
+    found.add(document, first, held, equal_lengths(len(held), BLOCK))
 
 
 def queries(rows: int = 5) -> Tensor:
@@ -33,14 +41,14 @@ def direct(q: Tensor, held: Tensor, head: int) -> Tensor:
 
 
 def index(dtype: torch.dtype = torch.float32) -> TokenIndex:
-    return TokenIndex(HEADS, WIDTH, BLOCK, dtype)
+    return TokenIndex(HEADS, WIDTH, dtype)
 
 
 @pytest.mark.parametrize("dtype", LANDMARK_DTYPES.values())
 @pytest.mark.parametrize("tokens", [1, BLOCK, 100 * BLOCK + 3, 5000 * BLOCK])
 def test_maxima_are_those_of_the_plain_product(dtype: torch.dtype, tokens: int) -> None:
     held, q, found = landmarks(tokens, dtype=dtype), queries(), index(dtype)
-    found.add(3, 0, held)
+    add(found, 3, 0, held)
     blocks = -(-tokens // BLOCK)
     for head in range(HEADS):
         maxima = found.maxima(q, head, [(3, 0, blocks)])
@@ -51,24 +59,53 @@ def test_maxima_are_those_of_the_plain_product(dtype: torch.dtype, tokens: int) 
 def test_a_short_block_is_judged_by_its_own_tokens() -> None:
     found, q = index(), queries()
     held = -landmarks(BLOCK + 1).abs()  # what is missing would count as zero, and win
-    found.add(1, 0, held)
+    add(found, 1, 0, held)
     maxima = found.maxima(q.abs(), 0, [(1, 0, 2)])
     torch.testing.assert_close(maxima.double(), direct(q.abs(), held, 0), atol=1e-6, rtol=1e-5)
     assert (maxima < 0).all()
 
 
+@settings(max_examples=30)
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 40), max_size=9), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_blocks_of_any_lengths_are_judged_by_their_own_tokens(
+    lengths: list[list[int]], data: st.DataObject
+) -> None:
+    found, q, each = index(), queries(), []
+    for number, some in enumerate(lengths):
+        held = landmarks(sum(some), number)
+        found.add(1, len(each), held, some)
+        found.add(2 + number, 0, held, some)
+        each += held.split(some)
+    first = data.draw(st.integers(0, len(each)))
+    end = data.draw(st.integers(first, len(each)))
+    found.trim(1, data.draw(st.integers(0, first)))
+    found.truncate(1, data.draw(st.integers(end, len(each))))
+    wanted = each[first:end]
+    maxima, keys = found.maxima(q, 1, [(1, first, end)]), found.keys([(1, first, end)])
+    assert maxima.shape == (len(q), len(wanted)) and len(keys) == len(wanted)
+    longest = max(map(len, wanted), default=0)
+    for block, (best, key) in enumerate(zip(maxima.T, keys)):
+        own = wanted[block]
+        torch.testing.assert_close(best, (q @ own[:, 1].T).amax(-1), atol=1e-5, rtol=1e-5)
+        assert torch.equal(key, torch.cat([own, own[-1:].expand(longest - len(own), -1, -1)]))
+
+
 def test_scopes_choose_runs_and_keep_their_order() -> None:
     found, q = index(), queries()
     one, two = landmarks(20 * BLOCK, 1), landmarks(9 * BLOCK + 2, 2)
-    found.add(1, 0, one[: 8 * BLOCK])
-    found.add(2, 0, two)
-    found.add(1, 8, one[8 * BLOCK :])
+    add(found, 1, 0, one[: 8 * BLOCK])
+    add(found, 2, 0, two)
+    add(found, 1, 8, one[8 * BLOCK :])
     expected = torch.cat([direct(q, two, 1)[:, 5:10], direct(q, one, 1)[:, 3:17]], dim=1)
     maxima = found.maxima(q, 1, [(2, 5, 10), (1, 3, 17), (1, 4, 4)])
     torch.testing.assert_close(maxima.double(), expected, atol=1e-5, rtol=1e-5)
     keys = found.keys([(2, 8, 10), (1, 19, 20)])
     assert torch.equal(keys[0], two[8 * BLOCK : 9 * BLOCK])
     assert torch.equal(keys[1], torch.cat([two[-2:], two[-1:].expand(BLOCK - 2, -1, -1)]))
+    assert found.keys([(2, 9, 10)]).shape == (1, 2, HEADS, WIDTH), "as long as the longest"
     assert torch.equal(keys[2], one[19 * BLOCK :])
     assert found.maxima(q, 0, []).shape == (len(q), 0)
 
@@ -76,7 +113,7 @@ def test_scopes_choose_runs_and_keep_their_order() -> None:
 def test_what_was_dropped_is_not_found_and_the_rest_stays_right() -> None:
     found, q = index(), queries()
     for document in range(1, 30):
-        found.add(document, 0, landmarks(4 * BLOCK, document))
+        add(found, document, 0, landmarks(4 * BLOCK, document))
         if document > 2:
             found.remove(document - 1)
     found.truncate(1, 2)
@@ -85,7 +122,7 @@ def test_what_was_dropped_is_not_found_and_the_rest_stays_right() -> None:
         with pytest.raises(DocumentNotFound):
             found.maxima(q, 0, gone)
     again = landmarks(3 * BLOCK, 50)
-    found.add(1, 2, again)
+    add(found, 1, 2, again)
     expected = torch.cat([direct(q, landmarks(4 * BLOCK, 1), 0)[:, :2], direct(q, again, 0)], dim=1)
     torch.testing.assert_close(
         found.maxima(q, 0, [(1, 0, 5)]).double(), expected, atol=1e-5, rtol=1e-5
@@ -96,12 +133,12 @@ def test_what_was_dropped_is_not_found_and_the_rest_stays_right() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     found = index(torch.int8)
     with pytest.raises(InvalidInput):
-        found.add(1, 0, landmarks(BLOCK))  # float32
+        add(found, 1, 0, landmarks(BLOCK))  # float32
     with pytest.raises(InvalidInput):
-        found.add(1, 0, landmarks(BLOCK, dtype=torch.int8)[:, :1])
-    found.add(1, 0, landmarks(BLOCK, dtype=torch.int8))
+        add(found, 1, 0, landmarks(BLOCK, dtype=torch.int8)[:, :1])
+    add(found, 1, 0, landmarks(BLOCK, dtype=torch.int8))
     with pytest.raises(InvalidInput):
-        found.add(1, 5, landmarks(BLOCK, dtype=torch.int8))
+        add(found, 1, 5, landmarks(BLOCK, dtype=torch.int8))
     for q, head in ((torch.zeros(2, WIDTH + 1), 0), (torch.zeros(2, WIDTH), HEADS)):
         with pytest.raises(InvalidInput):
             found.maxima(q, head, [(1, 0, 1)])
@@ -109,7 +146,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_threads_search_while_documents_come_and_go() -> None:
     found, q, held = index(), queries(), landmarks(50 * BLOCK)
-    found.add(1, 0, held)
+    add(found, 1, 0, held)
     expected, wrong, done = direct(q, held, 0), [], threading.Event()
 
     def search() -> None:
@@ -120,7 +157,7 @@ def test_threads_search_while_documents_come_and_go() -> None:
     thread = threading.Thread(target=search)
     thread.start()
     for number in range(2, 200):
-        found.add(number, 0, held)
+        add(found, number, 0, held)
         found.remove(number - 1 if number > 2 else 77)
     done.set()
     thread.join()

@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from places import Killed, WatchedPlace, in_memory
 from published import open_at
 from selected_documents import FORM, OTHER, find
 from selected_documents import create as create_selected
 from selected_documents import ingest as ingest_selected
-from synthetic_documents import BLOCK, OTHER_MODEL, SIGNATURE, ingest
+from synthetic_documents import OTHER_MODEL, SIGNATURE, ingest
 
-from memstore.block import RecordKey
-from memstore.disk.document import Document
 from memstore.errors import (
     DocumentExists,
     DocumentNotFound,
@@ -28,7 +25,6 @@ from memstore.errors import (
 from memstore.share.manifest import Published, newest_number
 from memstore.share.prune import prune
 from memstore.share.publish import Report, publish, unpublish
-from memstore.share.reading import records
 from memstore.store.memory_store import MemoryStore
 from memstore.store.published import verify_published
 
@@ -450,19 +446,21 @@ def test_what_is_damaged_is_sent_again_where_it_is_checked(
     memory: MemoryStore, tmp_path: Path
 ) -> None:
     place = WatchedPlace(in_memory())
-    put_prefix(memory, [5, 6, 7])
     ingest(memory, "a", 400)
     ingest(memory, "b", 40, text=2)
     send(memory, place, segment_bytes=8_000)
     ingest(memory, "a", 440, mode="append")
     send(memory, place, segment_bytes=8_000)
-    published = Published.open(place)
-    prefix = published.manifest.prefix
-    assert prefix is not None
-    entries = [prefix, *published.documents()]
-    segments = sorted({piece.segment for entry in entries for piece in entry.pieces})
+
+    def named() -> set[str]:
+        entries = Published.open(place).documents()
+        return {piece.segment for entry in entries for piece in entry.pieces}
+
+    segments = sorted(named())
     assert len(segments) > 6
     for segment in segments:
+        if segment not in named():
+            continue  # what it held was sent again with what another held
         spoil(place, segment, -1)  # in its footer
         assert send(memory, place, segment_bytes=8_000).segments == 0
         report = send(memory, place, segment_bytes=8_000, check=True)
@@ -528,50 +526,6 @@ def test_a_table_of_many_documents_is_changed_page_by_page(memory: MemoryStore) 
     put(dict.fromkeys(expected[10:]))  # pages that become small are joined
     newest = Published.open(place)
     assert names(place) == expected[:10] and len(newest.manifest.pages) == 1
-
-
-def put_prefix(store: MemoryStore, ids: list[int]) -> Document:
-    """Keep a fixed beginning of these tokens; its row."""
-    catalog = store._on_disk().catalog
-    shape = (-(-len(ids) // BLOCK), *SIGNATURE.geometry.shape)
-    k, v = (np.full(shape, n, np.int16) for n in (1, 2))
-    catalog.database.write(lambda txn: catalog.put_prefix(txn, ids, {0: (k, v), 1: (v, k)}))
-    with catalog.database.read() as txn:
-        row = catalog.row(txn, 0)
-    assert row is not None
-    return row
-
-
-def test_a_prefix_is_published_once_for_the_same_tokens(
-    memory: MemoryStore, tmp_path: Path
-) -> None:
-    place = WatchedPlace(in_memory())
-    ingest(memory, "a", 20)
-    send(memory, place)
-    row = put_prefix(memory, [5, 6, 7, 8, 9])
-    report = send(memory, place)
-    assert (report.number, report.documents) == (2, [])
-    entry = Published.open(place).manifest.prefix
-    assert entry is not None and entry.row.writes == row.writes
-    with MemoryStore.open(place.url) as reader:
-        mine, theirs = (store._on_disk().catalog for store in (memory, reader))
-        with theirs.database.read() as txn:
-            assert theirs.tokens(txn, 0).tolist() == [5, 6, 7, 8, 9]
-        wanted = [(RecordKey(0, block, layer)) for block in (0, 1) for layer in (0, 1)]
-        found = {key: bytes(data) for key, data in records(place, entry, SIGNATURE)}
-        with mine.database.read() as txn:
-            stored = {key: bytes(data) for key, data in mine.blocks.walk(txn, 0)}
-        assert found == stored and list(found) == wanted
-    assert send(memory, place).number == 2
-    put_prefix(memory, [5, 6, 7, 8, 9])  # of the same tokens by another write
-    assert send(memory, place).number == 2
-    other = put_prefix(memory, [1, 2])
-    assert send(memory, place).number == 3
-    entry = Published.open(place).manifest.prefix
-    assert entry is not None and entry.row.writes == other.writes
-    assert verify_published(place.url).clean
-    prune(place, grace=-10)
-    assert verify_published(place.url).clean and names(place) == ["a"]
 
 
 def test_bad_input_is_one_line(memory: MemoryStore, tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def choosing(tmp_path_factory):
     from memstore.model.selector_sum import Words
 
     made = HuggingFaceReader(
-        decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3, margin=16, score_range=None)
+        decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3, score_range=None, chained=False)
     )
     path = tmp_path_factory.mktemp("choosing") / "m"
     with MemoryStore.create(path, made.signature, selector=made.keeps) as store:
@@ -246,8 +246,8 @@ def test_a_reader_that_chooses_once_tells_its_candidates(choosing):
     assert asked.told["reader"] == "choosing" and scores == sorted(scores, reverse=True)
     assert choice["blocks"] >= len(scores) and choice["confidence"] == scores[0]
     best = choice["candidates"][0]
-    assert "copper anchor" in best["text"] and best["chosen"] and best["tokens"] == [0, 64]
-    assert 3 <= sum(row["chosen"] for row in choice["candidates"]) <= 9 < len(scores) + 9
+    assert "copper anchor" in best["text"] and best["chosen"]
+    assert sum(row["chosen"] for row in choice["candidates"]) == 3
     for row in choice["candidates"]:
         assert (row["layers"] is not None) == row["chosen"]
     # every head of a layer gives to what was chosen what it does not keep for the text around it

@@ -16,11 +16,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
 
 from benchmarks.real import speed
-from benchmarks.real.blocks import Blocks
+from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.hay import Hay
 from benchmarks.real.language import SEGMENT, Continuation, differences, passed
 from benchmarks.real.memory import Memory
-from benchmarks.real.prompting import Prompted, counting
+from benchmarks.real.prompting import Prompted, counting, tokenizer_of
 from memstore.hf.load import load_reader
 from memstore.model.selectors import Gate
 
@@ -49,38 +49,45 @@ def memory(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     texts["b"] = texts["a"][:until] + "the fox is 7 7 7 " * 60
     reader = load_reader(directory, dtype=torch.float32)
     place = tmp_path_factory.mktemp("m") / "memory"
-    with Memory(reader, place, Blocks(offsets, texts)) as memory:
+    with Memory(reader, place, Blocks(passages(tokenizer_of(directory)), texts)) as memory:
         memory.read_in(texts)
         yield memory
 
 
 def continuation(memory: Memory, **changed: Any) -> Continuation:
     options = {"window": WINDOW, "rows": 32, "top_k": 2, "score_range": 1e9}
-    return Continuation(memory, argparse.Namespace(**(options | changed)))
+    offsets = counting(memory.reader.model.name_or_path)
+    return Continuation(memory, offsets, argparse.Namespace(**(options | changed)))
+
+
+def nats(memory: Memory, before: list[int], window: list[int]) -> float:
+    """What the stock model says of the last SEGMENT tokens of a window."""
+    reader = memory.reader
+    whole = torch.tensor([[*reader.prefix_ids, *before, *window]])
+    with torch.no_grad():
+        logits = reader.model(whole).logits[0, -SEGMENT - 1 : -1]
+        return float(cross_entropy(logits, whole[0, -SEGMENT:]))
 
 
 def test_a_window_alone_is_what_the_stock_model_says(memory: Memory) -> None:
-    reader, store = memory.reader, memory.store
-    with torch.no_grad():
-        for method, before in (("window", WINDOW), ("longer window", WINDOW + 2 * 64)):
-            number = store.document("a").id
-            ids = store.tokens(number, START - before, START + SEGMENT).ids.tolist()
-            whole = torch.tensor([[*reader.prefix_ids, *ids]])
-            logits = reader.model(whole).logits[0, -SEGMENT - 1 : -1]
-            expected = cross_entropy(logits, whole[0, -SEGMENT:])
-            found = continuation(memory).measure("a", START, method)
-            assert found["nats"] == pytest.approx(float(expected), abs=1e-4)
+    ids = memory.reader.tokenizer.encode(memory.blocks.documents["a"])
+    for method, before in (("window", WINDOW), ("longer window", WINDOW + 2 * 64)):
+        expected = nats(memory, [], ids[START - before : START + SEGMENT])
+        found = continuation(memory).measure("a", START, method)
+        assert found["nats"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_all_that_stands_before_the_window_read_is_the_longer_window(memory: Memory) -> None:
-    """The blocks there were read over the same text, which a text's beginning is."""
-    first = WINDOW + 2 * 64
-    read = continuation(memory).measure("a", first, "128")
-    assert read["blocks"] == 2
-    longer = continuation(memory).measure("a", first, "longer window")
-    assert read["nats"] == pytest.approx(longer["nats"], abs=5e-3)
-    alone = continuation(memory).measure("a", first, "window")
-    assert abs(alone["nats"] - longer["nats"]) > 5e-2
+def test_a_passage_read_is_what_the_stock_model_says_after_it(memory: Memory) -> None:
+    text = memory.blocks.documents["a"]
+    ids = memory.reader.tokenizer.encode(text)
+    window = ids[START - WINDOW : START + SEGMENT]
+    blocks = range(len(memory.blocks.spans("a")))
+    read = continuation(memory, top_k=1).measure("a", START, "256")
+    encode = memory.reader.tokenizer.encode
+    after = [nats(memory, encode(memory.blocks.text(("a", block))), window) for block in blocks]
+    assert read["blocks"] == 1
+    assert min(abs(one - read["nats"]) for one in after) < 1e-4
+    assert abs(nats(memory, [], window) - read["nats"]) > 1e-3
 
 
 def test_the_choice_knows_nothing_of_what_is_to_come(memory: Memory) -> None:
@@ -129,12 +136,20 @@ def test_the_first_token_that_is_timed_is_that_of_the_answer(memory: Memory) -> 
 def test_every_time_is_measured_and_told(
     memory: Memory, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {"length": 512, "top_k": 2, "full": 1, "tokens": 2, "repeats": 1, "index_tokens": 256}
+    given = {
+        "length": 512,
+        "passages": [1, 2],
+        "full": 1,
+        "tokens": 2,
+        "repeats": 1,
+        "index_tokens": 256,
+    }
     options = argparse.Namespace(**given, dtype="float32")
-    hay = Hay(memory.blocks.offsets, ["".join(STORY) * 60], Random(0))
+    hay = Hay(counting(directory), ["".join(STORY) * 60], Random(0))
     found = speed.measure(memory, Prompted(directory), hay, options, document="a")
     speed.report(found, options)
     told = capsys.readouterr().out
     assert all(f"| {name} " in told for name in [*found["first"], *found["decoding"]])
     assert "the whole document in the prompt" in told
+    assert "| memory, 1 passages " in told and "| the same 2 as text " in told
     assert found["busy"].keys() == found["first"].keys()

@@ -11,19 +11,30 @@ import pytest
 
 from benchmarks.real import babilong, infinite, ruler
 from benchmarks.real.blocks import Blocks
+from benchmarks.real.context_questions import TITLES, ContextFacts
 from benchmarks.real.methods import best_first, standing
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.questions import ATTRIBUTES, TASKS, UPDATES, build
 from benchmarks.real.results import Results
 from benchmarks.real.rivals import Right
 from memstore.training import selector_forms, selector_words
-from memstore.training.selector_questions import split
+from memstore.training.selector_questions import Facts, split
 
 WORDS = re.findall(r"\w+", "the of and a to in he was it that on his with as had not at by from")
 
 
+NUMBER = re.compile(r"\d{4}")
+
+
 def offsets(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(r"\w+|\W", text)]
+
+
+def grid(text: str, size: int = 64) -> list[tuple[int, int]]:
+    """A text cut every `size` tokens."""
+    found = offsets(text)
+    parts = [found[at : at + size] for at in range(0, len(found), size)]
+    return [(part[0][0], part[-1][1]) for part in parts]
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +74,54 @@ def test_an_answer_stands_where_the_plan_says_and_documents_have_their_length(re
     for question in recall.questions:
         for stated in question.stated:
             text = recall.documents[stated.document]
-            assert text[stated.start : stated.stop].endswith((".", "!"))
-            assert text.startswith(" ".join(question.answers), stated.value)
-            assert stated.start <= stated.value < stated.stop
-        assert bool(question.stated) == bool(question.answers)
+            said = text[stated.start : stated.stop]
+            assert said.endswith((".", "!", "|")) or said.startswith("## ")
+            if stated.value is not None:
+                assert text[stated.value :].startswith(
+                    (" ".join(question.answers), question.answers[-1])
+                )
+                assert stated.start <= stated.value < stated.stop
+        values = sum(stated.value is not None for stated in question.stated)
+        assert values == bool(question.answers)
     for name, text in recall.documents.items():
-        length = {"key": 128, "book 2K": 2048, "book 8K": 8192}[re.match(r"key|book \dK", name)[0]]
+        length = {"k": 128, "2": 2048, "8": 8192}[name[0] if name[0] == "k" else name.split()[1][0]]
         assert length - 2 <= len(offsets(text)) <= length
+
+
+def test_what_a_fact_needs_stands_in_sentences_of_its_own(recall: Plan) -> None:
+    needed = Counter((q.task, len(q.stated)) for q in recall.questions if q.task in TITLES)
+    parts = {"german": 1, "french": 1}
+    assert needed == {(task, parts.get(task, 2)): 14 for task in TITLES}
+    for question in (q for q in recall.questions if q.task in TITLES):
+        text = recall.documents[question.documents[0]]
+        said = [text[one.start : one.stop] for one in question.stated]
+        first, last = said[0], said[-1]
+        # what names the subject, and what tells of it
+        names = [word for word in re.findall(r"\w{4,}", question.text) if word in first]
+        assert names or question.task == "heading"
+        assert question.answers[-1] in last
+        if question.task == "neighbours":
+            assert first.count(" ") > 25 and last.count(" ") > 25
+            assert question.stated[0].stop + 1 == question.stated[1].start
+        if question.task == "table":
+            columns, row = (line.split(" | ") for line in (first, last))
+            asked = [f"the {name.strip('| ')} of" in question.text for name in columns].index(True)
+            assert row[asked].strip(" |") == question.answers[0]
+            assert row[0].strip("| ") in question.text
+
+
+def test_two_sections_say_the_same_of_different_subjects() -> None:
+    facts = ContextFacts(Facts("held-out", Random(0)), ATTRIBUTES, Random(0))
+    one, other = facts.make("heading").needles
+    assert one.needed[0] != other.needed[0] and one.value != other.value
+
+
+def test_no_number_or_person_is_told_of_twice() -> None:
+    facts = ContextFacts(Facts("held-out", Random(0)), ATTRIBUTES, Random(0))
+    told = [facts.make(kind) for _ in range(150) for kind in TITLES]
+    text = "\n".join(needle.text for one in told for needle in one.needles)
+    assert max(Counter(NUMBER.findall(text)).values()) == 1
+    assert len({one.question for one in told}) == len(told)
 
 
 def test_of_a_fact_that_was_updated_the_later_sentence_is_asked_for(recall: Plan) -> None:
@@ -143,7 +195,7 @@ def test_frequent_words_are_counted_over_what_is_read(others: Plan) -> None:
 
 
 def test_the_right_blocks_hold_the_answer_and_come_first_for_who_knows_them(recall: Plan) -> None:
-    blocks = Blocks(offsets, recall.documents)
+    blocks = Blocks(grid, recall.documents)
     for question in (q for q in recall.questions if q.answers):
         read = "".join(blocks.text(block) for block in blocks.right(question))
         assert all(answer in read for answer in question.answers)
@@ -157,7 +209,7 @@ def test_the_right_blocks_hold_the_answer_and_come_first_for_who_knows_them(reca
 
 
 def test_blocks_that_follow_one_another_are_read_as_one_text() -> None:
-    blocks = Blocks(offsets, {"a": "x " * 100, "b": "y"}, size=64)
+    blocks = Blocks(grid, {"a": "x " * 100, "b": "y"})
     assert blocks.texts([("a", 0), ("a", 1), ("a", 3), ("b", 0)]) == ["x " * 64, "x " * 4, "y"]
 
 

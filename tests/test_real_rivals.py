@@ -8,24 +8,34 @@ import numpy as np
 import pytest
 from tiny_decoder import decoder, tokenizer
 
-from benchmarks.real.blocks import Blocks
-from benchmarks.real.methods import Nothing, Retrieval, Whole, ask_all
+from benchmarks.real.blocks import Blocks, passages
+from benchmarks.real.methods import Nothing, Retrieval, Rivals, Whole, ask_all
 from benchmarks.real.plan import Question, Stated
-from benchmarks.real.recall_tables import answers, counts, finds, gate, refusals
+from benchmarks.real.recall_tables import (
+    answers,
+    counts,
+    differences,
+    finds,
+    gate,
+    refusals,
+    worths,
+)
 from benchmarks.real.results import Results, Row
+from benchmarks.real.tuning import Tuned, load, outcome, save, tune, worth
 
 pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
 
 from benchmarks.real.choice_at_1m import Chosen
 from benchmarks.real.memory import Memory
-from benchmarks.real.prompting import Prompted, counting
-from benchmarks.real.rivals import Right, Words
+from benchmarks.real.prompting import Prompted, tokenizer_of
+from benchmarks.real.rivals import Fused, Right, Words
 from memstore.hf.load import load_reader
 from memstore.model.adaptation import Adaptation
 from memstore.model.selector_learned import Learned, Projection
 from memstore.model.selector_sum import Sum
 from memstore.model.selector_sum import Words as OurWords
+from memstore.model.settings import LookupSettings
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +73,86 @@ QUESTIONS = [
 
 
 def test_words_find_the_block_that_has_them(directory: Path) -> None:
-    blocks = Blocks(counting(directory), DOCUMENTS, size=32)
+    blocks = Blocks(passages(tokenizer_of(directory), 32), DOCUMENTS)
     for question in QUESTIONS:
         scores = Words(blocks).scores(question)
         scope = blocks.scope(question.documents)
         assert scope[int(np.argmax(scores))] in blocks.right(question)
     unknown = Question("", "", 0, ("a",), "where lies Rome", "", (), "forced")
     assert not Words(blocks).scores(unknown).any()
+
+
+class Given:
+    """Scores that are given."""
+
+    def __init__(self, *scores: float) -> None:
+        self.given = np.array(scores, np.float32)
+
+    def scores(self, question: Question) -> np.ndarray:
+        return self.given
+
+
+def test_ranks_are_fused_and_what_a_chooser_does_not_find_counts_nothing() -> None:
+    fused = Fused([Given(3, 0, 2, 1), Given(0.1, 0.4, 0.3, -0.2)]).scores(QUESTIONS[0])
+    expected = [1 / 61 + 1 / 63, 1 / 61, 1 / 62 + 1 / 62, 1 / 63]
+    np.testing.assert_allclose(fused, expected, rtol=1e-6)
+
+
+def test_a_rival_says_nothing_below_its_threshold_and_reads_as_many_as_is_said(
+    directory: Path, tmp_path: Path
+) -> None:
+    blocks = Blocks(passages(tokenizer_of(directory), 32), DOCUMENTS)
+    best = float(Words(blocks).scores(QUESTIONS[0]).max())
+    how = {"bm25": Tuned(2, best, 0.0)}
+    lookup = LookupSettings(top_k=3, score_range=1.0)
+    rivals = Rivals(directory, "float32", blocks, tmp_path, tuned=how, lookup=lookup)
+    row = rivals.method("bm25").ask(QUESTIONS[:1])[0]
+    assert row["answered"] and len(row["read"]) == 2
+    rivals.tuned = {"bm25": Tuned(2, best + 0.01, 0.0)}
+    asked = rivals.method("bm25").ask([QUESTIONS[0]])[0]
+    assert (asked["answered"], asked["read"], asked["right"]) == (False, [], 0.0)
+    assert asked["near"] == 0  # where it would have found it is told all the same
+    (ruled,) = rivals.method("bm25~").ask(QUESTIONS[:1])
+    scores = Words(blocks).scores(QUESTIONS[0])
+    near = int((scores >= scores.max() - scores.std()).sum())
+    assert len(ruled["read"]) == min(3, near)
+    for wrong, said in (("minilm", "--tune"), ("bm25@", "bm25@4"), ("owl@1", "no method")):
+        with pytest.raises(SystemExit, match=said):
+            rivals.method(wrong)
+
+
+def told(task: str, best: float, right: float = 0.0, method: str = "bm25@1") -> Row:
+    return {"task": task, "length": 64, "method": method, "best": best, "right": right}
+
+
+def test_what_is_best_on_validation_texts_is_chosen(tmp_path: Path) -> None:
+    one = [told("fact", score, right) for score, right in ((9, 1), (8, 1), (3, 1), (2, 0))]
+    one += [told("absent", score) for score in (5, 4, 2, 1)]
+    four = [row | {"method": "bm25@4", "right": 0.0} for row in one]
+    found = tune(one + four)
+    # from 8 on: half of the facts, no false answer; from 3 on: .75 less .5
+    assert found == {"bm25": Tuned(1, 8.0, pytest.approx(0.25))}
+    tried = [
+        row | {"answered": row["best"] >= 8, "right": row["right"] * (row["best"] >= 8)}
+        for row in one
+    ]
+    assert worth(tried) == pytest.approx(found["bm25"].worth)
+    assert [outcome(row) for row in tried] == [1, 1, 0, 0, 1, 1, 1, 1]
+    save(tmp_path / "tuned.json", found)
+    assert load(tmp_path / "tuned.json") == found
+    assert tune(one[:4])["bm25"].threshold is None
+
+
+def test_differences_are_those_on_the_same_questions() -> None:
+    rows = [
+        told("fact", 1, right, method) | {"question": str(at)}
+        for method, some in (("memory", (1, 1, 0, 1)), ("bm25@1", (0, 1, 0, 0)), ("full", (1, 1)))
+        for at, right in enumerate(some)
+    ]
+    line = differences(rows, 64, ["memory", "bm25@1", "full"]).splitlines()[-1]
+    assert "+0.500 (-0.263 to +0.930)" in line and "+0.000 (" in line
+    rows += [told("absent", 1) | {"question": "a"}]
+    assert "| 64 " in worths(rows, ["bm25@1"]) and "-0.375" in worths(rows, ["bm25@1"])
 
 
 def test_prompts_read_side_by_side_are_answered_as_each_alone(directory: Path) -> None:
@@ -92,7 +175,7 @@ def test_a_forced_answer_is_right_if_greedy_decoding_says_it(directory: Path) ->
 def test_a_run_that_was_stopped_goes_on_and_its_tables_tell_all(
     directory: Path, tmp_path: Path
 ) -> None:
-    blocks, prompted = Blocks(counting(directory), DOCUMENTS, size=32), Prompted(directory)
+    blocks, prompted = Blocks(passages(tokenizer_of(directory), 32), DOCUMENTS), Prompted(directory)
     made: list[str] = []
 
     def method(name: str) -> object:
@@ -127,18 +210,23 @@ def test_a_run_that_was_stopped_goes_on_and_its_tables_tell_all(
 def test_a_memory_is_read_into_once_and_tells_what_it_chose(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = Blocks(counting(directory), DOCUMENTS, size=64)
+    blocks = Blocks(passages(tokenizer_of(directory)), DOCUMENTS)
 
     def asked_anew() -> list[list[Row]]:
         with Memory(load_reader(directory), tmp_path / "memory", blocks) as memory:
             memory.read_in(DOCUMENTS)
-            return [memory.method(name).ask(QUESTIONS) for name in ("memory@1", "memory-right")]
+            methods = [memory.method("memory@1"), memory.method("memory-right")]
+            methods.append(memory.as_text(Prompted(directory)))
+            return [method.ask(QUESTIONS) for method in methods]
 
     first = asked_anew()
     assert "2/2 documents read" in capsys.readouterr().out
     assert asked_anew() == first
     assert "read" not in capsys.readouterr().out
-    for row, given, question in zip(*first, QUESTIONS):
+    prompted, blocks_of = Prompted(directory), blocks.texts
+    for row, given, text, question in zip(*first, QUESTIONS):
+        asked = prompted.answers([(question, blocks_of(text["read"]))])[0]
+        assert text["answered"] and asked == (text["right"], text["said"])
         assert row["rank"] == 0 and row["read"] == blocks.right(question) == given["read"]
         assert (row["right"], row["said"]) == (given["right"], given["said"])
 
@@ -154,8 +242,8 @@ def test_the_choice_alone_scores_blocks_as_a_memory_that_changed_its_selector_do
     idf = torch.ones(len(tokenizer()), dtype=torch.float16)
     learned = Learned(2, Projection(weights, flat, ones, flat, ones, flat, idf))
     adaptation = Adaptation(Sum([(learned, 1.0), (OurWords(), 0.1)]))
-    long = {"a": DOCUMENTS["a"] * 20, "b": DOCUMENTS["b"]}  # beyond a chunk and its window
-    blocks = Blocks(counting(directory), long)
+    long = {"a": DOCUMENTS["a"] * 20, "b": DOCUMENTS["b"]}  # of many passages
+    blocks = Blocks(passages(tokenizer_of(directory)), long)
     with Memory(load_reader(directory), tmp_path / "m", blocks) as memory:
         memory.read_in(long)  # to be found by another selector
     with Memory(load_reader(directory, adaptation=adaptation), tmp_path / "m", blocks) as memory:

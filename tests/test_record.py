@@ -83,13 +83,12 @@ def test_the_same_block_is_the_same_bytes(codec):
 
 
 @every_codec
-@pytest.mark.parametrize("last_length", [3, 4])
-def test_blocks_encoded_together_are_the_records_of_each_alone(codec, last_length):
+@pytest.mark.parametrize("lengths", [[4, 4, 3], [4, 4, 4], [1, 4, 2], [2, 2, 2]])
+def test_blocks_encoded_together_are_the_records_of_each_alone(codec, lengths):
     k, v = (random_bits((3, *SHAPE), "bfloat16", seed) for seed in (1, 2))
     together = table_of(SHAPE, "bfloat16", codec).encode(
-        KEY, raw_view(k), raw_view(v), last_length, WRITE
+        KEY, raw_view(k), raw_view(v), lengths, WRITE
     )
-    lengths = [4, 4, last_length]
     alone = [
         encode(k[at], v[at], lengths[at], codec, "bfloat16", KEY._replace(block=KEY.block + at))
         for at in range(3)
@@ -155,8 +154,6 @@ def test_a_record_that_another_write_made_is_refused(codec, length):
     _, _, record = a_record(codec, "float16", length=length)
     with pytest.raises(CorruptBlock, match=f"the write {WRITE.hex()}, not of {'ff' * 16}"):
         decode(record, SHAPE, "float16", KEY, b"\xff" * 16)
-    with pytest.raises(CorruptBlock, match="document 7, block 8, layer 9"):
-        decode(record, SHAPE, "float16", KEY, None)  # where one of format 1 should be
 
 
 @every_codec
@@ -194,7 +191,6 @@ def test_many_headers_are_compared_at_once_and_one_that_differs_in_anything_is_f
     assert found == [tuple(map(xxh3_64_digest, pair)) for pair in heads]
     assert form.raw_digests_of(views, [keys[0], keys[1], keys[1]], writes) is None
     assert form.raw_digests_of(views, keys, [WRITE, WRITE, bytes(16)]) is None
-    assert form.raw_digests_of(views, keys, [WRITE, None, WRITE]) is None
     for place in range(form.header_bytes):
         damaged = bytearray(records[1])
         damaged[place] ^= 1

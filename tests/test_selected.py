@@ -7,9 +7,12 @@ import random
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import passage_documents
 import pytest
 import torch
 from fork_server import NAMED_ERROR, RIGHT, ForkServer
@@ -259,7 +262,7 @@ def test_a_memory_without_a_directory_is_told(path: Path) -> None:
         for first in (0, 8):
             store.add_selected(
                 5,
-                8 * BLOCK,
+                [BLOCK] * 8,
                 landmarks=landmarks(1, first * BLOCK, (first + 8) * BLOCK),
                 words=words(1, first, first + 8),
             )
@@ -269,15 +272,6 @@ def test_a_memory_without_a_directory_is_told(path: Path) -> None:
         assert store.word_scores({1 << 31 | 12: 1.0}, [(5, 0, 16)]).argmax() == 12
         with pytest.raises(DocumentNotFound):
             store.token_maxima(QUESTION, 0, [(6, 0, 1)])
-
-
-def test_older_versions_refuse_a_memory_with_a_selector(path: Path, monkeypatch) -> None:
-    import memstore.disk.catalog as catalog_module
-
-    create(path).close()
-    monkeypatch.setattr(catalog_module, "SELECTOR_FORMAT", 2)
-    with pytest.raises(NewerFormat):
-        MemoryStore.open(path)
 
 
 # Moving
@@ -427,7 +421,7 @@ def test_impossible_forms_are_refused(changes: dict[str, object]) -> None:
         replace(FORM, **changes)
 
 
-RUNS = [TokenRun(32, landmarks(1, 0, 9).numpy()), WordRun(0, as_words(1, 30))]
+RUNS = [TokenRun(32, landmarks(1, 0, 9).numpy(), np.array([4, 2, 3])), WordRun(0, as_words(1, 30))]
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -455,10 +449,16 @@ def test_runs_come_back_and_nothing_else_is_taken_for_one(run: TokenRun | WordRu
 # Flipped bytes and kills
 
 
+@pytest.mark.parametrize("kind", ["selected", "passages"])
 def test_flipped_bytes_never_yield_a_wrong_landmark(
-    children: ForkServer, sound: Path, tmp_path: Path
+    children: ForkServer, sound: Path, tmp_path: Path, kind: str
 ) -> None:
     chance = random.Random(SEED + 1)
+    if kind == "passages":
+        sound = tmp_path / "sound"
+        with create(sound) as store:
+            passage_documents.ingest(store, "one", 40)
+            passage_documents.ingest(store, "one", 60, mode="append")
     whole = (sound / "data.mdb").read_bytes()
     outcomes: Counter[int] = Counter()
     for trial in range(FLIPS):
@@ -468,7 +468,7 @@ def test_flipped_bytes_never_yield_a_wrong_landmark(
         path = tmp_path / str(trial)
         path.mkdir()
         (path / "data.mdb").write_bytes(data)
-        read = children.run("read_selected_job", path)
+        read = children.run(f"read_{kind}_job", path)
         died = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE)
         assert read in (RIGHT, NAMED_ERROR) or -read in died, f"trial {trial} of seed {SEED}"
         if read != RIGHT:
@@ -479,27 +479,32 @@ def test_flipped_bytes_never_yield_a_wrong_landmark(
     assert outcomes[NAMED_ERROR] > FLIPS // 10, outcomes
 
 
+@pytest.mark.parametrize(
+    "job, check",
+    [("selected_job", check_content), ("passages_job", passage_documents.check_content)],
+    ids=["chunks", "passages"],
+)
 def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed_one(
-    children: ForkServer, tmp_path: Path
+    children: ForkServer, tmp_path: Path, job: str, check: Callable[..., None]
 ) -> None:
     chance = random.Random(SEED)
     seconds = float("inf")
     for name in ("first", "undisturbed"):
         create(tmp_path / name).close()
-        assert children.run("selected_job", tmp_path / name) == RIGHT
+        assert children.run(job, tmp_path / name) == RIGHT
         seconds = min(seconds, children.processor_seconds)
     expected = selected(tmp_path / "undisturbed")
     reached: Counter[int] = Counter()
     for kill in range(KILLS):
         memory = tmp_path / str(kill)
         create(memory).close()
-        children.kill(chance.uniform(0, seconds), "selected_job", memory)
+        children.kill(chance.uniform(0, seconds), job, memory)
         assert is_whole(memory)
         with MemoryStore.open(memory) as store:
             for document in store.documents():
-                check_content(store, document, text=1)
+                check(store, document, text=1)
                 reached[document.tokens] += 1
-        assert children.run("selected_job", memory) == RIGHT
+        assert children.run(job, memory) == RIGHT
         assert selected(memory) == expected, f"kill {kill} of seed {SEED}"
         shutil.rmtree(memory)
     assert len(reached) > 1, "every kill came before the first commit or after the last"

@@ -18,6 +18,7 @@ from test_hostile import WRONG, Frames, changed, fuzzed, places, write
 
 from memstore.disk.block_words import BlockWords
 from memstore.disk.selector_runs import TokenRun, WordRun, encode
+from memstore.disk.token_parts import equal_lengths
 from memstore.errors import MemstoreError
 from memstore.store.memory_store import MemoryStore
 
@@ -77,7 +78,8 @@ def with_runs(frames: Frames, runs: list[Any]) -> Frames:
 
 def token(first: int, end: int, form: Any = FORM) -> list[Any]:
     some = landmarks(1, first * BLOCK, min(end * BLOCK, TOKENS), form)
-    return ["token", first, encode(TokenRun(first, some.numpy()), form)]
+    run = TokenRun(first, some.numpy(), equal_lengths(len(some), BLOCK))
+    return ["token", first, encode(run, form)]
 
 
 def word(first: int, end: int, told: BlockWords | None = None) -> list[Any]:

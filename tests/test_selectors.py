@@ -23,7 +23,7 @@ from memstore.model.tapped import Tapped, Taps
 from memstore.training.adapt_measure import Haystack
 
 HIDDEN, WIDTH, VOCABULARY, BLOCK = 24, 8, 50, 4
-MADE_FOR = MadeFor(HIDDEN, 3, 4, 2, 6, VOCABULARY, BLOCK)
+MADE_FOR = MadeFor(HIDDEN, 3, 4, 2, 6, VOCABULARY)
 
 
 def projection(seed: int = 0) -> Projection:
@@ -51,7 +51,7 @@ def rotate(layer: int, x: Tensor, positions: Tensor) -> Tensor:
 
 
 def pointers() -> PointerHeads:
-    return PointerHeads([(1, 3), (1, 2), (2, 0)], (4, 2, 6), BLOCK, rotate)
+    return PointerHeads([(1, 3), (1, 2), (2, 0)], (4, 2, 6), rotate)
 
 
 def tapped(tokens: int, seed: int = 1) -> Tapped:
@@ -69,7 +69,9 @@ def haystack(selector, documents: int = 3, blocks: int = 5) -> tuple[Haystack, l
     for number in range(documents):
         shown.append(tapped(blocks * BLOCK, seed=10 + number))
         texts = [f"block {number} {i} apple{number}{i}" for i in range(blocks)]
-        held.add(blocks, selector.landmarks(shown[-1], 0), selector.words(texts))
+        parts = [shown[-1].part(range(i, i + BLOCK)) for i in range(0, blocks * BLOCK, BLOCK)]
+        kept = [one for part in parts if (one := selector.landmarks(part)) is not None]
+        held.add(blocks, torch.cat(kept) if kept else None, selector.words(texts))
     return held, shown
 
 
@@ -96,7 +98,7 @@ def test_learned_scores_are_late_interaction_of_projected_states() -> None:
     torch.testing.assert_close(scores, torch.cat(expected), atol=0.02, rtol=0)  # int8
 
 
-def test_learned_places_are_the_tokens_that_say_most_of_the_question() -> None:
+def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
     alike = projection()
     alike = replace(
         alike,
@@ -109,30 +111,25 @@ def test_learned_places_are_the_tokens_that_say_most_of_the_question() -> None:
     held, documents = haystack(selector)
     states, scope = documents[1].states[2], [(1, 1, 2), (1, 4, 5), (1, 2, 3)]
     asked = Tapped([1, 2, 3], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2, 4 * BLOCK + 3]]})
-    places, adds = selector.matches(asked, held, scope)
-    first, second, _ = places.tolist()
-    assert first[0] <= 1 and first[1] >= 2 and second[1] == 3
+    adds = selector.adds(asked, held, scope)
     scores = selector.scores(asked, "", held, scope)
     torch.testing.assert_close(adds.sum(1), scores)  # a block's score is what its rows add
     both = covered(adds)
     assert both[0] == adds[0].sum() and both[1] >= max(scores[:2])
     torch.testing.assert_close(both[-1], adds.amax(0).sum())
-    alone = Tapped([1, 2], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2]]})
-    found = selector.matches(alone, held, scope)
-    assert found.places[0].tolist() == [1, 2]
-    of_sum = Sum([(selector, 1.0), (Words(), 0.5)]).matches(alone, held, scope)
-    assert of_sum is not None and all(map(torch.equal, of_sum, found))
-    assert Words().matches(alone, held, scope) is None
+    of_sum = Sum([(selector, 1.0), (Words(), 0.5)]).adds(asked, held, scope)
+    assert of_sum is not None and torch.equal(of_sum, adds)
+    assert Words().adds(asked, held, scope) is None
 
 
 def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_stand() -> None:
     selector, shown = Learned(2, projection()), tapped(9)
-    whole = selector.landmarks(shown, 0)
+    whole = selector.landmarks(shown)
     assert whole.dtype == torch.int8 and whole.shape == (9, 1, WIDTH)
     scaled = replace(shown, states={2: shown.states[2] * 7})
-    assert (selector.landmarks(scaled, 3) - whole).abs().max() <= 1
+    assert (selector.landmarks(scaled) - whole).abs().max() <= 1
     part = Tapped(shown.ids[4:], {2: shown.states[2][4:]})
-    assert torch.equal(selector.landmarks(part, 4), whole[4:])
+    assert torch.equal(selector.landmarks(part), whole[4:])
 
 
 def test_a_selector_has_another_digest_once_its_landmarks_are_others_and_only_then() -> None:
@@ -161,12 +158,13 @@ def test_pointer_heads_sum_softmaxes_over_blocks_of_the_best_key_at_a_fixed_dist
     assert float(scores.sum()) == pytest.approx(1, rel=1e-4)
 
 
-def test_pointer_landmarks_of_a_part_of_a_document_are_those_of_the_whole() -> None:
+def test_pointer_landmarks_are_keys_rotated_from_the_passages_first_token_on() -> None:
     selector, shown = pointers(), tapped(11)
     assert selector.form.heads == 2 and selector.taps == Taps(heads=(1, 2))
-    whole = selector.landmarks(shown, 0)
-    part = Tapped(shown.ids[6:], {}, {}, {layer: k[:, 6:] for layer, k in shown.k.items()})
-    assert torch.equal(selector.landmarks(part, 6), whole[6:])
+    whole = selector.landmarks(shown)
+    assert torch.equal(selector.landmarks(shown.part(range(6))), whole[:6])
+    k = rotate(1, shown.k[1][1], torch.arange(11)).half()
+    assert torch.equal(whole[:, 0], k)
 
 
 def test_words_find_the_block_that_shares_a_rare_word() -> None:

@@ -19,7 +19,7 @@ from synthetic_documents import SIGNATURE, ingest
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.share import packed
 from memstore.share.local_cache import LocalCache
-from memstore.share.manifest import Published, manifest_name
+from memstore.share.manifest import FORMAT, Published, manifest_name
 from memstore.share.open_place import open_place
 from memstore.share.pages import PageRef
 from memstore.share.segments import is_whole
@@ -79,13 +79,13 @@ def test_sizes_that_a_manifest_or_a_page_invents_are_refused(url: str) -> None:
     file, place = one_of(url, "pages"), open_place(url)
     segments, [(row, pieces)] = msgpack.unpackb(packed.decompressed(file.read_bytes()[16:-8]))
     pieces[0][6] = PACKED_BYTES + 1
-    file.write_bytes(packed.pack(b"mRpage\0\0", 1, (segments, [(row, pieces)])))
+    file.write_bytes(packed.pack(b"mRpage\0\0", FORMAT, (segments, [(row, pieces)])))
     page = Published.open(place).manifest.pages[0]
 
     def publish(page: PageRef) -> None:
         manifest = one_of(url, "manifests")
         values = msgpack.unpackb(packed.decompressed(manifest.read_bytes()[16:-8]))
-        manifest.write_bytes(packed.pack(b"mRmanife", 1, values | {"pages": [page]}))
+        manifest.write_bytes(packed.pack(b"mRmanife", FORMAT, values | {"pages": [page]}))
 
     held = file.read_bytes()
     publish(page._replace(size=len(held), digest=packed.digest_of(held)))
@@ -98,7 +98,7 @@ def test_sizes_that_a_manifest_or_a_page_invents_are_refused(url: str) -> None:
 
 def test_a_table_that_nobody_would_read_is_not_written() -> None:
     with pytest.raises(InvalidInput, match="another prefix"):
-        packed.pack(b"mRpage\0\0", 1, os.urandom(PACKED_BYTES))
+        packed.pack(b"mRpage\0\0", FORMAT, os.urandom(PACKED_BYTES))
 
 
 @pytest.mark.parametrize("kind", ["large", "pipe"])
@@ -147,7 +147,13 @@ url = "s3://bucket/x"
         environment = os.environ | S3_ENVIRONMENT
         environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{server.getsockname()[1]}"
         command = [sys.executable, "-c", code]
-        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+        with subprocess.Popen(
+            command,
+            env=environment,
+            stderr=subprocess.PIPE,
+            # what a shell runs in the background ignores it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        ) as process:
             connection, _ = server.accept()
             assert connection.recv(1)  # it waits for the answer
             process.send_signal(signal.SIGINT)

@@ -154,7 +154,7 @@ def selectors(made: Any) -> dict[str, Any]:
 
     shape = made.shape
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    heads = PointerHeads([(2, 1), (1, 3)], sizes, shape.block_size, made.rotate)
+    heads = PointerHeads([(2, 1), (1, 3)], sizes, made.rotate)
     return {"words": Words(), "both": Sum([(heads, 1.0), (Words(), 50.0)])}
 
 
@@ -167,9 +167,7 @@ def test_a_choosing_reader_answers_the_same(tmp_path: Path, kind: str) -> None:
     from memstore.model.adaptation import Adaptation
     from memstore.model.selector_sum import Words
 
-    reader = HuggingFaceReader(
-        decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3, margin=0)
-    )
+    reader = HuggingFaceReader(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3))
     reader.selector = selectors(reader)[kind]
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as directory:
         for seed, name in enumerate(("kettle", "ladder")):

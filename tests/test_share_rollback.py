@@ -14,7 +14,7 @@ from synthetic_documents import SIGNATURE, ingest
 
 from memstore.errors import InvalidConfig, StaleMemory
 from memstore.share import packed, rollback
-from memstore.share.manifest import Published, manifest_name
+from memstore.share.manifest import FORMAT, Published, manifest_name
 from memstore.share.open_place import open_place
 from memstore.store.memory_store import MemoryStore
 
@@ -95,7 +95,7 @@ def test_another_manifest_of_the_same_number_is_told(url: str) -> None:
     values = msgpack.unpackb(packed.decompressed(bytes(place.get(name))[16:-8]))
     first = Published.at(place, 1).manifest
     values |= {"id": first.id, "pages": first.pages}  # what an older one said
-    place.put(name, packed.pack(b"mRmanife", 1, values))
+    place.put(name, packed.pack(b"mRmanife", FORMAT, values))
     with pytest.raises(StaleMemory, match="another manifest 2"):
         number_of(url)
 

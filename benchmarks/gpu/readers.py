@@ -116,7 +116,7 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
 
     model, tokenizer = made(setting, shape, tokens)
     began = time.perf_counter()
-    adaptation = Adaptation(Words(), top_k=TOP_K, margin=0)
+    adaptation = Adaptation(Words(), top_k=TOP_K)
     reader = HuggingFaceReader(model, tokenizer, adaptation, weights=f"random {shape}")
     yield Row(f"{shape}: a reader over the model", "ours", time.perf_counter() - began)
     stock = Stock(model, setting)
@@ -166,7 +166,7 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
         what = f"{shape}: reading {tokens_text(part)} in"
         yield Row(what, "stock, prefill", prefill, operations, note=note)
         reader.ingest(text, store, name="book")
-        settings = {"top_k": TOP_K, "score_range": 1e9, "margin": 0}
+        settings = {"top_k": TOP_K, "score_range": 1e9}
 
         def answered(retrieve: bool, then: int) -> float:
             """Seconds a token, of those after the first."""

@@ -28,9 +28,9 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.real.plan import Plan
 from benchmarks.real.prompting import DTYPES
+from memstore.disk.token_parts import equal_lengths
 from memstore.hf.load import load_reader
 from memstore.index.late import INT8_STEPS, TokenIndex
-from memstore.model.compact import read_beginning
 from memstore.model.selector_sum import Sum
 from memstore.model.tap import tap
 
@@ -67,14 +67,10 @@ def rows_of(given: Any) -> list[tuple[Tensor, Tensor]]:
     reader = load_reader(given.model, dtype=DTYPES[given.dtype])
     plan = Plan.load(next(iter(sorted(given.work.glob("choice-*.json")))))
     learned = reader.selector.parts[0][0] if isinstance(reader.selector, Sum) else reader.selector
-    step, beginning, rows = (
-        max(1, len(plan.questions) // given.questions),
-        read_beginning(reader),
-        [],
-    )
+    step, rows = (max(1, len(plan.questions) // given.questions), [])
     for question in plan.questions[::step][: given.questions]:
         ids, words = reader.turn_ids(question.text, first=True)
-        rows.append(learned.rows(tap(reader, beginning, ids).part(words)))
+        rows.append(learned.rows(tap(reader, ids).part(words)))
     return rows
 
 
@@ -92,8 +88,8 @@ def measure(
     landmarks: Tensor, queries: Sequence[tuple[Tensor, Tensor]], given: Any
 ) -> dict[str, Any]:
     tokens, width = landmarks.shape
-    index = TokenIndex(1, width, BLOCK, torch.int8)
-    index.add(0, 0, landmarks[:, None])
+    index = TokenIndex(1, width, torch.int8)
+    index.add(0, 0, landmarks[:, None], equal_lengths(tokens, BLOCK))
     blocks = -(-tokens // BLOCK)
     build, engine = busy(partial(built, landmarks, given))
     exact_ms, exact = [], []

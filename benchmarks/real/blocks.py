@@ -1,28 +1,39 @@
-"""The blocks of a plan's documents: their text, and those where an answer stands."""
+"""The passages of a plan's documents: their text, and those where an answer stands."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
-from benchmarks.real.hay import Offsets
 from benchmarks.real.plan import Question, Stated
+from memstore.hf.reader import LONGEST
+from memstore.model.passages.cut import Passages
+from memstore.model.reader import TextTokenizer
 
 Block = tuple[str, int]  # of a document, the number
+Cut = Callable[[str], list[tuple[int, int]]]
+"""A text -> the characters (first, end) of each of its passages."""
+
+
+def passages(tokenizer: TextTokenizer, size: int = 64, most: int = LONGEST) -> Cut:
+    """As a memory of a model with this tokenizer cuts them."""
+
+    def cut(text: str) -> list[tuple[int, int]]:
+        found = Passages(tokenizer, [text], size=size, most=most)
+        return [(one.start, one.end) for one in found]
+
+    return cut
 
 
 class Blocks:
-    """Documents cut into blocks of `size` tokens, as a memory cuts them, when they are needed."""
+    """Documents cut into passages, as a memory cuts them, when they are needed."""
 
-    def __init__(self, offsets: Offsets, documents: Mapping[str, str], size: int = 64) -> None:
-        self.offsets, self.documents, self.size = offsets, documents, size
+    def __init__(self, cut: Cut, documents: Mapping[str, str]) -> None:
+        self.cut, self.documents = cut, documents
         self._cut: dict[str, list[tuple[int, int]]] = {}
 
     def spans(self, document: str) -> list[tuple[int, int]]:
         """The characters (first, end) of each block."""
         if document not in self._cut:
-            tokens = self.offsets(self.documents[document])
-            firsts = [tokens[at][0] for at in range(0, len(tokens), self.size)]
-            ends = [*firsts[1:], len(self.documents[document])]
-            self._cut[document] = list(zip(firsts, ends))
+            self._cut[document] = self.cut(self.documents[document])
         return self._cut[document]
 
     def scope(self, documents: Iterable[str]) -> list[Block]:
@@ -36,13 +47,13 @@ class Blocks:
 
     def texts(self, blocks: Sequence[Block]) -> list[str]:
         """The texts of blocks, in their order; blocks that follow one another are one text."""
-        joined: list[str] = []
+        joined: list[tuple[str, int, int]] = []
         for at, (name, number) in enumerate(blocks):
+            first, end = self.spans(name)[number]
             if at and blocks[at - 1] == (name, number - 1):
-                joined[-1] += self.text((name, number))
-            else:
-                joined.append(self.text((name, number)))
-        return joined
+                first = joined.pop()[1]
+            joined.append((name, first, end))
+        return [self.documents[name][first:end] for name, first, end in joined]
 
     def right(self, question: Question) -> list[Block]:
         """The blocks on which the sentences that are needed stand, in the order of the text."""
@@ -55,7 +66,11 @@ class Blocks:
 
     def values(self, question: Question) -> list[Block]:
         """The block in which each value that is asked for begins."""
-        return [self._on(_only_value(stated))[0] for stated in question.stated]
+        return [
+            self._on(Stated(one.document, one.value, one.value + 1, one.value))[0]
+            for one in question.stated
+            if one.value is not None
+        ]
 
     def _on(self, stated: Stated) -> list[Block]:
         spans = self.spans(stated.document)
@@ -64,7 +79,3 @@ class Blocks:
             for number, (first, end) in enumerate(spans)
             if first < stated.stop and end > stated.start
         ]
-
-
-def _only_value(stated: Stated) -> Stated:
-    return Stated(stated.document, stated.value, stated.value + 1, stated.value)

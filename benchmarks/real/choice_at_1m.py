@@ -1,7 +1,7 @@
 """Is the right block chosen among those of a million tokens, and how soon?
 
-The choice alone: texts are read up to the layer that the reader's selector taps, in chunks over a
-window as an ingest does, and only what the selector keeps of them stays (no keys and values). One
+The choice alone: passages are read up to the layer that the reader's selector taps, as an ingest
+does, and only what the selector keeps of them stays (no keys and values). One
 document of 128K tokens carries the facts of real.recall, others of 128K are books without any; they
 compete in one search. A run goes on where it was killed, with --work.
 
@@ -27,11 +27,11 @@ from benchmarks.common.options import add
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
-from benchmarks.real.blocks import Blocks
+from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.hay import Hay
 from benchmarks.real.methods import standing
 from benchmarks.real.plan import Plan, Question
-from benchmarks.real.prompting import DTYPES, counting
+from benchmarks.real.prompting import DTYPES, counting, tokenizer_of
 from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds, refusals
 from benchmarks.real.results import Results, Row
@@ -41,9 +41,11 @@ from memstore.disk.block_words import BlockWords
 from memstore.hf.load import load_reader
 from memstore.index.late import LANDMARK_DTYPES, TokenIndex
 from memstore.index.words import WordIndex
-from memstore.model.compact import CompactAttention, read_beginning
+from memstore.model.passages.encode import encode
+from memstore.model.passages.ingest import passages_of
+from memstore.model.passages.stack import landmarks_of
 from memstore.model.selectors import confidence
-from memstore.model.tap import tap, tapping
+from memstore.model.tap import tap
 from memstore.training.corpus import read_documents
 
 DOCUMENT = 128 * 1024  # tokens
@@ -53,7 +55,7 @@ class Found:
     """What a selector asks of a memory, of documents by number."""
 
     def __init__(self, form: Any) -> None:
-        self.tokens = TokenIndex(form.heads, form.width, 64, LANDMARK_DTYPES[form.dtype])
+        self.tokens = TokenIndex(form.heads, form.width, LANDMARK_DTYPES[form.dtype])
         self.words = WordIndex()
 
     def token_maxima(self, q: Tensor, head: int, scope: Any) -> Tensor:
@@ -68,7 +70,6 @@ class Chosen:
 
     def __init__(self, reader: Any, blocks: Blocks, work: Path, name: str) -> None:
         self.reader, self.blocks, self.work, self.name = reader, blocks, work, name
-        self.beginning = read_beginning(reader)
         self.found = Found(reader.selector.form)
         self.numbers: dict[str, int] = {}
         self.walks: list[float] = []
@@ -78,7 +79,7 @@ class Chosen:
             (self._known(name), 0, len(self.blocks.spans(name))) for name in question.documents
         ]
         ids, words = self.reader.turn_ids(question.text, first=True)
-        seconds, tapped = timed(lambda: tap(self.reader, self.beginning, ids).part(words))
+        seconds, tapped = timed(lambda: tap(self.reader, ids).part(words))
         self.walks.append(seconds)
         scores: Tensor = self.reader.selector.scores(tapped, question.text, self.found, scope)
         return scores.cpu().numpy()
@@ -88,59 +89,38 @@ class Chosen:
         if name not in self.numbers:
             number = self.numbers[name] = len(self.numbers)
             selector, texts = self.reader.selector, self.blocks.scope([name])
-            if (landmarks := self._landmarks(name)) is not None:
-                self.found.tokens.add(number, 0, landmarks)
+            if (known := self._landmarks(name)) is not None:
+                self.found.tokens.add(number, 0, *known)
             words = selector.words([self.blocks.text(block) for block in texts])
             if words is not None:
                 self.found.words.add(number, 0, BlockWords.of(words))
         return self.numbers[name]
 
-    def _landmarks(self, name: str) -> Tensor | None:
-        """A document's landmarks, from an earlier run if there was one."""
+    def _landmarks(self, name: str) -> tuple[Tensor, list[int]] | None:
+        """A document's landmarks and the lengths of its passages, from an earlier run if there was
+        one.
+        """
         selector = self.reader.selector
         if not selector.form.heads:
             return None
-        walks = f"{self.reader.lookup.chunk_blocks}-{self.reader.window_blocks}"
-        kept_by = f"{self.name}-{selector.form.digest[:8]}-{walks}"
-        file = self.work / f"landmarks-{kept_by}-{name}.pt"
+        file = self.work / f"landmarks-{self.name}-{selector.form.digest[:8]}-{name}.pt"
         if not file.exists():
-            ids = self.reader.tokenizer.encode(self.blocks.documents[name])
-            seconds, landmarks = timed(lambda: torch.cat(list(self._read(ids))))
-            print(f"  {name}: {len(ids) / seconds:.0f} tokens a second", flush=True)
+            seconds, landmarks = timed(lambda: self._read(name))
+            print(f"  {name}: {len(landmarks[0]) / seconds:.0f} tokens a second", flush=True)
             torch.save(landmarks, file.with_suffix(".part"))
             file.with_suffix(".part").rename(file)
-        kept: Tensor = torch.load(file)
+        kept: tuple[Tensor, list[int]] = torch.load(file)
         return kept
 
-    @torch.no_grad()
-    def _read(self, ids: Sequence[int]) -> Any:
-        """Yield the landmarks of one chunk after the other, each read over the window before it."""
-        reader, shape, taps = self.reader, self.reader.shape, self.reader.selector.taps
-        chunk = reader.lookup.chunk_blocks * shape.block_size
-        window = reader.window_blocks * shape.block_size
-        before: dict[int, tuple[Tensor, Tensor]] = {}
-        for first in range(0, len(ids), chunk):
-            part = list(ids[first : first + chunk])
-            context = CompactAttention(reader, self.beginning)
-            for layer, (k, v) in before.items():
-                context.remember(layer, k, v)
-
-            def keeping(
-                layer: int, q: Tensor, k: Tensor, v: Tensor, context: Any = context
-            ) -> Tensor:
-                old = before.get(layer)
-                both = [half[0].to(shape.kv_dtype) for half in (k, v)]
-                if old is not None:
-                    both = [torch.cat(halves, 1)[:, -window:] for halves in zip(old, both)]
-                before[layer] = (both[0], both[1])
-                attended: Tensor = context.attend(layer, q, k, v)
-                return attended
-
-            tapped, attend, enter = tapping(part, taps, keeping)
-            given = torch.tensor([part], device=reader.device)
-            states = reader.hidden(given, attend, layers=taps.layers, enter=enter)
-            enter(taps.layers, states)
-            yield reader.selector.landmarks(tapped, first)
+    def _read(self, name: str) -> tuple[Tensor, list[int]]:
+        """The landmarks of a document, and how many tokens each passage has."""
+        reader = self.reader
+        passages = list(passages_of(reader, [self.blocks.documents[name]]))
+        ids = [passage.ids.tolist() for passage in passages]
+        read = list(encode(reader, ids, layers=reader.selector.taps.layers))
+        landmarks = landmarks_of(reader, read)
+        assert landmarks is not None
+        return landmarks, [len(one) for one in ids]
 
 
 def main() -> None:
@@ -149,7 +129,7 @@ def main() -> None:
     work = options.work
     work.mkdir(parents=True, exist_ok=True)
     plan = planned(options, work)
-    blocks = Blocks(counting(options.model), plan.documents)
+    blocks = Blocks(passages(tokenizer_of(options.model)), plan.documents)
     reader = load_reader(options.model, dtype=DTYPES[options.dtype])
     chosen = Chosen(reader, blocks, work, f"{options.dtype}-{options.seed}")
     choosers: dict[str, Chooser] = {"memory": chosen}

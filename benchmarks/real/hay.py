@@ -14,15 +14,33 @@ _SENTENCE_END = re.compile(r"(?<=[a-z][.!?])[\"”’']?(?=\s)")
 
 @dataclass(frozen=True)
 class Needle:
-    """A sentence to plant, and what of it is the value that will be asked for."""
+    """A text to plant, and what of it is the value that will be asked for.
+
+    needed: the sentences or lines of it without which nobody could answer, () for all of it. apart:
+    it is a paragraph of its own, and not a sentence among others.
+    """
 
     text: str
     value: str
+    needed: tuple[str, ...] = ()
+    apart: bool = False
 
-    def place(self, document: str, start: int) -> Stated:
-        """Where it stands once its first character is the text's `start`."""
-        at = self.text.rfind(self.value) if self.value else 0
-        return Stated(document, start, start + len(self.text), start + max(0, at))
+    @property
+    def around(self) -> tuple[str, str]:
+        """What is planted before and behind it."""
+        return ("\n\n", "\n\n") if self.apart else (" ", "")
+
+    def places(self, document: str, start: int) -> list[Stated]:
+        """Where its needed parts stand once its first character is the text's `start`."""
+        if not self.needed:
+            at = self.text.rfind(self.value) if self.value else 0
+            return [Stated(document, start, start + len(self.text), start + max(0, at))]
+        found = []
+        for part in self.needed:
+            first, at = start + self.text.index(part), part.rfind(self.value)
+            value = first + at if at >= 0 else None
+            found.append(Stated(document, first, first + len(part), value))
+        return found
 
 
 class Hay:
@@ -62,10 +80,14 @@ class Hay:
         self, name: str, tokens: int, groups: Sequence[Sequence[Needle]]
     ) -> tuple[str, list[list[Stated]]]:
         """A document of `tokens` tokens with needles after random sentences; those of a group stand
-        in their order. Returns the text, and where each needle of each group stands.
+        in their order. Returns the text, and where what is needed of each group stands.
         """
         needles = sum(map(len, groups))
-        added = sum(len(self.offsets(" " + needle.text)) for group in groups for needle in group)
+        added = sum(
+            len(self.offsets(needle.around[0] + needle.text + needle.around[1]))
+            for group in groups
+            for needle in group
+        )
         if added > 0.8 * tokens:
             raise ValueError(f"{needles} sentences of {added} tokens leave no hay in {tokens:,}")
         hay = self.prose(tokens - added + 32)
@@ -80,18 +102,24 @@ class Hay:
             own = sorted(slots.pop() for _ in group)
             order += [(slot, number, index) for index, slot in enumerate(own)]
         pieces, length, before = [], 0, 0
-        stated: dict[tuple[int, int], Stated] = {}
+        stated: dict[tuple[int, int], list[Stated]] = {}
         for slot, number, index in sorted(order):
             needle = groups[number][index]
-            pieces += [hay[before:slot], " "]
-            length += slot - before + 1
-            stated[number, index] = needle.place(name, length)
-            pieces.append(needle.text)
-            length, before = length + len(needle.text), slot
+            first, behind = needle.around
+            pieces += [hay[before:slot], first]
+            length += slot - before + len(first)
+            stated[number, index] = needle.places(name, length)
+            pieces += [needle.text, behind]
+            length, before = length + len(needle.text) + len(behind), slot
+            if behind and hay[slot : slot + 1] == " ":
+                before += 1  # a paragraph begins
         text = "".join([*pieces, hay[before:]])
         ends_of_tokens = self.offsets(text)
         text = text[: ends_of_tokens[min(tokens, len(ends_of_tokens)) - 1][1]]
-        return text, [[stated[n, i] for i in range(len(g))] for n, g in enumerate(groups)]
+        return text, [
+            [place for i in range(len(group)) for place in stated[n, i]]
+            for n, group in enumerate(groups)
+        ]
 
 
 def _plain(text: str) -> str:

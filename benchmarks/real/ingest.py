@@ -87,8 +87,7 @@ class Stock:
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPES[dtype])
         self.model = loaded.eval().get_decoder()
         self.prefix = reader.prefix_ids
-        self.chunk = reader.lookup.chunk_blocks * reader.shape.block_size
-        self.window = reader.window_blocks * reader.shape.block_size
+        self.chunk = self.window = 256  # tokens
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> None:

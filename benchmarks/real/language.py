@@ -2,7 +2,7 @@
 
 Segments of 64 tokens of books that the model has read into its memory. Before each stand a local
 window of --window tokens and, in the memory, the text before that window: --lengths of it may be
-read. Whole blocks are chosen once for a segment, by the reader's selector, for the last --rows
+read. Passages are chosen once for a segment, by the reader's selector, for the last --rows
 tokens of the window; nothing of the segment is known to the choice. Beside it the window alone
 ("window") and a window that is longer by as many tokens as top_k blocks have ("longer window").
 
@@ -28,14 +28,14 @@ from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number, tokens_text
-from benchmarks.real.blocks import Blocks
-from benchmarks.real.hay import Hay
+from benchmarks.real.blocks import Blocks, passages
+from benchmarks.real.hay import Hay, Offsets
 from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
 from memstore.model.chosen import Chosen
-from memstore.model.compact import CompactAttention, read_beginning
+from memstore.model.compact import CompactAttention, read_prefix
 from memstore.model.selectors import Gate, choose, confidence
 from memstore.model.tap import tap
 from memstore.training.corpus import read_documents
@@ -46,12 +46,14 @@ SEGMENT, BLOCK = 64, 64  # tokens
 class Continuation:
     """A reader that goes on with texts of a memory."""
 
-    def __init__(self, memory: Memory, options: argparse.Namespace) -> None:
+    def __init__(self, memory: Memory, offsets: Offsets, options: argparse.Namespace) -> None:
+        self.offsets, self.texts = offsets, memory.blocks.documents
+        self._encoded: dict[str, list[int]] = {}
+        self._spans: dict[str, list[tuple[int, int]]] = {}
         self.memory, self.reader, self.store = memory, memory.reader, memory.store
         self.reader.separator_ids = []  # a text goes on, nothing is asked
         self.window, self.rows = options.window, options.rows
-        self.beginning = read_beginning(self.reader)
-        given = {"top_k": options.top_k, "score_range": options.score_range, "margin": 0}
+        given = {"top_k": options.top_k, "score_range": options.score_range}
         self.settings = {name: value for name, value in given.items() if value is not None}
         lookup = self.reader.lookup.changed(**self.settings)
         self.top_k = lookup.top_k
@@ -70,8 +72,7 @@ class Continuation:
             longer = self.window + self.top_k * BLOCK
             return {"nats": self._windowed(self._ids(document, start - longer, start), targets)}
         local = self._ids(document, start - self.window, start)
-        end = (start - self.window) // BLOCK
-        blocks, best = self._choose(document, local, end - int(method) // BLOCK, end)
+        blocks, best = self._choose(document, local, start - self.window, int(method))
         with self.reader.session(
             self.store, [document], retrieve=False, **self.settings
         ) as session:
@@ -82,22 +83,26 @@ class Continuation:
 
     @torch.no_grad()
     def _windowed(self, local: list[int], targets: list[int]) -> float:
-        context = CompactAttention(self.reader, self.beginning)
+        context = CompactAttention(self.reader, read_prefix(self.reader))
         ids = torch.tensor([[*local, *targets[:-1]]], device=self.reader.device)
         states = self.reader.hidden(ids, context.attend)[0, -SEGMENT:]
         return float(cross_entropy(self.reader.logits(states), torch.tensor(targets)))
 
     def _choose(
-        self, document: str, local: list[int], first: int, end: int
+        self, document: str, local: list[int], end: int, tokens: int
     ) -> tuple[list[Chosen], float]:
-        """Those of the blocks first .. end - 1 that the end of the local text asks for, and the
-        best score.
+        """Of the passages in so many tokens of a document up to its token `end`, those that the end
+        of the local text asks for; and the best score.
         """
         number = self.store.document(document).id
+        spans, offsets = self.memory.blocks.spans(document), self._offsets(document)
+        before, after = offsets[end][0], offsets[max(0, end - tokens)][0]
+        inside = [at for at, span in enumerate(spans) if span[0] >= after and span[1] <= before]
+        first, last = inside[0], inside[-1] + 1
         asking = range(len(local) - min(self.rows, len(local)), len(local))
-        tapped = tap(self.reader, self.beginning, local).part(asking)
+        tapped = tap(self.reader, local).part(asking)
         words = self.reader.tokenizer.decode(local[asking.start :])
-        scores = self.reader.selector.scores(tapped, words, self.store, [(number, first, end)])
+        scores = self.reader.selector.scores(tapped, words, self.store, [(number, first, last)])
         blocks = [
             Chosen(number, first + block, float(scores[block]))
             for block in choose(scores, self.top_k, self.score_range).tolist()
@@ -105,9 +110,14 @@ class Continuation:
         return blocks, confidence(scores)
 
     def _ids(self, document: str, first: int, end: int) -> list[int]:
-        number = self.store.document(document).id
-        ids: list[int] = self.store.tokens(number, first, end).ids.tolist()
-        return ids
+        if document not in self._encoded:
+            self._encoded[document] = self.reader.tokenizer.encode(self.texts[document])
+        return self._encoded[document][first:end]
+
+    def _offsets(self, document: str) -> list[tuple[int, int]]:
+        if document not in self._spans:
+            self._spans[document] = self.offsets(self.texts[document])
+        return self._spans[document]
 
 
 def main() -> None:
@@ -120,11 +130,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         reader = load_reader(options.model, dtype=DTYPES[options.dtype])
-        walks = f"{reader.lookup.chunk_blocks}-{reader.window_blocks}"
-        named = f"language-{options.seed}-{tokens}-{options.dtype}-{walks}"
-        with Memory(reader, work / f"memory-{named}", Blocks(offsets, texts)) as memory:
+        named = f"language-{options.seed}-{tokens}-{options.dtype}"
+        with Memory(
+            reader, work / f"memory-{named}", Blocks(passages(reader.tokenizer), texts)
+        ) as memory:
             memory.read_in(texts)
-            continuation = Continuation(memory, options)
+            continuation = Continuation(memory, offsets, options)
             asked = (options.window, options.rows, continuation.top_k)
             named += f"-{'-'.join(map(str, (*asked, continuation.score_range)))}"
             results = Results(work / f"{named}-{reader.keeps.digest[:8]}.jsonl")

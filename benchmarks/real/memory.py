@@ -14,6 +14,7 @@ import torch
 from benchmarks.real.blocks import Blocks
 from benchmarks.real.methods import Method, standing
 from benchmarks.real.plan import Question
+from benchmarks.real.prompting import Prompted
 from benchmarks.real.results import Row
 from memstore import MemoryStore
 from memstore.model.choosing_session import ChoosingSession
@@ -56,14 +57,22 @@ class Memory(AbstractContextManager["Memory"]):
         self.store.close()
 
     def method(self, name: str) -> Method:
-        """memory: the reader's own settings; memory@K: the best K blocks and no neighbours;
-        memory-right: the right blocks. Raises SystemExit for another name.
+        """memory: the reader's own settings; memory@K: the best K passages; memory-right: the right
+        ones; with -apart behind its name passages are read as they are stored. Raises
+        SystemExit for another name.
         """
-        kind, _, number = name.partition("@")
+        kind, _, number = name.removesuffix("-apart").partition("@")
         if kind not in ("memory", "memory-right") or (number and not number.isdigit()):
             raise SystemExit(f"no method {name!r}")
-        settings = {"top_k": int(number), "score_range": 1e9, "margin": 0} if number else {}
-        return _Asked(self, settings, given=kind == "memory-right")
+        apart = {"chained": False} if name.endswith("-apart") else {}
+        settings = {"top_k": int(number), "score_range": 1e9} if number else {}
+        return _Asked(self, settings | apart, given=kind == "memory-right")
+
+    def as_text(self, prompted: Prompted) -> Method:
+        """The passages that the memory chooses by the reader's own settings, as text in a prompt of
+        the stock model.
+        """
+        return _AsText(self, prompted)
 
     def names(self, chosen: list[Chosen]) -> list[tuple[str, int]]:
         """Blocks by their documents' names."""
@@ -107,7 +116,7 @@ class _Asked:
         blocks = memory.given(question) if self.given else []
         settings = self.settings
         if self.given:
-            settings = {"top_k": max(1, len(blocks)), "margin": 0}
+            settings = {"top_k": max(1, len(blocks))} | self.settings
         with memory.reader.session(
             memory.store, question.documents, retrieve=not self.given, **settings
         ) as session:
@@ -122,6 +131,27 @@ class _Asked:
             row |= standing(np.asarray(scores), scope, memory.blocks, question)
             row["best"] = confidence(scores)
         return row
+
+
+class _AsText:
+    """Reads what a memory chooses as text."""
+
+    def __init__(self, memory: Memory, prompted: Prompted) -> None:
+        self.memory, self.prompted = memory, prompted
+
+    def ask(self, questions: Sequence[Question]) -> list[Row]:
+        rows = [self._choose(question) for question in questions]
+        texts = [self.memory.blocks.texts(row["read"]) for row in rows]
+        asked = [(q, some) for q, some, row in zip(questions, texts, rows) if row["answered"]]
+        answers = iter(self.prompted.answers(asked))
+        nothing: Row = {"right": 0.0, "said": ""}
+        return [row | (next(answers)._asdict() if row["answered"] else nothing) for row in rows]
+
+    def _choose(self, question: Question) -> Row:
+        reader = self.memory.reader
+        with reader.session(self.memory.store, question.documents) as session:
+            chosen = session.choose(question.text, *reader.turn_ids(question.text, first=True))
+            return {"answered": session.answered, "read": self.memory.names(chosen)}
 
 
 def answer(reader: Any, session: ChoosingSession, question: Question) -> tuple[float, str]:

@@ -4,6 +4,7 @@ so that a run that was killed goes on.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, Protocol
@@ -14,19 +15,26 @@ from benchmarks.real.blocks import Blocks
 from benchmarks.real.plan import Question
 from benchmarks.real.prompting import Prompted
 from benchmarks.real.results import Results, Row
-from benchmarks.real.rivals import Chooser, Right, Sentences, Words, minilm
+from benchmarks.real.rivals import Chooser, Fused, Right, Sentences, Words, minilm
+from benchmarks.real.tuning import Tuned
+from memstore.model.settings import LookupSettings
 
 METHODS = {
     "memory": "the memory as its reader asks it",
     "memory@K": "the same with its best K blocks",
     "memory-right": "the same with the right blocks (ceiling)",
+    "memory-text": "the blocks that the memory chose, as text in the prompt (ceiling)",
     "right": "the right blocks as text in the prompt (ceiling)",
     "full": "the documents whole in the prompt",
     "bm25@K": "the best K blocks by BM25, in the prompt",
     "minilm@K": "the best K by all-MiniLM-L6-v2, in the prompt",
+    "rrf@K": "the best K by both, fused by reciprocal rank, in the prompt",
+    "bm25, minilm, rrf": "with the K and the threshold of --tuned",
+    "bm25~, minilm~, rrf~": "as many as the memory's own rule would read",
     "none": "the question alone",
 }
 
+RIVALS = ("bm25", "minilm", "rrf")
 TOGETHER = 48  # questions that are asked by one method after the other
 
 
@@ -42,10 +50,23 @@ class Method(Protocol):
 class Retrieval:
     """Reads the best `k` blocks by a chooser as text in the prompt; None: all with a score above
     zero.
+
+    score_range: of these only those within so many standard deviations of all scores below the best
+    one, as a memory reads. threshold: says nothing where the best score is below it.
     """
 
-    def __init__(self, prompted: Prompted, blocks: Blocks, chooser: Chooser, k: int | None) -> None:
+    def __init__(
+        self,
+        prompted: Prompted,
+        blocks: Blocks,
+        chooser: Chooser,
+        k: int | None,
+        *,
+        score_range: float | None = None,
+        threshold: float | None = None,
+    ) -> None:
         self.prompted, self.blocks, self.chooser, self.k = prompted, blocks, chooser, k
+        self.score_range, self.threshold = score_range, threshold
 
     def ask(self, questions: Sequence[Question]) -> list[Row]:
         rows: list[Row] = []
@@ -53,11 +74,23 @@ class Retrieval:
         for question in questions:
             scores = self.chooser.scores(question)
             scope = self.blocks.scope(question.documents)
-            k = int((scores > 0).sum()) if self.k is None else min(self.k, len(scope))
-            chosen = [scope[at] for at in sorted(best_first(scores)[:k].tolist())]
-            asked.append((question, self.blocks.texts(chosen)))
-            rows.append({"read": chosen} | standing(scores, scope, self.blocks, question))
-        return [a._asdict() | row for a, row in zip(self.prompted.answers(asked), rows)]
+            row: Row = {"right": 0.0, "said": "", "read": []}
+            row |= standing(scores, scope, self.blocks, question)
+            row["answered"] = self.threshold is None or row["best"] >= self.threshold
+            if row["answered"]:
+                row["read"] = [scope[at] for at in self._choose(scores)]
+                asked.append((question, self.blocks.texts(row["read"])))
+            rows.append(row)
+        answers = iter(self.prompted.answers(asked))
+        return [row | (next(answers)._asdict() if row["answered"] else {}) for row in rows]
+
+    def _choose(self, scores: np.ndarray) -> list[int]:
+        """Numbers of blocks, in the order of the text."""
+        best = best_first(scores)[: int((scores > 0).sum()) if self.k is None else self.k]
+        if self.score_range is not None:
+            best = best[scores[best] >= scores.max() - self.score_range * scores.std()]
+        found: list[int] = sorted(best.tolist())
+        return found
 
 
 class Whole:
@@ -106,31 +139,50 @@ class Rivals:
     """The methods without a memory by name, each made when it is first needed."""
 
     def __init__(
-        self, model: Path | str, dtype: str, blocks: Blocks, work: Path, device: str = "cpu"
+        self,
+        model: Path | str,
+        dtype: str,
+        blocks: Blocks,
+        work: Path,
+        *,
+        tuned: Mapping[str, Tuned] | None = None,
+        lookup: LookupSettings | None = None,
     ) -> None:
-        self.blocks, self.work = blocks, work
-        self._prompted: Callable[[], Prompted] = _once(lambda: Prompted(model, dtype, device))
-        self._made: dict[str, Any] = {}
+        """tuned: what is read by "bm25" and its like; lookup: the memory's rule, for "bm25~"."""
+        self.blocks, self.work, self.tuned, self.lookup = blocks, work, tuned or {}, lookup
+        self.prompted: Callable[[], Prompted] = cache(lambda: Prompted(model, dtype))
+        self._chooser: Callable[[str], Chooser] = cache(self._make)
 
     def method(self, name: str) -> Method:
         """A method by its name in METHODS. Raises SystemExit for an unknown one."""
         kind, _, number = name.partition("@")
         if kind == "none":
-            return Nothing(self._prompted())
+            return Nothing(self.prompted())
         if kind == "full":
-            return Whole(self._prompted(), self.blocks.documents)
-        makers: dict[str, Callable[[], Chooser]] = {
-            "right": lambda: Right(self.blocks),
-            "bm25": lambda: Words(self.blocks),
-            "minilm": lambda: Sentences(self.blocks, minilm(self.work)),
-        }
-        if kind not in makers or (kind != "right") != number.isdigit():
+            return Whole(self.prompted(), self.blocks.documents)
+        kind = kind.removesuffix("~")
+        if kind not in (*RIVALS, "right") or name not in (kind, f"{kind}~", f"{kind}@{number}"):
             raise SystemExit(f"no method {name!r}; choose of {', '.join(METHODS)}")
-        if kind not in self._made:
-            self._made[kind] = makers[kind]()
-        return Retrieval(
-            self._prompted(), self.blocks, self._made[kind], int(number) if number else None
-        )
+        how: dict[str, Any] = {"k": int(number) if number.isdigit() else None}
+        if name.endswith("~"):
+            assert self.lookup is not None
+            how = {"k": self.lookup.top_k, "score_range": self.lookup.score_range}
+        elif name in RIVALS:
+            if name not in self.tuned:
+                raise SystemExit(f"{name} is not tuned; give --tuned, which --tune of a run writes")
+            how = {"k": self.tuned[name].k, "threshold": self.tuned[name].threshold}
+        elif how["k"] is None and kind in RIVALS:
+            raise SystemExit(f"no number in {name!r}; {kind}@4 reads the best four")
+        return Retrieval(self.prompted(), self.blocks, self._chooser(kind), **how)
+
+    def _make(self, kind: str) -> Chooser:
+        if kind == "right":
+            return Right(self.blocks)
+        if kind == "bm25":
+            return Words(self.blocks)
+        if kind == "minilm":
+            return Sentences(self.blocks, minilm(self.work))
+        return Fused([self._chooser(one) for one in ("bm25", "minilm")])
 
 
 def ask_all(
@@ -170,14 +222,3 @@ def ask_all(
             results.add(about | {"method": name, "seconds": seconds} | row)
         done += len(some)
         print(f"  {done}/{total} in {time.perf_counter() - began:.0f} s", flush=True)
-
-
-def _once(make: Callable[[], Prompted]) -> Callable[[], Prompted]:
-    made: list[Prompted] = []
-
-    def get() -> Prompted:
-        if not made:
-            made.append(make())
-        return made[0]
-
-    return get

@@ -16,13 +16,13 @@ Rule = Literal["forced", "all", "any"]
 @dataclass(frozen=True)
 class Stated:
     """Where a document says what a question asks for: characters of its text, and the first one of
-    the value among them.
+    the value among them; None where the sentence is needed but has no value.
     """
 
     document: str
     start: int
     stop: int
-    value: int
+    value: int | None
 
 
 @dataclass(frozen=True)

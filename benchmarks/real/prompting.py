@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.real.hay import Offsets
 from benchmarks.real.plan import Question
+from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.model.adaptation import SEPARATOR
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -149,6 +150,13 @@ def _batches(tasks: Sequence[_Task]) -> list[list[_Task]]:
         else:
             batches.append([task])
     return batches
+
+
+def tokenizer_of(model: Path | str) -> OffsetTokenizer:
+    """A model's tokenizer, as a memory cuts texts with it."""
+    from transformers import AutoTokenizer
+
+    return OffsetTokenizer(AutoTokenizer.from_pretrained(model))
 
 
 def counting(model: Path | str) -> Offsets:

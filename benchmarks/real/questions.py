@@ -1,11 +1,13 @@
 """The questions of recall: facts planted in books, of words, forms and relations that no selector
-was trained with.
+was trained with. Those that need context stand in documents of their own.
 """
 
 from collections.abc import Sequence
 from random import Random
 
 from benchmarks.common.tables import tokens_text
+from benchmarks.real import context_questions
+from benchmarks.real.context_questions import ContextFacts, Told
 from benchmarks.real.hay import Hay, Needle, Offsets
 from benchmarks.real.plan import Plan, Question, Rule, Stated
 from memstore.model import facts as language
@@ -13,13 +15,14 @@ from memstore.training import selector_words
 from memstore.training.selector_questions import Fact, Facts, capital, of_split
 
 TASKS = {
+    "natural": "everyday questions, nothing primed",
+    **context_questions.TITLES,  # nothing primed either
     "passkey": "pass key, the paper's words",
     "fact": "one fact, a number",
     "of_20": "one of 20 facts of the same form",
     "reworded": "a fact asked for in other words",
     "synonyms": "the same, its subject by synonyms",
     "updated": "a fact stated twice, the later counts",
-    "natural": "everyday questions, nothing primed",
     "absent": "no fact answers, literal",
     "absent_reworded": "no fact answers, in other words",
 }
@@ -37,6 +40,7 @@ ATTRIBUTES = _list(
     "headcount,tally,wager,jackpot,handicap,docket number,lot number,plot number,catalogue number",
     ",",
 )
+_HELD_OUT = of_split(selector_words.NUMBER_ATTRIBUTES, "held-out")
 UPDATES = (
     "A month later the {a} of {e} was set to {v}.",
     "Since then the {a} of {e} has become {v}.",
@@ -103,12 +107,15 @@ class _Writer:
             question, begun = language.pass_key_question(key).prompt.split("? ")
             words = (f"{question}?", begun, (key,))
             self.ask("passkey", asked[:: self.rng.choice((1, -1))], words, [stated])
+        for number in range(documents):
+            name = self.name("context", number)
+            self.context_document(name, share(self.trials, documents, number))
         return self.plan
 
     def document(self, name: str, count: int, of_20: int) -> None:
         """A document with `count` facts of each kind, and sets of twenty for `of_20` questions."""
         rng, facts = self.rng, self.facts
-        attributes = [*ATTRIBUTES, *of_split(selector_words.NUMBER_ATTRIBUTES, "held-out")]
+        attributes = [*ATTRIBUTES, *_HELD_OUT]
         rng.shuffle(attributes)
         sets = [self.like_facts(attributes.pop()) for _ in range(-(-of_20 // 20))]
         single = [facts.literal(rng.choice(attributes)) for _ in range(count)]
@@ -139,6 +146,19 @@ class _Writer:
             self.ask("absent", (name,), (absent.question, absent.begun, ()), ())
             absent = facts.reworded()
             self.ask("absent_reworded", (name,), (absent.question, absent.begun, ()), ())
+
+    def context_document(self, name: str, count: int) -> None:
+        """A document with `count` facts of each kind that needs context."""
+        attributes = list(dict.fromkeys((*ATTRIBUTES, *_HELD_OUT)))
+        facts = ContextFacts(self.facts, attributes, self.rng)
+        told: list[tuple[str, Told]] = [
+            (task, facts.make(task)) for task in context_questions.TITLES for _ in range(count)
+        ]
+        groups = [[needle] for _, fact in told for needle in fact.needles]
+        self.plan.documents[name], places = self.hay.plant(name, self.length, groups)
+        for task, fact in told:
+            stated, places = places[0], places[len(fact.needles) :]
+            self.ask(task, (name,), (fact.question, "", fact.answers), stated, rule="all")
 
     def like_facts(self, attribute: str) -> list[Fact]:
         """Twenty facts of one attribute in one form, all values different."""

@@ -1,27 +1,69 @@
-"""The tables of recall.py: answers, blocks found, and questions that nothing answers."""
+"""The tables of recall.py: answers and their differences, blocks found, and questions that nothing
+answers.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.common.intervals import paired_interval
 from benchmarks.common.tables import rate, table, tokens_text
 from benchmarks.real.questions import TASKS
 from benchmarks.real.results import Row
+from benchmarks.real.tuning import UNANSWERABLE, outcome, worth
 
 ABSENT = {"absent": "fact", "absent_reworded": "reworded"}  # and the answerable ones beside them
 LOST = 0.05
 
 
 def answers(rows: Sequence[Row], length: int, methods: Sequence[str]) -> str:
-    """How often answers are right at one length: tasks by methods."""
+    """How often answers are right at one length, and where nothing answers how often nothing is
+    said: tasks by methods.
+    """
     lines = []
     for task, title in TASKS.items():
         here = [row for row in rows if row["task"] == task and row["length"] == length]
-        if task in ABSENT or not here:
+        if not here:
             continue
-        cells = [_rate([row["right"] for row in here if row["method"] == m]) for m in methods]
+        cells = [_rate([outcome(row) for row in here if row["method"] == m]) for m in methods]
         lines.append([title, max(sum(r["method"] == m for r in here) for m in methods), *cells])
     return table([f"{tokens_text(length)} tokens", "questions", *methods], lines)
+
+
+def differences(rows: Sequence[Row], length: int, methods: Sequence[str]) -> str:
+    """How much more often the memory is right than each other method is on the same questions, with
+    an interval of 95%: tasks by methods.
+    """
+    here = [row for row in rows if row["length"] == length]
+    found = {(row["method"], row["question"]): outcome(row) for row in here}
+    others = [method for method in methods if method != "memory"]
+    lines = []
+    for task, title in TASKS.items():
+        asked = [r["question"] for r in here if r["task"] == task and r["method"] == "memory"]
+        if not asked:
+            continue
+        cells = []
+        for method in others:
+            pairs = [q for q in asked if (method, q) in found]
+            by_pair = [found["memory", q] - found[method, q] for q in pairs]
+            cells.append(_difference(by_pair) if by_pair else "")
+        lines.append([title, *cells])
+    return table([f"memory minus .., {tokens_text(length)} tokens", *others], lines)
+
+
+def worths(rows: Sequence[Row], methods: Sequence[str]) -> str:
+    """Right answers less false ones, of methods that were asked what nothing answers: lengths by
+    methods.
+    """
+    lines = []
+    for length in sorted({row["length"] for row in rows}):
+        cells = []
+        for method in methods:
+            own = [r for r in rows if r["method"] == method and r["length"] == length]
+            told = any(row["task"] in UNANSWERABLE for row in own)
+            cells.append(f"{worth(own):.3f}" if told else "")
+        lines.append([tokens_text(length), *cells])
+    return table(["right less false, the mean over kinds", *methods], lines)
 
 
 def counts(rows: Sequence[Row]) -> list[Row]:
@@ -32,7 +74,7 @@ def counts(rows: Sequence[Row]) -> list[Row]:
     found = []
     for key in sorted(keys):
         some = [row for row in rows if (row["length"], row["task"], row["method"]) == key]
-        told = {"questions": len(some), "right": round(sum(row["right"] for row in some), 2)}
+        told = {"questions": len(some), "right": round(sum(map(outcome, some)), 2)}
         if all("read" in row for row in some):
             told["blocks_read"] = round(float(np.mean([len(row["read"]) for row in some])), 2)
         found.append(dict(zip(("length", "task", "method"), key)) | told)
@@ -116,8 +158,13 @@ def _rate(right: Sequence[float]) -> str:
     return rate(round(sum(right)), len(right)) if right else ""
 
 
+def _difference(by_pair: Sequence[float]) -> str:
+    low, high = paired_interval(by_pair)
+    return f"{np.mean(by_pair):+.3f} ({low:+.3f} to {high:+.3f})"
+
+
 def _chooser(method: str) -> str:
-    return method.partition("@")[0]
+    return method.partition("@")[0].removesuffix("~")
 
 
 def _choosers(rows: Sequence[Row]) -> list[str]:

@@ -1,5 +1,5 @@
 """Other ways of choosing blocks for a question: BM25 over their words, a sentence embedding of
-each, and the blocks that are known to be right.
+each, both of them fused, and the blocks that are known to be right.
 """
 
 import importlib.util
@@ -112,6 +112,24 @@ class Sentences:
             mean = (states * mask).sum(1) / mask.sum(1)
             parts.append(torch.nn.functional.normalize(mean, dim=-1))
         return torch.cat(parts).numpy()
+
+
+class Fused:
+    """Reciprocal rank fusion (Cormack et al. 2009): of each chooser 1 / (60 + rank), the best block
+    having rank 1; nothing for a block that a chooser does not find (whose score is not above 0).
+    """
+
+    def __init__(self, choosers: Sequence[Chooser], k0: int = 60) -> None:
+        self.choosers, self.k0 = choosers, k0
+
+    def scores(self, question: Question) -> np.ndarray:
+        return np.sum([self._of(one.scores(question)) for one in self.choosers], 0)
+
+    def _of(self, scores: np.ndarray) -> np.ndarray:
+        ranks = np.empty(len(scores), np.int64)
+        ranks[np.argsort(-scores, kind="stable")] = np.arange(1, len(scores) + 1)
+        found: np.ndarray = np.where(scores > 0, 1 / (self.k0 + ranks), 0)
+        return found.astype(np.float32)
 
 
 def minilm(work: Path) -> Path:

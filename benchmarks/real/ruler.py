@@ -164,7 +164,7 @@ def _in_needles(
             left -= len(offsets(f" {needle.text}"))
             if left < 0:
                 return text
-            planted[name].append((key, value, needle.place(name, length)))
+            planted[name].append((key, value, needle.places(name, length)[0]))
             text += f"{needle.text} "
             length = len(text)
 

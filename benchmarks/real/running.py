@@ -6,22 +6,23 @@ import argparse
 import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.tables import tokens_number
-from benchmarks.real.blocks import Blocks
+from benchmarks.real import tuning
+from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.memory import Memory
-from benchmarks.real.methods import METHODS, Rivals, ask_all
+from benchmarks.real.methods import METHODS, RIVALS, Rivals, ask_all
 from benchmarks.real.plan import Plan, Question
-from benchmarks.real.prompting import DTYPES, counting
+from benchmarks.real.prompting import DTYPES, tokenizer_of
 from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
 from memstore.model.adaptation import SEPARATOR
 
-DEFAULT_METHODS = ["memory", "right", "full", "bm25@1", "bm25@4", "minilm@4", "none"]
+DEFAULT_METHODS = ["memory", "bm25@1", "bm25@4", "minilm@4", "rrf@4", "right", "full", "none"]
 
 
 def parser(doc: str | None, lengths: Sequence[str]) -> argparse.ArgumentParser:
@@ -34,6 +35,7 @@ def parser(doc: str | None, lengths: Sequence[str]) -> argparse.ArgumentParser:
     add(options, "--lengths", list(lengths), "tokens of memory, e.g. 32K")
     methods = "; ".join(f"{name}: {about}" for name, about in METHODS.items())
     add(options, "--methods", DEFAULT_METHODS, methods, metavar="METHOD")
+    add(options, "--tuned", None, "what --tune of a run of real.recall wrote", type=Path)
     add(options, "--asked", None, "of each task's questions at a length at most", type=int)
     add(options, "--full-up-to", "2K", "longest text read whole", type=tokens_number)
     return options
@@ -68,9 +70,11 @@ def run(
         if not path.exists():
             build().save(path)
         plan = Plan.load(path)
-        blocks = Blocks(counting(options.model), plan.documents)
+        blocks = Blocks(passages(tokenizer_of(options.model)), plan.documents)
         questions = plan.of(options.tasks, options.lengths, options.asked)
-        named = f"{kind}-{same}-{options.dtype}"
+        # what was kept of passages that were cut in another way is not used
+        cut = _digest(blocks.spans(questions[0].documents[0])) if questions else ""
+        named = f"{kind}-{same}-{options.dtype}-{cut}"
         prompted = f"{named}-{_digest(SEPARATOR)}"
 
         def applies(question: Question, method: str) -> bool:
@@ -80,26 +84,42 @@ def run(
                 return False
             return method != "full" or question.length <= options.full_up_to
 
+        tuned = {} if options.tuned is None else tuning.load(options.tuned)
+        reader = cache(lambda: load_reader(options.model, dtype=DTYPES[options.dtype]))
         by_memory = [name for name in options.methods if name.startswith("memory")]
-        rivals = Rivals(options.model, options.dtype, blocks, work)
-        methods = {
-            name: partial(rivals.method, name) for name in options.methods if name not in by_memory
-        }
-        results = Results(work / f"{prompted}.jsonl")
-        ask_all(questions, methods, results, applies=applies)
-        rows = list(results)
+        by_rule = [name for name in options.methods if name.endswith("~")]
+        by_tuning = [name for name in options.methods if name in RIVALS]
+        lookup = reader().lookup if by_rule else None
+        rivals = Rivals(options.model, options.dtype, blocks, work, tuned=tuned, lookup=lookup)
+        others = [n for n in options.methods if n not in (*by_memory, *by_rule, *by_tuning)]
+        rows: list[Row] = []
+        for names, file in (
+            (others, prompted),
+            (by_rule, f"{prompted}-rule-{_digest(lookup)}"),
+            (by_tuning, f"{prompted}-tuned-{_digest(tuned)}"),
+        ):
+            if names:
+                results = Results(work / f"{file}.jsonl")
+                methods = {name: partial(rivals.method, name) for name in names}
+                ask_all(questions, methods, results, applies=applies)
+                rows += [row for row in results if row["method"] in names]
         if by_memory:
-            reader = load_reader(options.model, dtype=DTYPES[options.dtype])
-            lookup, layers = reader.lookup, reader.shape.memory_layers
-            chooses = (reader.keeps.digest, lookup, reader.gate, reader.separator_ids)
+            layers, form = reader().shape.memory_layers, reader().keeps.digest
+            chooses = (form, reader().lookup, reader().gate, reader().separator_ids)
             results = Results(work / f"{named}-memory-{_digest(layers, *chooses)}.jsonl")
-            with Memory(reader, work / f"memory-{named}-{_digest(layers)}", blocks) as memory:
+            directory = work / f"memory-{named}-{_digest(layers)}"
+            with Memory(reader(), directory, blocks) as memory:
                 memory.read_in(
                     dict.fromkeys(n for question in questions for n in question.documents)
                 )
-                methods = {name: partial(memory.method, name) for name in by_memory}
+                methods = {
+                    name: partial(memory.as_text, rivals.prompted())
+                    if name == "memory-text"
+                    else partial(memory.method, name)
+                    for name in by_memory
+                }
                 ask_all(questions, methods, results, applies=applies)
-            rows += results
+            rows += [row for row in results if row["method"] in by_memory]
         asked = {question.name for question in questions}
         return [row for row in rows if row["question"] in asked]
 

@@ -107,7 +107,7 @@ def main() -> None:
 def run(given: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     reader = load_reader(given.model, dtype=getattr(torch, given.dtype))
     subject = subject_of(reader, reader.made_for)
-    size = reader.shape.block_size
+    size = 64  # tokens of what competes
     shape = (reader.shape.num_heads, reader.shape.num_kv_heads, reader.shape.head_dim)
     windows = build(
         list(read_documents(given.text)), encoder(reader.tokenizer), given.windows, given.seed
@@ -116,14 +116,14 @@ def run(given: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     heads = [(int(layer), int(head)) for layer, head in (name.split(".") for name in given.heads)]
     selectors: dict[str, Selector] = {
         "BM25": Words(),
-        f"pointer head {given.heads[0]}": PointerHeads(heads[:1], shape, size, reader.rotate),
-        f"pointer heads {' + '.join(given.heads)}": PointerHeads(heads, shape, size, reader.rotate),
+        f"pointer head {given.heads[0]}": PointerHeads(heads[:1], shape, reader.rotate),
+        f"pointer heads {' + '.join(given.heads)}": PointerHeads(heads, shape, reader.rotate),
         learned.form.name: learned,
     }
     for weight in (0.02, 0.05, 0.1, 0.2):
         selectors[f"{learned.form.name} + {weight} BM25"] = Sum([(learned, 1), (Words(), weight)])
     for weight in (0.2, 0.5):
-        joined = Sum([(PointerHeads(heads, shape, size, reader.rotate), 1), (Words(), weight)])
+        joined = Sum([(PointerHeads(heads, shape, reader.rotate), 1), (Words(), weight)])
         selectors[f"pointer heads + {weight} BM25"] = joined
     states = {layer for selector in selectors.values() for layer in selector.taps.states}
     tapped_heads = {layer for selector in selectors.values() for layer in selector.taps.heads}
@@ -136,8 +136,10 @@ def run(given: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
         blocks = [reader.tokenizer.decode(ids[at : at + size]) for at in range(0, len(ids), size)]
         texts += blocks
         for name, selector in selectors.items():
-            landmarks = selector.landmarks(shown, 0)
-            haystacks[name].add(len(blocks), landmarks, selector.words(blocks))
+            parts = [shown.part(range(at, at + size)) for at in range(0, len(ids), size)]
+            landmarks = [one for part in parts if (one := selector.landmarks(part)) is not None]
+            kept = torch.cat(landmarks) if landmarks else None
+            haystacks[name].add(len(blocks), kept, selector.words(blocks))
 
     def asked(window: int, place: int) -> Tapped:
         question = windows[window].questions[place]

@@ -3,9 +3,11 @@
 A document of --length tokens of a book is in a memory; the model is loaded and has answered before.
 To the first token of an answer, everything timed from the question as a string on:
 
-- from the memory, with its page cache warm; from a new process, which opens the memory with the
-  model loaded (page cache dropped before);
-- BM25 over the same blocks (bm25s, indexed before), the best --top-k as text in the prompt;
+- from the memory, its best --passages chosen and read, with its page cache warm; from a new
+  process, which opens the memory with the model loaded (page cache dropped before);
+- the same passages as text in the prompt of the stock model, which were chosen before the clock
+  began;
+- BM25 over the same passages (bm25s, indexed before), as many at most as text in the prompt;
 - the whole document in the prompt, read in chunks of 512 by the stock model, --full times.
 
 Decoding: one token after the other from the memory, by the same reader without a memory, by the
@@ -34,20 +36,19 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
 from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
-from benchmarks.real.blocks import Blocks
+from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.choice_at_1m import Found
 from benchmarks.real.hay import Hay
 from benchmarks.real.memory import Memory
 from benchmarks.real.methods import best_first
 from benchmarks.real.plan import Question
-from benchmarks.real.prompting import DTYPES, Prompted
+from benchmarks.real.prompting import DTYPES, Prompted, tokenizer_of
 from benchmarks.real.rivals import Words
 from memstore import MemoryStore
 from memstore.disk.block_words import BlockWords
 from memstore.hf.load import load_reader
 from memstore.index.late import INT8_STEPS
 from memstore.model.choosing_session import ChoosingSession
-from memstore.model.compact import read_beginning
 from memstore.model.tap import tap
 from memstore.training.corpus import read_documents
 
@@ -97,6 +98,12 @@ class Asked:
         )
         return session
 
+    def chosen(self) -> list[int]:
+        """The passages that are read."""
+        ids, words = self.reader.turn_ids(QUESTION, first=True)
+        with self.session() as session:
+            return [one.block for one in session.choose(QUESTION, ids, words)]
+
     def first_token(self) -> int:
         """The first token of an answer."""
         with self.session() as session:
@@ -117,8 +124,7 @@ class Asked:
         """What a question to the first token is made of, each to be done by itself."""
         reader, store = self.reader, self.store
         ids, words = reader.turn_ids(QUESTION, first=True)
-        beginning = read_beginning(reader)
-        tapped = tap(reader, beginning, ids).part(words)
+        tapped = tap(reader, ids).part(words)
         number = store.document(self.document)
         scope = [(number.id, 0, number.blocks)]
         reading = self.session()
@@ -135,7 +141,7 @@ class Asked:
 
         return {
             "a session": lambda: self.session().close(),
-            "the question to the tap": lambda: tap(reader, beginning, ids),
+            "the question to the tap": lambda: tap(reader, ids),
             "its blocks' scores": lambda: reader.selector.scores(tapped, QUESTION, store, scope),
             f"a session that reads {len(chosen)} blocks": only_read,
             "the same, and the question through all layers": walk,
@@ -148,14 +154,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
         prompted = Prompted(options.model, options.dtype)
-        blocks = Blocks(lambda text: offsets(prompted, text), {})
+        blocks = Blocks(passages(tokenizer_of(options.model)), {})
         hay = Hay(
-            blocks.offsets, list(read_documents(options.text)), Random(f"speed {options.seed}")
+            lambda text: offsets(prompted, text),
+            list(read_documents(options.text)),
+            Random(f"speed {options.seed}"),
         )
         blocks.documents["book"] = hay.prose(options.length)
         reader = reading(options)
-        walks = f"{reader.lookup.chunk_blocks}-{reader.window_blocks}"
-        directory = work / f"speed-{options.dtype}-{options.length}-{options.seed}-{walks}"
+        directory = work / f"speed-{options.dtype}-{options.length}-{options.seed}"
         with Memory(reader, directory, blocks) as memory:
             memory.read_in(["book"])
             found = measure(memory, prompted, hay, options)
@@ -174,12 +181,14 @@ def read_options() -> argparse.Namespace:
     add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
     options.add_argument("--work", type=Path, help="keep the memory here")
     add(options, "--length", "32K", "tokens of the document", type=tokens_number)
-    add(options, "--top-k", 8, "blocks that are read, by the memory and by BM25's prompt")
+    add(options, "--passages", [1, 4, 8], "that are read, by the memory and as text")
     add(options, "--full", 1, "times that the whole document is read in the prompt, 0 or more")
     add(options, "--tokens", 100, "decoded at a time")
     add(options, "--index-tokens", "1M", type=tokens_number)
     add(options, "--repeats", 9)
-    return options.parse_args()
+    given = options.parse_args()
+    given.passages = sorted(set(given.passages))
+    return given
 
 
 def offsets(prompted: Prompted, text: str) -> list[tuple[int, int]]:
@@ -196,7 +205,8 @@ def measure(
     options: argparse.Namespace,
     document: str = "book",
 ) -> dict[str, Any]:
-    asked = Asked(memory, document, exactly(options.top_k))
+    most = max(options.passages)
+    asked = Asked(memory, document, exactly(most))
     as_shipped = Asked(memory, document, {})
     stock, words = Stock(prompted), Words(memory.blocks)
     question = Question("", "", options.length, (document,), QUESTION, "", (), "all")
@@ -204,9 +214,15 @@ def measure(
 
     def by_words() -> int:
         scores = words.scores(question)
-        best = sorted(best_first(scores)[: options.top_k].tolist())
+        best = sorted(best_first(scores)[:most].tolist())
         texts = memory.blocks.texts([scope[at] for at in best])
         return stock.read(prompted.ids(prompted.prompt(question, texts)))[1]
+
+    def as_text(k: int) -> Callable[[], int]:
+        """The passages that the memory reads, in the prompt."""
+        of_k = Asked(memory, document, exactly(k))
+        texts = memory.blocks.texts([(document, block) for block in of_k.chosen()])
+        return lambda: stock.read(prompted.ids(prompted.prompt(question, texts)))[1]
 
     def whole() -> int:
         prompt = prompted.prompt(question, [memory.blocks.documents[document]])
@@ -225,12 +241,16 @@ def measure(
 
     scoring = choice_of(memory, hay, options.index_tokens)
     first = {
-        "memory": asked.first_token,
+        _read(most): asked.first_token,
+        _as_text(most): as_text(most),
         "memory, as it ships": as_shipped.first_token,
         "BM25 and its blocks as text": by_words,
         f"scores of {tokens_text(options.index_tokens)} tokens": scoring,
         **asked.parts(),
     }
+    for k in options.passages[:-1]:
+        first[_read(k)] = Asked(memory, document, exactly(k)).first_token
+        first[_as_text(k)] = as_text(k)
     alone = prompted.ids(prompted.prompt(question, []))
     decoding: dict[str, Callable[[int], float]] = {
         "memory": lambda _: asked.decode(options.tokens, True),
@@ -260,7 +280,15 @@ def reading(options: argparse.Namespace) -> Any:
 
 def exactly(k: int) -> dict[str, Any]:
     """Settings by which the best k blocks are read."""
-    return {"top_k": k, "score_range": 1e9, "margin": 0}
+    return {"top_k": k, "score_range": 1e9}
+
+
+def _read(passages: int) -> str:
+    return f"memory, {passages} passages"
+
+
+def _as_text(passages: int) -> str:
+    return f"the same {passages} as text"
 
 
 def choice_of(memory: Memory, hay: Hay, tokens: int) -> Callable[[], Any]:
@@ -270,20 +298,21 @@ def choice_of(memory: Memory, hay: Hay, tokens: int) -> Callable[[], Any]:
     generator = torch.Generator().manual_seed(0)
     counts = []
     for number in range(-(-tokens // step)):
-        blocks = Blocks(hay.offsets, {"": hay.prose(step)})
+        blocks = Blocks(memory.blocks.cut, {"": hay.prose(step)})
         texts = [blocks.text(block) for block in blocks.scope([""])]
         counts.append(len(texts))
         if form.heads:
-            size = (len(texts) * blocks.size, form.heads, form.width)
+            lengths = [len(reader.tokenizer.encode(text)) for text in texts]
+            size = (sum(lengths), form.heads, form.width)
             units = normalize(torch.randn(size, generator=generator), dim=-1)
             kept = found.tokens.dtype
             landmarks = (units * INT8_STEPS).round() if kept == torch.int8 else units
-            found.tokens.add(number, 0, landmarks.to(kept))
+            found.tokens.add(number, 0, landmarks.to(kept), lengths)
         if (words := reader.selector.words(texts)) is not None:
             found.words.add(number, 0, BlockWords.of(words))
     scope = [(number, 0, count) for number, count in enumerate(counts)]
     ids, words = reader.turn_ids(QUESTION, first=True)
-    tapped = tap(reader, read_beginning(reader), ids).part(words)
+    tapped = tap(reader, ids).part(words)
     return lambda: reader.selector.scores(tapped, QUESTION, found, scope)
 
 
@@ -297,7 +326,7 @@ def opened(options: argparse.Namespace, directory: Path) -> float:
     began = time.perf_counter()
     with (
         MemoryStore.open(directory, reader.signature, read_only=True) as store,
-        reader.session(store, ["book"], **exactly(options.top_k)) as session,
+        reader.session(store, ["book"], **exactly(max(options.passages))) as session,
     ):
         state = session.ask(QUESTION, lambda: None)
         int(session.logits(state[None]).argmax())
@@ -306,11 +335,12 @@ def opened(options: argparse.Namespace, directory: Path) -> float:
 
 def report(found: dict[str, Any], options: argparse.Namespace) -> None:
     first, busy, decoding = found["first"], found["busy"], found["decoding"]
-    memory = first["memory"]
+    own = _read(max(options.passages))
+    memory = first[own]
     lines = []
     for name, seconds in first.items():
         line = [name]
-        for taken, base in ((seconds, memory), (busy.get(name), busy["memory"])):
+        for taken, base in ((seconds, memory), (busy.get(name), busy[own])):
             if taken is None:
                 line += ["", ""]
                 continue
@@ -319,8 +349,15 @@ def report(found: dict[str, Any], options: argparse.Namespace) -> None:
         lines.append(line)
     print(f"to the first token, {tokens_text(options.length)} tokens, {options.dtype}\n")
     print(table(["what", "ms", "of the memory's", "ms of a core", "of the memory's"], lines))
+    lines = []
+    for k in options.passages:
+        pairs = [(taken[_read(k)], taken[_as_text(k)]) for taken in (first, busy)]
+        ms = [f"{1000 * statistics.median(taken):.0f}" for taken in pairs[0]]
+        lines.append([k, *ms, *(spread(paired_ratio(*pair)) for pair in pairs)])
+    head = ["passages", "memory, ms", "as text, ms", "memory's of it, time", "core"]
+    print("\n" + table(head, lines))
     for kind, taken in (("time", first), ("core", busy)):
-        rag = paired_ratio(taken["memory"], taken["BM25 and its blocks as text"])
+        rag = paired_ratio(taken[own], taken["BM25 and its blocks as text"])
         print(f"\nthe memory's against BM25's prompt in the same repeat, {kind}: {spread(rag)}")
     print()
     lines = [

@@ -103,7 +103,7 @@ def fill(path: Path, documents: int, blocks: int) -> None:
             bits = random.normal(size=(blocks, 1, 2 * BLOCK + 1, DIM)).astype("<f2").view("<i2")
             k, v = (np.ascontiguousarray(x) for x in (bits[:, :, :BLOCK], bits[:, :, BLOCK:-1]))
             key = RecordKey(number, 0, 0)
-            records = catalog.blocks.encode(key, k, v, BLOCK, row.writes[0].id)
+            records = catalog.blocks.encode(key, k, v, [BLOCK] * len(k), row.writes[0].id)
             for at, record in enumerate(records):
                 catalog.blocks.put(txn, key._replace(block=at), record)
             ids = random.integers(0, 1000, tokens)

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,9 @@ class Pool:
         while len(self._payloads) < units:
             some = torch.randn(min(512, units - len(self._payloads)), *shape, generator=generator)
             encoded = self._codec.encode(
-                raw_view(some.to(torch_dtype(self._dtype))), self._dtype, self._size
+                raw_view(some.to(torch_dtype(self._dtype))),
+                self._dtype,
+                np.full(len(some), self._size),
             )
             self._payloads += [bytes(payload) for payload in encoded]
 

@@ -103,7 +103,7 @@ def attention(
         table = BlockTable(one_head, codec)
         for unit, length in enumerate(call.lengths.tolist()):
             k, v = raw_view(call.keys[unit])[None, None], raw_view(call.values[unit])[None, None]
-            (record,) = table.encode(key, k, v, length, write)
+            (record,) = table.encode(key, k, v, [length], write)
             k, v, _ = table.decode(record, key, write)
             keys[unit], values[unit] = from_raw(k[0], dtype), from_raw(v[0], dtype)
         return keys, values

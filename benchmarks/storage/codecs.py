@@ -154,7 +154,9 @@ def speed(
     key, write = RecordKey(1, 0, 0), bytes(16)
 
     def encode(codec: str) -> list[bytes]:
-        encoded = (tables[codec].encode(key, run.k, run.v, full, write) for run in runs)
+        encoded = (
+            tables[codec].encode(key, run.k, run.v, [full] * len(run.k), write) for run in runs
+        )
         return [record for records in encoded for record in records]
 
     def decode(records: list[bytes]) -> None:

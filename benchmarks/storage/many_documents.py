@@ -57,7 +57,7 @@ def fill(path: Path, documents: int) -> None:
             number = catalog.new_document_id(txn)
             row = Document(number, f"document {number}", "ready", BLOCK, 1).begin_write(0)
             key = RecordKey(number, 0, 0)
-            (record,) = catalog.blocks.encode(key, bits, bits, BLOCK, row.writes[0].id)
+            (record,) = catalog.blocks.encode(key, bits, bits, [BLOCK], row.writes[0].id)
             catalog.blocks.put(txn, key, record)
             catalog.put_tokens(txn, number, 0, 0, range(BLOCK))
             catalog.put_landmarks(txn, number, 0, 0, bits[:, :, 0])

@@ -102,7 +102,7 @@ class Memory:
                         k, v = (raw_view(x)[None] for x in fresh[(block - first) % len(fresh)])
                         rows, write = self.shape.rows, self.document.write_of(block)
                         assert write is not None
-                        (record,) = self.catalog.blocks.encode(key, k, v, rows, write)
+                        (record,) = self.catalog.blocks.encode(key, k, v, [rows], write)
                         self.catalog.blocks.put(txn, key, record)
 
                 self.database.write(work)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memstore.store.memory_store import MemoryStore
     from memstore.store.room import Forecast
 
+_FEW = 512  # tokens of a document that is read before anybody would ask how long that takes
 _OWN = (InvalidInput, DocumentExists)  # what is wrong with one file, and not with the others
 
 
@@ -226,10 +227,9 @@ def _ingest_one(
     known = memory.has(text.name)
     began = time.monotonic()
     seen: list[IngestProgress] = []  # the latest only
-    at_once = (lookup["chunk_blocks"] or reader.lookup.chunk_blocks) * reader.shape.block_size
 
     def expect(forecast: "Forecast") -> None:
-        if forecast.tokens > at_once and not which:
+        if forecast.tokens > _FEW and not which:
             console.note(_expected(text.name, forecast))
 
     with console.reading(f"{which}{text.name}") as show:

@@ -20,7 +20,7 @@ from memstore.disk.record import WriteId, decode_head
 
 # A record's key as bytes in the table and by its parts, the write that made it, and which units of
 # a batch are read from it.
-Wanted = tuple[bytes, RecordKey, WriteId | None, Sequence[int]]
+Wanted = tuple[bytes, RecordKey, WriteId, Sequence[int]]
 
 
 class Slots:
@@ -144,7 +144,7 @@ class Batch:
 
         headers: RecordForm.header_bytes each.
         """
-        if self._in_a_row and all(write is not None for _, _, write, _ in wanted):
+        if self._in_a_row:
             size, memory, numbers = self.unit_bytes, self.slots.bytes, self.numbers
             whole = size * len(self._heads)
             starts = [size * numbers[places[0]] for _, _, _, places in wanted]
@@ -152,8 +152,8 @@ class Batch:
         return list(map(self._places_of, wanted, headers))
 
     def _places_of(self, record: Wanted, header: memoryview) -> list[memoryview] | None:
-        _, _, write, places = record
-        if write is None or len(places) != len(self._heads):
+        places = record[3]
+        if len(places) != len(self._heads):
             return None
         size, memory, numbers = self.unit_bytes, self.slots.bytes, self.numbers
         if self._whole and self._are_in_a_row(places):

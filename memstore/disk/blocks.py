@@ -1,12 +1,11 @@
 """The table of records: the blocks of a memory's documents, encoded."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from memstore.block import RecordKey
-from memstore.disk import format1
 from memstore.disk.codec import get_codec
 from memstore.disk.database import Transaction
 from memstore.disk.keys import read_record_key, record_key, record_range
@@ -45,7 +44,7 @@ class StoredRecord(NamedTuple):
 
 class BlockTable:
     """The records of one memory. A record's `write` is the id of the write that made it
-    (Document.write_of); None for a record of format 1.
+    (Document.write_of).
     """
 
     def __init__(self, signature: Signature, codec: str) -> None:
@@ -57,32 +56,23 @@ class BlockTable:
         self.codec = get_codec(codec).name
 
     def encode(
-        self, first: RecordKey, k: np.ndarray, v: np.ndarray, last_length: int, write: WriteId
+        self, first: RecordKey, k: np.ndarray, v: np.ndarray, lengths: Sequence[int], write: WriteId
     ) -> list[bytes]:
         """The records of consecutive blocks of one layer.
 
         k, v: raw bits [n, num_kv_heads, block_size, head_dim], K rotated by the offset inside the
-        block only; last_length: valid content tokens of the last, less than block_size only for a
-        document's closed last block.
+        block only; lengths: valid content tokens of each, whose rows alone are stored.
         """
-        return encode_records(first, k, v, last_length, self.codec, self.form, write)
+        return encode_records(first, k, v, lengths, self.codec, self.form, write)
 
-    def header(self, record: memoryview, key: RecordKey, write: WriteId | None) -> Header:
+    def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
         """What a record says of itself. Raises CorruptBlock for another's, another write's or
         another model's, and for what is not a record.
         """
-        if write is None:
-            return format1.read_header(record, key, self.geometry)
         return self.form.read(record, key, write)
 
-    def header_bytes(self, write: WriteId | None) -> int:
-        """Bytes that no header exceeds."""
-        if write is None:
-            return format1.most_header_bytes(self.geometry.num_kv_heads)
-        return self.form.header_bytes
-
     def decode(
-        self, record: bytes | memoryview, key: RecordKey, write: WriteId | None
+        self, record: bytes | memoryview, key: RecordKey, write: WriteId
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """Raw bits of K and V [num_kv_heads, block_size, head_dim], and the valid content tokens.
         Raises CorruptBlock for a record that is altered, truncated or not the one asked for.
@@ -94,7 +84,7 @@ class BlockTable:
             decode_head(record, key, header, head, k[head], v[head], self.geometry.dtype)
         return k, v, header.length
 
-    def check(self, record: bytes | memoryview, key: RecordKey, write: WriteId | None) -> int:
+    def check(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> int:
         """Check every byte of a record without decoding it; return its valid content tokens. Raises
         CorruptBlock as decode does.
         """
@@ -103,30 +93,12 @@ class BlockTable:
         check_heads(record, key, header)
         return header.length
 
-    def check_numbers(
-        self, record: bytes | memoryview, key: RecordKey, write: WriteId | None
-    ) -> None:
+    def check_numbers(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> None:
         """Does a record decode to finite numbers? Raises CorruptBlock."""
         with np.errstate(all="ignore"):
             k, v, _ = self.decode(record, key, write)
         if not (is_finite(k, self.geometry.dtype) and is_finite(v, self.geometry.dtype)):
             raise damaged(key, "it holds numbers that are not finite")
-
-    def from_format1(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> bytes:
-        """A record of format 1 as one that `write` made; the payload is copied as it is. Raises
-        CorruptBlock.
-        """
-        record = memoryview(record)
-        header = self.header(record, key, None)
-        check_heads(record, key, header)
-        return b"".join(
-            (
-                self.form.pack_header(
-                    key, write, header.codec, header.length, header.sizes, header.digests
-                ),
-                record[header.start :],
-            )
-        )
 
     def put(self, txn: Transaction, key: RecordKey, record: bytes) -> int:
         """Write one encoded record; return its bytes."""
@@ -134,7 +106,7 @@ class BlockTable:
         return len(record)
 
     def get(
-        self, txn: Transaction, key: RecordKey, write: WriteId | None
+        self, txn: Transaction, key: RecordKey, write: WriteId
     ) -> tuple[np.ndarray, np.ndarray, int]:
         """Find and decode one record. Raises CorruptBlock."""
         view = txn.view("blocks", record_key(key))

@@ -6,7 +6,7 @@ Every method takes the transaction it works in, so that what belongs together is
     def commit(txn: Transaction) -> None:              # may be run again after the map has grown:
     see Database.write
         for layer, (k, v) in enumerate(chunk):
-            for at, record in enumerate(catalog.blocks.encode(key, k, v, length, write)):
+            for at, record in enumerate(catalog.blocks.encode(key, k, v, lengths, write)):
                 size += catalog.blocks.put(txn, key._replace(block=key.block + at), record)
         catalog.put_tokens(txn, document.id, first_token, char_start, ids)
         catalog.put_landmarks(txn, document.id, layer, first_block, keys)
@@ -19,16 +19,15 @@ Every method takes the transaction it works in, so that what belongs together is
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgpack
 import msgspec
 import numpy as np
 
-from memstore.block import RecordKey
 from memstore.decode import Amount, Count, Positive, T, typed, unpack
 from memstore.disk.blocks import BlockTable
 from memstore.disk.changes import Changes, note_change, read_changes
@@ -39,28 +38,28 @@ from memstore.disk.keys import (
     document_key,
     document_range,
     landmarks_key,
-    landmarks_key1,
     read_document_key,
     read_tokens_key,
     tokens_key,
 )
 from memstore.disk.landmarks import LandmarkRun, decode_run, encode_run
-from memstore.disk.record import WriteId
+from memstore.disk.passages import PassageOrder, PassagePart, decode_part, encode_part
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.selector_runs import Run
 from memstore.disk.selector_table import CURRENT, NEXT, SelectorTable
 from memstore.disk.signature import Signature
+from memstore.disk.token_parts import TokenPart, decode_tokens, encode_tokens, equal_lengths
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
     InvalidConfig,
     InvalidInput,
     NewerFormat,
+    OlderFormat,
     WrongModel,
 )
 
-FORMAT = 2
-SELECTOR_FORMAT = 3  # of memories with a selector, which older versions would take for damaged
+FORMAT = 4
 _MOST = 4096  # documents whose writes are remembered
 
 
@@ -72,6 +71,7 @@ class _Description(msgspec.Struct):
     codec: str
     created: Amount
     quota: Count | None
+    selector: bool  # has it one, which then says of itself what it is
 
 
 def _check_quota(quota: int | None) -> None:
@@ -87,23 +87,6 @@ def _check_quota(quota: int | None) -> None:
         ) from None
 
 
-class TokenPart(NamedTuple):
-    """A run of a document's tokens as it was committed."""
-
-    first: int  # number of the part's first token in the document
-    char_start: int  # characters of the document before that token
-    ids: np.ndarray  # int64 [n]
-
-
-class Prefix(NamedTuple):
-    """The keys and values of a fixed beginning that every reading may start from."""
-
-    ids: np.ndarray  # int64 [n]
-    write: WriteId  # the id of the write that made its records
-    # of each layer that is stored: raw bits of K and V [blocks, num_kv_heads, block_size, head_dim]
-    layers: dict[int, tuple[np.ndarray, np.ndarray]]
-
-
 class Catalog:
     """The tables of one memory, over its database.
 
@@ -116,14 +99,19 @@ class Catalog:
     allow_partial = False
 
     def __init__(self, database: Database) -> None:
-        """Read the memory's own row. Raises NewerFormat, CorruptMemory."""
+        """Read the memory's own row. Raises NewerFormat, OlderFormat, CorruptMemory."""
         self.database = database
         with database.read() as txn:
             row = self._description(txn)
-        if isinstance(row.get("format"), int) and row["format"] > SELECTOR_FORMAT:
-            raise NewerFormat(
-                f"{database.path} is in format {row['format']}, this version reads up to "
-                f"{SELECTOR_FORMAT}; update memstore"
+        if isinstance(row.get("format"), int) and row["format"] != FORMAT:
+            if row["format"] > FORMAT:
+                raise NewerFormat(
+                    f"{database.path} is in format {row['format']}, this version reads {FORMAT}; "
+                    "update memstore"
+                )
+            raise OlderFormat(
+                f"{database.path} was made by an older version; read the documents in again "
+                "(memstore ingest)"
             )
         try:
             known = typed(row, _Description)
@@ -134,14 +122,12 @@ class Catalog:
                 f"{database.path}: its own description is damaged ({error}); restore it from a copy"
             ) from error
         self.selector = self.read_selector()
-        if (self.selector is not None) != (known.format == SELECTOR_FORMAT):
+        if (self.selector is not None) != known.selector:
             raise CorruptMemory(
                 f"{database.path} lacks what it says of its selector; restore it from a copy"
             )
         # of each document: its row as it was read last, and the writes that it tells of
         self._writes: dict[int, tuple[bytes, tuple[Write, ...]]] = {}
-        if known.format < FORMAT:
-            database.before_write = self._raise_format
         self.created = known.created
         database.limit = known.quota
 
@@ -167,18 +153,19 @@ class Catalog:
         """
         _check_quota(quota)
         row = {
-            "format": FORMAT if selector is None else SELECTOR_FORMAT,
+            "format": FORMAT,
             "signature": signature.to_dict(),
             "codec": codec_for_new(codec).name,
             "created": time.time(),
             "quota": quota,
+            "selector": selector is not None,
         }
 
         def first(txn: Transaction) -> None:
             txn.put_checked("meta", b"memory", msgpack.packb(row))
             txn.put_checked("meta", b"next_document", msgpack.packb(1))
             if selector is not None:
-                SelectorTable(selector, signature.block_size).write(txn)
+                SelectorTable(selector).write(txn)
 
         return cls(Database.create(path, first, limit=quota))
 
@@ -228,15 +215,9 @@ class Catalog:
     def read_selector(self, which: bytes = CURRENT) -> SelectorTable | None:
         """What the memory says of its selector now. Raises CorruptMemory."""
         with self.database.read() as txn:
-            return SelectorTable.read(txn, self.signature.block_size, which)
+            return SelectorTable.read(txn, which)
 
     # Documents
-
-    def _raise_format(self, txn: Transaction) -> None:
-        """What is written in this transaction is of a format that older versions cannot read."""
-        row = self._description(txn)
-        if row["format"] < FORMAT:
-            txn.put_checked("meta", b"memory", msgpack.packb({**row, "format": FORMAT}))
 
     def new_document_id(self, txn: Transaction) -> int:
         """The next document id, never given out before (unless the transaction is not
@@ -283,17 +264,16 @@ class Catalog:
         )
 
     def row(self, txn: Transaction, document: int) -> Document | None:
-        """A document's row by id (of the prefix: 0), or None."""
+        """A document's row by id, or None."""
         value = txn.get_checked("documents", document_key(document))
         return None if value is None else self._document(document, value)
 
     def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
-        """The writes that a document (or the prefix, as document 0) was made by. Raises
-        DocumentNotFound.
+        """The writes that a document was made by. Raises DocumentNotFound.
 
         Told anew only when the row is another: readers ask at every batch.
         """
-        value = txn.get("documents", document_key(document)) if document >= 0 else None
+        value = txn.get("documents", document_key(document)) if document > 0 else None
         if value is None:
             raise DocumentNotFound(
                 f"document {document} is not in {self.database.path}: it was forgotten"
@@ -311,8 +291,7 @@ class Catalog:
         """Write a document's row, new or changed."""
         row = asdict(document)
         txn.put_checked("documents", document_key(row.pop("id")), msgpack.packb(row))
-        if document.id:  # the prefix is in no listing
-            note_change(txn, document.id)
+        note_change(txn, document.id)
 
     def delete_document(self, txn: Transaction, document: int) -> int:
         """Delete a document's blocks, landmark keys, tokens and row; return the record bytes that
@@ -324,40 +303,42 @@ class Catalog:
         freed = self.blocks.delete(txn, document)
         for table in ("landmarks", "tokens", "documents"):
             txn.delete_range(table, *document_range(document))
-        if document:
-            note_change(txn, document)
+        note_change(txn, document)
         return freed
 
     def truncate_document(
         self, txn: Transaction, document: int, *, blocks: int, tokens: int
     ) -> int:
         """Delete records and landmark keys of the blocks from number `blocks` on and tokens from
-        `tokens` on.
+        `tokens` on; of a document of passages these, and its tail.
 
         The row is the caller's to put. Return the record bytes that were freed.
         """
         freed = self.blocks.delete(txn, document, first=blocks)
         for which in (CURRENT, NEXT) if self.selector is not None else ():
-            table = SelectorTable.read(txn, self.signature.block_size, which)
+            table = SelectorTable.read(txn, which)
             if table is not None:
                 table.truncate(txn, document, blocks)
         for run in list(self.landmarks(txn, document)):
-            if run.first_block + run.blocks > blocks:
+            if run.end_block > blocks:
                 self.delete_landmarks(txn, document, run.layer, run.first_block)
                 if run.first_block < blocks:
-                    kept = run.keys[: (blocks - run.first_block) * run.per_block]
-                    self.put_landmarks(
-                        txn, document, run.layer, run.first_block, kept, run.per_block
-                    )
-        for part in list(self.token_parts(txn, document, first=tokens)):
-            txn.delete("tokens", tokens_key(document, part.first))
-            if part.first < tokens:
-                self.put_tokens(
-                    txn, document, part.first, part.char_start, part.ids[: tokens - part.first]
-                )
+                    kept = run.keys[: blocks - run.first_block]
+                    self.put_landmarks(txn, document, run.layer, run.first_block, kept)
+        row = self.row(txn, document)
+        if row is not None and row.of_passages:
+            self._truncate_passages(txn, document, blocks)
+        else:
+            self._truncate_tokens(txn, document, tokens)
         return freed
 
     # Tokens
+
+    def put_part(self, txn: Transaction, document: int, number: int, value: bytes) -> None:
+        """Write a part of a document's tokens, as encode_tokens or encode_part made it; number: of
+        the token, or of the passage, that it begins with.
+        """
+        txn.put_checked("tokens", tokens_key(document, number), value)
 
     def put_tokens(
         self,
@@ -367,19 +348,16 @@ class Catalog:
         char_start: int,
         ids: Sequence[int] | np.ndarray,
     ) -> None:
-        """Write the document's tokens from number `first` on, one part a chunk.
-
-        char_start: characters of the document before the part's first token. ids: content tokens
-        (no landmarks), each below 2**32.
+        """Write the document's tokens from number `first` on, one part a chunk: see
+        encode_tokens.
         """
-        value = char_start.to_bytes(8, "little") + np.asarray(ids, dtype="<u4").tobytes()
-        txn.put_checked("tokens", tokens_key(document, first), value)
+        self.put_part(txn, document, first, encode_tokens(char_start, ids))
 
-    def token_parts(
+    def parts(
         self, txn: Transaction, document: int, first: int = 0, end: int | None = None
-    ) -> Iterator[TokenPart]:
-        """The parts that hold tokens `first` to `end` (exclusive; None for all), in order, each
-        whole.
+    ) -> Iterator[tuple[int, bytes]]:
+        """The parts of a document's tokens from the one on that holds number `first`, to before
+        number `end` (None for all), in order: the number that each begins with, and its value.
 
         The iterator lives in the transaction.
         """
@@ -390,53 +368,111 @@ class Catalog:
         if start is None or start < low:
             start = low
         for key, value in txn.scan_checked("tokens", start, high):
-            part_first = read_tokens_key(key)[1]
-            if len(value) < 12 or len(value) % 4:
-                raise CorruptMemory(
-                    f"tokens of document {document} have an impossible length; run verify"
-                )
-            ids = np.frombuffer(value, dtype="<u4", offset=8).astype(np.int64)
-            if part_first + len(ids) > first:
-                yield TokenPart(part_first, int.from_bytes(value[:8], "little"), ids)
+            yield read_tokens_key(key)[1], value
 
-    def tokens(
+    def token_parts(
         self, txn: Transaction, document: int, first: int = 0, end: int | None = None
-    ) -> np.ndarray:
-        """Content token ids `first` to `end` (exclusive; None for all), int64; fewer where the
-        document ends.
+    ) -> Iterator[TokenPart]:
+        """The parts that hold tokens `first` to `end` (exclusive; None for all), in order, each
+        whole. Raises CorruptMemory.
+
+        The iterator lives in the transaction.
         """
-        pieces = [
-            part.ids[max(0, first - part.first) : None if end is None else end - part.first]
-            for part in self.token_parts(txn, document, first, end)
-        ]
-        return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+        for number, value in self.parts(txn, document, first, end):
+            try:
+                part = decode_tokens(number, value)
+            except ValueError as error:
+                raise CorruptMemory(
+                    f"tokens of document {document}: {error}; run verify"
+                ) from error
+            if number + len(part.ids) > first:
+                yield part
+
+    def passage_parts(
+        self, txn: Transaction, document: int, first: int = 0, end: int | None = None
+    ) -> Iterator[PassagePart]:
+        """The parts of a document of passages that hold blocks `first` to `end` (exclusive; None
+        for all, and the tail), in order, each whole. Raises CorruptMemory.
+
+        The iterator lives in the transaction.
+        """
+        for number, value in self.parts(txn, document, first, end):
+            try:
+                part = decode_part(number, value, self.signature.block_size)
+            except ValueError as error:
+                raise CorruptMemory(
+                    f"passages of document {document}: {error}; run verify"
+                ) from error
+            if not part.passages or part.end_block > first:
+                yield part
+
+    def tail(self, txn: Transaction, document: Document) -> str:
+        """The text of a document of passages behind its last. Raises CorruptMemory."""
+        key = tokens_key(document.id, document.blocks)
+        value = txn.get_checked("tokens", key)
+        if value is None:
+            return ""
+        try:
+            return decode_part(document.blocks, value, self.signature.block_size).tail
+        except ValueError as error:
+            raise CorruptMemory(
+                f"passages of document {document.name!r}: {error}; run verify"
+            ) from error
+
+    def put_tail(self, txn: Transaction, document: Document, start: int, tail: str) -> None:
+        """Write that text, which begins at character `start`, in place of another."""
+        txn.delete("tokens", tokens_key(document.id, document.blocks))
+        if tail:
+            self.put_part(txn, document.id, document.blocks, encode_part(start, [], tail))
+
+    def block_lengths(self, txn: Transaction, document: Document) -> np.ndarray:
+        """Tokens of each block of a document, int64 [blocks]. Raises CorruptMemory where its
+        passages are not all there.
+        """
+        if not document.of_passages:
+            size = self.signature.block_size
+            return equal_lengths(document.tokens, size)
+        order = PassageOrder()
+        try:
+            for part in self.passage_parts(txn, document.id):
+                order.add(part)
+            order.end(document.blocks, document.tokens)
+        except ValueError as error:
+            raise CorruptMemory(f"document {document.name!r}: {error}; run verify") from error
+        return np.array(order.lengths, dtype=np.int64)
+
+    def _truncate_tokens(self, txn: Transaction, document: int, tokens: int) -> None:
+        for part in list(self.token_parts(txn, document, first=tokens)):
+            txn.delete("tokens", tokens_key(document, part.first))
+            if part.first < tokens:
+                kept = part.ids[: tokens - part.first]
+                self.put_tokens(txn, document, part.first, part.char_start, kept)
+
+    def _truncate_passages(self, txn: Transaction, document: int, blocks: int) -> None:
+        for part in list(self.passage_parts(txn, document, first=blocks)):
+            txn.delete("tokens", tokens_key(document, part.first_block))
+            if part.first_block < blocks:
+                kept = encode_part(part.start, part.passages[: blocks - part.first_block])
+                self.put_part(txn, document, part.first_block, kept)
 
     # Landmark keys
 
     def put_landmarks(
-        self,
-        txn: Transaction,
-        document: int,
-        layer: int,
-        first_block: int,
-        keys: np.ndarray,
-        per_block: int = 1,
+        self, txn: Transaction, document: int, layer: int, first_block: int, keys: np.ndarray
     ) -> None:
         """Write the landmark keys of consecutive blocks, in place of those that begin with the same
         block.
 
-        keys: raw bits [n * per_block, num_kv_heads, head_dim], those of a block together.
+        keys: raw bits [n, num_kv_heads, head_dim].
         """
-        value = encode_run(keys, per_block, self.signature.geometry)
-        txn.delete("landmarks", landmarks_key1(document, layer, first_block))
+        value = encode_run(keys, self.signature.geometry)
         txn.put_checked("landmarks", landmarks_key(document, layer, first_block), value)
 
     def delete_landmarks(
         self, txn: Transaction, document: int, layer: int, first_block: int
     ) -> None:
         """Delete the run of landmark keys that begins with a block, if there is one."""
-        for key in (landmarks_key, landmarks_key1):
-            txn.delete("landmarks", key(document, layer, first_block))
+        txn.delete("landmarks", landmarks_key(document, layer, first_block))
 
     def bring(self, txn: Transaction, documents: Sequence[int], table: str) -> None:
         """These documents' values of a table are read next. What lies in a file is read when it
@@ -470,53 +506,10 @@ class Catalog:
         """Raises WrongModel where the memory has another selector by now than when this was
         opened.
         """
-        if SelectorTable.read(txn, self.signature.block_size) != self.selector:
+        if SelectorTable.read(txn) != self.selector:
             raise WrongModel(
                 f"the selector of {self.database.path} was replaced; open the memory anew"
             )
-
-    # The prefix: kept as document 0, which no listing shows
-
-    def put_prefix(
-        self,
-        txn: Transaction,
-        ids: Sequence[int] | np.ndarray,
-        layers: Mapping[int, tuple[np.ndarray, np.ndarray]],
-    ) -> None:
-        """Keep the keys and values of a fixed beginning, in place of another.
-
-        ids: its content tokens; layers: of each layer that is kept, raw bits of K and V [blocks,
-        num_kv_heads, block_size, head_dim], K rotated by the offset inside the block only.
-        """
-        self.delete_document(txn, 0)
-        blocks = -(-len(ids) // self.signature.block_size)
-        last_length = len(ids) - (blocks - 1) * self.signature.block_size
-        row = Document(0, "", "ready", len(ids), blocks, layers=tuple(layers)).begin_write(0)
-        size = 0
-        for layer, (k, v) in layers.items():
-            key = RecordKey(0, 0, layer)
-            records = self.blocks.encode(key, k, v, last_length, row.writes[0].id)
-            for block, record in enumerate(records):
-                size += self.blocks.put(txn, RecordKey(0, block, layer), record)
-        self.put_tokens(txn, 0, 0, 0, ids)
-        self.put_document(txn, replace(row, bytes=size))
-
-    def prefix(self, txn: Transaction) -> Prefix | None:
-        """The prefix, if there is one. Raises CorruptMemory."""
-        row = self.row(txn, 0)
-        if row is None:
-            return None
-        layers = {}
-        for layer in row.layers_of(self.signature):
-            stored = [
-                self.blocks.get(txn, RecordKey(0, block, layer), row.write_of(block))
-                for block in range(row.blocks)
-            ]
-            layers[layer] = (
-                np.stack([k for k, _, _ in stored]),
-                np.stack([v for _, v, _ in stored]),
-            )
-        return Prefix(self.tokens(txn, 0), row.writes[0].id, layers)
 
     def _description(self, txn: Transaction) -> dict[str, Any]:
         value = txn.get_checked("meta", b"memory")

@@ -1,8 +1,8 @@
 """Which documents' rows changed last: kept with the rows, in the same transactions, so that who has
 seen the rows before reads only those that are others now.
 
-It tells where to look and nothing else: where it is damaged, or was never there (format 1), all
-rows are read.
+It tells where to look and nothing else: where it is damaged, or missing, all rows are
+read.
 """
 
 import os

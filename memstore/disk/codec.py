@@ -40,25 +40,28 @@ class Codec(Protocol):
     name: str
     lossless: bool
 
-    def encode(self, units: np.ndarray, dtype: str, length: int) -> Sequence[bytes | memoryview]:
-        """Encode units [num_kv_heads, 2, block_size, head_dim] of raw bits (K is [:, 0], V is [:,
-        1]), one a head.
+    def encode(
+        self, units: np.ndarray, dtype: str, lengths: np.ndarray
+    ) -> Sequence[bytes | memoryview]:
+        """Encode units [n, 2, block_size, head_dim] of raw bits (K is [:, 0], V is [:, 1]), each by
+        itself.
 
-        length: rows that are content; the rows after them are zero.
+        lengths: [n], rows of each that are content; the rows after them are not stored.
         """
         ...
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
-        """Decode one head's payload into k and v, contiguous [block_size, head_dim] of raw bits.
+        """Decode one head's payload of `length` rows into k and v, contiguous [block_size,
+        head_dim] of raw bits; the rows after them become zero.
 
         Raises ValueError if the payload does not decode to exactly that many values.
         """
         ...
 
     def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
-        """Bytes that a head of full blocks takes at most (unless its values call for being stored
+        """Bytes that a head of so many rows takes at most (unless its values call for being stored
         as they are).
         """
         ...
@@ -70,12 +73,15 @@ class Raw:
     name = "raw"
     lossless = True
 
-    def encode(self, units: np.ndarray, dtype: str, length: int) -> list[memoryview]:
-        return _rows(np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1))
+    def encode(self, units: np.ndarray, dtype: str, lengths: np.ndarray) -> list[memoryview]:
+        if (lengths == units.shape[2]).all():
+            return _rows(np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1))
+        return [_flat(unit[:, :length]) for unit, length in zip(units, lengths.tolist())]
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
+        k, v = _content(k, v, length)
         _check_size(payload, 2 * k.nbytes)
         both = np.frombuffer(payload, dtype=k.dtype).reshape(2, *k.shape)
         k[...] = both[0]
@@ -92,19 +98,23 @@ class Shuffled(Raw):
 
     name = "shuffled"
 
-    def encode(self, units: np.ndarray, dtype: str, length: int) -> list[memoryview]:
-        # [heads, 2 * block_size * head_dim, itemsize]
-        values = np.ascontiguousarray(units).view(np.uint8).reshape(len(units), -1, units.itemsize)
-        planes = np.empty((len(units), units.itemsize, values.shape[1]), np.uint8)
+    def encode(self, units: np.ndarray, dtype: str, lengths: np.ndarray) -> list[memoryview]:
+        count, _, rows, dim = units.shape
+        values = np.ascontiguousarray(units).view(np.uint8).reshape(count, -1, units.itemsize)
+        planes = np.empty((count, units.itemsize, values.shape[1]), np.uint8)
         for place in range(units.itemsize):  # a plane at a time: four times faster
             planes[:, place] = values[:, :, place]
-        return _rows(planes.reshape(len(units), -1))
+        if (lengths == rows).all():
+            return _rows(planes.reshape(count, -1))
+        each = planes.reshape(count, 2 * units.itemsize, rows, dim)
+        return [_flat(some[:, :length]) for some, length in zip(each, lengths.tolist())]
 
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
+        k, v = _content(k, v, length)
         _check_size(payload, 2 * k.nbytes)
-        # [itemsize, K and V, block_size * head_dim]
+        # [itemsize, K and V, length * head_dim]
         planes = np.frombuffer(payload, dtype=np.uint8).reshape(k.itemsize, 2, k.size)
         for half, out in enumerate((k, v)):
             values = out.view(np.uint8).reshape(k.size, k.itemsize)
@@ -128,11 +138,12 @@ class Quantised:
         self._bits = bits
         self._below, self._above = 1 << bits - 1, (1 << bits - 1) - 1  # codes on either side of 0
 
-    def encode(self, units: np.ndarray, dtype: str, length: int) -> list[memoryview]:
-        units = np.ascontiguousarray(units[:, :, :length])
-        heads, whole = len(units), Raw().encode(units, dtype, length)
-        if self.head_bytes(length, units.shape[3], units.itemsize) == len(whole[0]):
-            return whole
+    def encode(self, units: np.ndarray, dtype: str, lengths: np.ndarray) -> list[memoryview]:
+        whole = Raw().encode(units, dtype, lengths)
+        rows = int(lengths.max())
+        units = units[:, :, :rows].copy()
+        for unit in np.flatnonzero(lengths < rows):  # its last row again, which changes no step
+            units[unit, :, lengths[unit] :] = units[unit, :, lengths[unit] - 1, None]
         x = _floats(units, dtype)
         with np.errstate(all="ignore"):  # of heads that are stored as they are
             keys, values = (
@@ -144,10 +155,12 @@ class Quantised:
         else:
             codes = [keys.codes, values.codes]
         parts = [keys.steps, keys.zeros, values.steps, values.zeros, *codes]
-        coded = _rows(np.concatenate([part.view(np.uint8).reshape(heads, -1) for part in parts], 1))
+        coded = _cut(parts, lengths)
         # not so if it is NaN
         small = np.maximum(keys.largest, values.largest) <= _MOST[dtype] / 2
-        return [coded[head] if small[head] else whole[head] for head in range(heads)]
+        # where codes take as much room, a group of a token or so, the values are as good
+        small &= [len(as_codes) < len(as_is) for as_codes, as_is in zip(coded, whole)]
+        return [coded[unit] if small[unit] else whole[unit] for unit in range(len(units))]
 
     def _quantise(self, x: np.ndarray, axis: int, dtype: str) -> "_Groups":
         """Quantise K or V [num_kv_heads, length, head_dim] in groups along an axis."""
@@ -174,10 +187,7 @@ class Quantised:
     def decode(
         self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
     ) -> None:
-        if length < len(k):
-            k[length:] = 0
-            v[length:] = 0
-            k, v = k[:length], v[:length]
+        k, v = _content(k, v, length)
         if len(payload) == 2 * k.nbytes:
             return Raw().decode(payload, k, v, dtype, length)
         rows, dim = k.shape
@@ -219,12 +229,12 @@ class Zstd:
         self._inner = inner
         self._local = threading.local()  # neither object may be used by two threads at once
 
-    def encode(self, units: np.ndarray, dtype: str, length: int) -> list[bytes]:
+    def encode(self, units: np.ndarray, dtype: str, lengths: np.ndarray) -> list[bytes]:
         compressor = getattr(self._local, "compressor", None)
         if compressor is None:
             compressor = self._local.compressor = zstandard.ZstdCompressor(level=self.level)
         return [
-            compressor.compress(payload) for payload in self._inner.encode(units, dtype, length)
+            compressor.compress(payload) for payload in self._inner.encode(units, dtype, lengths)
         ]
 
     def decode(
@@ -233,7 +243,7 @@ class Zstd:
         decompressor = getattr(self._local, "decompressor", None)
         if decompressor is None:
             decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
-        most = 2 * k.nbytes
+        most = 2 * k[:length].nbytes
         try:
             # zstandard makes room for what a frame declares, whatever the limit
             declared = zstandard.frame_content_size(payload)
@@ -286,6 +296,34 @@ def get_codec(name: str) -> Codec:
 def _rows(data: np.ndarray) -> list[memoryview]:
     """The bytes of each row of a contiguous uint8 array."""
     return [memoryview(row) for row in data]
+
+
+def _flat(data: np.ndarray) -> memoryview:
+    """The bytes of an array."""
+    return np.ascontiguousarray(data).view(np.uint8).reshape(-1).data
+
+
+def _cut(parts: Sequence[np.ndarray], lengths: np.ndarray) -> list[memoryview]:
+    """Of each unit, the bytes of its content in every part, one part after the other. A part has a
+    row a token, or a group of them.
+    """
+    units, rows = len(lengths), int(lengths.max())
+    if (lengths == rows).all():
+        return _rows(np.concatenate([part.view(np.uint8).reshape(units, -1) for part in parts], 1))
+    found = []
+    for unit, length in enumerate(lengths.tolist()):
+        groups = -(-length // GROUP)
+        some = [part[unit, : length if part.shape[1] == rows else groups] for part in parts]
+        found.append(memoryview(b"".join(part.tobytes() for part in some)))
+    return found
+
+
+def _content(k: np.ndarray, v: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that are content; those behind become zero."""
+    if length < len(k):
+        k[length:] = 0
+        v[length:] = 0
+    return k[:length], v[:length]
 
 
 def _check_size(payload: bytes | memoryview, size: int) -> None:

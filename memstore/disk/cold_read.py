@@ -136,7 +136,7 @@ class ColdReader:
         """
         _, key, write, places = record
         image = self._image(place.size)
-        if write is not None and place.size == self._table.form.raw_record_bytes:
+        if place.size == self._table.form.raw_record_bytes:
             self._read_raw(file, place, record, write, batch, image)
             return
         _read(file, [image[: pieces[0].size]], place.offset)
@@ -186,11 +186,10 @@ class ColdReader:
         heads, places = self._heads, record[3]
         if 2 * len(places) >= heads:
             return [place]
-        # In codec raw the payload is as long as the values are, and heads are of equal size.
-        # Otherwise nearly so.
-        start = max(place.size - heads * batch.unit_bytes, 0)
+        # In codec raw heads are of equal size; otherwise nearly so.
+        start = min(self._table.form.header_bytes, place.size)
         size = (place.size - start) // heads
-        return [Place(place.offset, min(self._table.header_bytes(record[2]), place.size))] + [
+        return [Place(place.offset, start)] + [
             Place(place.offset + start + batch.units[index].head * size, size) for index in places
         ]
 

@@ -37,8 +37,6 @@ class Database(Closing):
         self._environment = environment
         self._asked_read_only = read_only
         self._closed = False
-        # run at the beginning of every write transaction of this object
-        self.before_write: Callable[[Transaction], None] = lambda transaction: None
 
     @classmethod
     def create(
@@ -137,7 +135,7 @@ class Database(Closing):
         return self._environment.version()
 
     def last_commit(self) -> Commit | None:
-        """What the last commit said of itself; None where all were made in format 1. Raises
+        """What the last commit said of itself; None where it said nothing. Raises
         CorruptMemory.
         """
         with self.read() as transaction:
@@ -182,12 +180,8 @@ class Database(Closing):
         StorageFull (the memory is as it was), CorruptMemory.
         """
 
-        def all_of_it(transaction: Transaction) -> T:
-            self.before_write(transaction)
-            return work(transaction)
-
         with self.writer(wait=wait):
-            return self._environment.write(all_of_it, beyond_limit=beyond_limit)
+            return self._environment.write(work, beyond_limit=beyond_limit)
 
     @contextmanager
     def writer(self, *, wait: bool = False) -> Iterator[None]:
@@ -231,7 +225,6 @@ class Database(Closing):
         def all_of_it(transaction: Transaction) -> T | None:
             if change is None:
                 return None
-            self.before_write(transaction)
             result = change(transaction)
             self._environment.record(transaction)
             return result

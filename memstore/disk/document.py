@@ -22,10 +22,10 @@ from memstore.decode import (
     typed,
     unpack,
 )
-from memstore.disk import format1
 from memstore.disk.places import Places, unpack_places
 from memstore.disk.record import WriteId
 from memstore.disk.signature import Signature
+from memstore.errors import CorruptMemory
 
 # "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
 # take the place of the ready document of its name
@@ -51,25 +51,28 @@ class Write(NamedTuple):
     id: Annotated[WriteId, Meta(min_length=16, max_length=16)]
 
 
-def write_of(writes: Sequence[Write], block: int) -> WriteId | None:
-    """The id of the write that made a block's records; None for records of format 1."""
+def write_of(writes: Sequence[Write], block: int) -> WriteId:
+    """The id of the write that made a block's records. Raises CorruptMemory for none."""
     for first, write in reversed(writes):
         if first <= block:
             return write
-    return None
+    raise CorruptMemory(f"no write is told to have made block {block}; run verify")
 
 
 @dataclass(frozen=True)
 class IngestSettings:
     """How a document is read; a resumed ingest, and an append, must use the same."""
 
-    chunk_blocks: Positive
-    top_k: Block
+    chunk_blocks: Positive = 1
+    top_k: Block = 0
     cmt_cutoff: Share = 0.0
     retrieve: bool = False  # attend to retrieved blocks, and not to the latest ones alone
     granularity: Line | None = None  # of retrieving, as the next two
     score_range: Amount | None = None
     recency: Amount = 0.0
+    # the document is made of passages that are filled up to so many tokens (memstore.disk.passages)
+    # and has no chunks; None: of blocks of equal size
+    passage_tokens: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,22 @@ class Document:
     id: Annotated[int, Meta(ge=0, lt=1 << 62)]  # 1, 2, ...; never reused
     name: Line
     state: State
-    tokens: Count = 0  # content tokens
+    tokens: Count = 0  # content tokens; of passages all that are stored, leads included
     blocks: Block = 0
     bytes: Count = 0  # record bytes
     source_hash: Line = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     created: Annotated[float, Meta(ge=0, le=_LATEST)] = 0.0  # seconds since 1970
-    settings: IngestSettings = IngestSettings(chunk_blocks=1, top_k=0)
+    settings: IngestSettings = IngestSettings()
     appended_to: Count = 0  # tokens that it had before it was last appended to
+    appended_at: Count = 0  # of passages: characters that it had before it was
     layers: tuple[Layer, ...] | None = None  # that are stored; None for all of the signature
-    # in order of blocks; empty for a document of format 1, which has those since then
-    writes: tuple[Write, ...] = ()
+    writes: tuple[Write, ...] = ()  # in order of blocks
+
+    @property
+    def of_passages(self) -> bool:
+        """Is it made of passages, and not of blocks of equal size?"""
+        return self.settings.passage_tokens is not None
 
     @cached_property
     def places(self) -> Places:
@@ -112,8 +120,8 @@ class Document:
             metadata = metadata | {"places": len(unpack_places(metadata))}
         return asdict(replace(self, metadata=metadata))
 
-    def write_of(self, block: int) -> WriteId | None:
-        """The id of the write that made a block's records; None for records of format 1."""
+    def write_of(self, block: int) -> WriteId:
+        """The id of the write that made a block's records. Raises CorruptMemory for none."""
         return write_of(self.writes, block)
 
     def begin_write(self, first: int) -> "Document":
@@ -139,20 +147,21 @@ class Document:
 
     @classmethod
     def unpack(cls, number: int, row: Packed) -> "Document":
-        """The document of this number and packed row, of format 1 or 2. Raises ValueError."""
+        """The document of this number and packed row. Raises ValueError."""
         return cls.decode(unpack(row, dict[str, Any]) | {"id": number})
 
     @classmethod
     def decode(cls, row: dict[str, Any]) -> "Document":
-        """The document whose fields a row has, as `asdict` or format 1 wrote them. Raises
-        ValueError for what no document is like.
+        """The document whose fields a row has, as `asdict` wrote them. Raises ValueError
+        for what no document is like.
         """
-        row = format1.upgrade_row(row)
         unknown = row.keys() - _FIELDS
         if unknown:
             raise ValueError(f"a document has no {min(unknown)!r}")
         document = typed(row, cls)
         check_plain(document.metadata, "metadata")
+        if document.blocks and (not document.writes or document.writes[0].first):
+            raise ValueError("no write is told to have made its first block")
         if "\0" in document.name or (document.id and not document.name):
             raise ValueError("a document has no name, or a zero character in it")
         for what, values in (

@@ -424,7 +424,7 @@ class Environment:
             record = transaction.view(commit.TABLE, commit.KEY)
             known = None if record is None else Commit.unpack(record)
             with replacement(self.path / DATA) as file:
-                fill(Path(file.name), entries, None if known is None else known.time)
+                fill(Path(file.name), entries, time.time() if known is None else known.time)
                 self._sweep()
                 before_switch()
             switched = True

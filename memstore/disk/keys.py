@@ -12,7 +12,7 @@ _U64, _BLOCK, _LANDMARKS, _TOKENS = (
     struct.Struct(">QHIB"),
     struct.Struct(">QQ"),
 )
-_LANDMARKS1, _RUN, _SELECTOR = struct.Struct(">QHI"), 1, 2
+_RUN, _SELECTOR = 1, 2
 Range = tuple[bytes, bytes | None]  # first key, and the key to stop before (None: the table's end)
 
 
@@ -22,18 +22,15 @@ def document_key(document: int) -> bytes:
 
 
 def tokens_key(document: int, first: int) -> bytes:
-    """Key of the part of a document's tokens that begins with token `first`."""
+    """Key of the part of a document's tokens that begins with token `first`; of a document of
+    passages, with block `first`.
+    """
     return _TOKENS.pack(document, first)
 
 
 def landmarks_key(document: int, layer: int, first_block: int) -> bytes:
     """Key of a run of landmark keys."""
     return _LANDMARKS.pack(document, layer, first_block, _RUN)
-
-
-def landmarks_key1(document: int, layer: int, first_block: int) -> bytes:
-    """The same in format 1, whose values do not say what they are."""
-    return _LANDMARKS1.pack(document, layer, first_block)
 
 
 def record_key(key: RecordKey) -> bytes:
@@ -57,17 +54,17 @@ def read_document_key(key: bytes) -> int:
 
 
 def read_tokens_key(key: bytes) -> tuple[int, int]:
-    """Document and first token of a part's key."""
+    """Document and first token, or block, of a part's key."""
     document, first = _unpack_key(_TOKENS, key)
     return document, first
 
 
-def read_landmarks_key(key: bytes) -> tuple[int, int, int, bool]:
-    """Document, layer and first block of a key of landmarks, and whether it is of format 1."""
-    if len(key) == _LANDMARKS1.size:
-        return *_LANDMARKS1.unpack(key), True
-    document, layer, first_block, _ = _unpack_key(_LANDMARKS, key)
-    return document, layer, first_block, False
+def read_landmarks_key(key: bytes) -> tuple[int, int, int]:
+    """Document, layer and first block of a key of landmarks. Raises CorruptMemory for another's."""
+    document, layer, first_block, kind = _unpack_key(_LANDMARKS, key)
+    if kind != _RUN:
+        raise CorruptMemory(f"document {document}: {key.hex()} is no key of landmarks; run verify")
+    return document, layer, first_block
 
 
 def selector_key(document: int, part: int, first_block: int) -> bytes:

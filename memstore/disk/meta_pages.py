@@ -179,7 +179,7 @@ def _what_is_wrong(file: int, metas: list[_Meta]) -> str | None:
                 what = "damaged" if known is None else known.transaction
                 return f"transaction {meta.transaction} is recorded as {what}"
         recorded.append(record is not None)
-    # of a memory of format 1 no transaction is recorded, or only the last
+    # a memory of an older format, which its own row tells, may have records of none of them
     if recorded == [True, False]:
         return f"transaction {max(numbers)} is not recorded"
     return None

@@ -19,12 +19,11 @@ _BATCH_BYTES = 16 << 20
 _MAP = 64 << 20
 
 
-def fill(file: Path, entries: Iterable[Entry], committed: float | None) -> None:
+def fill(file: Path, entries: Iterable[Entry], committed: float) -> None:
     """Make the tables in an empty file and put entries into them, faster where those of a table
     come in order. The file is the caller's to bring to the disk.
 
-    committed: the time that its commits record; None where they record nothing (format 1). Raises
-    lmdb.Error.
+    committed: the time that its commits record. Raises lmdb.Error.
     """
     with lmdb.open(
         os.fsencode(file),
@@ -49,7 +48,7 @@ def fill(file: Path, entries: Iterable[Entry], committed: float | None) -> None:
 
 
 class _NewFile:
-    def __init__(self, inner: lmdb.Environment, committed: float | None) -> None:
+    def __init__(self, inner: lmdb.Environment, committed: float) -> None:
         self._inner, self._committed = inner, committed
         self._tables = {name: inner.open_db(name.encode(), create=True) for name in TABLES}
         self._last = dict.fromkeys(TABLES, b"")  # a table's greatest key
@@ -64,10 +63,8 @@ class _NewFile:
                 self._inner.set_mapsize(2 * self._inner.info()["map_size"])
 
     def _put(self, txn: lmdb.Transaction, batch: list[Entry]) -> dict[str, bytes]:
-        entries = batch
-        if self._committed is not None:
-            record = Commit(txn.id(), self._committed).pack()
-            entries = [*batch, (commit.TABLE, commit.KEY, record)]
+        record = Commit(txn.id(), self._committed).pack()
+        entries = [*batch, (commit.TABLE, commit.KEY, record)]
         last = dict(self._last)
         for table, key, value in entries:
             append = key > last[table]

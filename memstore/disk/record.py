@@ -27,7 +27,7 @@ from memstore.block import Geometry, RecordKey
 from memstore.disk.codec import CODECS
 from memstore.errors import CorruptBlock
 
-RECORD_FORMAT = 2
+RECORD_FORMAT = 3
 WriteId = bytes  # 16, random
 
 _MAGIC = b"mR"
@@ -163,15 +163,12 @@ class RecordForm:
         )
 
     def raw_digests_of(
-        self,
-        records: Sequence[memoryview],
-        keys: Sequence[RecordKey],
-        writes: Sequence[WriteId | None],
+        self, records: Sequence[memoryview], keys: Sequence[RecordKey], writes: Sequence[WriteId]
     ) -> list[Sequence[bytes]] | None:
         """The same for several records of one size: the digests of each, or None where one of them
         is something else, or damaged.
 
-        writes: the id of each; None for a record of format 1, which is something else.
+        writes: the id of each.
         """
         if len(records[0]) != self.raw_record_bytes:
             return None
@@ -179,16 +176,11 @@ class RecordForm:
         return self.raw_digests_in(b"".join([record[:size] for record in records]), keys, writes)
 
     def raw_digests_in(
-        self,
-        packed: bytes | memoryview,
-        keys: Sequence[RecordKey],
-        writes: Sequence[WriteId | None],
+        self, packed: bytes | memoryview, keys: Sequence[RecordKey], writes: Sequence[WriteId]
     ) -> list[Sequence[bytes]] | None:
         """The same for records of the size of a full block in codec raw, of which these are the
         headers, one behind the other.
         """
-        if None in writes:
-            return None
         size, signed = self.header_bytes, self.header_bytes - _DIGEST
         fixed, own, sizes, *digests, checksums = zip(*self._raw.iter_unpack(packed))
         if (
@@ -222,7 +214,7 @@ def encode_records(
     first: RecordKey,
     k: np.ndarray,
     v: np.ndarray,
-    last_length: int,
+    lengths: Sequence[int],
     codec: str,
     form: RecordForm,
     write: WriteId,
@@ -230,8 +222,8 @@ def encode_records(
     """Encode consecutive blocks of one layer with all their KV heads; one record a block.
 
     k, v: raw bits [n, num_kv_heads, block_size, head_dim]; K is rotated by the offset inside the
-    block only. last_length: valid content tokens of the last block, 1 to block_size; its rows from
-    there on are stored as zero. write: the id of the write that makes them.
+    block only. lengths: valid content tokens of each block, 1 to block_size; its rows from there on
+    are not stored. write: the id of the write that makes them.
     """
     geometry = form.geometry
     heads, block_size, dim = geometry.shape
@@ -242,19 +234,13 @@ def encode_records(
         k.dtype,
         geometry,
     )
-    assert 1 <= last_length <= block_size, (last_length, geometry)
+    assert len(lengths) == n and 1 <= min(lengths) <= max(lengths) <= block_size, lengths
     units = np.empty((n, heads, 2, block_size, dim), dtype=k.dtype)
     units[:, :, 0] = k
     units[:, :, 1] = v
-    units[-1, :, :, last_length:] = 0
-    full = n if last_length == block_size else n - 1
-    payloads: list[bytes | memoryview] = []
-    if full:
-        payloads += CODECS[codec].encode(
-            units[:full].reshape(full * heads, 2, block_size, dim), geometry.dtype, block_size
-        )
-    if full < n:
-        payloads += CODECS[codec].encode(units[full], geometry.dtype, last_length)
+    payloads = CODECS[codec].encode(
+        units.reshape(n * heads, 2, block_size, dim), geometry.dtype, np.repeat(lengths, heads)
+    )
     records = []
     for at in range(n):
         parts = payloads[at * heads : (at + 1) * heads]
@@ -262,7 +248,7 @@ def encode_records(
             first._replace(block=first.block + at),
             write,
             codec,
-            block_size if at < full else last_length,
+            lengths[at],
             list(map(len, parts)),
             list(map(xxh3_64_digest, parts)),
         )

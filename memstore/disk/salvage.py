@@ -20,7 +20,7 @@ from memstore.disk.files import (
     sync_directory,
     try_alone,
 )
-from memstore.disk.keys import document_key, landmarks_key, landmarks_key1, record_key, tokens_key
+from memstore.disk.keys import document_key, landmarks_key, record_key, tokens_key
 from memstore.disk.lmdb_errors import named_lmdb_errors
 from memstore.disk.locks import WriterLock
 from memstore.disk.meta_pages import read_states
@@ -33,7 +33,7 @@ _NEXT = b"next_document"
 _KEY_SIZES = {
     "documents": {len(document_key(0))},
     "tokens": {len(tokens_key(0, 0))},
-    "landmarks": {len(landmarks_key(0, 0, 0)), len(landmarks_key1(0, 0, 0))},
+    "landmarks": {len(landmarks_key(0, 0, 0))},
     "blocks": {len(record_key(RecordKey(0, 0, 0)))},
 }
 
@@ -43,7 +43,7 @@ class _State(NamedTuple):
 
     number: int  # of the commit
     root: int
-    committed: float | None  # when; None in format 1
+    committed: float  # when
 
 
 def salvage(path: Path) -> int | None:
@@ -98,7 +98,12 @@ def _newest(path: Path, file: int) -> tuple[_State, int | None]:
     states = {root: _state(tree, root, number) for root, number in told.roots.items()}
     found = sorted(state for state in states.values() if state is not None)
     last = found[-1].number if found else None
-    if len(found) < 2 or last != found[0].number + 1:
+    # a damaged meta page may lead to the root of an older commit
+    led_astray = any(
+        state is not None and told.roots[root] not in (None, state.number)
+        for root, state in states.items()
+    )
+    if led_astray or len(found) < 2 or last != found[0].number + 1:
         # The meta page of the last commit may be lost; its pages are there.
         for page in filter(tree.is_leaf, range(2, tree.pages)):
             state = _state(tree, page, None)
@@ -124,9 +129,7 @@ def _state(tree: Tree, root: int, told: int | None) -> _State | None:
     if not _is_right("meta", b"memory", rows.get(b"memory", b"")):
         return None
     record = rows.get(commit.KEY)
-    if record is None:
-        return _State(told or 0, root, None)
-    known = Commit.unpack(record)
+    known = None if record is None else Commit.unpack(record)
     return (
         _State(told or 0, root, time.time())
         if known is None

@@ -2,8 +2,8 @@
 are and whose.
 
 A value is a header (msgpack: kind, digest of the selector, and what follows), then the numbers,
-little-endian: of token landmarks [tokens, heads, width]; of words the distinct words of each block
-(u32), their hashes (u32) and their counts (u16).
+little-endian: of token landmarks the tokens of each block (u16), then [tokens, heads, width]; of
+words the distinct words of each block (u32), their hashes (u32) and their counts (u16).
 """
 
 from typing import Any, Literal, NamedTuple
@@ -29,6 +29,19 @@ class TokenRun(NamedTuple):
 
     first_block: int
     landmarks: np.ndarray  # [tokens, heads, width]
+    lengths: np.ndarray  # int64 [blocks]: tokens of each
+
+    @property
+    def end_block(self) -> int:
+        """The block that follows."""
+        return self.first_block + len(self.lengths)
+
+    def cut(self, first: int, end: int) -> "TokenRun":
+        """The run of those of its blocks that are among first .. end of the document."""
+        low, high = self.lengths[: max(0, first - self.first_block)], self.lengths
+        high = high[: max(0, end - self.first_block)]
+        some = self.landmarks[low.sum() : high.sum()]
+        return TokenRun(self.first_block + len(low), some, high[len(low) :])
 
 
 class WordRun(NamedTuple):
@@ -36,6 +49,17 @@ class WordRun(NamedTuple):
 
     first_block: int
     words: BlockWords
+
+    @property
+    def end_block(self) -> int:
+        """The block that follows."""
+        return self.first_block + len(self.words.sizes)
+
+    def cut(self, first: int, end: int) -> "WordRun":
+        """The run of those of its blocks that are among first .. end of the document."""
+        low = max(0, first - self.first_block)
+        high = max(low, min(end, self.end_block) - self.first_block)
+        return WordRun(self.first_block + low, self.words.cut(low, high))
 
 
 Run = TokenRun | WordRun
@@ -54,8 +78,9 @@ def numpy_dtype(form: SelectorForm) -> np.dtype:
 def encode(run: Run, form: SelectorForm) -> bytes:
     """The value of a run. Landmarks are of the form's shape and dtype."""
     if isinstance(run, TokenRun):
-        header = _token_header(form, len(run.landmarks))
-        return msgpack.packb(header) + run.landmarks.astype(numpy_dtype(form)).tobytes()
+        header = _token_header(form, len(run.lengths), len(run.landmarks))
+        numbers = run.lengths.astype("<u2"), run.landmarks.astype(numpy_dtype(form))
+        return msgpack.packb(header) + b"".join(part.tobytes() for part in numbers)
     sizes, hashes, counts = run.words
     header = _word_header(form, len(sizes), len(hashes))
     parts = sizes.astype("<u4"), hashes.astype("<u4"), counts.astype("<u2")
@@ -73,14 +98,18 @@ def decode(kind: Kind, first_block: int, value: bytes, form: SelectorForm) -> Ru
     except msgpack.UnpackException as error:
         raise ValueError(f"its header is not understood: {error}") from error
     if kind == "token":
-        n = typed(told, _TokenHeader).tokens
+        of_tokens = typed(told, _TokenHeader)
+        blocks, n = of_tokens.blocks, of_tokens.tokens
         dtype = numpy_dtype(form)
-        _expect(told, _token_header(form, n))
-        _expect_bytes(value, start, n * form.heads * form.width * dtype.itemsize)
-        flat = np.frombuffer(value, dtype, offset=start)
+        _expect(told, _token_header(form, blocks, n))
+        _expect_bytes(value, start, 2 * blocks + n * form.heads * form.width * dtype.itemsize)
+        lengths = np.frombuffer(value, "<u2", blocks, start).astype(np.int64)
+        if not lengths.all() or int(lengths.sum()) != n:
+            raise ValueError("its token landmarks are not those of its blocks")
+        flat = np.frombuffer(value, dtype, offset=start + 2 * blocks)
         if dtype.kind == "f" and not np.isfinite(flat).all():
             raise ValueError("it has token landmarks that are not finite")
-        return TokenRun(first_block, flat.reshape(n, form.heads, form.width))
+        return TokenRun(first_block, flat.reshape(n, form.heads, form.width), lengths)
     header = typed(told, _WordHeader)
     _expect(told, _word_header(form, header.blocks, header.words))
     _expect_bytes(value, start, 4 * header.blocks + 6 * header.words)
@@ -100,6 +129,7 @@ class _TokenHeader(msgspec.Struct):
     digest: str
     dtype: str
     shape: tuple[int, int]
+    blocks: Positive
     tokens: Positive
 
 
@@ -110,10 +140,10 @@ class _WordHeader(msgspec.Struct):
     words: Count
 
 
-def _token_header(form: SelectorForm, tokens: int) -> dict[str, Any]:
+def _token_header(form: SelectorForm, blocks: int, tokens: int) -> dict[str, Any]:
     shape = [form.heads, form.width]
     told = {"kind": "token", "digest": form.digest, "dtype": form.dtype, "shape": shape}
-    return {**told, "tokens": tokens}
+    return {**told, "blocks": blocks, "tokens": tokens}
 
 
 def _word_header(form: SelectorForm, blocks: int, words: int) -> dict[str, Any]:
@@ -135,9 +165,9 @@ class Coverage:
     where they do not.
     """
 
-    def __init__(self, form: SelectorForm, block_size: int, tokens: int, blocks: int) -> None:
-        """tokens, blocks: of the document."""
-        self._size, self._tokens, self._blocks = block_size, tokens, blocks
+    def __init__(self, form: SelectorForm, lengths: np.ndarray) -> None:
+        """lengths: tokens of each block of the document."""
+        self._lengths, self._blocks = lengths, len(lengths)
         self._ends: dict[Kind, int] = dict.fromkeys(kinds_of(form), 0)
 
     def add(self, run: Run) -> None:
@@ -147,10 +177,9 @@ class Coverage:
         if at is None or first != at:
             raise ValueError(f"its {kind} landmarks of blocks {at}..{first} are missing, or extra")
         end = min(first + RUN_BLOCKS[kind], self._blocks)
+        right = run.end_block == end
         if isinstance(run, TokenRun):
-            right = len(run.landmarks) == min(end * self._size, self._tokens) - first * self._size
-        else:
-            right = len(run.words.sizes) == end - first
+            right = right and np.array_equal(run.lengths, self._lengths[first:end])
         if not right or first >= end:
             raise ValueError(f"its {kind} landmarks from block {first} on are not one run")
         self._ends[kind] = end

@@ -45,20 +45,17 @@ class SelectorTable(NamedTuple):
     """The runs of one selector in one memory."""
 
     form: SelectorForm
-    block_size: int
     generation: int = 0
 
     @classmethod
-    def read(
-        cls, txn: Transaction, block_size: int, which: bytes = CURRENT
-    ) -> "SelectorTable | None":
+    def read(cls, txn: Transaction, which: bytes = CURRENT) -> "SelectorTable | None":
         """What the memory says of its selector; None where it has none. Raises CorruptMemory."""
         value = txn.get_checked("meta", which)
         if value is None:
             return None
         try:
             stored = unpack(value, StoredForm)
-            return cls(SelectorForm.decode(stored.form), block_size, stored.generation)
+            return cls(SelectorForm.decode(stored.form), stored.generation)
         except ValueError as error:
             raise CorruptMemory(
                 f"what the memory says of its selector is damaged ({error}); restore it from a copy"
@@ -97,14 +94,15 @@ class SelectorTable(NamedTuple):
         for kind in kinds_of(self.form):
             yield from self.runs(txn, document, kind)
 
-    def tokens(self, txn: Transaction, document: int) -> np.ndarray:
-        """A document's token landmarks, [tokens, heads, width]. Raises CorruptMemory where some are
-        missing.
-        """
+    def tokens(self, txn: Transaction, document: int) -> TokenRun:
+        """A document's token landmarks. Raises CorruptMemory where some are missing."""
         none = np.zeros((0, self.form.heads, self.form.width), dtype=self.form.dtype)
         found = _joined(self.runs(txn, document, "token"), document)
-        return np.concatenate(
-            [none, *(run.landmarks for run in found if isinstance(run, TokenRun))]
+        runs = [run for run in found if isinstance(run, TokenRun)]
+        return TokenRun(
+            0,
+            np.concatenate([none, *(run.landmarks for run in runs)]),
+            np.concatenate([np.zeros(0, np.int64), *(run.lengths for run in runs)]),
         )
 
     def words(self, txn: Transaction, document: int) -> BlockWords:
@@ -116,23 +114,23 @@ class SelectorTable(NamedTuple):
         """Delete what is of the blocks from number `blocks` on."""
         for kind in _KINDS:
             for run in list(self.runs(txn, document, kind)):
-                n = self._blocks(run)
-                if run.first_block + n > blocks:
+                if run.end_block > blocks:
                     part = self._part(kind)
                     txn.delete(_TABLE, selector_key(document, part, run.first_block))
                     if run.first_block < blocks:
-                        self.put(txn, document, self._cut(run, blocks - run.first_block))
+                        self.put(txn, document, run.cut(run.first_block, blocks))
 
     def delete(self, txn: Transaction, document: int) -> None:
         """Delete a document's runs of this generation."""
         for kind in _KINDS:
             txn.delete_range(_TABLE, *self._range(document, kind))
 
-    def check(self, txn: Transaction, document: int, tokens: int, blocks: int) -> None:
-        """Read all of a document's runs. Raises CorruptMemory where they are not all there, in the
-        way from one to the next as in that by key.
+    def check(self, txn: Transaction, document: int, lengths: np.ndarray) -> None:
+        """Read all of a document's runs; lengths: tokens of each of its blocks. Raises
+        CorruptMemory where they are not all there, in the way from one to the next as in that by
+        key.
         """
-        coverage = Coverage(self.form, self.block_size, tokens, blocks)
+        coverage = Coverage(self.form, lengths)
         try:
             for run in self.all_runs(txn, document):
                 coverage.add(run)
@@ -162,16 +160,6 @@ class SelectorTable(NamedTuple):
 
     def _range(self, document: int, kind: Kind) -> Range:
         return selector_range(document, self._part(kind))
-
-    def _blocks(self, run: Run) -> int:
-        if isinstance(run, WordRun):
-            return len(run.words.sizes)
-        return -(-len(run.landmarks) // self.block_size)
-
-    def _cut(self, run: Run, blocks: int) -> Run:
-        if isinstance(run, WordRun):
-            return WordRun(run.first_block, run.words.cut(0, blocks))
-        return TokenRun(run.first_block, run.landmarks[: blocks * self.block_size])
 
 
 def check_parts(txn: Transaction, document: int) -> None:

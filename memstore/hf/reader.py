@@ -19,17 +19,14 @@ from memstore.hf.turns import Turns
 from memstore.hf.weights import digest_of
 from memstore.model.adaptation import Adaptation
 from memstore.model.choosing import ChoosingVerbs
-from memstore.model.choosing_ingest import blocks_of
 from memstore.model.compact import CompactAttention
+from memstore.model.passages.encode import check_storable
 from memstore.model.reader import Attend, Enter, LayerForm, Shape
 from memstore.model.selector_file import MadeFor
 from memstore.model.settings import LookupSettings
 from memstore.store.memory_store import MemoryStore
 
-BLOCK_SIZE = 64  # tokens
-# blocks of a chunk while a document is read, and of the window before it: what is read with less
-# around it answers more (docs/models.md)
-_CHUNK_BLOCKS, _WINDOW_BLOCKS = 4, 4
+LONGEST = 128  # tokens of a passage, and of the slots that hold one
 
 
 class HuggingFaceReader(ChoosingVerbs):
@@ -66,7 +63,6 @@ class HuggingFaceReader(ChoosingVerbs):
             decoder.kv_heads,
             decoder.head_dim,
             decoder.config.vocab_size,
-            BLOCK_SIZE,
             self._weights,
         )
         adaptation = adaptation or adaptation_of(self.made_for, self.rotate)
@@ -74,12 +70,9 @@ class HuggingFaceReader(ChoosingVerbs):
         self.gate = adaptation.gate
         self.separator_ids = self.tokenizer.encode(adaptation.separator)
         self.lookup = LookupSettings(
-            top_k=adaptation.top_k,
-            score_range=adaptation.score_range,
-            margin=adaptation.margin,
-            chunk_blocks=_CHUNK_BLOCKS,
+            top_k=adaptation.top_k, score_range=adaptation.score_range, chained=adaptation.chained
         )
-        self.window_blocks = _WINDOW_BLOCKS
+        self.passage_tokens = adaptation.passage_tokens
         self.shape = Shape(
             num_layers=layers,
             memory_layers=tuple(range(min(adaptation.read_from, layers - 1), layers)),
@@ -87,7 +80,7 @@ class HuggingFaceReader(ChoosingVerbs):
             num_heads=decoder.heads,
             num_kv_heads=decoder.kv_heads,
             head_dim=decoder.head_dim,
-            block_size=BLOCK_SIZE,
+            block_size=LONGEST,
             old_block_distance=None,
             kv_dtype=kv_dtype,
         )
@@ -99,8 +92,8 @@ class HuggingFaceReader(ChoosingVerbs):
         """
 
         def stored(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            for half in (k[0], v[0]):
-                blocks_of(self, half)
+            kv_dtype = self.shape.kv_dtype
+            check_storable([k.to(kv_dtype), v.to(kv_dtype)])
             return attend(layer_idx, q, k, v)
 
         return stored

@@ -45,6 +45,7 @@ class Recall(AbstractContextManager["Recall"]):
         words = reader.last_words(local)
         question = reader.tokenizer.decode(local[words.start : words.stop])
         self.session.choose(question, local, words)
+        self.session.settle()
         given = torch.tensor([local], device=reader.device)
         self.inputs = {"input_ids": given, "attention_mask": torch.ones_like(given)}
         self.cache: WalkCache = WalkCache(self.session.attend)

@@ -66,20 +66,19 @@ class OffsetTokenizer:
         """The ids of a text, without any that the model's template would add. Raises InvalidInput
         for what is not Unicode.
         """
-        try:
-            with without_panics("the tokenizer"):
-                return self._backend.encode(text, add_special_tokens=False).ids
-        except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidInput(
-                "the text holds a lone surrogate and is not valid Unicode; read it again as UTF-8"
-            ) from error
+        return self.encode_batch([text])[0]
 
     segments = staticmethod(Tokenizer.segments)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts, on RAYON_NUM_THREADS threads."""
-        with without_panics("the tokenizer"):
-            found = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        """The ids of several texts, on RAYON_NUM_THREADS threads. Raises as encode does."""
+        try:
+            with without_panics("the tokenizer"):
+                found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidInput(
+                "the text holds a lone surrogate and is not valid Unicode; read it again as UTF-8"
+            ) from error
         return [encoding.ids for encoding in found]
 
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:

@@ -6,14 +6,17 @@ that stay in a processor's cache.
 """
 
 import threading
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.errors import InvalidInput
+from memstore.errors import DocumentNotFound, InvalidInput
 from memstore.index.base import Scope
 from memstore.index.packed import Layer
-from memstore.index.rows import Ranges, total
+from memstore.index.rows import Ranges
 
 LANDMARK_DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
 INT8_STEPS = 127.0  # a landmark in int8 is a unit vector times this
@@ -21,22 +24,41 @@ INT8_STEPS = 127.0  # a landmark in int8 is a unit vector times this
 _PIECE = 1 << 18  # numbers of a piece, a megabyte in float32
 
 
-class TokenIndex:
-    """Token landmarks of many documents, block by block in one tensor. Safe for several threads.
+class _Resolved(NamedTuple):
+    """A scope's blocks as they lie in the rows, one a token."""
 
-    A document's last block may be short; the rows that it lacks repeat its last token, which
-    changes no maximum.
+    ranges: Ranges  # no block lies in two
+    lengths: np.ndarray  # int64 [blocks]: tokens of each
+    ends: np.ndarray  # int64 [blocks]: where each ends, counted in `ranges`
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each begins."""
+        return self.ends - self.lengths
+
+
+class TokenIndex:
+    """Token landmarks of many documents, block by block in one tensor; a block has as many tokens
+    as it was added with. Safe for several threads.
     """
 
-    def __init__(self, heads: int, width: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, heads: int, width: int, dtype: torch.dtype) -> None:
         """An empty index of landmarks [.., heads, width] in `dtype`, one of LANDMARK_DTYPES."""
-        self.shape, self.block_size, self.dtype = (heads, width), block_size, dtype
+        self.shape, self.dtype = (heads, width), dtype
         self._lock = threading.RLock()
-        self._held = Layer(torch.empty(heads, 0, block_size * width, dtype=dtype))
+        # the tokens of a document, as if they were its blocks
+        self._held = Layer(torch.empty(heads, 0, width, dtype=dtype))
+        self._blocks: dict[int, _Blocks] = {}
 
-    def add(self, document: int, first_block: int, landmarks: Tensor) -> None:
-        """Append landmarks [tokens, heads, width] of blocks first_block ..; they must follow the
-        blocks that the document has, and only its last block may be short. Raises InvalidInput.
+    def add(
+        self,
+        document: int,
+        first_block: int,
+        landmarks: Tensor,
+        lengths: Sequence[int] | np.ndarray,
+    ) -> None:
+        """Append landmarks [tokens, heads, width] of blocks first_block .. of so many tokens each;
+        they must follow the blocks that the document has. Raises InvalidInput.
         """
         heads, width = self.shape
         if tuple(landmarks.shape[1:]) != self.shape or landmarks.dtype != self.dtype:
@@ -44,18 +66,31 @@ class TokenIndex:
                 f"token landmarks {list(landmarks.shape)} {landmarks.dtype} do not fit the index: "
                 f"expected [tokens, {heads}, {width}] {self.dtype}"
             )
-        missing = -len(landmarks) % self.block_size
-        if missing:
-            landmarks = torch.cat([landmarks, landmarks[-1:].expand(missing, -1, -1)])
-        blocks = landmarks.view(-1, self.block_size, heads, width).transpose(1, 2)
+        sizes = np.asarray(lengths, dtype=np.int64)
+        if int(sizes.sum()) != len(landmarks) or (sizes < 1).any():
+            raise InvalidInput(
+                f"token landmarks of {len(landmarks)} tokens are not those of blocks of "
+                f"{int(sizes.sum())}, with a token at least each"
+            )
         with self._lock:
-            self._held.add(document, first_block, blocks.reshape(len(blocks), heads, -1))
+            held = self._blocks.get(document)
+            if held is not None and held.end != first_block:
+                raise InvalidInput(
+                    f"document {document}: block {first_block} added after {held.end} blocks; add "
+                    "them in order"
+                )
+            if not len(sizes):
+                return
+            if held is None:
+                held = _Blocks(first_block, 0, np.zeros(0, np.int64))
+            self._held.add(document, held.end_token, landmarks)
             self._held.scopes.clear()
+            self._blocks[document] = held.extended(sizes)
 
-    def reserve(self, blocks: int) -> None:
-        """Make room for that many more blocks, so that adding them in pieces moves nothing."""
+    def reserve(self, tokens: int) -> None:
+        """Make room for that many more tokens, so that adding them in pieces moves nothing."""
         with self._lock:
-            self._held.reserve(blocks)
+            self._held.reserve(tokens)
 
     def remove(self, document: int) -> None:
         """Drop a document's landmarks; an unknown one is no error."""
@@ -63,20 +98,28 @@ class TokenIndex:
 
     def truncate(self, document: int, blocks: int) -> None:
         """Drop the landmarks of blocks >= `blocks`."""
-        with self._lock:
-            self._held.rows.keep(document, 0, blocks)
-            self._held.scopes.clear()
+        self._keep(document, 0, blocks)
 
     def trim(self, document: int, first_block: int) -> None:
         """Drop the landmarks of blocks < `first_block`."""
+        self._keep(document, first_block, 1 << 62)
+
+    def _keep(self, document: int, first: int, end: int) -> None:
         with self._lock:
-            self._held.rows.keep(document, first_block, 1 << 62)
+            held = self._blocks.pop(document, None)
+            if held is None:
+                return
+            kept = held.kept(first, end)
+            if len(kept.lengths):
+                self._blocks[document] = kept
+            self._held.rows.keep(document, kept.first_token, kept.end_token)
             self._held.scopes.clear()
 
     def span(self, document: int) -> tuple[int, int]:
         """The blocks [first, end) that are held of a document; (0, 0) if none."""
         with self._lock:
-            return self._held.rows.span(document)
+            held = self._blocks.get(document)
+            return (0, 0) if held is None else (held.first, held.end)
 
     @property
     def bytes(self) -> int:
@@ -97,36 +140,93 @@ class TokenIndex:
                 f"[rows, {width}] and a head below {heads}"
             )
         q = q.float() / INT8_STEPS if self.dtype == torch.int8 else q.float()
-        keys, ranges = self._resolve(scope)
-        out = torch.empty(len(q), total(ranges))
-        piece = max(1, _PIECE // (self.block_size * width))
-        rows = torch.empty(piece * self.block_size, width)
-        at = 0
-        for start, end in ranges:
-            for first in range(start, end, piece):
-                some = keys[head, first : min(first + piece, end)].view(-1, width)
+        keys, resolved = self._resolve(scope)
+        out = np.empty((len(q), len(resolved.lengths)), np.float32)
+        if not out.size:
+            return torch.from_numpy(out)
+        starts, ends = resolved.starts, resolved.ends
+        most = max(_PIECE // width, int(resolved.lengths.max()))
+        rows = torch.empty(most, width)
+        block = before = 0  # tokens of the ranges before
+        for start, end in resolved.ranges:
+            last = int(np.searchsorted(ends, before + end - start, "right"))
+            while block < last:
+                stop = min(last, int(np.searchsorted(ends, starts[block] + most, "right")))
+                low, high = starts[block] - before, ends[stop - 1] - before
+                some = keys[head, start + low : start + high]
                 if some.dtype != torch.float32:
                     some = rows[: len(some)].copy_(some)
-                best = (q @ some.T).view(len(q), -1, self.block_size).amax(-1)
-                out[:, at : at + best.shape[1]] = best
-                at += best.shape[1]
-        return out
+                first = starts[block:stop] - starts[block]
+                products = (q @ some.T).numpy()
+                np.maximum.reduceat(products, first, axis=1, out=out[:, block:stop])
+                block = stop
+            before += end - start
+        return torch.from_numpy(out)
 
     def keys(self, scope: Scope) -> Tensor:
-        """Landmarks float32 [blocks of the scope, block_size, heads, width], in int8 the vectors
-        that they stand for; a short block repeats its last token. Raises DocumentNotFound.
+        """Landmarks float32 [blocks of the scope, tokens of the longest, heads, width], in int8 the
+        vectors that they stand for; a shorter block repeats its last token. Raises
+        DocumentNotFound.
         """
-        heads, width = self.shape
-        held, ranges = self._resolve(scope)
-        parts = [held[:, :0], *(held[:, start:end] for start, end in ranges)]
-        joined = torch.cat(parts, dim=1).view(heads, -1, self.block_size, width)
+        held, resolved = self._resolve(scope)
+        parts = [held[:, :0], *(held[:, start:end] for start, end in resolved.ranges)]
+        tokens = torch.cat(parts, dim=1)
+        longest = int(resolved.lengths.max(initial=0))
+        within = np.minimum(np.arange(longest), resolved.lengths[:, None] - 1)
+        which = torch.from_numpy(resolved.starts[:, None] + within)
         steps = INT8_STEPS if self.dtype == torch.int8 else 1.0
-        return joined.permute(1, 2, 0, 3).float() / steps
+        return tokens[:, which].permute(1, 2, 0, 3).float() / steps
 
-    def _resolve(self, scope: Scope) -> tuple[Tensor, Ranges]:
-        """The landmarks as they are now and the scope's rows in them; rows only ever move into new
-        tensors.
+    def _resolve(self, scope: Scope) -> tuple[Tensor, _Resolved]:
+        """The landmarks as they are now and the scope's blocks in them; rows only ever move into
+        new tensors.
         """
         with self._lock:
-            rows = self._held.rows
-            return self._held.keys, self._held.scopes.get(scope, lambda: rows.ranges(scope))
+            found: _Resolved = self._held.scopes.get(scope, lambda: self._look_up(scope))
+            return self._held.keys, found
+
+    def _look_up(self, scope: Scope) -> _Resolved:
+        tokens: list[tuple[int, int, int]] = []
+        lengths = [np.zeros(0, np.int64)]
+        for document, first, end in scope:
+            if end <= first:
+                continue
+            held = self._blocks.get(document)
+            if held is None or first < held.first or end > held.end:
+                raise DocumentNotFound(
+                    f"document {document} has no blocks {first}..{end - 1}: it was forgotten or "
+                    "changed; look at the memory's documents again"
+                )
+            some = held.kept(first, end)
+            tokens.append((document, some.first_token, some.end_token))
+            lengths.append(some.lengths)
+        joined = np.concatenate(lengths)
+        return _Resolved(self._held.rows.ranges(tokens), joined, np.cumsum(joined))
+
+
+class _Blocks(NamedTuple):
+    """The blocks that are held of a document."""
+
+    first: int
+    first_token: int
+    lengths: np.ndarray  # int64: tokens of each
+
+    @property
+    def end(self) -> int:
+        """The block that follows."""
+        return self.first + len(self.lengths)
+
+    @property
+    def end_token(self) -> int:
+        """The token that follows."""
+        return self.first_token + int(self.lengths.sum())
+
+    def extended(self, lengths: np.ndarray) -> "_Blocks":
+        """With more blocks."""
+        return self._replace(lengths=np.concatenate([self.lengths, lengths]))
+
+    def kept(self, first: int, end: int) -> "_Blocks":
+        """Those of them that are among blocks first .. end."""
+        low = min(max(0, first - self.first), len(self.lengths))
+        gone, lengths = self.lengths[:low], self.lengths[low : max(low, end - self.first)]
+        return _Blocks(self.first + low, self.first_token + int(gone.sum()), lengths)

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from memstore.model.verbs import Verbs
     from memstore.store.memory_store import MemoryStore
 
-_PIECE = 1 << 16  # tokens of a document read at once
-_CUT = 3  # tokens at most in which a character ends that began before them
-
 
 class Opened:
     """A memory of a directory that is only read; or one that is open already, with its reader."""
@@ -61,12 +58,10 @@ def label(source: "Source") -> str:
 
 def text_of(reader: "Verbs", store: "MemoryStore", name: str) -> str:
     """A document as it was read. Raises DocumentNotFound, InvalidInput (only partly read)."""
+    from memstore.model.document_text import document_text
+
     (document,) = store.ready([name])
-    parts, tokenizer = [], reader.tokenizer
-    for first in range(0, document.tokens, _PIECE):
-        ids = store.tokens(document.id, first, first + _PIECE + _CUT).ids.tolist()
-        parts.append(tokenizer.whole_characters(ids[:_PIECE], ids[_PIECE:]))
-    return "".join(parts)
+    return "".join(document_text(reader.tokenizer, store, document))
 
 
 @lru_cache(maxsize=4)

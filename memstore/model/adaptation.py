@@ -19,7 +19,10 @@ class Adaptation:
     # of these, the best and those whose score is within so many standard deviations; None = all
     score_range: float | None = None
     separator: str = SEPARATOR  # between what is read and the words of a question
-    margin: int = 24  # tokens read beyond a block near whose end the question was found
+    # is each of several passages computed over those before it: it answers more where a later one
+    # counts, and nowhere less (docs/models-results.md)
+    chained: bool = True
+    passage_tokens: int = 64  # that a passage is filled up to; a longer sentence stays whole
     gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
     weights: str = ""  # digest of the model's; "" = of any
     scores: Mapping[str, float] = field(default_factory=dict)  # on held-out questions

@@ -5,14 +5,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from memstore.disk.document import Document
+from memstore.model.document_text import block_texts
 from memstore.model.reader import Reader
 from memstore.model.units import Read
 from memstore.store.memory_store import MemoryStore
 
 Reads = Mapping[tuple[int, int, str], float]
 """What was read of a block: by (layer, head, tier), how much."""
-
-_CUT = 3  # tokens at most in which a character ends that began before them
 
 T = TypeVar("T")
 
@@ -26,6 +25,7 @@ class Source:
     weight: attention mass summed over layers, heads and answer tokens; of a search, how like the
     phrase it is (docs/method.md section 9). reads: one entry a (layer, head, tier): the part read
     there. place: "page 12", or the headings that it stands under; None where the document has none.
+    also: where the same text stands besides, each a document and its characters.
     """
 
     document: str
@@ -35,6 +35,7 @@ class Source:
     weight: float
     reads: list[dict[str, Any]] = field(repr=False)
     place: str | None = None
+    also: list[tuple[str, tuple[int, int]]] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -49,18 +50,13 @@ class Source:
         """A block of a document; weight: None for the sum of what was read. Raises
         DocumentNotFound, CorruptMemory.
         """
-        size, tokenizer = reader.shape.block_size, reader.tokenizer
-        first = block * size
-        count = min(size, document.tokens - first)
-        span = store.tokens(document.id, first, first + count + _CUT)
-        ids, following = span.ids[:count].tolist(), span.ids[count:].tolist()
-        start = span.char_start + tokenizer.characters(span.before.tolist())
-        text = tokenizer.whole_characters(ids, following)
+        (found,) = block_texts(reader.tokenizer, store, document, block, block + 1)
+        start, text = found.start, found.text
         blank, words = len(text) - len(text.lstrip()), len(text.strip())
         return cls(
             document=document.name,
             block=block,
-            span=(start, start + tokenizer.characters(ids)),
+            span=(start, found.end),
             text=text,
             place=document.places.at(start + blank, start + blank + words),
             weight=round(sum(reads.values()) if weight is None else weight, 4),
@@ -148,8 +144,16 @@ class Collector:
                 key = (read.layer, read.head, read.tier)
                 of_block[key] = of_block.get(key, 0.0) + read.mass
 
-    def sources(self, reader: Reader, store: MemoryStore, most: int) -> list[Source]:
-        """The stored blocks that were read most, at most so many, best first."""
+    def sources(
+        self,
+        reader: Reader,
+        store: MemoryStore,
+        most: int,
+        same: Mapping[tuple[int, int], Sequence[tuple[int, int]]] | None = None,
+    ) -> list[Source]:
+        """The stored blocks that were read most, at most so many, best first. same: of blocks
+        (document, block) those that say the same.
+        """
         known = {document.id: document for document in store.documents()}
         totals = {
             (document, block): sum(reads.values())
@@ -157,7 +161,12 @@ class Collector:
             if document in known
         }
         best = sorted(totals, key=lambda key: (-totals[key], key))[:most]
-        return [
-            Source.of(reader, store, known[document], block, self._mass[document, block])
-            for document, block in best
-        ]
+        found = []
+        for document, block in best:
+            source = Source.of(reader, store, known[document], block, self._mass[document, block])
+            for other, number in (same or {}).get((document, block), ()):
+                if other in known:
+                    (text,) = block_texts(reader.tokenizer, store, known[other], number, number + 1)
+                    source.also.append((known[other].name, (text.start, text.end)))
+            found.append(source)
+        return found

@@ -1,4 +1,4 @@
-"""The verbs of a reader that chooses once for a question."""
+"""What a passage model can do with a memory: it chooses passages once for a question."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,10 +9,9 @@ import torch
 from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found
-from memstore.model.choosing_ingest import find_again, ingest_in_windows
 from memstore.model.choosing_session import ChoosingSession
-from memstore.model.compact import read_beginning
 from memstore.model.ingest import Ingesting, OnForecast
+from memstore.model.passages.ingest import find_again, ingest_passages
 from memstore.model.reader import ChoosingReader
 from memstore.model.settings import AnswerSettings
 from memstore.model.tap import tap
@@ -44,14 +43,14 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         expect: OnForecast | None = None,
         **lookup: Any,
     ) -> Ingesting:
-        """As Verbs.ingesting; none of the settings changes what is stored, and chunk_blocks is the
-        reader's own. Raises InvalidInput for another.
+        """As Verbs.ingesting; none of the settings changes what is stored. Raises InvalidInput for
+        chunk_blocks: passages are read each alone.
         """
         self._check(store)
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
-            raise InvalidInput(f"this model reads {self.lookup.chunk_blocks} blocks at once")
+            raise InvalidInput("this model reads passages, each alone; leave chunk_blocks out")
         text = source if isinstance(source, Text) else Text(source, name)
-        return ingest_in_windows(self, store, text, mode=mode, expect=expect)
+        return ingest_passages(self, store, text, mode=mode, expect=expect)
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
@@ -115,7 +114,7 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         self._check(store)
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]
         ids, words = self.turn_ids(phrase, first=True)
-        tapped = tap(self, read_beginning(self), ids).part(words)
+        tapped = tap(self, ids).part(words)
         scores = self.selector.scores(tapped, phrase, store, runs)
         places = [(document, block) for document, _, end in runs for block in range(end)]
         best = torch.sort(scores, descending=True, stable=True)

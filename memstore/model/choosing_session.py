@@ -1,8 +1,8 @@
-"""A session of a reader that chooses once for a question: the question is read without memory, a
-selector chooses blocks, and every memory layer reads them with the question.
+"""A session of a passage model: the question is read without memory, a selector chooses passages,
+and every memory layer reads them with the question, where a prompt would have them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,20 +11,26 @@ from memstore.block import BlockKey
 from memstore.closing import Closing
 from memstore.errors import BlocksUnavailable, InvalidConfig, InvalidInput
 from memstore.model.chosen import Candidates, Chosen
-from memstore.model.compact import CompactAttention, Window, read_beginning, read_separator
+from memstore.model.compact import CompactAttention, KeysValues, computed, read_prefix
 from memstore.model.generate import Continuation
 from memstore.model.local_text import LocalText
-from memstore.model.own_blocks import FoundBlocks
+from memstore.model.own_blocks import OwnPassages
 from memstore.model.reader import ChoosingReader
 from memstore.model.session_blocks import Run
 from memstore.model.settings import LookupSettings
+from memstore.model.tap import STEP, pieces
 from memstore.model.tapped import Tapped
 from memstore.model.units import Lookups, OnRead, Read
 from memstore.store.memory_store import MemoryStore
 
 
 class ChoosingSession(Closing):
-    """Local text behind the reader's prefix, and the blocks that it reads now."""
+    """Local text behind the reader's prefix, and the passages that it reads now.
+
+    Prefix, passages in the order of the text, the separator, and the local text stand as they would
+    in a prompt. The passages' keys and values are the memory's; the separator's are computed over
+    them, with the first turn that is read behind them.
+    """
 
     def __init__(
         self,
@@ -36,7 +42,7 @@ class ChoosingSession(Closing):
         retrieve: bool = True,
         on_read: OnRead | None = None,
     ) -> None:
-        """documents: attached ones, as (id, blocks), in the order in which their blocks are read.
+        """documents: attached ones, as (id, blocks), in the order in which their passages are read.
         retrieve: choose at every question; otherwise only `read` says what is read.
 
         Raises InvalidConfig if the memory's blocks are on another device.
@@ -55,32 +61,29 @@ class ChoosingSession(Closing):
         self.candidates: Candidates | None = None  # of the last choice; None before the first
         self.absent: set[int] = set()  # documents left out, or blocks of them: not to be had
         self._retrieve, self._on_read = retrieve, on_read
-        self._beginning = read_beginning(reader)
-        self._most = settings.top_k * (3 if settings.margin else 1)  # blocks read at once
         told = None if on_read is None else self._told
-        self._attention = CompactAttention(reader, self._beginning, told)
-        size, step = reader.shape.block_size, min(settings.local_blocks, settings.chunk_blocks)
-        self._window = Window(settings.local_blocks * size, size, step * size)
-        self._local = LocalText(reader, self._beginning, self._window)
-        self._question = ""  # the last one, as typed
-        self._own = FoundBlocks(store, list(documents), self._block_units)
+        self._attention = CompactAttention(reader, read_prefix(reader), told)
+        self._local = LocalText(reader, settings.local_tokens)
+        self._own = OwnPassages(reader, store, list(documents), self._block_units)
         if settings.own_blocks is not None:
             self._own.most = min(self._own.most, settings.own_blocks)
-        self._separator = read_separator(reader)
-        self._spans: list[tuple[int, int]] = []  # of each of the blocks read, the tokens
-        self._tiers: list[str] = []  # of each of the units read, where it was
+        self._lengths: list[int] = []  # of the passages read, in tokens
+        self._tiers: dict[int, list[str]] = {}  # by layer, of each unit read, where it was
+        # tokens behind stored passages that are still to be computed, and what is stored of these
+        self._behind: list[int] = []
+        self._kept: dict[int, KeysValues] = {}
 
     # The text
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
         """Read a question as the next turn; the state [hidden_size] that its answer begins with.
 
-        answering: called before the step whose last row predicts the answer's first token. Blocks
-        that the turn pushes out of the local text leave before the choice, which may choose them;
-        so do the first ones of a turn that is longer than what is held.
+        answering: called before the step whose last row predicts the answer's first token. Text
+        that the turn pushes out leaves before the choice, which may choose it; so do the first
+        tokens of a turn that is longer than what is held.
         """
         ids, words = self.reader.turn_ids(question, first=not self._local.tokens)
-        early = max(0, len(ids) - self._window.tokens)
+        early = max(0, len(ids) - self.settings.local_tokens)
         self.feed(ids[:early])
         ids = ids[early:]
         words = range(max(0, words.start - early), max(0, words.stop - early))
@@ -102,31 +105,35 @@ class ChoosingSession(Closing):
         """Read tokens -> [n, hidden_size], row i being the state that predicts what follows
         ids[i].
         """
-        shape = self.reader.shape
-        size = (0, shape.hidden_size)
-        states = [torch.zeros(size, dtype=self.reader.dtype, device=self.reader.device)]
+        shape, attention = self.reader.shape, self._attention
+        none = torch.zeros(0, shape.hidden_size, dtype=self.reader.dtype, device=self.reader.device)
+        states = [none]
         self.read_tokens += len(ids)
-        pieces = self._window.pieces(ids, self._attention.local) if ids else []
-        for piece in pieces:
+        for piece in pieces(ids, attention.local, self.settings.local_tokens) if ids else []:
             self._make_room(len(piece))
-            given = torch.tensor([list(piece)], device=self.reader.device)
-            states.append(self.reader.hidden(given, self.attend)[0])
+            before, self._behind, self._kept = self._behind, [], {}
+            attention.computed = len(before)
+            given = torch.tensor([[*before, *piece]], device=self.reader.device)
+            try:
+                states.append(self.reader.hidden(given, self.attend)[0, len(before) :])
+            finally:
+                attention.computed = 0
             self._local.extend(piece)
         return states[1] if len(states) == 2 else torch.cat(states)
 
     def _make_room(self, coming: int) -> None:
-        """Have the oldest blocks of the local text leave where so many tokens would be too many:
-        from then on they are chosen like those of documents, if anything is.
+        """Have the oldest sentences of the local text leave where so many tokens would be too many:
+        from then on they are chosen like passages of documents, if anything is.
         """
-        surplus = self._window.surplus(self._attention.local, coming)
-        if not surplus:
+        held, most = self._attention.local, self.settings.local_tokens
+        over = held + coming - most
+        if over <= 0 or not held:
             return
-        layers = self._attention.let_go(surplus)
-        if not self._retrieve:
-            self._local.forget(surplus)
-            return
-        ids, landmarks = self._local.let_go(surplus)
-        self._own.add(self.reader, ids, layers, landmarks)
+        leaving = self._local.sentences(min(held, max(over, STEP)))
+        self._attention.let_go(leaving)
+        ids = self._local.let_go(leaving)
+        if self._retrieve:
+            self._own.add(ids)
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What Reader.hidden takes: the local text goes on, and attends to what is read."""
@@ -147,9 +154,7 @@ class ChoosingSession(Closing):
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
     ) -> Continuation:
-        """The tokens that follow `state`, until the turn ends: see memstore.model.generate. Every
-        settings.choose_every of them blocks are chosen anew.
-        """
+        """The tokens that follow `state`, until the turn ends: see memstore.model.generate."""
         return Continuation(
             self,
             state,
@@ -159,20 +164,14 @@ class ChoosingSession(Closing):
             seed=seed,
             stop=stop,
             end=self.reader.ends_turn,
-            each=self._said,
         )
-
-    def _said(self, number: int) -> None:
-        every = self.settings.choose_every
-        if every and number and number % every == 0 and self._retrieve:
-            self.choose_again()
 
     # One token, in a walk that other sessions' tokens share: memstore.model.together
 
     def begin_token(self) -> bool:
         """Make room for a token, which may always share a walk."""
         self._make_room(1)
-        return True
+        return not self._behind
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """A layer begins: nothing is done ahead."""
@@ -185,112 +184,134 @@ class ChoosingSession(Closing):
     # What is read
 
     def choose(self, question: str, ids: Sequence[int], words: range) -> list[Chosen]:
-        """Choose blocks for a turn that is about to be read, and read them from now on.
+        """Choose passages for a turn that is about to be read, and read them from now on.
 
         question: as typed; ids: of the turn, `words` those of the question itself. The local turns
         before it are read with it, memory never is. Nothing is read where nothing answers.
         """
         tapped = self._local.look_ahead(ids, words)
-        self._question = question
         found = self._choose(tapped, question)
         self.answered = found is not None
         self.read(found or [])
         return self.chosen
 
-    def choose_again(self) -> list[Chosen]:
-        """Choose blocks by the last question and all that was read since, and read them from now
-        on. What is read stays where nothing answers, and `answered` is the question's.
-        """
-        if not self._scope:
-            return self.chosen
-        question = f"{self._question} {self.reader.tokenizer.decode(self._local.said)}"
-        found = self._choose(self._local.rows, question)
-        if found is not None:
-            self.read(found)
-        return self.chosen
-
     def _choose(self, tapped: Tapped, question: str) -> list[Chosen] | None:
-        """The blocks that are meant; None where nothing answers."""
+        """The passages that are meant; None where nothing answers."""
         selector, scope, gate = self.reader.selector, self._scope, self.reader.gate
         scores = selector.scores(tapped, question, self.store, scope)
-        best = Candidates(scores, selector, tapped, self.store, scope, self.settings.top_k)
+        best = Candidates(
+            scores, selector, tapped, self.store, scope, self.settings.top_k, self._content
+        )
         self.candidates = best
         alone = gate is None or gate.answers(scores)
         answers = alone or (gate is not None and gate.answer_together(scores, best.together))
         self.lookups.done += answers
         self.lookups.skipped += not answers
-        if not answers:
-            return None
-        size = self.reader.shape.block_size
-        return best.meant(self.settings, size, self._texts, parts=not alone)
+        return best.meant(self.settings, parts=not alone) if answers else None
 
-    def _texts(self, document: int, first: int, end: int) -> list[str]:
-        """The text of each of a document's tokens; none of the session's own."""
-        if document == self._own.scratch.document:
-            return []
-        ids = self.store.tokens(document, first, end).ids.tolist()
-        return [self.reader.tokenizer.decode([token]) for token in ids]
+    def _content(self, document: int, block: int) -> Hashable:
+        if document == self._own.document:
+            return document, block
+        (passage,) = self.store.passages(document, block, block + 1)
+        return passage.ids.tobytes()
 
-    def read(self, blocks: Sequence[Chosen]) -> None:
-        """Read these blocks, in this order, from now on; none for reading nothing.
+    def read(self, passages: Sequence[Chosen]) -> None:
+        """Read these passages, in this order, from now on; none for reading nothing.
 
-        Raises InvalidInput for more blocks than top_k and those beside them, BudgetExceeded,
-        DocumentNotFound, CorruptBlock.
+        Raises InvalidInput for more passages than top_k, BudgetExceeded, DocumentNotFound,
+        CorruptBlock.
         """
-        if len(blocks) > self._most:
+        if len(passages) > self.settings.top_k:
             raise InvalidInput(
-                f"{len(blocks)} blocks; top_k {self.settings.top_k} and a margin of "
-                f"{self.settings.margin} tokens read {self._most} at most"
+                f"{len(passages)} passages; top_k allows {self.settings.top_k} at most"
             )
         try:
-            self._read(blocks)
+            self._read(passages)
         except BlocksUnavailable as error:
             if not self.store.allow_partial:
                 raise
             self.absent |= error.documents
             gone = {(document, block) for document, _, block, _ in error.units}
-            self.read([block for block in blocks if (block.document, block.block) not in gone])
+            self.read([one for one in passages if (one.document, one.block) not in gone])
 
-    def _read(self, blocks: Sequence[Chosen]) -> None:
+    def _read(self, passages: Sequence[Chosen]) -> None:
+        chained = self.settings.chained and all(one.document > 0 for one in passages)
+        stored = passages[:1] if chained else passages
         layers = self.reader.shape.memory_layers
         free = self.store.capacity - self._own.blocks.own * self._block_units  # own ones are pinned
-        at_once = max(1, free // max(1, len(blocks) * self._kv_heads))
-        self._tiers = []
+        at_once = max(1, free // max(1, len(stored) * self._kv_heads))
+        self._tiers, self._lengths = {}, []
+        kept: dict[int, KeysValues] = {}
         for first in range(0, len(layers), at_once):
-            self._read_layers(blocks, layers[first : first + at_once])
-        self.chosen = list(blocks)
+            kept |= self._stored(stored, layers[first : first + at_once])
+        behind: list[int] = []
+        for one in passages[len(stored) :]:
+            (passage,) = self.store.passages(one.document, one.block, one.block + 1)
+            behind += passage.ids.tolist()
+            self._lengths.append(len(passage.ids))
+            for tiers in self._tiers.values():
+                tiers += ["computed"] * self._kv_heads
+        if passages:
+            behind += self.reader.separator_ids
+        for layer in range(self.reader.shape.num_layers):
+            self._attention.remember(layer, *kept.get(layer, self._nothing))
+        self.chosen, self._behind, self._kept = list(passages), behind, kept
+        if self._attention.local:
+            self.settle()
 
-    def _read_layers(self, blocks: Sequence[Chosen], layers: Sequence[int]) -> None:
+    def settle(self) -> None:
+        """Compute what stands behind the stored passages now, and not with the text that is read
+        next.
+        """
+        behind, self._behind = self._behind, []
+        if not behind:
+            return
+        context = CompactAttention(self.reader, self._attention.prefix)
+        for layer, halves in self._kept.items():
+            context.remember(layer, *halves)
+        for layer, more in enumerate(computed(context, behind)):
+            halves = self._kept.get(layer, self._nothing)
+            self._attention.remember(
+                layer, *(torch.cat((half.to(new), new), 1) for half, new in zip(halves, more))
+            )
+        self._kept = {}
+
+    def _stored(self, passages: Sequence[Chosen], layers: Sequence[int]) -> dict[int, KeysValues]:
+        """What the memory holds of passages in some layers, one behind the other: k, v [Hkv, m, D]
+        by layer.
+        """
         shape, heads = self.reader.shape, self._kv_heads
+        if not passages:
+            return {}
         units = [
-            BlockKey(block.document, layer, block.block, head)
+            BlockKey(one.document, layer, one.block, head)
             for layer in layers
-            for block in blocks
+            for one in passages
             for head in range(heads)
         ]
         with self.store.lease(units) as lease:
-            of_blocks = lease.slots[: len(blocks) * heads : heads]
-            lengths = self.store.slot_lengths[of_blocks].tolist()
-            self._spans = [
-                (block.first, length if block.end is None else min(block.end, length))
-                for block, length in zip(blocks, lengths)
-            ]
-            size = (len(layers), len(blocks), heads, shape.block_size, shape.head_dim)
+            of_passages = lease.slots[: len(passages) * heads : heads]
+            self._lengths = self.store.slot_lengths[of_passages].tolist()
+            size = (len(layers), len(passages), heads, shape.block_size, shape.head_dim)
             k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
-            self._tiers += [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
+            tiers = [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
+        step = len(passages) * heads
         for row, layer in enumerate(layers):
-            between = self._separator[layer] if self._separator else (None, None)
-            texts = (self._text(*halves) for halves in zip((k[row], v[row]), between))
-            self._attention.remember(layer, *texts)
+            self._tiers[layer] = tiers[row * step : (row + 1) * step]
+        return {
+            layer: (self._one_text(k[row]), self._one_text(v[row]))
+            for row, layer in enumerate(layers)
+        }
 
-    def _text(self, blocks: Tensor, separator: Tensor | None) -> Tensor:
-        """Blocks [n, Hkv, block_size, D] as one text [Hkv, m, D], with the separator [Hkv, s, D]
-        behind it.
-        """
-        if not len(blocks):
-            return blocks.new_zeros(blocks.shape[1], 0, *blocks.shape[3:])
-        parts = [block[:, first:end] for block, (first, end) in zip(blocks, self._spans)]
-        return torch.cat(parts if separator is None else [*parts, separator.to(blocks)], 1)
+    def _one_text(self, passages: Tensor) -> Tensor:
+        """[n, Hkv, block_size, D] -> [Hkv, m, D]."""
+        return torch.cat([one[:, :end] for one, end in zip(passages, self._lengths)], 1)
+
+    @property
+    def _nothing(self) -> KeysValues:
+        shape, device = self.reader.shape, self.reader.device
+        none = torch.zeros(shape.num_kv_heads, 0, shape.head_dim, device=device)
+        return none, none
 
     @property
     def _kv_heads(self) -> int:
@@ -302,32 +323,36 @@ class ChoosingSession(Closing):
 
     @property
     def _scope(self) -> tuple[Run, ...]:
-        """What is chosen from: attached documents, then the blocks that left the local text."""
+        """What is chosen from: attached documents, then what left the local text."""
         return self._own.blocks.runs(self._own.blocks.count)
 
     def _told(self, layer_idx: int, weights: Tensor) -> None:
         """Tell what the last row of a step read in a layer: weights [H, m]."""
-        assert self._on_read is not None
-        shape = self.reader.shape
-        lengths = [end - first for first, end in self._spans]
-        weights = weights[:, : sum(lengths)]  # of the blocks; the separator stands behind them
-        parts = [part.sum(-1) for part in weights.split(lengths, 1)]
-        of_blocks = torch.stack(parts, 1).tolist()
-        first = shape.memory_layers.index(layer_idx) * len(self.chosen) * self._kv_heads
+        if self._on_read is None or layer_idx not in self._tiers:
+            return
+        weights = weights[:, : sum(self._lengths)]  # the separator stands behind them
+        parts = [part.sum(-1) for part in weights.split(self._lengths, 1)]
+        of_passages = torch.stack(parts, 1).tolist()
+        tiers, group = self._tiers[layer_idx], self.reader.shape.group
         self._on_read(
             [
                 Read(
                     layer_idx,
                     head,
-                    block.document,
-                    block.block,
+                    one.document,
+                    one.block,
                     part,
-                    self._tiers[first + row * self._kv_heads + head // shape.group],
+                    tiers[row * self._kv_heads + head // group],
                 )
-                for head, of_head in enumerate(of_blocks)
-                for row, (block, part) in enumerate(zip(self.chosen, of_head))
+                for head, of_head in enumerate(of_passages)
+                for row, (one, part) in enumerate(zip(self.chosen, of_head))
             ]
         )
+
+    @property
+    def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+        """As AskingSession.same."""
+        return {(one.document, one.block): one.same for one in self.chosen if one.same}
 
     @property
     def held(self) -> dict[str, int]:
@@ -335,7 +360,7 @@ class ChoosingSession(Closing):
         return {"local_tokens": self._attention.local, "own_blocks": self._own.blocks.own}
 
     def close(self) -> None:
-        """Let go of what is read and of the session's own blocks; the documents stay."""
-        self.chosen, self.candidates = [], None
+        """Let go of what is read and of the session's own passages; the documents stay."""
+        self.chosen, self.candidates, self._kept = [], None, {}
         self._own.close()
-        self._attention = CompactAttention(self.reader, self._beginning)
+        self._attention = CompactAttention(self.reader, self._attention.prefix)

@@ -1,5 +1,5 @@
-"""Attention at compact positions: a fixed beginning, what is remembered, and the local text, one
-after the other, under one ordinary softmax.
+"""Attention at the positions of a prompt: the prefix, what is read of a memory, and the local text,
+one after the other, under one ordinary softmax.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,31 +21,6 @@ Observe = Callable[[int, Tensor], None]
 _GROW = 256  # tokens of room at a time
 
 
-@dataclass(frozen=True)
-class Window:
-    """How much local text is held: `tokens`, and what is left of a block; older blocks leave."""
-
-    tokens: int  # whole blocks
-    block_size: int
-    step: int  # tokens read at once where blocks leave, at most `tokens`
-
-    @property
-    def most(self) -> int:
-        """Tokens that are held at most."""
-        return self.tokens + self.block_size - 1
-
-    def pieces(self, ids: Sequence[int], held: int) -> list[Sequence[int]]:
-        """Ids that follow `held` tokens, as they are read: at once where nothing has to leave."""
-        if held + len(ids) <= self.most:
-            return [ids]
-        return [ids[at : at + self.step] for at in range(0, len(ids), self.step)]
-
-    def surplus(self, held: int, coming: int) -> int:
-        """How many of the `held` tokens leave before so many come: those of whole blocks."""
-        over = max(0, held + coming - self.most)
-        return min(-(-over // self.block_size), held // self.block_size) * self.block_size
-
-
 @dataclass
 class _Layer:
     """Keys as rotated, and values, [1, Hkv, capacity, D]; `length` of them are there."""
@@ -53,21 +28,24 @@ class _Layer:
     k: Tensor
     v: Tensor
     plain: Tensor  # keys of the local text without position, [1, Hkv, capacity, D]
-    remembered: int  # tokens between the beginning and the local text
+    remembered: int  # tokens between the prefix and the local text
     length: int
 
 
 @dataclass
 class CompactAttention:
-    """What one text attends to: the reader's beginning at 0 .. P - 1, m remembered tokens from P
+    """What one text attends to: the reader's prefix at 0 .. P - 1, m remembered tokens from P
     on, and its own from P + m on. No room is left between them: that loses answers.
 
     `attend` is what Reader.hidden takes; of one row and one thread.
     """
 
     reader: ChoosingReader
-    beginning: Sequence[KeysValues]  # of every layer; empty ones where there is none
+    prefix: Sequence[KeysValues]  # of every layer; empty ones where there is none
     observe: Observe | None = None  # asked of the last row of every step
+    # of the next step so many tokens, its first, are remembered ones that no memory holds; there
+    # must be no local text yet
+    computed: int = 0
     _layers: dict[int, _Layer] = field(default_factory=dict)
     _seen: tuple[object, Tensor] | None = None
 
@@ -76,7 +54,9 @@ class CompactAttention:
         layer = self._layer(layer_idx)
         rows, start = q.shape[2], layer.length
         positions = torch.arange(start, start + rows, device=q.device)
-        layer.plain = _put(layer.plain, start - layer.remembered - self._first, k)
+        own = k[:, :, self.computed :]
+        layer.plain = _put(layer.plain, start - layer.remembered - self._first, own)
+        layer.remembered += self.computed
         turned = self.reader.rotate(layer_idx, torch.cat((q, k), 1), positions)
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
         layer.k = _put(layer.k, start, k)
@@ -89,12 +69,7 @@ class CompactAttention:
             weights = _weights(q[:, :, -1:], keys, form, None if mask is None else mask[-1:])
             remembered = slice(self._first, self._first + layer.remembered)
             self.observe(layer_idx, weights[0, :, 0, remembered])
-        if form.softcap is not None:
-            group = q.shape[1] // keys.shape[1]
-            return _weights(q, keys, form, mask) @ values.repeat_interleave(group, 1)
-        return scaled_dot_product_attention(
-            q, keys, values, attn_mask=mask, scale=form.scale, enable_gqa=True
-        )
+        return attention(q, keys, values, form, mask)
 
     def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
         """Put these tokens in the place of what was remembered in a layer, k, v [Hkv, m, D],
@@ -155,14 +130,14 @@ class CompactAttention:
 
     @property
     def _first(self) -> int:
-        return self.beginning[0][0].shape[1] if self.beginning else 0
+        return self.prefix[0][0].shape[1] if self.prefix else 0
 
     def _layer(self, layer_idx: int) -> _Layer:
         layer = self._layers.get(layer_idx)
         if layer is None:
             reader, shape = self.reader, self.reader.shape
-            if self.beginning:
-                k, v = (x.to(reader.dtype)[None] for x in self.beginning[layer_idx])
+            if self.prefix:
+                k, v = (x.to(reader.dtype)[None] for x in self.prefix[layer_idx])
                 k = reader.rotate(layer_idx, k, torch.arange(self._first, device=k.device))
             else:
                 size = (1, shape.num_kv_heads, 0, shape.head_dim)
@@ -211,53 +186,48 @@ def _weights(q: Tensor, k: Tensor, form: LayerForm, mask: Tensor | None) -> Tens
     return scores.float().softmax(-1).to(q.dtype)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, form: LayerForm, mask: Tensor | None) -> Tensor:
+    """Grouped attention of rotated q [B, H, T, D] to k, v [B, Hkv, S, D] -> [B, H, T, D]; mask:
+    bool [T, S], what each row sees; None = everything.
+    """
+    if form.softcap is not None:
+        return _weights(q, k, form, mask) @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=form.scale, enable_gqa=True)
+
+
 class _Known(NamedTuple):
-    state: object  # of the reader, when these were read
-    beginning: Sequence[KeysValues]
-    separator: Sequence[KeysValues]
+    state: object  # of the reader, when this was computed
+    prefix: Sequence[KeysValues]
 
 
 _known: WeakKeyDictionary[ChoosingReader, _Known] = WeakKeyDictionary()
 
 
-def read_beginning(reader: ChoosingReader) -> Sequence[KeysValues]:
+def read_prefix(reader: ChoosingReader) -> Sequence[KeysValues]:
     """The keys and values of the reader's prefix in every layer; no pairs without a prefix. They
     are computed once for a device and a dtype, and are not to be written to.
     """
-    return _constants(reader).beginning
-
-
-def read_separator(reader: ChoosingReader) -> Sequence[KeysValues]:
-    """The same of what stands between what is read and the local text, read behind the prefix
-    alone; no pairs where nothing does.
-    """
-    return _constants(reader).separator
-
-
-def _constants(reader: ChoosingReader) -> _Known:
-    ids = reader.prefix_ids, reader.separator_ids
-    state = (*map(tuple, ids), reader.device, reader.dtype)
+    state = (*reader.prefix_ids, reader.device, reader.dtype)
     known = _known.get(reader)
     if known is None or known.state != state:
-        beginning = _read(reader, [], reader.prefix_ids)
-        separator = _read(reader, beginning, reader.separator_ids)
-        known = _known[reader] = _Known(state, beginning, separator)
-    return known
+        keys_values = computed(CompactAttention(reader, []), reader.prefix_ids)
+        known = _known[reader] = _Known(state, keys_values)
+    return known.prefix
 
 
-def _read(
-    reader: ChoosingReader, beginning: Sequence[KeysValues], ids: Sequence[int]
-) -> Sequence[KeysValues]:
-    """The keys and values of tokens behind a beginning, in every layer."""
+@torch.no_grad()
+def computed(context: CompactAttention, ids: Sequence[int]) -> Sequence[KeysValues]:
+    """The keys and values in every layer of tokens that are read on in a context; no pairs without
+    tokens.
+    """
     if not ids:
         return []
-    context = CompactAttention(reader, beginning)
     kept: list[KeysValues] = []
 
     def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kept.append((k[0].clone(), v[0].clone()))
         return context.attend(layer_idx, q, k, v)
 
-    with torch.no_grad():
-        reader.hidden(torch.tensor([list(ids)], device=reader.device), attend)
+    reader = context.reader
+    reader.hidden(torch.tensor([list(ids)], device=reader.device), attend)
     return kept

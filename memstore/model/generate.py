@@ -41,12 +41,11 @@ class Continuation(Iterator[int]):
         seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
         end: Callable[[int], bool] | None = None,
-        each: Callable[[int], None] | None = None,
     ) -> None:
         """state: [hidden_size]. temperature 0 is greedy; otherwise samples, repeatably under
         `seed`, from the likeliest tokens that together have a probability of top_p. stop(token)
-        ends after that token, end(token) before it; each(number) is called before token `number`,
-        from 0, is given. Raises InvalidInput for a temperature, seed or top_p out of range.
+        ends after that token, end(token) before it. Raises InvalidInput for a temperature, seed or
+        top_p out of range.
         """
         check_sampling(temperature, seed)
         if not 0 < top_p <= 1:
@@ -57,10 +56,10 @@ class Continuation(Iterator[int]):
         self._state = state
         self._logits: Tensor | None = None  # of that state, where they are known
         self._failed: Exception | None = None
-        self._left, self._given = max_new_tokens, 0
+        self._left = max_new_tokens
         self._temperature, self._top_p = temperature, top_p
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self._stop, self._end, self._each = stop, end, each
+        self._stop, self._end = stop, end
 
     @property
     def pending(self) -> int | None:
@@ -95,10 +94,7 @@ class Continuation(Iterator[int]):
         if self._end is not None and self._end(token):
             self._left = 0
             raise StopIteration
-        number, self._given = self._given, self._given + 1
         self._left, self._last = self._left - 1, token
-        if self._each is not None:
-            self._each(number)
         return token
 
     @torch.no_grad()

@@ -93,7 +93,7 @@ def ingest(
     compresses and nobody knows how well, after the first commit).
     """
     text.check()
-    about = _about(text, tokenizer)
+    about = about_tokens(text, tokenizer)
 
     def foresee() -> Forecast | None:
         return store.forecast(
@@ -106,10 +106,10 @@ def ingest(
         source_hash=text.digest,
         settings=settings,
         mode=mode,
-        metadata=_metadata(store, text, tokenizer, mode),
+        metadata=metadata_of(store, text, tokenizer, mode),
     )
     if writer is None:
-        return _described(store, text)
+        return described(store, text)
     with writer:
         if forecast is not None and expect is not None:
             expect(forecast)
@@ -150,7 +150,7 @@ def ingest(
         return writer.finish()
 
 
-def _metadata(
+def metadata_of(
     store: MemoryStore, text: Text, tokenizer: TextTokenizer, mode: Mode
 ) -> dict[str, Any]:
     """What the document's row will say of it: of one that is appended to, the places of both parts,
@@ -159,12 +159,12 @@ def _metadata(
     if mode != "append" or not store.has(text.name):
         return text.metadata
     there = store.document(text.name)
-    characters = _characters_before(store, tokenizer, there.id, there.tokens)
+    characters = characters_of(store, tokenizer, there)
     places = append_places(unpack_places(there.metadata), characters, text.places)
     return {**there.portable().metadata, **pack_places(places)}
 
 
-def _described(store: MemoryStore, text: Text) -> Document:
+def described(store: MemoryStore, text: Text) -> Document:
     """The document that is there already; its row says what is known of it by now."""
     document = store.document(text.name)
     metadata = document.metadata | text.metadata
@@ -176,17 +176,25 @@ def _described(store: MemoryStore, text: Text) -> Document:
         return document  # it can be asked as it is
 
 
-def _about(text: Text, tokenizer: TextTokenizer) -> int:
+def about_tokens(text: Text, tokenizer: TextTokenizer) -> int:
     """How many tokens a text has, about, by passages of it."""
     sample = text.sample
     tokens = sum(len(tokenizer.encode(passage)) for passage in sample)
     return -(-tokens * text.characters // sum(map(len, sample)))
 
 
+def characters_of(store: MemoryStore, tokenizer: TextTokenizer, document: Document) -> int:
+    """How many characters a document has."""
+    if document.settings.passage_tokens is None:
+        return _characters_before(store, tokenizer, document.id, document.tokens)
+    last = store.passages(document.id, document.blocks - 1) if document.blocks else []
+    return sum(one.start + one.characters for one in last) + len(store.tail(document.id))
+
+
 def _characters_before(
     store: MemoryStore, tokenizer: TextTokenizer, document: int, token: int
 ) -> int:
-    """Characters of a document before one of its tokens (or before its end)."""
+    """Characters of a landmark model's document before one of its tokens (or before its end)."""
     if token == 0:
         return 0
     span = store.tokens(document, token - 1, token)

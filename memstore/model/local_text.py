@@ -1,42 +1,37 @@
-"""The local text of a session as its selector sees it: the question's rows, what is read behind it,
-and the landmarks of blocks that leave.
-"""
+"""The local text of a session: its ids, and how its selector sees what is asked in it."""
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from memstore.model.compact import KeysValues, Window
 from memstore.model.reader import ChoosingReader
 from memstore.model.tap import TapWalk
 from memstore.model.tapped import Tapped
 
+_FURTHER = 64  # tokens that are looked through for the end of a sentence
+
 
 class LocalText:
-    """Ids behind the prefix, read without memory when that is first needed, every token once."""
+    """Ids behind the prefix; the selector reads them without memory when that is first needed,
+    every token once.
+    """
 
-    def __init__(
-        self, reader: ChoosingReader, beginning: Sequence[KeysValues], window: Window
-    ) -> None:
+    def __init__(self, reader: ChoosingReader, most: int) -> None:
+        """most: tokens that are held at most."""
         self.ids: list[int] = []  # that have not left, oldest first
         self.tokens = 0  # read so far, with those that left
-        self._reader, self._window = reader, window
-        self._walk = TapWalk(reader, beginning, window)
+        self._reader = reader
+        self._walk = TapWalk(reader, most)
         self._seen = 0  # of `ids`, how many the walk has read
-        self._landmarks: Tensor | None = None  # of these
-        self._asked = Tapped([])  # the last question's words
-        self._since: list[Tapped] = []  # seen behind its turn, as long as a window at most
-        self._ahead: tuple[list[int], TapWalk, Tapped] | None = None
+        self._ahead: tuple[list[int], TapWalk] | None = None
 
     def look_ahead(self, ids: Sequence[int], words: range) -> Tapped:
         """What the words of a turn show that is about to be read."""
-        self.see()
+        if self._seen < len(self.ids):
+            self._walk.read(self.ids[self._seen :])
+            self._seen = len(self.ids)
         walk = self._walk.fork()
         shown = walk.read(ids)
-        self._ahead = list(ids), walk, shown
-        self._asked, self._since = shown.part(words), []
-        return self._asked
+        self._ahead = list(ids), walk
+        return shown.part(words)
 
     def extend(self, ids: Sequence[int]) -> None:
         """These ids are read."""
@@ -44,48 +39,24 @@ class LocalText:
         self.ids.extend(ids)
         self.tokens += len(ids)
         if ahead is not None and ahead[0] == list(ids):
-            _, self._walk, shown = ahead
-            self._take(shown)
+            self._walk, self._seen = ahead[1], len(self.ids)
 
-    def see(self) -> None:
-        """Have seen all that was read."""
-        if self._seen < len(self.ids):
-            shown = self._walk.read(self.ids[self._seen :])
-            self._take(shown)
-            self._since.append(shown)
-            while sum(len(part.ids) for part in self._since[1:]) >= self._window.tokens:
-                del self._since[0]
+    def sentences(self, least: int) -> int:
+        """How many of the oldest tokens, at least so many, are whole sentences; `least` where no
+        sentence ends soon behind it.
+        """
+        decode = self._reader.tokenizer.decode
+        for end in range(least, min(len(self.ids), least + _FURTHER) + 1):
+            if (
+                decode(self.ids[end - 1 : end])
+                .rstrip("\"'\u2019\u201d)*_ ")
+                .endswith((".", "!", "?", "\n"))
+            ):
+                return end
+        return least
 
-    @property
-    def rows(self) -> Tapped:
-        """What the last question's words show, and all that was read behind its turn."""
-        self.see()
-        return Tapped.joined([self._asked, *self._since])
-
-    @property
-    def said(self) -> list[int]:
-        """The ids that were read behind the last question's turn."""
-        self.see()
-        return [token for part in self._since for token in part.ids]
-
-    def let_go(self, tokens: int) -> tuple[list[int], Tensor | None]:
-        """Take the oldest tokens away; their ids, and their landmarks if the selector keeps any."""
-        self.see()
-        ids = self.ids[:tokens]
-        landmarks = None if self._landmarks is None else self._landmarks[:tokens]
-        self.forget(tokens)
-        return ids, landmarks
-
-    def forget(self, tokens: int) -> None:
-        """Take the oldest tokens away, whether they were seen or not."""
-        self.ids, self._seen = self.ids[tokens:], max(0, self._seen - tokens)
-        if self._landmarks is not None:
-            self._landmarks = self._landmarks[tokens:].clone()
-
-    def _take(self, shown: Tapped) -> None:
-        first = self.tokens - len(self.ids) + self._seen
-        landmarks = self._reader.selector.landmarks(shown, first)
-        if landmarks is not None:
-            held = self._landmarks
-            self._landmarks = landmarks if held is None else torch.cat((held, landmarks))
-        self._seen += len(shown.ids)
+    def let_go(self, tokens: int) -> list[int]:
+        """Take the oldest tokens away; their ids."""
+        gone, self.ids = self.ids[:tokens], self.ids[tokens:]
+        self._seen = max(0, self._seen - tokens)
+        return gone

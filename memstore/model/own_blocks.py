@@ -1,11 +1,10 @@
 """The blocks of a session's own text: in main memory, pinned there until the session is closed."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from torch import Tensor
-
-from memstore.model.choosing_ingest import blocks_of, words_of
-from memstore.model.compact import KeysValues
+from memstore.model.passages.encode import encode
+from memstore.model.passages.ingest import passages_of
+from memstore.model.passages.stack import landmarks_of, padded, words_of
 from memstore.model.reader import ChoosingReader
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
@@ -26,6 +25,11 @@ class OwnBlocks:
         self.blocks = SessionBlocks(documents, own_document=self.scratch.document)
         self.most = max(least, store.own_capacity // (2 * per_block))
 
+    @property
+    def document(self) -> int:
+        """The number under which they are read and searched."""
+        return self.scratch.document
+
     def make_room(self, count: int) -> None:
         """Let the oldest go, for so many more."""
         surplus = self.blocks.own + count - self.most
@@ -38,27 +42,37 @@ class OwnBlocks:
         self.scratch.close()
 
 
-class FoundBlocks(OwnBlocks):
-    """Own blocks that a reader's selector finds, beside those of documents."""
+class OwnPassages(OwnBlocks):
+    """Own text of a session as passages, each computed alone as those of documents are, which the
+    model's selector finds beside these.
+    """
 
-    def add(
+    def __init__(
         self,
         reader: ChoosingReader,
-        ids: list[int],
-        layers: Mapping[int, KeysValues],
-        landmarks: Tensor | None,
+        store: MemoryStore,
+        documents: list[tuple[int, int]],
+        per_block: int,
     ) -> None:
-        """Add the next blocks: whole ones of these ids, their keys and values by layer [Hkv, T, D]
-        and their landmarks [T, heads, width]. Where the budget holds fewer, they are forgotten.
-        """
-        count = len(ids) // reader.shape.block_size
-        if count > self.most:
+        super().__init__(store, documents, per_block)
+        self._reader = reader
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Add the text of these ids. Where the budget holds less of it, it is forgotten."""
+        reader = self._reader
+        passages = list(passages_of(reader, [reader.tokenizer.decode(ids)]))
+        count = len(passages)
+        if not 0 < count <= self.most:
             return
         self.make_room(count)
-        first = self.blocks.own_end
+        found = list(encode(reader, [one.ids.tolist() for one in passages]))
+        lengths = [len(one.ids) for one in passages]
         for layer in reader.shape.memory_layers:
-            k, v = (blocks_of(reader, half) for half in layers[layer])
-            self.scratch.add(layer, k, v)
-        words = words_of(reader, ids)
-        self.scratch.add_selected(first, len(ids), landmarks=landmarks, words=words)
+            self.scratch.add(layer, *padded(reader, found, layer), lengths=lengths)
+        self.scratch.add_selected(
+            self.blocks.own_end,
+            lengths,
+            landmarks=landmarks_of(reader, found),
+            words=words_of(reader, passages),
+        )
         self.blocks.own_end += count

@@ -58,6 +58,9 @@ class TextTokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The ids of a text. Raises InvalidInput for what is not Unicode."""
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts, each by itself. Raises as encode does."""
+
     def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
         """The same ids, in parts, of a text that arrives in pieces."""
 
@@ -139,8 +142,9 @@ class LandmarkReader(Reader, Protocol):
 
 
 class ChoosingReader(Reader, Protocol):
-    """A reader whose blocks are chosen once for a question, by a selector, and read by every memory
-    layer at compact positions. Its `attend` gets keys without position; they are stored so.
+    """A reader whose blocks are passages: chosen once for a question, by a selector, and read by
+    every memory layer where a prompt would have them. Its `attend` gets keys without position; they
+    are stored so. shape.block_size is the most tokens that a passage has.
     """
 
     selector: Selector
@@ -148,7 +152,7 @@ class ChoosingReader(Reader, Protocol):
     prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
     separator_ids: list[int]  # between what is read of a memory and the local text
     forms: Sequence[LayerForm]
-    window_blocks: int  # before a chunk, that it sees while a document is read
+    passage_tokens: int  # that passages are filled up to
 
     def rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys [B, H, T, D] of a layer, turned to positions [T]."""

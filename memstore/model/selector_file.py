@@ -37,7 +37,6 @@ class MadeFor:
     num_kv_heads: Positive
     head_dim: Positive
     vocabulary: Positive
-    block_size: Positive
     weights: str = ""  # digest of the weights; "" = of any weights of these sizes
 
 
@@ -57,7 +56,8 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     score_range: Amount | None
     answerable: float | None  # Gate.least
     scores: dict[str, Share]
-    margin: Annotated[int, Meta(ge=0, le=64)]
+    passage_tokens: Annotated[int, Meta(ge=16, le=128)] = 64
+    chained: bool = True
     growth: float = 0.0  # Gate.growth
     together: float | None = None  # Gate.together
     separator: Annotated[str, Meta(max_length=64)] = SEPARATOR
@@ -88,7 +88,8 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         "answerable": gate and gate.least,
         "growth": gate.growth if gate else 0.0,
         "together": gate and gate.together,
-        "margin": adaptation.margin,
+        "passage_tokens": adaptation.passage_tokens,
+        "chained": adaptation.chained,
         "separator": adaptation.separator,
         "scores": dict(adaptation.scores),
     }
@@ -113,7 +114,8 @@ def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
         read_from=header.read_from,
         top_k=header.top_k,
         score_range=header.score_range,
-        margin=header.margin,
+        passage_tokens=header.passage_tokens,
+        chained=header.chained,
         separator=header.separator,
         gate=_gate(header),
         weights=header.made_for.weights,
@@ -173,7 +175,7 @@ def _part(
         if not part.heads or not fits:
             raise InvalidWeights(f"the selector {path} names heads that the model does not have")
         shape = (model.num_heads, model.num_kv_heads, model.head_dim)
-        return PointerHeads(part.heads, shape, model.block_size, rotate)
+        return PointerHeads(part.heads, shape, rotate)
     expected: dict[str, Callable[[Tensor], bool]] = {
         name: lambda tensor: tuple(tensor.shape) == (model.hidden_size,)
         for name in Projection.__dataclass_fields__

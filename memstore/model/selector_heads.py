@@ -26,21 +26,17 @@ DISTANCE = 256  # positions that a question is seen from
 
 class PointerHeads:
     """score(B) = mean over heads and the question's tokens i of softmax over B of s_iB, with
-    s_iB = max over j in B of <R(256) q_i, R(j mod block_size) k_j> / sqrt(D).
+    s_iB = max over tokens j of B, from its first on, of <R(256) q_i, R(j) k_j> / sqrt(D).
     """
 
     def __init__(
-        self,
-        heads: Sequence[tuple[int, int]],
-        shape: tuple[int, int, int],
-        block_size: int,
-        rotate: Rotate,
+        self, heads: Sequence[tuple[int, int]], shape: tuple[int, int, int], rotate: Rotate
     ) -> None:
         """heads: (layer, query head). shape: the model's query heads, KV heads, head width."""
         query_heads, kv_heads, self._width = shape
         self.heads = tuple(heads)
         self._group = query_heads // kv_heads
-        self._block_size, self._rotate = block_size, rotate
+        self._rotate = rotate
         kept = dict.fromkeys((layer, head // self._group) for layer, head in self.heads)
         self._kept = {pair: number for number, pair in enumerate(kept)}
         self._form = SelectorForm(
@@ -60,9 +56,9 @@ class PointerHeads:
     def taps(self) -> Taps:
         return Taps(heads=tuple(sorted({layer for layer, _ in self.heads})))
 
-    def landmarks(self, tapped: Tapped, first: int) -> Tensor:
-        """float16 [T, KV heads kept, D], rotated by the token's offset in its block."""
-        offsets = torch.arange(first, first + len(tapped.ids)) % self._block_size
+    def landmarks(self, tapped: Tapped) -> Tensor:
+        """float16 [T, KV heads kept, D], rotated by the token's offset in its passage."""
+        offsets = torch.arange(len(tapped.ids))
         kept = []
         for layer, head in self._kept:
             k = tapped.k[layer][head]
@@ -86,5 +82,5 @@ class PointerHeads:
         assert total is not None
         return total
 
-    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> None:
         return None

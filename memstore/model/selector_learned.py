@@ -16,12 +16,11 @@ from torch import Tensor
 
 from memstore.disk.selector_form import SelectorForm
 from memstore.index.base import Scope
-from memstore.model.selectors import Found, Matches
+from memstore.model.selectors import Found
 from memstore.model.tapped import Tapped, Taps
 
 _STEPS = 127  # a landmark is a unit vector times this, in int8
 _LEAST_IDF = 0.05
-_COUNTS = 0.3  # of what the best row adds to a score, what a row has to add to say where it was
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Learned:
     def taps(self) -> Taps:
         return Taps(states=(self.layer,))
 
-    def landmarks(self, tapped: Tapped, first: int) -> Tensor:
+    def landmarks(self, tapped: Tapped) -> Tensor:
         """int8 [T, 1, width]; where the tokens stand does not matter."""
         projection = self.projection
         x = rooted(tapped.states[self.layer])
@@ -91,15 +90,9 @@ class Learned:
         rows, weights = self.rows(tapped)
         return weights @ store.token_maxima(rows, 0, scope)
 
-    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> Matches:
+    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor:
         rows, weights = self.rows(tapped)
-        landmarks = store.token_landmarks(scope)[:, :, 0]
-        best = torch.einsum("rw,btw->brt", rows, landmarks).max(-1)
-        adds = weights * best.values
-        counts = adds >= _COUNTS * adds.amax(1, keepdim=True)
-        last, at = landmarks.shape[1] - 1, best.indices
-        first = at.masked_fill(~counts, last).amin(1)
-        return Matches(torch.stack((first, at.masked_fill(~counts, 0).amax(1)), 1), adds)
+        return (weights[:, None] * store.token_maxima(rows, 0, scope)).T
 
     def rows(self, tapped: Tapped) -> tuple[Tensor, Tensor]:
         """The question's unit vectors [T, width] and their weights [T], which sum to 1."""

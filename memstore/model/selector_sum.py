@@ -11,7 +11,7 @@ from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidConfig
 from memstore.index import words as index_words
 from memstore.index.base import Scope
-from memstore.model.selectors import Found, Matches, Selector, standardise
+from memstore.model.selectors import Found, Selector, standardise
 from memstore.model.tapped import Tapped, Taps
 
 
@@ -21,7 +21,7 @@ class Words:
     form = SelectorForm("words", "bm25", 0, 0, "int8", words=True)
     taps = Taps()
 
-    def landmarks(self, tapped: Tapped, first: int) -> None:
+    def landmarks(self, tapped: Tapped) -> None:
         return None
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]]:
@@ -32,7 +32,7 @@ class Words:
         asked: Mapping[int, float] = dict.fromkeys(index_words.split(question), 1.0)
         return store.word_scores(asked, scope)
 
-    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> None:
         return None
 
 
@@ -78,8 +78,8 @@ class Sum:
             tuple(sorted({layer for taps in every for layer in taps.heads})),
         )
 
-    def landmarks(self, tapped: Tapped, first: int) -> Tensor | None:
-        return self._keeping.landmarks(tapped, first)
+    def landmarks(self, tapped: Tapped) -> Tensor | None:
+        return self._keeping.landmarks(tapped)
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
         for selector, _ in self.parts:
@@ -96,5 +96,5 @@ class Sum:
             scores = scores + weight * unit * added
         return scores
 
-    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> Matches | None:
-        return self._keeping.matches(tapped, store, scope)
+    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor | None:
+        return self._keeping.adds(tapped, store, scope)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,28 +24,12 @@ GATE_TOGETHER = 4
 """So many of the best blocks may together make a Gate open."""
 
 
-class Matches(NamedTuple):
-    """By what blocks were found.
-
-    places: int64 [blocks, 2], the first and the last token of each. adds: float32 [blocks, rows],
-    what each row of the question adds to a block's score.
-    """
-
-    places: Tensor
-    adds: Tensor
-
-
 class Found(Protocol):
     """What selectors ask of a memory (memstore.store.MemoryStore)."""
 
     def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
         """q float32 [R, width] -> [R, blocks of the scope]: the best product with a block's token
         landmarks of a head.
-        """
-
-    def token_landmarks(self, scope: Scope) -> Tensor:
-        """float32 [blocks of the scope, block_size, heads, width]; a short block repeats its last
-        token.
         """
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
@@ -63,10 +47,8 @@ class Selector(Protocol):
     def taps(self) -> Taps:
         """What walks have to show."""
 
-    def landmarks(self, tapped: Tapped, first: int) -> Tensor | None:
-        """[T, heads, width] in the form's dtype, or None where it keeps none; first: the number of
-        the first token in its document.
-        """
+    def landmarks(self, tapped: Tapped) -> Tensor | None:
+        """Of a passage [T, heads, width] in the form's dtype, or None where it keeps none."""
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
         """Of each block its words and how often they are in it, or None where it needs none."""
@@ -76,8 +58,10 @@ class Selector(Protocol):
         alone; question: these words.
         """
 
-    def matches(self, tapped: Tapped, store: Found, scope: Scope) -> Matches | None:
-        """By what each block of the scope was found; None where that is not known."""
+    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor | None:
+        """float32 [blocks of the scope, rows]: what each row of the question adds to a block's
+        score; None where that is not known.
+        """
 
 
 def standardise(scores: Tensor) -> Tensor:
@@ -104,8 +88,8 @@ def choose(scores: Tensor, k: int, score_range: float | None) -> Tensor:
 
 
 def covered(adds: Tensor) -> Tensor:
-    """Matches.adds of blocks -> [blocks]: what the first of them together have of a question, every
-    row of it counted by the block that says most of it: the score of all as if they were one.
+    """Selector.adds of blocks -> [blocks]: what the first of them together have of a question,
+    every row of it counted by the block that says most of it: the score of all as if they were one.
     """
     return adds.cummax(0).values.sum(1)
 

@@ -95,6 +95,11 @@ class Session:
         return self.attention.lookups
 
     @property
+    def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+        """As AskingSession.same: none, since a block holds what follows from all before it."""
+        return {}
+
+    @property
     def absent(self) -> set[int]:
         """Documents that were left out, or of which blocks were, since they could not be had."""
         return self.attention.absent

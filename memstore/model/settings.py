@@ -13,8 +13,8 @@ Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
 GRANULARITIES = get_args(Granularity)
 
 
-_WHOLE = ("top_k", "chunk_blocks", "own_blocks", "margin", "local_blocks", "choose_every")
-_ANY = ("own_blocks", "choose_every")  # of these, None is a choice
+_WHOLE = ("top_k", "chunk_blocks", "own_blocks", "local_tokens")
+_ANY = ("own_blocks",)  # of these, None is a choice
 _SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take
 
 
@@ -42,14 +42,12 @@ class LookupSettings:
     # of a session's own text only so many of the latest blocks are remembered (the paper's bound on
     # its memory); None = as many as main memory has room for
     own_blocks: int | None = None
-    # of a reader that chooses once for a question: tokens before and behind a chosen block that are
-    # read with it where the question was found near its end, since what is said may go on beyond
-    # it; 0 = nothing beyond a block is read, not even the rest of a sentence
-    margin: int = 0
-    # and of its sessions: blocks of local text held whole, the older ones being chosen like those
-    # of documents; and after how many generated tokens blocks are chosen anew (None = once a turn)
-    local_blocks: int = 16
-    choose_every: int | None = None
+    # of a passage model (one that chooses once for a question): tokens of a session's own text
+    # that are held whole, the older ones being chosen like passages of documents
+    local_tokens: int = 1024
+    # and of several passages, is each one computed over those before it, in the forward pass of the
+    # question, or are they read as they are stored, none having seen another
+    chained: bool = False
 
     def __post_init__(self) -> None:
         for name in _WHOLE:
@@ -71,12 +69,10 @@ class LookupSettings:
                 raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {cutoff}")
         if self.cutoffs is not None:
             check_cutoffs(self.cutoffs)
-        if not 0 <= self.margin <= 64:
-            raise InvalidInput(f"margin must lie in 0..64, is {self.margin}")
-        if not 1 <= self.local_blocks <= 1 << 20:
-            raise InvalidInput(f"local_blocks must lie in 1..{1 << 20}, is {self.local_blocks}")
-        if self.choose_every is not None and self.choose_every < 0:
-            raise InvalidInput(f"choose_every must be at least 0, is {self.choose_every}")
+        if not 64 <= self.local_tokens <= 1 << 26:
+            raise InvalidInput(f"local_tokens must lie in 64..{1 << 26}, is {self.local_tokens}")
+        if not isinstance(self.chained, bool):
+            raise InvalidInput(f"chained must be true or false, is {self.chained!r}")
         if not 1 <= self.chunk_blocks <= 256:
             raise InvalidInput(f"chunk_blocks must lie in 1..256, is {self.chunk_blocks}")
         if self.own_blocks is not None and self.own_blocks < self.top_k:

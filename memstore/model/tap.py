@@ -5,39 +5,40 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from memstore.model.compact import CompactAttention, KeysValues, Window
+from memstore.model.compact import CompactAttention, read_prefix
 from memstore.model.reader import Attend, ChoosingReader, Enter
 from memstore.model.tapped import Tapped, Taps
+
+STEP = 256  # tokens of a longer text that are read at once
 
 
 class TapWalk:
     """A text behind the reader's prefix that is read on, token by token; of what was read long ago
-    no more is held than the window says.
+    no more is held than `most` tokens.
     """
 
-    def __init__(
-        self, reader: ChoosingReader, beginning: Sequence[KeysValues], window: Window | None = None
-    ) -> None:
-        """beginning: as CompactAttention takes it. window: None for the whole text."""
-        self._reader, self._beginning, self._window = reader, beginning, window
-        self._attention = CompactAttention(reader, beginning)
+    def __init__(self, reader: ChoosingReader, most: int | None = None) -> None:
+        """most: None for the whole text."""
+        self._reader, self._most = reader, most
+        self._attention = CompactAttention(reader, read_prefix(reader))
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> Tapped:
         """Read tokens; what they show."""
         if not self._reader.selector.taps.layers or not ids:
             return Tapped(list(ids))
-        if self._window is None:
+        if self._most is None:
             return self._read(ids)
         parts = []
-        for piece in self._window.pieces(ids, self._attention.local):
-            self._attention.let_go(self._window.surplus(self._attention.local, len(piece)))
+        for piece in pieces(ids, self._attention.local, self._most):
+            held = self._attention.local
+            self._attention.let_go(min(held, max(0, held + len(piece) - self._most)))
             parts.append(self._read(piece))
         return Tapped.joined(parts)
 
     def fork(self) -> "TapWalk":
         """Another walk, that has read the same."""
-        other = TapWalk(self._reader, self._beginning, self._window)
+        other = TapWalk(self._reader, self._most)
         other._attention = self._attention.fork()
         return other
 
@@ -50,9 +51,19 @@ class TapWalk:
         return tapped
 
 
-def tap(reader: ChoosingReader, beginning: Sequence[KeysValues], ids: Sequence[int]) -> Tapped:
+def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
+    """Ids that follow `held` tokens, as they are read where `most` are held: at once where nothing
+    has to leave.
+    """
+    if held + len(ids) <= most:
+        return [ids]
+    step = min(STEP, most)
+    return [ids[at : at + step] for at in range(0, len(ids), step)]
+
+
+def tap(reader: ChoosingReader, ids: Sequence[int]) -> Tapped:
     """What the reader's selector needs to see of ids that stand behind the prefix."""
-    return TapWalk(reader, beginning).read(ids)
+    return TapWalk(reader).read(ids)
 
 
 def tapping(ids: Sequence[int], taps: Taps, attend: Attend) -> tuple[Tapped, Attend, Enter]:

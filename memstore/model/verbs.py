@@ -4,7 +4,7 @@ was read.
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from numbers import Integral
@@ -39,6 +39,10 @@ class AskingSession(AbstractContextManager["AskingSession"], Protocol):
     store: MemoryStore
     answered: bool  # False: nothing in the memory answers the last question
     read_tokens: int  # since it was opened
+
+    @property
+    def same(self) -> Mapping[tuple[int, int], Sequence[tuple[int, int]]]:
+        """Of blocks (document, block) that are read now, others that say the same."""
 
     @property
     def absent(self) -> set[int]:
@@ -308,7 +312,7 @@ class Chat:
         return Answer(
             text=said.text,
             tokens=said.tokens,
-            sources=self._collector.sources(self._reader, store, chosen.max_sources),
+            sources=self._collector.sources(self._reader, store, chosen.max_sources, session.same),
             lookups={"done": lookups.done - done, "skipped": lookups.skipped - skipped},
             answered=session.answered,
             tiers={

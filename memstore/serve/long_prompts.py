@@ -41,9 +41,9 @@ class Window:
         not fit into the window cannot become a document: a conversation is then told text by text,
         however long it is; None: it can.
         """
-        settings, size = reader.lookup, reader.shape.block_size
-        blocks = settings.chunk_blocks if reader.keeps is None else settings.local_blocks
-        self.tokens = tokens or blocks * size
+        settings = reader.lookup
+        chunk = settings.chunk_blocks * reader.shape.block_size
+        self.tokens = tokens or (chunk if reader.keeps is None else settings.local_tokens)
         self._most = None if most is None else max(most, self.tokens)
         self._tokenizer = reader.tokenizer
 

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from memstore import __version__
 from memstore.errors import MemstoreError
+from memstore.model.document_text import document_text
 from memstore.serve.errors import ApiError, as_api_error
 from memstore.serve.keys import owner, reading
 from memstore.serve.line import Busy
@@ -34,8 +35,6 @@ _SCHEME = "memstore://documents/"
 _URI = re.compile(re.escape(_SCHEME) + r"([^/?#]+)(?:/([0-9]{1,15})-([0-9]{1,15}))?")
 _PAGE = 200  # resources listed at once
 _LONGEST = 1_000_000  # characters of a resource
-_TOKENS = 1 << 14  # of a document, decoded at once
-_CUT = 3  # tokens at most in which a character ends that began before them
 _TOLD = (MemstoreError, ApiError, Busy, Stopped, OSError)
 _ABOUT = (
     "A memory of documents that a language model has read. `search` finds passages, `ask` answers "
@@ -177,11 +176,9 @@ def _read(service: Service, asker: Asker, uri: str) -> str:
     reader, store = service.reader, service.store
     (document,) = store.ready([name])
     parts, at = list[str](), 0
-    for token in range(0, document.tokens, _TOKENS):
+    for text in document_text(reader.tokenizer, store, document):
         if end is not None and at >= end:
             break
-        ids = store.tokens(document.id, token, token + _TOKENS + _CUT).ids.tolist()
-        text = reader.tokenizer.whole_characters(ids[:_TOKENS], ids[_TOKENS:])
         parts.append(text[max(0, first - at) : None if end is None else max(0, end - at)])
         at += len(text)
         if sum(map(len, parts)) > _LONGEST:

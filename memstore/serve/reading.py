@@ -14,6 +14,7 @@ from memstore.disk.document import Document
 from memstore.errors import DocumentNotFound
 from memstore.model.answer import Source
 from memstore.model.choosing_session import ChoosingSession
+from memstore.model.document_text import block_texts
 from memstore.model.reader import Reader
 from memstore.model.verbs import AskingSession
 from memstore.serve.trace import Place, TokenRead, Trace
@@ -111,22 +112,14 @@ def passage(
     texts one after the other. Raises DocumentNotFound, CorruptMemory.
     """
     document = store.document(name)
-    size, tokenizer = reader.shape.block_size, reader.tokenizer
-    first, end = max(0, first), min(end, -(-document.tokens // size))
-    if first >= end:
-        return []
-    last = min(end * size, document.tokens)
-    read = store.tokens(document.id, first * size, last + _CUT)
-    ids = read.ids.tolist()
-    start = read.char_start + tokenizer.characters(read.before.tolist())
-    blocks = []
-    for block in range(first, end):
-        at, to = (block - first) * size, min((block + 1) * size, last) - first * size
-        span = (start, start + tokenizer.characters(ids[at:to]))
-        text = tokenizer.whole_characters(ids[at:to], ids[to : to + _CUT])
-        blocks.append({"block": block, "span": list(span), "text": text})
-        start = span[1]
-    return blocks
+    return [
+        {
+            "block": one.block,
+            "span": [one.start - len(one.gap), one.end],
+            "text": one.gap + one.text,
+        }
+        for one in block_texts(reader.tokenizer, store, document, max(0, first), end)
+    ]
 
 
 def unit_bytes(reader: Reader) -> int:
@@ -230,13 +223,11 @@ def _choice(trace: Trace, session: AskingSession, known: _Known) -> dict[str, An
         if source is None:  # also a block of the conversation itself
             continue
         read = trace.blocks.get(place)
-        taken = chosen.get(place)
         rows.append(
             _place_of(source)
             | {
                 "score": source.weight,
-                "chosen": taken is not None,
-                "tokens": None if taken is None else [taken.first, taken.end],
+                "chosen": place in chosen,
                 "layers": [
                     round(sum(mass or 0.0 for mass in of_layer), 4)
                     for of_layer in _rows(read.heads, trace)

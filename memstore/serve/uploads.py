@@ -14,6 +14,7 @@ from sqlite3 import Row
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from memstore.disk.document import is_of_prompt
+from memstore.model.document_text import document_text
 from memstore.serve.database import Database
 from memstore.serve.errors import ApiError, not_found
 from memstore.serve.keys import Access
@@ -253,8 +254,9 @@ class Uploads:
 
 def text_of_document(service: "Service", name: str) -> bytes:
     """The text of a document, in UTF-8. Raises DocumentNotFound."""
-    ids = service.store.tokens(name).ids.tolist()
-    return service.reader.tokenizer.decode(ids).encode(errors="replace")
+    store = service.store
+    text = document_text(service.reader.tokenizer, store, store.document(name))
+    return "".join(text).encode(errors="replace")
 
 
 def file_name(given: str) -> str:

@@ -26,23 +26,13 @@ from memstore.disk.selector_form import SelectorForm
 from memstore.disk.signature import Signature
 from memstore.errors import CorruptMemory, InvalidConfig, MemoryNotFound, StoreUnavailable
 from memstore.share.packed import open_packed, pack
-from memstore.share.pages import (
-    PAGE_ENTRIES,
-    Entries,
-    Entry,
-    Name,
-    PageRef,
-    entries_of,
-    plain_entries,
-    read_page,
-    write_pages,
-)
+from memstore.share.pages import PAGE_ENTRIES, Entry, Name, PageRef, read_page, write_pages
 from memstore.share.place import Place
 from memstore.share.rollback import Remembering, Seen, check_newest, newest_seen, note_newest
 from memstore.share.sizes import PACKED_BYTES
 from memstore.share.threads import at_once
 
-FORMAT = 1
+FORMAT = 2
 MANIFESTS = "manifests"
 _MANIFEST = b"mRmanife"
 _LAST = (1 << 64) - 1
@@ -58,7 +48,6 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     codec: Name
     created: Amount
     selector: dict[str, Any] | None
-    prefix: Entries | None
     pages: list[PageRef]
 
 
@@ -73,7 +62,6 @@ class Manifest:
     codec: str  # of the first publisher; records say their own
     created: float
     selector: SelectorForm | None
-    prefix: Entry | None
     pages: tuple[PageRef, ...]  # in order of names
 
     @property
@@ -83,11 +71,10 @@ class Manifest:
 
     def encode(self) -> bytes:
         """The object."""
-        prefix = None if self.prefix is None else plain_entries([self.prefix])
         selector = None if self.selector is None else self.selector.to_dict()
         values = {name: getattr(self, name) for name in ("number", "id", "published", "codec")}
         values |= {"signature": self.signature.to_dict(), "created": self.created}
-        values |= {"selector": selector, "prefix": prefix, "pages": self.pages}
+        values |= {"selector": selector, "pages": self.pages}
         return pack(_MANIFEST, FORMAT, values)
 
     @classmethod
@@ -96,13 +83,12 @@ class Manifest:
         held = open_packed(_MANIFEST, FORMAT, data, _Manifest, what)
         try:
             form = None if held.selector is None else SelectorForm.decode(held.selector)
-            prefix = None if held.prefix is None else entries_of(held.prefix, 0)[0]
             names = [page.first for page in held.pages]
             if names != sorted(set(names)):
                 raise ValueError("its pages are not in order")
             return cls(
                 held.number, held.id, held.published, Signature.from_dict(held.signature),
-                held.codec, held.created, form, prefix, tuple(held.pages),
+                held.codec, held.created, form, tuple(held.pages),
             )  # fmt: skip
         except (ValueError, IndexError, InvalidConfig) as error:
             raise CorruptMemory(
@@ -233,7 +219,6 @@ class Change(NamedTuple):
     """What a publisher wants of the next manifest."""
 
     entries: Mapping[str, Entry | None]  # by name; None for one that goes
-    prefix: Entry | None = None  # None: as it is
     selector: SelectorForm | None = None
     new_selector: bool = False
 
@@ -263,7 +248,6 @@ def commit(
             id=os.urandom(16),
             published=time.time(),
             selector=form,
-            prefix=base.prefix if changes.prefix is None else changes.prefix,
             pages=tuple(pages),
         )
         if _create(place, manifest):

@@ -49,9 +49,6 @@ def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BY
     small = {name for name, size in sizes.items() if size < segment_bytes // _SMALL}
     manifest = newest.manifest
     old = {entry.row.name: entry for entry in newest.documents() if _lies_in(entry, small)}
-    prefix = manifest.prefix
-    if prefix is not None and _lies_in(prefix, small):
-        old[""] = prefix
     named = {piece.segment for entry in old.values() for piece in entry.pieces} & small
     if len(named) < 2:
         return Merged(manifest.number, 0, len(named), 0, 0)
@@ -76,15 +73,14 @@ def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BY
         nonlocal moved
         if now is None:
             return None
-        there = now.entries([name for name in old if name])
+        there = now.entries(list(old))
         entries = {name: new[name] for name, entry in there.items() if entry == old[name]}
-        same_prefix = "" in old and now.manifest.prefix == old[""]
         moved = len(entries)
-        if not entries and not same_prefix:
+        if not entries:
             return None
         if not sending.lasts():
             raise StoreUnavailable(f"{place.url}: others prune what this merged; merge again")
-        return now.manifest, Change(entries, new[""] if same_prefix else None)
+        return now.manifest, Change(entries)
 
     published = commit(place, change)
     number = manifest.number if published is None else published.manifest.number

@@ -12,7 +12,7 @@ import zstandard
 from xxhash import xxh3_64_intdigest
 
 from memstore.decode import T, unpack
-from memstore.errors import CorruptMemory, InvalidInput, NewerFormat
+from memstore.errors import CorruptMemory, InvalidInput, NewerFormat, OlderFormat
 from memstore.share.sizes import PACKED_BYTES
 
 _HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
@@ -36,7 +36,7 @@ def digest_of(data: bytes | memoryview) -> int:
 
 
 def open_packed(magic: bytes, number: int, data: bytes | memoryview, form: type[T], what: str) -> T:
-    """The values of an object. Raises CorruptMemory, NewerFormat."""
+    """The values of an object. Raises CorruptMemory, NewerFormat, OlderFormat."""
     data = bytes(data)
     try:
         if len(data) < _HEAD.size + _DIGEST.size:
@@ -46,15 +46,25 @@ def open_packed(magic: bytes, number: int, data: bytes | memoryview, form: type[
             raise ValueError("it is something else")
         if digest_of(data) != xxh3_64_intdigest(data[: -_DIGEST.size]):
             raise ValueError("its checksum does not match")
-        if newer > number:
-            raise NewerFormat(
-                f"{what} is in format {newer}, this version reads up to {number}; update memstore"
-            )
+        check_format(what, newer, number)
         return unpack(decompressed(data[_HEAD.size : -_DIGEST.size]), form)
     except ValueError as error:
         raise CorruptMemory(
             f"{what} is damaged ({error}); restore it from a copy, or publish to another prefix"
         ) from error
+
+
+def check_format(what: str, found: int, read: int) -> None:
+    """Is what was found of the format that this version reads? Raises NewerFormat, OlderFormat."""
+    if found > read:
+        raise NewerFormat(
+            f"{what} is in format {found}, this version reads {read}; update memstore"
+        )
+    if found < read:
+        raise OlderFormat(
+            f"{what} was made by an older version; read the documents in again (memstore ingest), "
+            "and publish them to another prefix"
+        )
 
 
 def decompressed(data: bytes, most: int = PACKED_BYTES) -> bytes:

@@ -20,7 +20,7 @@ from memstore.share.place import Place
 from memstore.share.sizes import PACKED_BYTES, PIECE_BYTES
 from memstore.share.threads import at_once
 
-FORMAT = 1
+FORMAT = 2
 PAGES = "pages"
 PAGE_ENTRIES = 256
 _PAGE = b"mRpage\0\0"
@@ -30,13 +30,13 @@ Name = Annotated[str, Meta(max_length=4096)]
 class Entry(NamedTuple):
     """A published document: its row, without a number, and where it lies."""
 
-    row: Document  # its id is 1 (of the prefix: 0)
+    row: Document  # its id is 1
     pieces: tuple[Piece, ...]
 
     @classmethod
     def of(cls, row: Document, pieces: Iterable[Piece]) -> "Entry":
         """The entry of a row of a memory, without what concerns that memory alone."""
-        return cls(replace(row.portable(), id=min(row.id, 1)), tuple(sorted(pieces)))
+        return cls(replace(row.portable(), id=1), tuple(sorted(pieces)))
 
 
 _PieceSize = Annotated[int, Meta(ge=1, le=PIECE_BYTES)]
@@ -68,7 +68,7 @@ def read_page(place: Place, page: PageRef) -> list[Entry]:
     try:
         if digest_of(data) != page.digest:
             raise ValueError("it is not the one that the manifest names")
-        entries = entries_of(held, 1)
+        entries = entries_of(held)
         names = [entry.row.name for entry in entries]
         if names != sorted(set(names)) or len(names) != page.documents or names[0] != page.first:
             raise ValueError("its documents are not in order")
@@ -113,11 +113,11 @@ def plain_entries(entries: Sequence[Entry]) -> tuple[list[str], list[Any]]:
     return list(segments), told
 
 
-def entries_of(held: Entries, number: int) -> list[Entry]:
-    """The entries of these plain values, with this number. Raises ValueError, IndexError."""
+def entries_of(held: Entries) -> list[Entry]:
+    """The entries of these plain values. Raises ValueError, IndexError."""
     entries = []
     for row, told in held.entries:
-        document = Document.decode({**row, "id": number})
+        document = Document.decode({**row, "id": 1})
         if document.state != "ready":
             raise ValueError("a document is not ready")
         pieces = [Piece(*p[:4], held.segments[p[4]], *p[5:]) for p in told]

@@ -67,8 +67,7 @@ def prune(place: Place, *, grace: float = GRACE) -> Pruned:
 def _named(published: Published, known: set[str] | None = None) -> set[str]:
     """The objects that a manifest names; pages that are known are not read, and not named again."""
     pages = [page for page in published.manifest.pages if page.name not in (known or ())]
-    prefix = published.manifest.prefix
-    entries: list[Entry] = [] if prefix is None else [prefix]
+    entries: list[Entry] = []
     for read in at_once(published.read, pages):
         entries += read
     if known is not None:

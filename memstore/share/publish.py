@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from memstore.disk.catalog import Catalog
 from memstore.disk.document import Document
+from memstore.disk.passages import Passage, PassagePart, decode_part
 from memstore.errors import (
     CorruptMemory,
     DocumentExists,
     DocumentNotFound,
-    InvalidInput,
     ObjectNotFound,
     StoreUnavailable,
     WrongModel,
@@ -64,7 +66,7 @@ def publish(
     segment_bytes: int = SEGMENT_BYTES,
     progress: Progress = lambda done, documents: None,
 ) -> Report:
-    """Publish ready documents of a memory, and its prefix.
+    """Publish ready documents of a memory.
 
     replace: also in place of published documents of these names that hold other content. check:
     read what is published of the documents, and send again what is damaged. grace: seconds, that of
@@ -72,15 +74,9 @@ def publish(
     half of it.
 
     Raises WrongModel (another model's memory is published there), DocumentExists, InvalidInput (a
-    document of format 1, or that changed meanwhile), CorruptMemory, StoreUnavailable,
+    document that changed meanwhile), CorruptMemory, StoreUnavailable,
     MemoryNotFound (no bucket). What was published before stays whatever happens.
     """
-    for document in documents:
-        if document.write_of(0) is None and document.blocks:
-            raise InvalidInput(
-                f"document {document.name!r} was stored by an older version; export it, forget it "
-                "and import it, then publish it"
-            )
     for _ in range(_TRIES):
         try:
             return _Publishing(catalog, documents, place, replace, check, grace, segment_bytes).run(
@@ -144,21 +140,16 @@ class _Publishing:
             or entry.row != Entry.of(document, ()).row
             or whole[document.name] != entry
         ]
-        prefix = self._new_prefix(newest, whole)
         with self._sending as sending:
             documents = DocumentSending(self._catalog, place, sending)
             for done, document in enumerate(wanted):
                 progress(done, len(wanted))
                 documents.add(document, whole.get(document.name))
-            if prefix is not None:
-                documents.add(prefix, None)
             sending.flush()
         progress(len(wanted), len(wanted))
         pieces = sending.pieces
         entries = {d.name: Entry.of(d, pieces[d.name]) for d in wanted}
-        change = Change(
-            entries, None if prefix is None else Entry.of(prefix, pieces[""]), form, new_form
-        )
+        change = Change(entries, form, new_form)
 
         def next_manifest(now: Published | None) -> tuple[Manifest, Change] | None:
             if self._admitted(now) != old:
@@ -166,7 +157,7 @@ class _Publishing:
             if now is not None:
                 if now.manifest.selector != (None if newest is None else newest.manifest.selector):
                     raise _Changed
-                if not (entries or prefix or new_form):
+                if not (entries or new_form):
                     return None
             if not sending.lasts():
                 raise _Changed
@@ -182,8 +173,7 @@ class _Publishing:
     def _first(self) -> Manifest:
         catalog = self._catalog
         return Manifest(
-            0, b"", 0.0, catalog.signature, catalog.codec, time.time(), catalog.selector_form,
-            None, (),
+            0, b"", 0.0, catalog.signature, catalog.codec, time.time(), catalog.selector_form, (),
         )  # fmt: skip
 
     # What is there
@@ -219,12 +209,10 @@ class _Publishing:
         return old
 
     def _whole(self, newest: Published | None, old: Mapping[str, Entry]) -> dict[str, Entry]:
-        """What is published of the documents, and of the prefix (""), and is not damaged, as far
-        as that is to be looked at.
+        """What is published of the documents, and is not damaged, as far as that is to be
+        looked at.
         """
         entries = {**old}
-        if newest is not None and newest.manifest.prefix is not None:
-            entries[""] = newest.manifest.prefix
         if not self._check:
             return entries
         names = sorted({piece.segment for entry in entries.values() for piece in entry.pieces})
@@ -238,21 +226,6 @@ class _Publishing:
             for name, entry in entries.items()
         }
 
-    def _new_prefix(self, newest: Published | None, whole: Mapping[str, Entry]) -> Document | None:
-        """The memory's prefix, if it has one that is not published, or is damaged there."""
-        with self._catalog.database.read() as txn:
-            row = self._catalog.row(txn, 0)
-            if row is None:
-                return None
-            ids = self._catalog.tokens(txn, 0)
-        there = None if newest is None else newest.manifest.prefix
-        if there is not None and whole[""] == there and there.row.tokens == row.tokens:
-            if there.row.writes == row.writes:
-                return None
-            if self._tokens(there) == ids.astype("<u4").tobytes():
-                return None
-        return row
-
     def _continues(self, document: Document, published: Entry) -> bool:
         """Is a document what is published under its name, or what became of it by appends?"""
         row = published.row
@@ -263,10 +236,11 @@ class _Publishing:
         # An append takes the place of the last write, or of all, where that had no whole chunk.
         if self._continued.get(row.name) == published:
             return True
-        with self._catalog.database.read() as txn:
-            ids = self._catalog.tokens(txn, document.id, 0, row.tokens)
+        if row.of_passages != document.of_passages:
+            return False
+        begins = self._begins_passages if row.of_passages else self._begins_tokens
         try:
-            same = self._tokens(published) == ids.astype("<u4").tobytes()
+            same = begins(document, published)
         except (CorruptMemory, ObjectNotFound):
             if not self._check:
                 raise
@@ -275,8 +249,44 @@ class _Publishing:
             self._continued[row.name] = published
         return same
 
-    def _tokens(self, published: Entry) -> bytes:
-        """What is published of a document's tokens, of 4 bytes each."""
+    def _begins_tokens(self, document: Document, published: Entry) -> bool:
+        """Does a document begin with what is published, token by token?"""
+        there = b"".join(value[8:] for _, value in self._values(published))
+        with self._catalog.database.read() as txn:
+            parts = self._catalog.token_parts(txn, document.id, 0, published.row.tokens)
+            ids = b"".join(part.ids.astype("<u4").tobytes() for part in parts)
+        return ids[: len(there)] == there
+
+    def _begins_passages(self, document: Document, published: Entry) -> bool:
+        """The same of passages, the last of which an append read again, with more behind it."""
+        size = self._catalog.signature.block_size
+        there: list[Passage] = []
+        for number, value in self._values(published):
+            there += self._decoded(published, number, value, size).passages
+        here: list[Passage] = []
+        with self._catalog.database.read() as txn:
+            for part in self._catalog.passage_parts(txn, document.id, 0, len(there)):
+                here += part.passages
+        if not there or len(here) < len(there):
+            return not there
+        *whole, (ids, lead, gap, start, _) = there
+        same = all(
+            old[1:] == new[1:] and np.array_equal(old.ids, new.ids) for old, new in zip(whole, here)
+        )
+        last = here[len(whole)]
+        begins = (gap, start, ids[lead]) == (last.gap, last.start, last.ids[last.lead])
+        return bool(same and begins)
+
+    def _decoded(self, published: Entry, number: int, value: bytes, size: int) -> PassagePart:
+        try:
+            return decode_part(number, value, size)
+        except ValueError as error:
+            raise CorruptMemory(
+                f"passages of {published.row.name!r}, published at {self._place.url}, are damaged "
+                f"({error}); run memstore verify"
+            ) from error
+
+    def _values(self, published: Entry) -> list[tuple[int, bytes]]:
+        """What is published of a document's tokens, part by part."""
         pieces = [piece for piece in published.pieces if piece.kind == "tokens"]
-        values = [value for piece in pieces for value in read_values(self._place, piece)]
-        return b"".join(value.value[8:] for value in values)
+        return [(v.first, v.value) for piece in pieces for v in read_values(self._place, piece)]

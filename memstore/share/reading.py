@@ -137,8 +137,8 @@ def records(place: Place, entry: Entry, signature: Signature) -> Iterator[Publis
     checked. Raises CorruptMemory, StoreUnavailable.
     """
     row, indexes = entry.row, Indexes(place)
+    starts = row.first_blocks(signature)
     most = most_record_bytes(RecordForm(signature.geometry, signature.digest).raw_record_bytes)
-    starts = row.first_blocks(signature) if row.id else dict.fromkeys(row.layers_of(signature), 0)
     for first, end, piece in record_ranges(entry.pieces):
         index = indexes.index(entry, piece)
         block = first

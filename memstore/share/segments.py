@@ -26,13 +26,13 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from memstore.decode import unpack
 from memstore.disk.record import WriteId
-from memstore.errors import CorruptMemory, NewerFormat, ObjectNotFound
-from memstore.share.packed import decompressed
+from memstore.errors import CorruptMemory, ObjectNotFound
+from memstore.share.packed import check_format, decompressed
 from memstore.share.pieces import Digest, Kind, Piece, RecordIndex, Value, encode_values
 from memstore.share.place import Place
 from memstore.share.sizes import PACKED_BYTES
 
-FORMAT = 1
+FORMAT = 2
 SEGMENT_BYTES = 32 << 20
 FOLDER = "segments"
 
@@ -145,11 +145,7 @@ def read_footer(place: Place, name: str, size: int) -> tuple[bytes, list[Piece]]
         at, length, digest, end = _TAIL.unpack(tail)
         if magic != b"mRsegmnt":
             raise ValueError("it is no segment")
-        if number > FORMAT:
-            raise NewerFormat(
-                f"{place.url}: {name} is in format {number}, this version reads up to {FORMAT}; "
-                "update memstore"
-            )
+        check_format(f"{place.url}: {name}", number, FORMAT)
         if end != b"mRfooter" or at + length + _TAIL.size != size or at < _HEAD.size:
             raise ValueError("it has no footer")
         if length > PACKED_BYTES:

@@ -46,8 +46,6 @@ class DocumentSending:
 
     def _parts(self, document: Document) -> list[int]:
         """Under which the keys of its landmarks lie, once they are published."""
-        if not document.id:
-            return []
         selector = self._catalog.selector
         if selector is not None:
             return selector._replace(generation=0).parts
@@ -62,7 +60,7 @@ class DocumentSending:
         """Put blocks into the segment until it is full; return the first that is not in it."""
         catalog = self._catalog
         signature = catalog.signature
-        starts = document.first_blocks(signature) if document.id else {}
+        starts = document.first_blocks(signature)
         layers = document.layers_of(signature)
         records: list[bytes] = []
         sizes: list[list[int]] = []
@@ -156,9 +154,8 @@ def _reused(document: Document, old: Entry | None) -> Iterator[Piece]:
         return
     ends = {write: (low, high) for write, low, high in _by_write(document, 0, document.blocks)}
     for first, end, piece in record_ranges(old.pieces):
-        write = old.row.write_of(first)
-        low, high = ends.get(write or b"", (0, 0))
-        if write is not None and low <= first < high:
+        low, high = ends.get(old.row.write_of(first), (0, 0))
+        if low <= first < high:
             yield piece._replace(take=min(end, high) - first)
 
 

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgpack
 
 from memstore.block import RecordKey
-from memstore.disk.catalog import FORMAT, SELECTOR_FORMAT
+from memstore.disk.catalog import FORMAT
 from memstore.disk.document import Write
 from memstore.disk.environment import Version
 from memstore.disk.keys import document_key, read_tokens_key
@@ -77,7 +76,6 @@ class PublishedDatabase:
 
     read_only = True
     limit: int | None = None
-    before_write: Callable[[Any], None] = staticmethod(lambda transaction: None)
 
     def __init__(
         self,
@@ -120,8 +118,6 @@ class PublishedDatabase:
         manifest = self._published.manifest
         with self._lock:
             numbered = self._numbers.of(entries)
-        if manifest.prefix is not None:
-            numbered[0] = manifest.prefix
         rows = {n: msgpack.packb(plain_row(entry.row)) for n, entry in numbered.items()}
         return State(manifest, numbered, rows, _meta(manifest))
 
@@ -272,7 +268,7 @@ class Snapshot:
         if table != "tokens":
             self.bring([number], table)
             return self._parts[table, number]
-        # Of tokens, of which a passage is wanted, the pieces that may hold it.
+        # Of tokens, of which some are wanted, the pieces that may hold them.
         first = read_tokens_key(start)[1] if len(start) > _BLOCK else 0
         last = read_tokens_key(end)[1] if end is not None and len(end) > _BLOCK else 1 << 64
 
@@ -332,11 +328,12 @@ class Snapshot:
 def _meta(manifest: Manifest) -> dict[bytes, bytes]:
     form = manifest.selector
     described = {
-        "format": FORMAT if form is None else SELECTOR_FORMAT,
+        "format": FORMAT,
         "signature": manifest.signature.to_dict(),
         "codec": manifest.codec,
         "created": manifest.created,
         "quota": None,
+        "selector": form is not None,
     }
     meta = {b"memory": msgpack.packb(described)}
     if form is not None:

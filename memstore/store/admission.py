@@ -21,6 +21,8 @@ from memstore.decode import check_plain
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings, is_of_prompt
+from memstore.disk.selector_form import SelectorForm
+from memstore.disk.signature import Signature
 from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput, MemoryLocked
 from memstore.store.rows import is_listed
 
@@ -63,6 +65,30 @@ def check_request(name: str, settings: IngestSettings, mode: str) -> None:
             raise InvalidInput(
                 f"ingest settings need {setting}, a whole number of at least {least}"
             )
+
+
+def check_passages(
+    settings: IngestSettings, signature: Signature, selector: SelectorForm | None
+) -> None:
+    """Raises InvalidInput for settings of passages that this memory cannot hold."""
+    if settings.passage_tokens is None:
+        return
+    if selector is None:
+        raise InvalidInput(
+            "passages are found by a selector, and this memory has none; make one with a selector"
+        )
+    if not 1 <= settings.passage_tokens <= signature.block_size:
+        raise InvalidInput(
+            f"passages of up to {settings.passage_tokens} tokens do not fit into blocks of "
+            f"{signature.block_size}; fill them up to fewer"
+        )
+    if (settings.chunk_blocks, settings.top_k) != (1, 0):
+        raise InvalidInput("a document of passages has no chunks; leave out chunk_blocks and top_k")
+
+
+def layers_of(settings: IngestSettings, signature: Signature) -> tuple[int, ...] | None:
+    """The layers that are stored of a document; None for all of the signature."""
+    return None if settings.passage_tokens is None else tuple(sorted(signature.memory_layers))
 
 
 def check_metadata(metadata: dict[str, Any]) -> None:

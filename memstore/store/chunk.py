@@ -1,5 +1,5 @@
-"""A chunk of a document on its way to disk: what a writer is given, checked against the grid of
-chunks and blocks.
+"""A chunk of a document, or a batch of its passages, on its way to disk: what a writer is given,
+checked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,10 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.disk.block_words import Words
 from memstore.disk.document import Document
+from memstore.disk.passages import Passage, encode_part
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.signature import Signature
+from memstore.disk.token_parts import encode_tokens
 from memstore.errors import InvalidInput
 from memstore.store.selector_runs import FoundBy
 from memstore.tiers.raw_bits import torch_dtype
@@ -55,15 +57,14 @@ class RecentBlocks(NamedTuple):
 
 @dataclass(eq=False)
 class Chunk:
-    """A staged chunk."""
+    """What was staged by one call: a chunk, or a batch of passages."""
 
     first_block: int
-    end_block: int
     first_token: int
-    char_start: int
-    ids: np.ndarray
-    last_length: int
-    whole: bool
+    lengths: list[int]  # tokens of each block
+    part: tuple[int, bytes]  # of the table of tokens: its number and value
+    end: int  # of passages: characters of the document before what follows
+    whole: bool  # more may follow
     # layer -> K, V; a memory layer's until they are encoded
     blocks: dict[int, tuple[Tensor, Tensor]]
     landmarks: dict[int, Tensor]
@@ -91,48 +92,29 @@ class Chunk:
         """The chunk that begins at first_block: see DocumentWriter.add_chunk. Raises InvalidInput
         for what is no chunk of this memory.
         """
-        heads, size, dim = signature.geometry.shape
-        dtype = torch_dtype(signature.kv_dtype)
-        chunk_blocks, stored = document.settings.chunk_blocks, document.layers_of(signature)
-        if sorted(layers) != stored:
-            raise InvalidInput(f"a chunk needs blocks of layers {stored}, not of {sorted(layers)}")
-        n = layers[stored[0]][0].shape[0]
+        size, chunk_blocks = signature.block_size, document.settings.chunk_blocks
+        n = _check_layers(layers, first_block, document, signature, landmarks=selector is None)
         last = size if length_of_last is None else length_of_last
-        blocks, keys = (n, heads, size, dim), (n, heads, dim)
-        expected = (blocks, blocks, keys) if selector is None else (blocks, blocks)
-        for layer, parts in layers.items():
-            shapes = tuple(tuple(part.shape) for part in parts)
-            if shapes != expected or {part.dtype for part in parts} != {dtype}:
-                raise InvalidInput(
-                    f"layer {layer}: expected {expected} {dtype}, got {shapes} {parts[0].dtype}"
-                )
         in_bounds = 1 <= n <= chunk_blocks and 1 <= last <= size
         if not in_bounds or len(ids) != (n - 1) * size + last:
             raise InvalidInput(
                 f"{len(ids)} tokens in {n} blocks, the last of {last}, are no chunk of "
                 f"{chunk_blocks} blocks"
             )
-        for layer, parts in layers.items():
-            if not finite(parts):
-                raise InvalidInput(
-                    f"layer {layer}: keys, values or landmark keys of blocks {first_block} to "
-                    f"{first_block + n} are not finite; the model cannot read this text in "
-                    f"{signature.kv_dtype}, use one that can"
-                )
+        lengths = [*[size] * (n - 1), last]
         found_by = None
         if selector is not None:
-            found_by = FoundBy.of(token_landmarks, words, selector, len(ids), n)
+            found_by = FoundBy.of(token_landmarks, words, selector, lengths)
         elif token_landmarks is not None or words is not None:
             raise InvalidInput(
                 "this memory has no selector, and keeps no token landmarks or words; leave them out"
             )
         return cls(
             first_block=first_block,
-            end_block=first_block + n,
             first_token=first_block * size,
-            char_start=char_start,
-            ids=ids,
-            last_length=last,
+            lengths=lengths,
+            part=(first_block * size, encode_tokens(char_start, ids)),
+            end=0,
             whole=n == chunk_blocks and last == size,
             blocks={layer: (parts[0], parts[1]) for layer, parts in layers.items()},
             landmarks={
@@ -141,15 +123,114 @@ class Chunk:
             found_by=found_by,
         )
 
+    @classmethod
+    def of_passages(
+        cls,
+        first_block: int,
+        first_token: int,
+        start: int,
+        passages: Sequence[Passage],
+        layers: Mapping[int, tuple[Tensor, Tensor]],
+        *,
+        document: Document,
+        signature: Signature,
+        selector: SelectorForm,
+        token_landmarks: Tensor | None = None,
+        words: Sequence[Words] | None = None,
+    ) -> "Chunk":
+        """The passages that begin at first_block; start: characters of the document before them.
+        See DocumentWriter.add_passages. Raises InvalidInput for what are no passages of this
+        memory.
+        """
+        lengths = _check_passages(first_block, start, passages, signature.block_size)
+        n = _check_layers(layers, first_block, document, signature, landmarks=False)
+        if n != len(passages):
+            raise InvalidInput(f"expected keys and values of {len(passages)} passages, got {n}")
+        return cls(
+            first_block=first_block,
+            first_token=first_token,
+            lengths=lengths,
+            part=(first_block, encode_part(start, passages)),
+            end=passages[-1].end,
+            whole=True,
+            blocks={layer: (k, v) for layer, (k, v) in layers.items()},
+            landmarks={},
+            found_by=FoundBy.of(token_landmarks, words, selector, lengths),
+        )
+
+    @property
+    def end_block(self) -> int:
+        """The number of the block after it."""
+        return self.first_block + len(self.lengths)
+
     @property
     def end_token(self) -> int:
         """The number of the token after it."""
-        return self.first_token + len(self.ids)
+        return self.first_token + sum(self.lengths)
 
     @property
     def boundary(self) -> int:
-        """The last boundary of chunks, in blocks, once this chunk is there."""
+        """Up to where the document could be continued from, in blocks, once this is there."""
         return self.end_block if self.whole else self.first_block
+
+
+def _check_layers(
+    layers: Mapping[int, LayerBlocks],
+    first_block: int,
+    document: Document,
+    signature: Signature,
+    *,
+    landmarks: bool,
+) -> int:
+    """How many blocks are given of every layer that is stored. Raises InvalidInput where it is not
+    the same of each, or not what the memory keeps.
+    """
+    heads, size, dim = signature.geometry.shape
+    dtype, stored = torch_dtype(signature.kv_dtype), document.layers_of(signature)
+    if sorted(layers) != stored:
+        raise InvalidInput(f"a chunk needs blocks of layers {stored}, not of {sorted(layers)}")
+    n = layers[stored[0]][0].shape[0]
+    blocks, keys = (n, heads, size, dim), (n, heads, dim)
+    expected = (blocks, blocks, keys) if landmarks else (blocks, blocks)
+    for layer, parts in layers.items():
+        shapes = tuple(tuple(part.shape) for part in parts)
+        if shapes != expected or {part.dtype for part in parts} != {dtype}:
+            raise InvalidInput(
+                f"layer {layer}: expected {expected} {dtype}, got {shapes} {parts[0].dtype}"
+            )
+    for layer, parts in layers.items():
+        if not finite(parts):
+            raise InvalidInput(
+                f"layer {layer}: keys, values or landmark keys of blocks {first_block} to "
+                f"{first_block + n} are not finite; the model cannot read this text in "
+                f"{signature.kv_dtype}, use one that can"
+            )
+    return n
+
+
+def _check_passages(
+    first_block: int, start: int, passages: Sequence[Passage], block_size: int
+) -> list[int]:
+    """The tokens of each. Raises InvalidInput for what no part of a document can hold."""
+    if not passages:
+        raise InvalidInput("no passages are given; add one at least")
+    for number, passage in enumerate(passages, first_block):
+        ids = np.asarray(passage.ids)
+        n, start = len(ids), start + len(passage.gap)
+        if not 0 <= passage.lead < n <= block_size:
+            raise InvalidInput(
+                f"passage {number} has {n} tokens, {passage.lead} of them in front; it needs one "
+                f"of its own, and {block_size} in all at most"
+            )
+        if passage.start != start or passage.characters < 0:
+            raise InvalidInput(
+                f"passage {number} begins at character {passage.start}, expected {start}: where "
+                "the one before ends, and its gap"
+            )
+        if ids.min() < 0 or ids.max() >= 1 << 32:
+            raise InvalidInput(f"passage {number} has a token that is none of 32 bits")
+        start += passage.characters
+    return [len(passage.ids) for passage in passages]
 
 
 def finite(parts: Sequence[Tensor]) -> bool:

@@ -20,6 +20,9 @@ from memstore.store.landmark_runs import LandmarkRuns, run_of
 from memstore.store.selector_runs import SelectorRuns
 from memstore.tiers.raw_bits import raw_view
 
+Tail = tuple[int, str]
+"""Characters of a document of passages up to the end of its last, and the text behind."""
+
 
 class Commits:
     """What of one document is stored, and what is on its way."""
@@ -30,18 +33,20 @@ class Commits:
         document: Document,
         *,
         blocks: int,
+        tokens: int,
         replaces: Document | None,
         on_commit: Callable[[Sequence[Chunk], bool], None],
     ) -> None:
-        """document: its row as it is committed, with the write that makes its next blocks; blocks:
-        how many of its blocks stay; replaces: the document that goes when this one is ready.
+        """document: its row as it is committed, with the write that makes its next blocks; blocks,
+        tokens: how many of its blocks stay, and of how many tokens; replaces: the document that
+        goes when this one is ready.
 
         on_commit: told, on the committing thread, the chunks that are stored now, and whether they
         took the place of old blocks. Raises CorruptMemory.
         """
         self.row = document
         # the blocks from `base` on are old ones, that the first commit replaces
-        self.cut, self.base = blocks < document.blocks, blocks
+        self.cut, self.base, self.base_tokens = blocks < document.blocks, blocks, tokens
         self.error: BaseException | None = None  # nothing is committed after it
         self._catalog, self._replaces, self._on_commit = catalog, replaces, on_commit
         self._other_layers = StoredLayers.of(document, catalog.signature).other
@@ -62,13 +67,15 @@ class Commits:
         """First block that must be at hand to continue from a boundary of chunks."""
         return max(0, boundary - self.row.settings.top_k)
 
-    def submit(self, chunks: Sequence[Chunk], size: int, *, final: bool = False) -> None:
+    def submit(
+        self, chunks: Sequence[Chunk], size: int, *, final: bool = False, tail: Tail | None = None
+    ) -> None:
         """Commit chunks of `size` bytes when they are encoded and what was submitted before is
-        committed; final: and the document is ready.
+        committed; final: and the document is ready, with its tail.
         """
         with self._counting:
             self.waiting_bytes += size
-            self._submitted.append((self._thread.submit(self._run, chunks, final), size))
+            self._submitted.append((self._thread.submit(self._run, chunks, final, tail), size))
 
     def wait_for_one(self) -> None:
         """Wait for the oldest; its error is in `error`. Of one thread only."""
@@ -97,16 +104,16 @@ class Commits:
         self.encoder.close()
         self._thread.shutdown(wait=True)
 
-    def _run(self, chunks: Sequence[Chunk], final: bool) -> None:
+    def _run(self, chunks: Sequence[Chunk], final: bool, tail: Tail | None) -> None:
         if self.error is not None:
             return  # nothing may follow what was not stored
         try:
-            self._commit(chunks, final)
+            self._commit(chunks, final, tail)
         except BaseException as error:
             self.error = error
             raise
 
-    def _commit(self, chunks: Sequence[Chunk], final: bool) -> None:
+    def _commit(self, chunks: Sequence[Chunk], final: bool, tail: Tail | None) -> None:
         keep = max(self._keep, self.keep_from(chunks[-1].boundary)) if chunks else self._keep
         records = [record for chunk in chunks for record in self._records(chunk, keep)]
         records.sort(key=lambda record: record[:2])
@@ -121,8 +128,8 @@ class Commits:
             row, catalog = self.row, self._catalog
             number, size = row.id, row.bytes
             if cut:
-                tokens = self.base * catalog.signature.block_size
-                size -= catalog.truncate_document(txn, number, blocks=self.base, tokens=tokens)
+                kept = {"blocks": self.base, "tokens": self.base_tokens}
+                size -= catalog.truncate_document(txn, number, **kept)
             size -= catalog.blocks.delete_layers(txn, number, self._other_layers, self._keep, keep)
             for block, layer, record in records:
                 size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
@@ -134,9 +141,11 @@ class Commits:
             for run in selected:
                 catalog.put_selected(txn, number, run)
             for chunk in chunks:
-                catalog.put_tokens(txn, number, chunk.first_token, chunk.char_start, chunk.ids)
+                catalog.put_part(txn, number, *chunk.part)
             if chunks:
                 row = replace(row, blocks=chunks[-1].end_block, tokens=chunks[-1].end_token)
+            if tail is not None:
+                catalog.put_tail(txn, row, *tail)
             if replaces is not None:
                 catalog.delete_document(txn, replaces.id)
             row = replace(row, bytes=size, state="ready" if final else self._unfinished)

@@ -49,7 +49,8 @@ class Encoder:
             if first < chunk.end_block and (chunk.end_block - 1, layer) not in chunk.records:
                 k, v = (raw_view(x[first - chunk.first_block :]) for x in chunk.blocks[layer])
                 key = RecordKey(self._document, first, layer)
-                records = self._blocks.encode(key, k, v, chunk.last_length, self._write)
+                lengths = chunk.lengths[first - chunk.first_block :]
+                records = self._blocks.encode(key, k, v, lengths, self._write)
                 chunk.records.update(
                     ((block, layer), record) for block, record in enumerate(records, first)
                 )

@@ -20,13 +20,21 @@ from memstore.decode import Positive, unpack
 from memstore.disk.blocks import BlockTable, is_finite
 from memstore.disk.document import Document
 from memstore.disk.files import NO_SPACE, check_outside_memories, replacement, storage_full
+from memstore.disk.passages import decode_part
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.signature import Signature
-from memstore.errors import CorruptBlock, CorruptMemory, InvalidConfig, InvalidInput, NewerFormat
+from memstore.disk.token_parts import decode_tokens
+from memstore.errors import (
+    CorruptBlock,
+    CorruptMemory,
+    InvalidConfig,
+    InvalidInput,
+    NewerFormat,
+    OlderFormat,
+)
 from memstore.store.parts import Head, Landmarks, Part, PartOrder, Record, Selected, Tokens
 
-FORMAT = 2
-SELECTOR_FORMAT = 3  # of documents that a selector finds
+FORMAT = 4
 MAGIC = "memstore document"
 _FIRST = b"\x93" + msgpack.packb("head")  # how the first frame begins
 _SAID = msgpack.packb("magic") + msgpack.packb(MAGIC)
@@ -92,12 +100,10 @@ def write_export(head: Head, blocks: BlockTable, parts: Iterable[Part], file: Pa
             if file.is_file():  # as private as the file whose place it takes
                 os.fchmod(out.fileno(), file.stat().st_mode & 0o777)
             order = PartOrder(head, blocks)
-            row = document.portable()
-            if row.write_of(0) is not None:  # the number is its memory's own, but in format 1
-                row = replace(row, id=1)
+            row = replace(document.portable(), id=1)  # the number is its memory's own
             told = {
                 "magic": MAGIC,
-                "format": FORMAT if form is None else SELECTOR_FORMAT,
+                "format": FORMAT,
                 "signature": signature.to_dict(),
                 "document": asdict(row),
             }
@@ -124,20 +130,23 @@ def write_export(head: Head, blocks: BlockTable, parts: Iterable[Part], file: Pa
 
 
 def read_head(file: Path) -> Head:
-    """What an exported file says of itself. Raises InvalidInput, NewerFormat."""
+    """What an exported file says of itself. Raises InvalidInput, NewerFormat, OlderFormat."""
     for _, payload in _frames(file):
         try:
             version = unpack(payload, _Version)
             if version.magic != MAGIC:
                 break
-            if version.format > SELECTOR_FORMAT:
+            if version.format > FORMAT:
                 raise NewerFormat(
-                    f"{file} is in export format {version.format}, this version reads up to "
-                    f"{SELECTOR_FORMAT}; update memstore"
+                    f"{file} is in export format {version.format}, this version reads {FORMAT}; "
+                    "update memstore"
+                )
+            if version.format < FORMAT:
+                raise OlderFormat(
+                    f"{file} was made by an older version; read the document in again (memstore "
+                    "ingest)"
                 )
             head = unpack(payload, _Head)
-            if (head.selector is not None) != (version.format == SELECTOR_FORMAT):
-                raise ValueError("it does not say what its document is found by")
             form = None if head.selector is None else SelectorForm.decode(head.selector)
             return Head(Signature.from_dict(head.signature), Document.decode(head.document), form)
         except (ValueError, InvalidConfig) as error:
@@ -170,11 +179,9 @@ def read_parts(file: Path, head: Head, blocks: BlockTable) -> Iterator[Part]:
             part = unpack(payload, _FORMS[kind])
             order.add(part)
             if isinstance(part, Tokens):
-                if int(np.frombuffer(part.ids, "<u4").max()) >= most:
+                if _largest(part, head) >= most:
                     raise ValueError(f"it has tokens beyond the vocabulary of {most}")
             elif isinstance(part, Landmarks):
-                if part.per_block != 1:
-                    raise ValueError(f"it has {part.per_block} landmark keys a block")
                 keys = np.frombuffer(part.keys, f"<i{signature.geometry.itemsize}")
                 if not is_finite(keys, signature.kv_dtype):
                     raise ValueError("it has landmark keys that are not finite")
@@ -185,6 +192,15 @@ def read_parts(file: Path, head: Head, blocks: BlockTable) -> Iterator[Part]:
         order.end()
     except (ValueError, CorruptBlock) as error:
         raise _damaged(file, str(error)) from error
+
+
+def _largest(part: Tokens, head: Head) -> int:
+    """The largest token of a part."""
+    first, value = part
+    if not head.document.of_passages:
+        return int(decode_tokens(first, value).ids.max())
+    passages = decode_part(first, value, head.signature.block_size).passages
+    return max((int(passage.ids.max()) for passage in passages), default=0)
 
 
 def _pack(number: int, kind: str, payload: Any) -> bytes:

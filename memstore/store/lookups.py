@@ -75,9 +75,9 @@ class Lookups(OpenMemory):
         return self._select().maxima(q, head, scope)
 
     def token_landmarks(self, scope: "Scope") -> "Tensor":
-        """The token landmarks of the blocks of a scope, float32 [blocks, block_size, heads, width],
-        in int8 as the vectors that they stand for; a short block repeats its last token. Raises
-        what token_maxima raises.
+        """The token landmarks of the blocks of a scope, float32 [blocks, tokens of the longest,
+        heads, width], in int8 as the vectors that they stand for; a shorter block repeats its last
+        token. Raises what token_maxima raises.
         """
         return self._select().landmarks(scope)
 
@@ -169,14 +169,14 @@ class Lookups(OpenMemory):
     def add_selected(
         self,
         document: int,
-        tokens: int,
+        lengths: Sequence[int],
         *,
         landmarks: "Tensor | None" = None,
         words: "Sequence[Words] | None" = None,
     ) -> None:
         """Make the next blocks of a document of `in_memory`'s source known to the selector.
 
-        tokens: that they hold; landmarks, words: as DocumentWriter.add_chunk takes them. Raises
+        lengths: tokens of each; landmarks, words: as DocumentWriter.add_passages takes them. Raises
         InvalidInput for what the selector does not keep, for a memory with a directory, whose
         documents are written, or a number below 1.
         """
@@ -186,7 +186,7 @@ class Lookups(OpenMemory):
                 "what a selector finds by is added to documents above 0 of a memory without a "
                 "directory"
             )
-        selected.add(document, selected.check(tokens, landmarks=landmarks, words=words))
+        selected.add(document, selected.check(lengths, landmarks=landmarks, words=words))
 
     @property
     def tiers(self) -> "Cascade":

@@ -5,19 +5,23 @@ sees a model.
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memstore.decode import T
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings, is_of_prompt
 from memstore.disk.files import remove_index
+from memstore.disk.passages import Passage
 from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, MemoryLocked
 from memstore.share.options import is_url
 from memstore.store import admission
 from memstore.store.admission import Mode, written_here
 from memstore.store.lookups import Lookups
+from memstore.store.passages import check_of_passages, read_passages
 from memstore.store.rows import is_listed
 from memstore.store.tokens import TokenSpan, read_tokens
 
@@ -90,10 +94,34 @@ class MemoryStore(Lookups):
 
     def tokens(self, document: str | int, first: int = 0, end: int | None = None) -> TokenSpan:
         """Content tokens `first` to `end` of a document (by name or id), and where their characters
-        begin.
+        begin; of a document of passages all that are stored of each, one after the other, without
+        the places of characters: for these see `passages`.
 
         Raises DocumentNotFound, CorruptMemory.
         """
+        return self._read(document, partial(read_tokens, first=first, end=end))
+
+    def passages(
+        self, document: str | int, first: int = 0, end: int | None = None
+    ) -> list[Passage]:
+        """Passages `first` to `end` of a document (by name or id), a block each.
+
+        Raises DocumentNotFound, CorruptMemory, InvalidInput for a document that is not made of
+        passages.
+        """
+        return self._read(document, partial(read_passages, first=first, end=end))
+
+    def tail(self, document: str | int) -> str:
+        """The text of a document of passages behind its last one. Raises what `passages` raises."""
+
+        def read(catalog: Catalog, txn: Transaction, row: Document) -> str:
+            check_of_passages(row)
+            return catalog.tail(txn, row)
+
+        return self._read(document, read)
+
+    def _read(self, document: str | int, read: Callable[[Catalog, Transaction, Document], T]) -> T:
+        """What is read of a document in one transaction. Raises DocumentNotFound."""
         catalog = self._on_disk().catalog
         while True:  # a document that was replaced meanwhile has its name under another number
             number = self.document(document).id if isinstance(document, str) else document
@@ -101,7 +129,7 @@ class MemoryStore(Lookups):
                 named = isinstance(document, str)
                 row = catalog.row(txn, number) if named else catalog.document(txn, number)
                 if row is not None:
-                    return read_tokens(catalog, txn, row, first, end)
+                    return read(catalog, txn, row)
 
     def forget(self, name: str, *, erase: bool = False) -> Document:
         """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return
@@ -145,8 +173,9 @@ class MemoryStore(Lookups):
 
         source_hash: of the content; the same name with another hash is another content. An
         interrupted ingest continues only with the same settings. mode: "new"; "append" (continue a
-        ready document from its last full chunk: see DocumentWriter.base_tokens); "replace" (the old
-        content answers until the new one is whole). metadata: what its row says of it, plain values
+        ready document from its last full chunk: see DocumentWriter.base_tokens; one of passages
+        from its last: see DocumentWriter.replaced_passages); "replace" (the old content answers
+        until the new one is whole). metadata: what its row says of it, plain values
         (of a document that is appended to, in place of what it said, unless that is None); what is
         continued keeps its own.
         commit_bytes: of a transaction, about; default writer.COMMIT_BYTES.
@@ -158,6 +187,7 @@ class MemoryStore(Lookups):
         """
         admission.check_request(name, settings, mode)
         admission.check_metadata(metadata or {})
+        admission.check_passages(settings, self.signature, self.selector)
         for row in self._named(name):
             if admission.is_there(row, source_hash, settings, mode):
                 # asked before taking a lock: it also holds for a memory that is read-only or being
@@ -181,6 +211,7 @@ class MemoryStore(Lookups):
                 source_hash=source_hash,
                 metadata=metadata or {},
                 settings=settings,
+                layers=admission.layers_of(settings, self.signature),
             )
             admitted = admission.admit(self._named(name), wanted, mode)
             if admitted is None:
@@ -242,7 +273,10 @@ class MemoryStore(Lookups):
                 return None
         committed = self._on_disk()
         rows = list(committed.rows.by_number().values())
-        wanted = Document(0, name, "ingesting", source_hash=source_hash, settings=settings)
+        layers = admission.layers_of(settings, self.signature)
+        wanted = Document(
+            0, name, "ingesting", source_hash=source_hash, settings=settings, layers=layers
+        )
         return forecast(committed.catalog, rows, wanted, tokens)
 
     def _store_staged(self) -> None:
@@ -258,7 +292,7 @@ class MemoryStore(Lookups):
         """Find every document by what another selector keeps, from now on.
 
         find: document -> pieces (first block, landmarks, words) one after the other that cover it,
-        as DocumentWriter.add_chunk takes them; it is asked about one document after the other, also
+        as DocumentWriter takes them; it is asked about one document after the other, also
         of those that are only partly read. progress: called with (documents done, documents).
 
         Until all of it is there, the memory is searched as before; interrupted, the next call with

@@ -48,7 +48,7 @@ class OpenMemory(Closing):
         self._source, self._options = source, options
         self._selector = None if catalog is None else catalog.selector
         if selector is not None:
-            self._selector = SelectorTable(selector, signature.block_size)
+            self._selector = SelectorTable(selector)
         self._retrieval: Retrieval | None = None
         self._building = threading.RLock()
         self._closed = False
@@ -97,9 +97,9 @@ class OpenMemory(Closing):
         ShareOptions, and docs/share.md. wait_for_writer: writing waits while another process
         writes, instead of raising MemoryLocked. options: see OpenOptions.
 
-        Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, CorruptMemory,
-        MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; of a URL also StoreUnavailable,
-        StaleMemory, StorageFull (the local cache).
+        Raises MemoryNotFound, WrongModel (says what differs), NewerFormat, OlderFormat,
+        CorruptMemory, MemoryLocked, BudgetExceeded, InvalidConfig, InvalidInput; of a URL also
+        StoreUnavailable, StaleMemory, StorageFull (the local cache).
         """
         away = take_share_options(options)
         if is_url(path):

@@ -5,28 +5,30 @@ and records, in order, and whether they are all of it.
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from memstore.block import RecordKey
-from memstore.decode import Block, Count, Layer, Positive
+from memstore.decode import Block, Count, Layer
 from memstore.disk.blocks import BlockTable
 from memstore.disk.document import Document
 from memstore.disk.landmarks import LANDMARK_RUN
+from memstore.disk.passages import PassageOrder, decode_part
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.selector_runs import Coverage, Kind, decode
 from memstore.disk.signature import Signature
+from memstore.disk.token_parts import decode_tokens, equal_lengths
 from memstore.errors import CorruptMemory
 
 
 class Tokens(NamedTuple):
-    first: Count
-    char_start: Count
-    ids: bytes  # u32 each
+    first: Count  # token, or passage, that it begins with
+    value: bytes  # as in the memory
 
 
 class Landmarks(NamedTuple):
     layer: Layer
     first_block: Block
     keys: bytes  # as in the memory
-    per_block: Positive = 1
 
 
 class Selected(NamedTuple):
@@ -77,8 +79,15 @@ class PartOrder:
         self._document, self._blocks, self._size = document, blocks, signature.block_size
         layers = {*document.layers_of(signature)}
         _expect(document.state == "ready" and document.id > 0, "it is not ready")
-        _expect(document.blocks == -(-document.tokens // self._size), "its blocks are not counted")
-        _expect(document.appended_to <= document.tokens, "more was appended to than there is")
+        self._lengths: np.ndarray | None = None  # of its blocks, once all of its tokens are there
+        self._passages: PassageOrder | None = None
+        if document.of_passages:
+            _expect(self._form is not None, "passages are found by a selector")
+            self._passages = PassageOrder()
+        else:
+            blocks_ = -(-document.tokens // self._size)
+            _expect(document.blocks == blocks_, "its blocks are not counted")
+            _expect(document.appended_to <= document.tokens, "more was appended to than there is")
         _expect(
             all(write.first <= document.blocks for write in document.writes),
             "it has a write behind its end",
@@ -93,9 +102,6 @@ class PartOrder:
         self._first = document.first_blocks(signature)
         self._landmarks = dict.fromkeys(self._first, 0) if self._form is None else {}
         self._coverage: Coverage | None = None
-        if self._form is not None:
-            tokens, blocks_ = document.tokens, document.blocks
-            self._coverage = Coverage(self._form, self._size, tokens, blocks_)
         self._records = (
             (block, layer)
             for block in range(min(self._first.values(), default=0), document.blocks)
@@ -107,14 +113,12 @@ class PartOrder:
         """The next part. Raises CorruptBlock too."""
         document = self._document
         if isinstance(part, Tokens):
-            count, rest = divmod(len(part.ids), 4)
-            _expect(part.first == self._tokens and count and not rest, "tokens are missing")
-            _expect(part.char_start >= self._characters, "its characters are not in order")
-            self._tokens += count
-            self._characters = part.char_start
-            _expect(self._tokens <= document.tokens, "there are more tokens than its row says")
-        elif isinstance(part, Landmarks):
-            count, rest = divmod(len(part.keys), self._key_bytes * part.per_block)
+            _expect(self._lengths is None, "tokens behind what they are found by")
+            self._add_tokens(part)
+            return
+        lengths = self._all_lengths()
+        if isinstance(part, Landmarks):
+            count, rest = divmod(len(part.keys), self._key_bytes)
             layer, first, end = part.layer, part.first_block, part.first_block + count
             at = self._landmarks.get(layer)
             _expect(at is not None and count and not rest, f"landmark keys of layer {layer}")
@@ -142,13 +146,38 @@ class PartOrder:
             )
             key = RecordKey(document.id, block, layer)
             length = self._blocks.check(data, key, document.write_of(block))
-            right = min(self._size, document.tokens - block * self._size)
+            right = lengths[block]
             _expect(length == right, f"block {block} has {length} tokens instead of {right}")
+
+    def _add_tokens(self, part: Tokens) -> None:
+        if self._passages is not None:
+            self._passages.add(decode_part(part.first, part.value, self._size))
+            return
+        tokens = decode_tokens(part.first, part.value)
+        _expect(part.first == self._tokens, "tokens are missing")
+        _expect(tokens.char_start >= self._characters, "its characters are not in order")
+        self._tokens += len(tokens.ids)
+        self._characters = tokens.char_start
+        _expect(self._tokens <= self._document.tokens, "there are more tokens than its row says")
+
+    def _all_lengths(self) -> np.ndarray:
+        """Tokens of each block, once all parts with tokens are there."""
+        document = self._document
+        if self._lengths is None:
+            if self._passages is None:
+                _expect(self._tokens == document.tokens, "it does not hold all of its tokens")
+                self._lengths = equal_lengths(document.tokens, self._size)
+            else:
+                self._passages.end(document.blocks, document.tokens)
+                self._lengths = np.array(self._passages.lengths, dtype=np.int64)
+            if self._form is not None:
+                self._coverage = Coverage(self._form, self._lengths)
+        return self._lengths
 
     def end(self) -> None:
         """Nothing follows."""
         document = self._document
-        _expect(self._tokens == document.tokens, "it does not hold all of its tokens")
+        self._all_lengths()
         ends = {*self._landmarks.values()}
         _expect(ends <= {document.blocks}, "it does not hold all of its landmark keys")
         if self._coverage is not None:

@@ -105,12 +105,6 @@ def verify_published(url: str) -> Report:
                 documents, found, size = documents + 1, found + counted[0], size + counted[1]
             except MemstoreError as error:
                 problems.append(_problem(entry, error))
-    if manifest.prefix is not None:
-        try:
-            _check_sizes(manifest.prefix, sizes)
-            _check_prefix(published, manifest.prefix)
-        except MemstoreError as error:
-            problems.append(_problem(manifest.prefix, error))
     problems += _check_footers(published, every, sizes)
     return Report(documents, found, size, problems)
 
@@ -154,21 +148,7 @@ def _problem(entry: Entry, error: MemstoreError) -> Problem:
     """What is damaged; that the store is away is not. Raises StoreUnavailable."""
     if isinstance(error, StoreUnavailable) and not isinstance(error, ObjectNotFound):
         raise error
-    return Problem(None, entry.row.name or "the prefix", str(error))
-
-
-def _check_prefix(published: Published, entry: Entry) -> None:
-    blocks, row, place = _blocks(published), entry.row, published.place
-    for piece in entry.pieces:
-        if piece.kind == "tokens":
-            read_values(place, piece)
-    there = set()
-    for key, data in records(place, entry, published.manifest.signature):
-        blocks.check(data, key, row.write_of(key.block))
-        there.add((key.block, key.layer))
-    layers = row.layers_of(published.manifest.signature)
-    if there != {(block, layer) for block in range(row.blocks) for layer in layers}:
-        raise CorruptMemory("it lacks records; publish it again with --check")
+    return Problem(None, entry.row.name, str(error))
 
 
 def parts(published: Published, entry: Entry) -> Iterator[Part]:
@@ -180,11 +160,10 @@ def parts(published: Published, entry: Entry) -> Iterator[Part]:
     for piece in entry.pieces:
         if piece.kind == "tokens":
             for value in read_values(place, piece):
-                start = int.from_bytes(value.value[:8], "little")
-                yield Tokens(value.first, start, value.value[8:])
+                yield Tokens(value.first, value.value)
     kinds: dict[int, Kind] = {}
     if form is not None:
-        kinds = dict(zip(SelectorTable(form, signature.block_size).parts, kinds_of(form)))
+        kinds = dict(zip(SelectorTable(form).parts, kinds_of(form)))
     for piece in entry.pieces:
         if piece.kind != "landmarks":
             continue
@@ -192,7 +171,7 @@ def parts(published: Published, entry: Entry) -> Iterator[Part]:
             if form is None:
                 key = landmarks_key(1, piece.part, value.first)
                 run = decode_run(key, value.value, signature.geometry)
-                yield Landmarks(run.layer, run.first_block, run.keys.tobytes(), run.per_block)
+                yield Landmarks(run.layer, run.first_block, run.keys.tobytes())
             elif piece.part in kinds:
                 yield Selected(kinds[piece.part], value.first, value.value)
             else:

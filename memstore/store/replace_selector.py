@@ -8,6 +8,7 @@ Interrupted, it goes on with the documents that are missing.
 
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 from torch import Tensor
 
 from memstore.disk.block_words import Words
@@ -41,9 +42,9 @@ def replace_selector(
             f"{database.path} is searched by landmark keys of its model; make a new memory for a "
             "selector"
         )
-    new = SelectorTable(form, old.block_size, 1 - old.generation)
+    new = SelectorTable(form, 1 - old.generation)
     with database.read() as txn:
-        begun = SelectorTable.read(txn, old.block_size, NEXT)
+        begun = SelectorTable.read(txn, NEXT)
         rows = [row for row in catalog.documents(txn) if row.state != "importing"]
 
     def begin(txn: Transaction) -> None:
@@ -56,7 +57,9 @@ def replace_selector(
     for number, row in enumerate(rows):
         progress(number, len(rows))
         if not _is_whole(catalog, new, row):
-            runs = _runs(find(row), row, new)
+            with database.read() as txn:
+                lengths = catalog.block_lengths(txn, row)
+            runs = _runs(find(row), row, new, lengths)
             database.write(lambda txn: _put(txn, new, row.id, runs))  # noqa: B023 (runs now)
     progress(len(rows), len(rows))
 
@@ -73,7 +76,7 @@ def replace_selector(
 def _is_whole(catalog: Catalog, new: SelectorTable, row: Document) -> bool:
     with catalog.database.read() as txn:
         try:
-            new.check(txn, row.id, row.tokens, row.blocks)
+            new.check(txn, row.id, catalog.block_lengths(txn, row))
         except CorruptMemory:
             return False
     return True
@@ -85,7 +88,9 @@ def _put(txn: Transaction, new: SelectorTable, document: int, runs: Sequence[Run
         new.put(txn, document, run)
 
 
-def _runs(pieces: Iterable[Piece], row: Document, new: SelectorTable) -> list[Run]:
+def _runs(
+    pieces: Iterable[Piece], row: Document, new: SelectorTable, lengths: np.ndarray
+) -> list[Run]:
     """What was told of a whole document, in runs. Raises InvalidInput."""
     found = list(pieces)
     ends = [first for first, _, _ in found[1:]] + [row.blocks]
@@ -96,6 +101,5 @@ def _runs(pieces: Iterable[Piece], row: Document, new: SelectorTable) -> list[Ru
         )
     parts = []
     for (first, landmarks, words), end in zip(found, ends):
-        tokens = min(end * new.block_size, row.tokens) - first * new.block_size
-        parts.append(FoundBy.of(landmarks, words, new.form, tokens, end - first))
-    return list(runs_of(FoundBy.joined(parts), new.block_size))
+        parts.append(FoundBy.of(landmarks, words, new.form, lengths[first:end]))
+    return list(runs_of(FoundBy.joined(parts)))

@@ -17,7 +17,7 @@ from memstore.disk.database import Transaction
 from memstore.disk.document import Document
 from memstore.disk.selector_table import SelectorTable
 from memstore.disk.signature import Signature
-from memstore.errors import CorruptMemory, InvalidInput, NewerFormat
+from memstore.errors import CorruptMemory, InvalidInput
 from memstore.index import FaissIndex, LandmarkIndex, make_index
 from memstore.index.base import Scope
 from memstore.index.faiss_files import FaissFiles
@@ -184,14 +184,9 @@ class Retrieval:
             if layer in ends:
                 keys = []
                 for run in runs:
-                    if run.per_block != 1:
-                        raise NewerFormat(
-                            f"document {document.name!r} has {run.per_block} landmark keys a block,"
-                            " this version searches one; update memstore"
-                        )
                     if run.first_block == ends[layer]:
                         keys.append(run.keys)
-                        ends[layer] += run.blocks
+                        ends[layer] = run.end_block
                 if keys:
                     # one piece: the index grows once
                     whole = from_raw(np.concatenate(keys), self._signature.kv_dtype)

@@ -5,6 +5,7 @@ read.
 import mmap
 import shutil
 from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import NamedTuple
 
 from memstore.disk.catalog import Catalog
@@ -17,6 +18,7 @@ from memstore.errors import StorageFull
 _PAGE = mmap.PAGESIZE
 _PAGE_HEADER = 16  # of the pages of a value that has pages of its own
 _LARGE = _PAGE // 2  # a smaller value shares one
+_FILL = 0.8  # of what a passage is filled up to, usually
 
 
 class Forecast(NamedTuple):
@@ -67,23 +69,45 @@ def record_bytes(
     more.
     """
     size = signature.block_size
+    memory = len(signature.memory_layers)
+    if document.settings.passage_tokens is not None:
+        return _passage_bytes(signature, codec, document, tokens)
     blocks = -(-tokens // size)
     if not blocks:
         return 0, 0
     step = document.settings.chunk_blocks
     first = max(0, tokens // (step * size) * step - document.settings.top_k)
-    memory = len(signature.memory_layers)
     other = signature.num_layers - memory  # layers that keep the latest blocks alone
-    last = size if get_codec(codec).lossless else tokens - (blocks - 1) * size
+    last = tokens - (blocks - 1) * size
     whole = (blocks - 1) * memory + (blocks - 1 - first) * other
     record, short = (_record(signature, codec, rows) for rows in (size, last))
     ends = memory + other
     return whole * record + ends * short, whole * _on_pages(record) + ends * _on_pages(short)
 
 
+def _passage_bytes(
+    signature: Signature, codec: str, document: Document, tokens: int
+) -> tuple[int, int]:
+    """The same of a document of passages: of as many as it has, or as is usual, all of them of the
+    mean length.
+    """
+    assert document.settings.passage_tokens is not None
+    if not tokens:
+        return 0, 0
+    mean = min(float(tokens), _FILL * document.settings.passage_tokens)
+    if document.blocks:
+        mean = document.tokens / document.blocks
+    records = len(signature.memory_layers) * max(1, round(tokens / mean))
+    short, long = (_record(signature, codec, rows) for rows in (int(mean), ceil(mean)))
+    record = short + (mean - int(mean)) * (long - short)
+    # values with pages of their own leave half of the last free
+    page = record if record < _LARGE else record + _PAGE_HEADER + _PAGE / 2
+    return round(records * record), round(records * page)
+
+
 def _compressed_to(signature: Signature, codec: str, rows: Iterable[Document]) -> float | None:
     """To what share documents of this memory were compressed; None without any."""
-    whole = [row for row in rows if row.tokens and row.layers is None]
+    whole = [row for row in rows if row.tokens and (row.layers is None or row.of_passages)]
     most = sum(record_bytes(signature, codec, row, row.tokens)[0] for row in whole)
     return min(1.0, sum(row.bytes for row in whole) / most) if most else None
 

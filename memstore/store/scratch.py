@@ -30,16 +30,23 @@ class ScratchDocument(Closing):
         self._units: dict[int, list[list[BlockKey]]] = {}
         self._ends: dict[int, int] = {}
 
-    def add(self, layer: int, k: Tensor, v: Tensor, landmarks: Tensor | None = None) -> int:
+    def add(
+        self,
+        layer: int,
+        k: Tensor,
+        v: Tensor,
+        landmarks: Tensor | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> int:
         """Add the next n blocks of a layer; return the number of the first.
 
         k, v: [n, Hkv, block_size, D] in the KV dtype, K rotated by the offset in the block only;
-        landmarks: [n, Hkv, D]; None for blocks that are not searched. Raises BudgetExceeded, with
-        nothing added.
+        landmarks: [n, Hkv, D]; None for blocks that are not searched. lengths: valid content tokens
+        of each (None: full ones). Raises BudgetExceeded, with nothing added.
         """
         n, heads = k.shape[:2]
         first = self._ends.get(layer, 0)
-        units = self._tiers.pin(self.document, layer, first, k, v)
+        units = self._tiers.pin(self.document, layer, first, k, v, lengths)
         if landmarks is not None:
             self._index.add(self.document, layer, first, landmarks)
         self._units.setdefault(layer, []).extend(
@@ -51,17 +58,18 @@ class ScratchDocument(Closing):
     def add_selected(
         self,
         first_block: int,
-        tokens: int,
+        lengths: Sequence[int],
         *,
         landmarks: Tensor | None = None,
         words: Sequence[Words] | None = None,
     ) -> None:
-        """Have the next blocks, first_block .. of so many tokens, be found by the memory's
-        selector; landmarks, words: as DocumentWriter.add_chunk takes them. Raises InvalidInput.
+        """Have the next blocks, first_block .. of so many tokens each, be found by the
+        memory's selector; landmarks, words: as DocumentWriter.add_passages takes them. Raises
+        InvalidInput.
         """
         if self._selected is None:
             raise InvalidInput("this memory has no selector; give landmark keys with the blocks")
-        found_by = self._selected.check(tokens, landmarks=landmarks, words=words)
+        found_by = self._selected.check(lengths, landmarks=landmarks, words=words)
         self._selected.add(self.document, found_by, first_block)
 
     def blocks(self, layer: int) -> tuple[int, int]:

@@ -31,7 +31,7 @@ class Selected:
         self.table, self._catalog = table, catalog
         form = table.form
         dtype = LANDMARK_DTYPES[form.dtype]
-        self._tokens = TokenIndex(form.heads, form.width, table.block_size, dtype)
+        self._tokens = TokenIndex(form.heads, form.width, dtype)
         self._words = WordIndex()
         self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(form)}
         self._lock = threading.RLock()
@@ -58,13 +58,14 @@ class Selected:
             self._hold(kind, scope)
 
     def check(
-        self, tokens: int, *, landmarks: Tensor | None, words: Sequence[Words] | None
+        self, lengths: Sequence[int], *, landmarks: Tensor | None, words: Sequence[Words] | None
     ) -> FoundBy:
-        """What is given of blocks of so many tokens, as it is kept. Raises InvalidInput for what
-        the selector does not keep.
+        """What is given of blocks of so many tokens each, as it is kept. Raises InvalidInput for
+        what the selector does not keep.
         """
-        blocks = -(-tokens // self.table.block_size)
-        return FoundBy.of(landmarks, words, self.table.form, tokens, blocks)
+        if not lengths or min(lengths) < 1:
+            raise InvalidInput(f"blocks have a token at least each, not {[*lengths][:10]}")
+        return FoundBy.of(landmarks, words, self.table.form, lengths)
 
     def add(self, document: int, found_by: FoundBy, first_block: int | None = None) -> None:
         """Make blocks first_block .. of a document known (None: the next ones): of a memory without
@@ -73,14 +74,15 @@ class Selected:
         with self._lock:
             if found_by.landmarks is not None:
                 first = self._tokens.span(document)[1] if first_block is None else first_block
-                self._tokens.add(document, first, torch.from_numpy(found_by.landmarks))
+                landmarks = torch.from_numpy(found_by.landmarks)
+                self._tokens.add(document, first, landmarks, found_by.lengths)
             if found_by.words is not None:
                 first = self._words.span(document)[1] if first_block is None else first_block
                 self._words.add(document, first, found_by.words)
 
     def follow(self, txn: Transaction) -> None:
         """Notice whether the memory has another selector by now. Raises CorruptMemory."""
-        if SelectorTable.read(txn, self.table.block_size) != self.table:
+        if SelectorTable.read(txn) != self.table:
             self._replaced = True
 
     def reopened(self, catalog: Catalog) -> None:
@@ -136,7 +138,7 @@ class Selected:
                 rows = [_ready(catalog, txn, number) for number in sorted(missing)]
                 catalog.bring(txn, sorted(missing), "landmarks")
                 if kind == "token" and len(rows) > 1:
-                    self._tokens.reserve(sum(row.blocks for row in rows))
+                    self._tokens.reserve(sum(row.tokens for row in rows))
                 for row in rows:
                     self._load(kind, txn, row)
                     self._held[kind].add(row.id)
@@ -145,7 +147,8 @@ class Selected:
         index: TokenIndex | WordIndex = self._tokens if kind == "token" else self._words
         index.remove(row.id)
         if kind == "token":
-            self._tokens.add(row.id, 0, torch.from_numpy(self.table.tokens(txn, row.id)))
+            _, landmarks, lengths = self.table.tokens(txn, row.id)
+            self._tokens.add(row.id, 0, torch.from_numpy(landmarks), lengths)
         else:
             self._words.add(row.id, 0, self.table.words(txn, row.id))
         if index.span(row.id)[1] != row.blocks:

@@ -18,6 +18,7 @@ from memstore.errors import CorruptMemory, InvalidInput
 class FoundBy(NamedTuple):
     """What a selector keeps of consecutive blocks."""
 
+    lengths: np.ndarray  # int64 [blocks]: tokens of each
     landmarks: np.ndarray | None  # [tokens, heads, width]
     words: BlockWords | None
 
@@ -27,13 +28,13 @@ class FoundBy(NamedTuple):
         landmarks: Tensor | None,
         words: Sequence[Words] | None,
         form: SelectorForm,
-        tokens: int,
-        blocks: int,
+        lengths: Sequence[int] | np.ndarray,
     ) -> "FoundBy":
-        """What a caller gives of `tokens` tokens in `blocks` blocks. Raises InvalidInput for what
-        is not as the form says.
+        """What a caller gives of blocks of so many tokens each. Raises InvalidInput for what is not
+        as the form says.
         """
-        shape = (tokens, form.heads, form.width)
+        of_blocks = np.array(lengths, dtype=np.int64)
+        blocks, shape = len(of_blocks), (int(of_blocks.sum()), form.heads, form.width)
         if (landmarks is not None) != (form.heads > 0) or (words is not None) != form.words:
             needs = {"token": "landmarks of its tokens", "words": "the words of its blocks"}
             wanted = " and ".join(needs[kind] for kind in kinds_of(form)) or "neither"
@@ -51,7 +52,7 @@ class FoundBy(NamedTuple):
                 raise InvalidInput("token landmarks must be finite numbers; these are not")
         if words is not None and len(words) != blocks:
             raise InvalidInput(f"expected the words of {blocks} blocks, got those of {len(words)}")
-        return cls(bits, None if words is None else BlockWords.of(words))
+        return cls(of_blocks, bits, None if words is None else BlockWords.of(words))
 
     @classmethod
     def joined(cls, parts: "Sequence[FoundBy]") -> "FoundBy":
@@ -59,6 +60,7 @@ class FoundBy(NamedTuple):
         landmarks = [part.landmarks for part in parts if part.landmarks is not None]
         words = [part.words for part in parts if part.words is not None]
         return cls(
+            np.concatenate([part.lengths for part in parts]),
             np.concatenate(landmarks) if landmarks else None,
             BlockWords.joined(words) if words else None,
         )
@@ -69,9 +71,7 @@ class SelectorRuns:
 
     def __init__(self, catalog: Catalog, document: int, blocks: int) -> None:
         """Of a document of which `blocks` blocks stay. Raises CorruptMemory."""
-        self._size = catalog.signature.block_size
-        # kind -> (first block, end, run) of consecutive pieces
-        self._pieces: dict[Kind, list[tuple[int, int, Run]]] = {}
+        self._pieces: dict[Kind, list[Run]] = {}  # that follow each other
         table = catalog.selector
         for kind in [] if table is None else kinds_of(table.form):
             first = run_of(kind, blocks)
@@ -80,65 +80,56 @@ class SelectorRuns:
                 continue
             with catalog.database.read() as txn:
                 run = table.run(txn, document, kind, first)
-            cut = None if run is None else self._cut(run, 0, blocks - first)
-            if cut is None or self._blocks(cut) != blocks - first:
+            cut = None if run is None else run.cut(first, blocks)
+            if cut is None or cut.end_block != blocks:
                 raise CorruptMemory(
                     f"{kind} landmarks of document {document} before block {blocks} are missing; "
                     "run verify"
                 )
-            self._pieces[kind].append((first, blocks, cut))
+            self._pieces[kind].append(cut)
 
-    def add(self, first_block: int, end_block: int, found_by: FoundBy, committed: int) -> None:
+    def add(self, first_block: int, found_by: FoundBy, committed: int) -> None:
         """Remember what is kept of a chunk's blocks, and forget what is no longer needed once
         `committed` blocks are.
         """
         new: dict[Kind, Run] = {}
         if found_by.landmarks is not None:
-            new["token"] = TokenRun(first_block, found_by.landmarks)
+            new["token"] = TokenRun(first_block, found_by.landmarks, found_by.lengths)
         if found_by.words is not None:
             new["words"] = WordRun(first_block, found_by.words)
         for kind, run in new.items():
             first = run_of(kind, committed)
             # A new list: the committing thread may be reading the old one.
-            kept = [piece for piece in self._pieces[kind] if piece[1] > first]
-            self._pieces[kind] = [*kept, (first_block, end_block, run)]
+            kept = [piece for piece in self._pieces[kind] if piece.end_block > first]
+            self._pieces[kind] = [*kept, run]
 
     def to_write(self, first_block: int, end_block: int) -> Iterator[Run]:
         """What a commit of these blocks writes."""
         for kind, pieces in self._pieces.items():
             for first in range(run_of(kind, first_block), end_block, RUN_BLOCKS[kind]):
                 end = min(first + RUN_BLOCKS[kind], end_block)
-                parts = [
-                    self._cut(run, max(0, first - at), min(end, stop) - at)
-                    for at, stop, run in pieces
-                    if at < end and stop > first
-                ]
-                yield _join(first, parts)
-
-    def _cut(self, run: Run, first: int, end: int) -> Run:
-        if isinstance(run, WordRun):
-            return WordRun(run.first_block, run.words.cut(first, min(end, len(run.words.sizes))))
-        return TokenRun(run.first_block, run.landmarks[first * self._size : end * self._size])
-
-    def _blocks(self, run: Run) -> int:
-        if isinstance(run, WordRun):
-            return len(run.words.sizes)
-        return -(-len(run.landmarks) // self._size)
+                yield _join(
+                    first,
+                    [
+                        run.cut(first, end)
+                        for run in pieces
+                        if run.first_block < end and run.end_block > first
+                    ],
+                )
 
 
-def runs_of(found_by: FoundBy, block_size: int) -> Iterator[Run]:
+def runs_of(found_by: FoundBy) -> Iterator[Run]:
     """What is kept of a document from its first block on, in runs."""
-    landmarks, words = found_by
+    lengths, landmarks, words = found_by
+    whole: dict[Kind, Run] = {}
     if landmarks is not None:
-        step = RUN_BLOCKS["token"]
-        for at in range(0, len(landmarks), step * block_size):
-            piece = landmarks[at : at + step * block_size]
-            yield TokenRun(at // block_size, piece)
+        whole["token"] = TokenRun(0, landmarks, lengths)
     if words is not None:
-        step = RUN_BLOCKS["words"]
-        for at in range(0, len(words.sizes), step):
-            end = min(at + step, len(words.sizes))
-            yield WordRun(at, words.cut(at, end))
+        whole["words"] = WordRun(0, words)
+    for kind, run in whole.items():
+        step = RUN_BLOCKS[kind]
+        for first in range(0, run.end_block, step):
+            yield run.cut(first, first + step)
 
 
 def run_of(kind: Kind, block: int) -> int:
@@ -150,5 +141,9 @@ def _join(first_block: int, parts: Sequence[Run]) -> Run:
     words = [part.words for part in parts if isinstance(part, WordRun)]
     if words:
         return WordRun(first_block, BlockWords.joined(words))
-    landmarks = [part.landmarks for part in parts if isinstance(part, TokenRun)]
-    return TokenRun(first_block, np.concatenate(landmarks))
+    tokens = [part for part in parts if isinstance(part, TokenRun)]
+    return TokenRun(
+        first_block,
+        np.concatenate([part.landmarks for part in tokens]),
+        np.concatenate([part.lengths for part in tokens]),
+    )

@@ -8,10 +8,12 @@ from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
 from memstore.errors import CorruptMemory
+from memstore.store.passages import read_passages
 
 
 class TokenSpan(NamedTuple):
-    """A run of a document's tokens, with what is needed to find its characters.
+    """A run of a document's tokens, with what is needed to find its characters; of a document of
+    passages it tells the tokens alone (`before` is empty, `char_start` 0).
 
     The first token of `ids` begins char_start + (length of the text of `before`) characters into
     the document.
@@ -29,6 +31,10 @@ def read_tokens(
     Raises CorruptMemory.
     """
     end = document.tokens if end is None else min(end, document.tokens)
+    if document.of_passages:
+        passages = read_passages(catalog, txn, document, 0)
+        all_of_it = np.concatenate([np.zeros(0, np.int64), *(each.ids for each in passages)])
+        return TokenSpan(all_of_it[first : max(0, end)], np.zeros(0, dtype=np.int64), 0)
     parts = list(
         catalog.token_parts(txn, document.id, max(0, first - 1), end)
     )  # also where `first` is the document's end

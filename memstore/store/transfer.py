@@ -33,10 +33,10 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
 def _stored(catalog: Catalog, document: Document) -> Iterator[Part]:
     # one snapshot, so that the file is one state of the document
     with catalog.database.read() as txn:
-        for part in catalog.token_parts(txn, document.id):
-            yield Tokens(part.first, part.char_start, part.ids.astype("<u4").tobytes())
+        for number, value in catalog.parts(txn, document.id):
+            yield Tokens(number, bytes(value))
         for run in catalog.landmarks(txn, document.id):
-            yield Landmarks(run.layer, run.first_block, run.keys.tobytes(), run.per_block)
+            yield Landmarks(run.layer, run.first_block, run.keys.tobytes())
         if catalog.selector is not None:
             catalog.check_selector(txn)
             form = catalog.selector.form
@@ -71,9 +71,6 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
         pass  # all of it is right, before anything is written
     # Which file it was read from there is of no folder here.
     imported = replace(original.portable(), name=name)
-    if original.write_of(0) is None:  # records of format 1, which are made anew
-        (write,) = original.begin_write(0).writes
-        imported = replace(imported, writes=(write, *original.writes))
 
     def begin(txn: Transaction) -> Document:
         catalog.check_selector(txn)
@@ -95,13 +92,13 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
         size = 0
         for part in read_parts(file, head, catalog.blocks):
             batch.append(part)
-            size += len(part[2])
+            size += max(len(field) for field in part if isinstance(field, bytes))
             if size >= BATCH_BYTES:
-                database.write(lambda txn: _store(txn, catalog, original, imported, number, batch))  # noqa: B023 (runs now)
+                database.write(lambda txn: _store(txn, catalog, number, batch))  # noqa: B023 (runs now)
                 batch, size = [], 0
 
         def end(txn: Transaction) -> Document:
-            _store(txn, catalog, original, imported, number, batch)
+            _store(txn, catalog, number, batch)
             row = replace(
                 imported,
                 id=number,
@@ -119,20 +116,12 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
             database.write(lambda txn: catalog.delete_document(txn, number), beyond_limit=True)
 
 
-def _store(
-    txn: Transaction,
-    catalog: Catalog,
-    original: Document,
-    imported: Document,
-    number: int,
-    batch: list[Part],
-) -> None:
+def _store(txn: Transaction, catalog: Catalog, number: int, batch: list[Part]) -> None:
     geometry = catalog.signature.geometry
     bits, shape = f"<i{geometry.itemsize}", (-1, geometry.num_kv_heads, geometry.head_dim)
     for part in batch:
         if isinstance(part, Tokens):
-            ids = np.frombuffer(part.ids, dtype="<u4")
-            catalog.put_tokens(txn, number, part.first, part.char_start, ids)
+            catalog.put_part(txn, number, part.first, part.value)
         elif isinstance(part, Landmarks):
             keys = np.frombuffer(part.keys, bits).reshape(shape)
             catalog.put_landmarks(txn, number, part.layer, part.first_block, keys)
@@ -140,8 +129,4 @@ def _store(
             assert catalog.selector is not None
             catalog.put_selected(txn, number, decode(*part, catalog.selector.form))
         else:
-            block, layer, data = part
-            key, write = RecordKey(original.id, block, layer), imported.write_of(block)
-            if original.write_of(block) is None and write is not None:
-                data = catalog.blocks.from_format1(data, key, write)
-            catalog.blocks.put(txn, key._replace(document=number), data)
+            catalog.blocks.put(txn, RecordKey(number, part.block, part.layer), part.data)

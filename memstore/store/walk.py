@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from memstore.disk.keys import (
     tokens_key,
 )
 from memstore.disk.salvage import is_sound, salvage
-from memstore.disk.selector_table import NEXT, SelectorTable, check_parts
+from memstore.disk.selector_table import NEXT, check_parts
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
 
 _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
@@ -156,32 +156,26 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
     """Read all of a document; return its records and their bytes. Raises CorruptMemory with the
     first thing that is wrong.
     """
-    signature = catalog.signature
-    number, blocks, block_size = document.id, document.blocks, signature.block_size
+    number, blocks = document.id, document.blocks
 
     def expect(right: bool, what: str) -> None:
         if not right:
             raise CorruptMemory(f"document {document.name!r}: {what}")
 
-    expect(
-        blocks == -(-document.tokens // block_size), f"{document.tokens} tokens in {blocks} blocks"
-    )
-    tokens = 0
-    for part in catalog.token_parts(txn, number):
-        expect(part.first == tokens, f"tokens {tokens}..{part.first} are missing")
+    if document.of_passages:
+        expect(catalog.selector is not None, "passages in a memory without a selector")
+    else:
+        _check_tokens(txn, catalog, document, expect)
+    lengths = catalog.block_lengths(txn, document)
+    expect(blocks == len(lengths), f"{document.tokens} tokens in {blocks} blocks")
+    for first_number, _ in catalog.parts(txn, number):
         # Readers look up by key, which takes another way through the file than walking from one
         # entry to the next.
-        expect(
-            txn.view("tokens", tokens_key(number, tokens)) is not None,
-            f"tokens from {tokens} on are not found",
-        )
-        tokens += len(part.ids)
-    expect(tokens == document.tokens, f"{tokens} tokens instead of {document.tokens}")
+        found = txn.view("tokens", tokens_key(number, first_number))
+        expect(found is not None, f"tokens from {first_number} on are not found")
 
-    first = document.first_blocks(signature)
-    if number == 0:
-        first = dict.fromkeys(first, 0)
-    ends = {} if number == 0 else dict.fromkeys(first, 0)  # the prefix is not searched
+    first = document.first_blocks(catalog.signature)
+    ends = dict.fromkeys(first, 0)
     for run in catalog.landmarks(txn, number):
         expect(run.layer in ends, f"landmark keys of a layer {run.layer}")
         start = ends[run.layer]
@@ -189,10 +183,12 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
             run.first_block == start or (start == 0 and run.first_block <= first[run.layer]),
             f"landmark keys of layer {run.layer}, blocks {start}..{run.first_block} are missing",
         )
-        ends[run.layer] = run.first_block + run.blocks
+        ends[run.layer] = run.end_block
     if catalog.selector is not None:
         ends = {}
-        _check_selected(txn, catalog.selector, document)
+        # what a replacement of it has begun with is nobody's loss
+        check_parts(txn, number)
+        catalog.selector.check(txn, number, lengths)
     for layer, end in ends.items():
         expect(end == blocks, f"landmark keys of {end} blocks in layer {layer} instead of {blocks}")
 
@@ -208,7 +204,7 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
         found = txn.view("blocks", record_key(key))
         expect(found is not None, f"block {key.block}, layer {key.layer} is not found")
         length = catalog.blocks.check(found or b"", key, document.write_of(key.block))
-        right = min(block_size, document.tokens - key.block * block_size)
+        right = lengths[key.block]
         expect(length == right, f"block {key.block} has {length} tokens instead of {right}")
         records, size = records + 1, size + len(data)
     expect(next(expected, None) is None, f"records after the first {records} are missing")
@@ -216,13 +212,14 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
     return records, size
 
 
-def _check_selected(txn: Transaction, selector: SelectorTable, document: Document) -> None:
-    """The same of what a selector finds the document by; what a replacement of it has begun with is
-    nobody's loss.
-    """
-    check_parts(txn, document.id)
-    if document.id:  # the prefix is not searched
-        selector.check(txn, document.id, document.tokens, document.blocks)
+def _check_tokens(
+    txn: Transaction, catalog: Catalog, document: Document, expect: Callable[[bool, str], None]
+) -> None:
+    tokens = 0
+    for part in catalog.token_parts(txn, document.id):
+        expect(part.first == tokens, f"tokens {tokens}..{part.first} are missing")
+        tokens += len(part.ids)
+    expect(tokens == document.tokens, f"{tokens} tokens instead of {document.tokens}")
 
 
 def _drop(path: Path, documents: set[int]) -> None:

@@ -2,7 +2,8 @@
 committed on another, whole chunks at a time: while the disk takes in one transaction, the next one
 is encoded.
 
-A staged chunk can be searched and read immediately (pinned units, index rows). Killed at any
+A staged chunk can be searched and read immediately (pinned units, index rows); passages, of which
+none is read for another, once they are committed. Killed at any
 instant, the memory holds what the last transaction held: a prefix of whole chunks.
 """
 
@@ -23,9 +24,11 @@ from memstore.disk.block_words import Words
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
+from memstore.disk.passages import Passage
 from memstore.errors import BudgetExceeded, InvalidInput, StorageFull
 from memstore.store.chunk import Chunk, LayerBlocks, RecentBlocks, StoredLayers
-from memstore.store.commit import Commits
+from memstore.store.commit import Commits, Tail
+from memstore.store.passages import Continued
 from memstore.store.retrieval import Retrieval
 from memstore.store.tokens import TokenSpan, read_tokens
 from memstore.tiers.raw_bits import torch_dtype
@@ -64,21 +67,33 @@ class DocumentWriter:
         self._geometry = catalog.signature.geometry
         self._memory_layers = set(StoredLayers.of(document, catalog.signature).memory)
         self._chunk_blocks = document.settings.chunk_blocks
-        blocks = document.blocks
-        if document.state == "ready":  # appended to: back to the last boundary of chunks
+        blocks, tokens = document.blocks, document.tokens
+        self._before: Continued | None = None
+        if document.of_passages:
+            self._before = Continued.of(catalog, document)
+            document, blocks, tokens, *_ = self._before
+        elif document.state == "ready":  # appended to: back to the last boundary of chunks
             chunk_tokens = self._chunk_blocks * self._geometry.block_size
             blocks = document.tokens // chunk_tokens * self._chunk_blocks
-        if document.state == "ready" or document.write_of(blocks) is None:
+            tokens = blocks * self._geometry.block_size
+        if document.state == "ready" or not document.writes:
             document = document.begin_write(blocks)
         self._commits = Commits(
-            catalog, document, blocks=blocks, replaces=replaces, on_commit=self._committed
+            catalog,
+            document,
+            blocks=blocks,
+            tokens=tokens,
+            replaces=replaces,
+            on_commit=self._committed,
         )
         self._commit_bytes = commit_bytes
         self._locks, self._make_room, self._on_close = locks, make_room, on_close
-        self._blocks, self._tokens = blocks, blocks * self._geometry.block_size
+        self._blocks, self._tokens = blocks, tokens
+        self._characters = 0 if self._before is None else self._before.characters
         self._boundary = blocks  # of chunks, from where an append would continue
         self._ended = False  # by a chunk that is not whole
         self._finished = False
+        self._tail: Tail | None = None
         self._staging = threading.Lock()  # of the next two
         self._staged: list[Chunk] = []  # not yet given to a commit
         self._staged_bytes = 0
@@ -92,7 +107,7 @@ class DocumentWriter:
         """
         row, base = self._commits.row, self._commits.base
         if self._commits.cut:
-            return replace(row, blocks=base, tokens=base * self._geometry.block_size)
+            return replace(row, blocks=base, tokens=self._commits.base_tokens)
         return row
 
     @property
@@ -109,6 +124,30 @@ class DocumentWriter:
     def base_tokens(self) -> int:
         """Tokens that the document had before it was appended to; 0 otherwise."""
         return self._commits.row.appended_to
+
+    @property
+    def characters(self) -> int:
+        """Of a document of passages, its characters up to the end of the last one so far, staged
+        ones included: continue reading from here.
+        """
+        return self._characters
+
+    @property
+    def base_characters(self) -> int:
+        """Of a document of passages, its characters before it was appended to, tail and all: where
+        what is appended begins; 0 otherwise.
+        """
+        return self._commits.row.appended_at
+
+    def replaced_passages(self) -> list[Passage]:
+        """The last passage of a document that is appended to, to be read again in front of what is
+        appended, after which the writer has not committed yet; its gap begins at `characters`.
+        """
+        return [] if self._before is None or not self._commits.cut else self._before.replaced
+
+    def replaced_tail(self) -> str:
+        """The text that stood behind that passage, in front of what is appended."""
+        return "" if self._before is None else self._before.tail
 
     def replaced_tokens(self) -> TokenSpan:
         """Stored tokens behind `tokens`, and where their characters begin: to be read again with
@@ -147,6 +186,8 @@ class DocumentWriter:
         BudgetExceeded, InvalidInput.
         """
         self._commits.check()
+        if self._before is not None:
+            raise InvalidInput("this document is made of passages; add those (add_passages)")
         if self._ended or self._blocks % self._chunk_blocks:
             raise InvalidInput(
                 f"a chunk after the document's last, which ended at token {self._tokens}; append "
@@ -170,7 +211,7 @@ class DocumentWriter:
         done = self.document.blocks
         self._commits.landmarks.add(chunk, done, self._commits.keep_from(done))
         if chunk.found_by is not None:
-            self._commits.selected.add(chunk.first_block, chunk.end_block, chunk.found_by, done)
+            self._commits.selected.add(chunk.first_block, chunk.found_by, done)
         size = 0
         if chunk.whole and not cut:
             size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
@@ -186,6 +227,55 @@ class DocumentWriter:
             self._flush()
             self._add_to_index(chunk)
         elif self._staged_bytes >= self._commit_bytes:
+            self._submit()
+        while self._commits.waiting_bytes > 2 * self._commit_bytes:
+            self._commits.wait_for_one()
+        self._commits.check()
+
+    def add_passages(
+        self,
+        passages: Sequence[Passage],
+        layers: Mapping[int, tuple[Tensor, Tensor]],
+        *,
+        landmarks: Tensor | None = None,
+        words: Sequence[Words] | None = None,
+    ) -> None:
+        """Take the next n passages, a block each; any n of at least 1.
+
+        layers: for every memory layer K, V [n, Hkv, block_size, D] in the KV dtype (K rotated by
+        the offset in the block), of which the rows behind a passage's tokens are anything finite,
+        and are not stored. landmarks: [tokens of all, heads, width] in the dtype of the selector's
+        form; words: of each passage its distinct words (hash, count). They are found and read once
+        the document is ready.
+
+        Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
+        InvalidInput.
+        """
+        self._commits.check()
+        if self._before is None or self._form is None:
+            raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
+        chunk = Chunk.of_passages(
+            self._blocks,
+            self._tokens,
+            self._characters,
+            passages,
+            layers,
+            document=self._commits.row,
+            signature=self._catalog.signature,
+            selector=self._form,
+            token_landmarks=landmarks,
+            words=words,
+        )
+        if chunk.found_by is not None:
+            self._commits.selected.add(chunk.first_block, chunk.found_by, self.document.blocks)
+        size = sum(k.nbytes + v.nbytes for k, v in layers.values())
+        self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
+        with self._staging:
+            self._staged.append(chunk)
+            self._staged_bytes += size
+        self._blocks, self._tokens = chunk.end_block, chunk.end_token
+        self._boundary, self._characters = chunk.boundary, chunk.end
+        if self._staged_bytes >= self._commit_bytes:
             self._submit()
         while self._commits.waiting_bytes > 2 * self._commit_bytes:
             self._commits.wait_for_one()
@@ -223,11 +313,19 @@ class DocumentWriter:
         self._submit()
         self._commits.wait()
 
-    def finish(self) -> Document:
+    def finish(self, tail: str = "") -> Document:
         """Commit what is left, make the document ready (and, if it replaces one, take its place) in
         one transaction; return it.
+
+        tail: of a document of passages, the text behind the last. Where nothing was appended, it
+        stays as it was. Raises InvalidInput for another document's, and what committing raises.
         """
         self._commits.check()
+        as_it_was = self._commits.cut and self._blocks == self._commits.base
+        if tail and (self._before is None or as_it_was):
+            raise InvalidInput("a tail stands behind passages; add those that are replaced first")
+        if self._before is not None and not as_it_was:
+            self._tail = self._characters, tail
         # an appended end that replaces old blocks
         unseen = [chunk for chunk in self._staged if not chunk.units]
         self._submit(final=True)
@@ -293,11 +391,23 @@ class DocumentWriter:
     def _submit(self, *, final: bool = False) -> None:
         """Give the staged chunks to a commit: the whole ones, or all with the document's end."""
         with self._staging:
+            if self._is_held() and not final:
+                return
             chunks = [chunk for chunk in self._staged if chunk.whole or final]
             self._staged = [chunk for chunk in self._staged if not (chunk.whole or final)]
             size, self._staged_bytes = self._staged_bytes, 0
             if chunks or final:
-                self._commits.submit(chunks, size, final=final)
+                tail = self._tail if final else None
+                self._commits.submit(chunks, size, final=final, tail=tail)
+
+    def _is_held(self) -> bool:
+        """Would a commit take away old text that is not read again yet? Whoever resumes has what is
+        appended, and nothing else.
+        """
+        before = self._before
+        if before is None or not self._commits.cut or not self._staged:
+            return False
+        return self._staged[-1].end < before.document.appended_at
 
     def _flush(self) -> None:
         self.store_staged()
@@ -327,11 +437,10 @@ class DocumentWriter:
 
     def _pin(self, chunk: Chunk) -> list[BlockKey]:
         number, first = self._commits.row.id, chunk.first_block
-        short = chunk.last_length if chunk.last_length < self._geometry.block_size else None
         units: list[BlockKey] = []
         try:
             for layer, (k, v) in chunk.blocks.items():
-                units += self._tiers.pin(number, layer, first, k, v, short)
+                units += self._tiers.pin(number, layer, first, k, v, chunk.lengths)
         except BudgetExceeded:
             self._tiers.drop(units)
             raise

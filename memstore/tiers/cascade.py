@@ -146,10 +146,10 @@ class Cascade:
         first_block: int,
         k: Tensor,
         v: Tensor,
-        last_length: int | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> list[BlockKey]:
         """Hold a session's own blocks in the host tier: see SlabTier.pin."""
-        return self.host.pin(document, layer, first_block, k, v, last_length)
+        return self.host.pin(document, layer, first_block, k, v, lengths)
 
     def unpin(self, units: Iterable[BlockKey]) -> None:
         """Units that were pinned are cached like any other from now on."""

@@ -416,14 +416,14 @@ class SlabTier:
         first_block: int,
         k: Tensor,
         v: Tensor,
-        last_length: int | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> list[BlockKey]:
         """Hold blocks first_block .. of a document as pinned units, in one copy; return the units,
         block by block.
 
-        k, v: [n, Hkv, block_size, D]. last_length: valid content tokens of the last block (None =
-        all). The units must be new. Raises BudgetExceeded (and holds none of them) if they do not
-        fit.
+        k, v: [n, Hkv, block_size, D]. lengths: valid content tokens of each block (None = all of
+        them full). The units must be new. Raises BudgetExceeded (and holds none of them) if they do
+        not fit.
         """
         n, heads, block_size, _ = k.shape
         units = [
@@ -449,10 +449,8 @@ class SlabTier:
             )
             self.k[where] = k.reshape(-1, *self.k.shape[1:])
             self.v[where] = v.reshape(-1, *self.v.shape[1:])
-            lengths = [block_size] * len(taken)
-            if last_length is not None and n:
-                lengths[-heads:] = [last_length] * heads
-            self._note_lengths(taken, lengths)
+            of_blocks = [block_size] * n if lengths is None else lengths
+            self._note_lengths(taken, [length for length in of_blocks for _ in range(heads)])
             self._slots.update(zip(units, taken))
             self._pinned.update(units)
         return units

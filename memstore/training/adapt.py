@@ -27,6 +27,7 @@ from memstore.training.selector_windows import Encode, Window, WindowWriter
 
 Report = Callable[[str], None]
 
+_BLOCK = 64  # tokens of what competes in training: windows are cut into such pieces
 _WORD_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.4)
 _HEADS = (1, 2, 3)  # pointer heads that are tried together
 _IDF_CHARACTERS = 8_000_000  # of text that says how rare a token is
@@ -75,7 +76,7 @@ def adapt(
     """
     options = options or AdaptOptions()
     encode = encoder(model.tokenizer)
-    size = model.made_for.block_size
+    size = _BLOCK
     held_out = WindowWriter(texts, encode, "validation", options.seed, size)
     against = list(held_out.windows(options.held_out))
     training = WindowWriter(texts, encode, "train", options.seed, size)
@@ -176,7 +177,7 @@ def _pointing(
     tried = []
     for count in _HEADS:
         heads = [(head.layer, head.head) for head in best[:count]]
-        selector = PointerHeads(heads, shape, size, model.rotate)
+        selector = PointerHeads(heads, shape, model.rotate)
         both = Sum([(selector, 1.0), (Words(), 0.0)])
         haystack = Haystack(both.form, size)
         for one in shown:
@@ -235,7 +236,9 @@ def _add(haystack: Haystack, selector: Selector, model: Subject, shown: Tapped, 
     texts = [
         model.tokenizer.decode(shown.ids[i : i + size]) for i in range(0, len(shown.ids), size)
     ]
-    haystack.add(len(texts), selector.landmarks(shown, 0), selector.words(texts))
+    parts = (shown.part(range(i, i + size)) for i in range(0, len(shown.ids), size))
+    landmarks = [found for part in parts if (found := selector.landmarks(part)) is not None]
+    haystack.add(len(texts), torch.cat(landmarks) if landmarks else None, selector.words(texts))
 
 
 def _sample(model: Subject, texts: Sequence[str], seed: int) -> Tensor:

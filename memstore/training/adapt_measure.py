@@ -28,9 +28,7 @@ class Haystack:
 
     def __init__(self, form: SelectorForm, block_size: int) -> None:
         self._tokens = (
-            TokenIndex(form.heads, form.width, block_size, LANDMARK_DTYPES[form.dtype])
-            if form.heads
-            else None
+            TokenIndex(form.heads, form.width, LANDMARK_DTYPES[form.dtype]) if form.heads else None
         )
         self._words = WordIndex() if form.words else None
         self.scope: list[tuple[int, int, int]] = []
@@ -49,7 +47,8 @@ class Haystack:
         """One more document of so many whole blocks."""
         number = len(self.scope)
         if self._tokens is not None and landmarks is not None:
-            self._tokens.add(number, 0, landmarks)
+            lengths = [len(landmarks) // blocks] * blocks
+            self._tokens.add(number, 0, landmarks, lengths)
         if self._words is not None and words is not None:
             self._words.add(number, 0, BlockWords.of(words))
         self.scope.append((number, 0, blocks))
@@ -57,10 +56,6 @@ class Haystack:
     def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
         assert self._tokens is not None
         return self._tokens.maxima(q, head, scope)
-
-    def token_landmarks(self, scope: Scope) -> Tensor:
-        assert self._tokens is not None
-        return self._tokens.keys(scope)
 
     def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
         assert self._words is not None
@@ -102,7 +97,7 @@ def measure(selector: Selector, haystack: Haystack, questions: Sequence[Sought])
     for question in questions:
         asked = selector, question.tapped, haystack, haystack.scope
         scores = selector.scores(question.tapped, question.text, haystack, haystack.scope)
-        together = Candidates(scores, *asked, GATE_TOGETHER).together
+        together = Candidates(scores, *asked, GATE_TOGETHER, lambda *place: place).together
         right = list(question.right)
         skipped = torch.zeros(len(scores), dtype=torch.bool)
         skipped[list(question.others)] = True

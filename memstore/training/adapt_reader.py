@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from memstore.model.compact import CompactAttention, read_beginning
+from memstore.model.compact import CompactAttention, read_prefix
 from memstore.model.reader import ChoosingReader
 from memstore.model.selector_file import MadeFor
 from memstore.model.tap import tapping
@@ -16,13 +16,13 @@ from memstore.training.adapt import Subject
 
 def subject_of(reader: ChoosingReader, made_for: MadeFor) -> Subject:
     """The reader, ready to be adapted; its prefix is read once. made_for: its sizes."""
-    beginning = read_beginning(reader)
+    prefix = read_prefix(reader)
 
     @torch.no_grad()
     def walk(rows: Sequence[Sequence[int]], taps: Taps) -> list[Tapped]:
         shown = []
         for ids in rows:
-            context = CompactAttention(reader, beginning)
+            context = CompactAttention(reader, prefix)
             tapped, attend, enter = tapping(ids, taps, context.attend)
             given = torch.tensor([list(ids)], device=reader.device)
             states = reader.hidden(given, attend, layers=taps.layers, enter=enter)

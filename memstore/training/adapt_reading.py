@@ -50,7 +50,7 @@ def calibrate_reading(
     are too short.
     """
     encode = encoder(reader.tokenizer)
-    writer = WindowWriter(texts, encode, "validation", seed + 1, reader.shape.block_size)
+    writer = WindowWriter(texts, encode, "validation", seed + 1, reader.passage_tokens)
     facts, pieces = writer.facts, []
     asked: list[Fact] = []
     for _ in range(windows):

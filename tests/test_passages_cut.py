@@ -1,0 +1,197 @@
+"""A text as passages: nothing is lost, sentences stay whole, edits move only their neighbours."""
+
+import random
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstore.disk.passages import Passage
+from memstore.disk.places import Place
+from memstore.model.checkpoint import SHIPPED
+from memstore.model.passages.cut import Passages
+from memstore.model.passages.sentences import split
+from memstore.model.tokenizer import Tokenizer
+
+_SIZE, _MOST = 64, 128
+_STORY = """
+    the old miller ferry river stone bridge carried lantern seven winter road toward quiet market
+    never found letter under heavy door while rain began slowly again another brother garden told
+    morning about salt boats and of a to in with who had been was not for when they she he it on
+"""
+_WORDS = _STORY.split()
+_PARTS = (
+    "\r\n|\n|\r|\n\n| |\t|. |! |\u200b|\u200d|e\u0301|\u0915\u094d\u0937|\u0634\u0643\u061f |"
+    "\u6211\u4eec\u3002|\U0001f468\u200d\U0001f469\u200d\U0001f467|\u2028|\x85|\x1c|\xa0|"
+    "# Top\n|word|3.14|Mr. Brown|https://a.example/b?c=d|1. |- |A,B,C\n|{}|CHAPTER IV\n\n|"
+    "===\n|---\n"
+)
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.load(SHIPPED / "tokenizer.json")
+
+
+def cut(text: str | Iterable[str], places: Any = (), **changed: Any) -> tuple[Passages, list]:
+    pieces = [text] if isinstance(text, str) else text
+    passages = Passages(_tokenizer(), pieces, places, **{"size": _SIZE, "most": _MOST, **changed})
+    return passages, list(passages)
+
+
+def texts(text: str, **changed: Any) -> list[str]:
+    """What the passages of a text say themselves."""
+    return [text[one.start : one.end] for one in cut(text, **changed)[1]]
+
+
+def check(text: str, cutting: Passages, passages: list[Passage]) -> None:
+    """Everything comes back, and the tokens are those of the text by itself."""
+    back = ""
+    for one in passages:
+        back += one.gap
+        own = text[one.start : one.end]
+        assert len(back) == one.start and own == own.strip() and not one.gap.strip()
+        assert one.lead < len(one.ids) <= _MOST
+        assert _tokenizer().decode(one.ids[one.lead :].tolist()).strip() == own
+        assert one.lead or one.ids.tolist() == _tokenizer().encode(own)
+        back += own
+    assert back + cutting.tail == text
+    assert cutting.characters == (passages[-1].end if passages else 0)
+
+
+_NASTY = st.lists(
+    st.one_of(
+        st.text(max_size=12),
+        st.sampled_from(_PARTS.split("|")),
+        st.integers(1, 400).map(lambda n: "x1" * n),
+        st.integers(1, 60).map(lambda n: "many words, " * n),
+    ),
+    max_size=40,
+).map("".join)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_NASTY, st.sampled_from(["none", "all"]))
+def test_any_text_comes_back_exactly(text: str, context: str) -> None:
+    check(text, *cut(text, context=context))
+
+
+def sentence(rng: random.Random) -> str:
+    words = rng.choices(_WORDS, k=max(2, int(rng.lognormvariate(2.3, 0.6))))
+    return " ".join(words).capitalize() + rng.choice(".....?!")
+
+
+def prose(rng: random.Random, sentences: int) -> list[list[str]]:
+    """Paragraphs of sentences."""
+    found: list[list[str]] = [[]]
+    for _ in range(sentences):
+        if rng.random() < 0.25 and found[-1]:
+            found.append([])
+        found[-1].append(sentence(rng))
+    return found
+
+
+def joined(paragraphs: list[list[str]]) -> str:
+    return "\n\n".join(" ".join(one) for one in paragraphs if one)
+
+
+@pytest.mark.parametrize("context", ["none", "sentence"])
+def test_an_edit_of_a_sentence_changes_its_neighbours_alone(context: str) -> None:
+    rng, changes = random.Random(7), []
+    for _ in range(5):
+        paragraphs = prose(rng, 90)
+        known = {tuple(one.ids) for one in cut(joined(paragraphs), context=context)[1]}
+        for _ in range(40):
+            edited = [list(one) for one in paragraphs]
+            place = rng.choice(edited)
+            at = rng.randrange(len(place))
+            place[at : at + rng.randrange(2)] = rng.choice([[], [sentence(rng)]])
+            now = cut(joined(edited), context=context)[1]
+            changes.append(sum(tuple(one.ids) not in known for one in now))
+    more = context != "none"
+    assert sum(changes) / len(changes) <= 2 + more
+    assert sum(count > 4 + more for count in changes) <= len(changes) / 50
+
+
+def test_the_pieces_of_a_text_do_not_matter() -> None:
+    rng = random.Random(3)
+    text = joined(prose(rng, 2600)) + "\n\n" + "z9" * 70_000 + " end. " + " " * 200_000 + "Last."
+    whole = cut(text)
+    check(text, *whole)
+    parts = [text[at : at + 50_001] for at in range(0, len(text), 50_001)]
+    assert [tuple(one.ids) for one in cut(parts)[1]] == [tuple(one.ids) for one in whole[1]]
+
+
+def test_passages_are_filled() -> None:
+    lengths = [len(one.ids) for one in cut(joined(prose(random.Random(5), 1500)))[1]]
+    assert sum(lengths) / len(lengths) > 0.68 * _SIZE
+
+
+def test_a_text_behind_a_document_begins_a_passage() -> None:
+    cutting, (one, *_, last) = cut("\nNew. " + "More words here. " * 14, start=100, gap=" \n")
+    assert one.gap == " \n\n" and one.start == 101 and last.end == cutting.characters == 343
+    assert cut(" \n", start=5, gap="\n")[0].tail == "\n \n"
+
+
+@pytest.mark.parametrize(
+    "text, sentences",
+    [
+        ("Mr. J. Brown paid 3.50 to e.g. Dr. Lee. He left.", 2),
+        ("A line that was wrapped by hand at some width\nstays one sentence. Here is another.", 2),
+        ('"Stop!" he said. "Why?"', 2),
+        ("我们到了。他说:“好的。”然后走了！", 3),
+        ("मैं आया। वह गया।", 2),
+        ("هل جئت؟ نعم.", 2),
+        ("def f(x):\n    return x\n\nprint(f(1))", 3),
+        ('{"a": 1,\n "b": 2}', 2),
+        ("2026-01-01 10:00 INFO a\n2026-01-01 10:01 INFO b", 2),
+        ("- one item\n- another item", 2),
+        ("1. First thing.\n2. Second thing.", 2),
+    ],
+)
+def test_units(text: str, sentences: int) -> None:
+    assert len(list(split(text))) == sentences
+
+
+def test_a_sentence_longer_than_the_size_stays_whole() -> None:
+    long = "It held " + " ".join(f"word{number}" for number in range(40)) + " and that was all."
+    assert _SIZE < len(_tokenizer().encode(long)) <= _MOST
+    assert long in texts(f"First. {long} Last.")
+
+
+def test_a_value_is_not_cut_though_its_sentence_is() -> None:
+    value = "3f2b8c1e-77aa-4d0e-9a51-0c6d5e4f3a2b"
+    text = "The list is " + " ".join([value] * 9) + " as told."
+    parts = texts(text)
+    assert len(parts) > 1 and sum(part.count(value) for part in parts) == 9
+
+
+def test_a_heading_stands_with_the_text_behind_it() -> None:
+    for heading in ("# The Mill", "CHAPTER IV", "The Mill\n========"):
+        text = f"Before it.\n\n{heading}\n\nThe wheel turned. It was old."
+        assert texts(text) == ["Before it.", text[text.index(heading) :]]
+    text = "Before it.\n\nNamed by the file\n\nThe wheel turned."
+    places = [Place(text.index("Named"), 1, "Named by the file")]
+    assert [one.start for one in cut(text, places)[1]] == [0, places[0].start]
+
+
+def _leads(text: str, context: str) -> list[str]:
+    return [
+        _tokenizer().decode(one.ids[: one.lead].tolist()) for one in cut(text, context=context)[1]
+    ]
+
+
+def test_context_in_front() -> None:
+    text = "# The Mill\n\n" + " ".join(f"Stone {number} lay there." for number in range(40))
+    leads = _leads(text, "heading")
+    assert leads[0] == "" and set(leads[1:]) == {"The Mill\n"}
+    parts = texts(text)
+    for part, lead in zip(parts, _leads(text, "sentence")[1:]):
+        assert part.endswith(lead.strip()) and lead.strip()
+    table = "name,place,year\n" + "\n".join(f"row{n},town{n},{1900 + n}" for n in range(60))
+    leads = _leads(table, "header")
+    assert leads[0] == "" and set(leads[1:]) == {"name,place,year\n"}
+    assert _leads(table, "all") == leads
