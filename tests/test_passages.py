@@ -62,8 +62,8 @@ def test_what_was_written_is_what_is_read_wherever_it_went(tmp_path_factory, dat
     text, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 60))
     stops = sorted(data.draw(st.lists(st.integers(0, count), max_size=3)))
     memory = path / "memory"
-    for stop in stops:  # killed, as far as what was committed goes
-        with create(memory, codec=codec) if stop is stops[0] else opened(memory) as store:
+    for number, stop in enumerate(stops):  # killed, as far as what was committed goes
+        with opened(memory) if number else create(memory, codec=codec) as store:
             writer = store.write_document(
                 "a", source_hash=f"{text}:{count}", settings=SETTINGS, commit_bytes=1
             )
