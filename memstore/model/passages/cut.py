@@ -73,7 +73,8 @@ class Passages:
         begins = self._begins
         known = (start - begins for start in self._headings)
         units = list(split(text, frozenset(at for at in known if at >= 0), self._level))
-        price = prices(text, units)
+        counts = self._measure.count(text, units)
+        price = prices(text, units, counts, self._size)
         ends = anchors(units, price, _REACH)
         if last:
             ends.append(len(units))
@@ -81,9 +82,11 @@ class Passages:
             ends = [end for end in ends if units[end].start + 2 * _REACH <= len(text)]
             if not ends:  # no end far and wide
                 units = _divided(text, units)
+                counts = self._measure.count(text, units)
+                price = prices(text, units, counts, self._size)
                 half = range(max(1, len(units) // 2), len(units))
-                ends.append(min(half, key=prices(text, units).__getitem__, default=1))
-        groups = list(self._groups(text, units, [0, *ends]))
+                ends.append(min(half, key=price.__getitem__, default=1))
+        groups = list(self._groups(text, units, counts, [0, *ends]))
         yield from self._passages(text, groups)
         end = ends[-1]
         done = units[end].start if end < len(units) else len(text)
@@ -92,12 +95,13 @@ class Passages:
         self._begins = begins + done
         return done
 
-    def _groups(self, text: str, units: Sequence[Unit], ends: Sequence[int]) -> Iterator[Group]:
-        """The units of each passage; ends: those that stand fast."""
-        counts = self._measure.count(text, units[: ends[-1]])
+    def _groups(
+        self, text: str, units: Sequence[Unit], counts: Sequence[int], ends: Sequence[int]
+    ) -> Iterator[Group]:
+        """The units of each passage; counts: tokens of each unit; ends: those that stand fast."""
         for first, end in pairwise(ends):
             some, lengths = self._measure.shortened(text, units[first:end], counts[first:end])
-            price = prices(text, some)
+            price = prices(text, some, lengths, self._size)
             for begin, close in fill(some, lengths, price, self._size, self._most):
                 fits = sum(lengths[begin:close]) <= self._size
                 yield Group(some[begin:close], self._size if fits else self._most)

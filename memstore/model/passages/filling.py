@@ -20,20 +20,32 @@ _PRICE = {Level.HEADING: 0.0, Level.PARAGRAPH: 25.0, Level.LINE: 50.0}
 _SENTENCE = 100.0
 _INSIDE = {Level.CLAUSE: 100.0, Level.WORD: 200.0, Level.CHARACTER: 400.0}  # more, in a sentence
 _AFTER_HEADING = 1000.0  # more, between a heading and what it stands over
+_WHOLE = 150.0  # more, in a paragraph that a passage holds
 _LOOSE = 0.2  # of a passage that is empty
 _NEAR = 64  # characters on each side that draw a price
 
 
-def prices(text: str, units: Sequence[Unit]) -> list[float]:
-    """What it costs to begin a passage with each unit, in passages."""
+def prices(text: str, units: Sequence[Unit], tokens: Sequence[int], size: int) -> list[float]:
+    """What it costs to begin a passage with each unit, in passages. tokens: of each unit."""
     found = [0.0]
+    inside = _in_whole_paragraphs(units, tokens, size)
     for before, unit in pairwise(units):
         beside = text[max(before.start, before.end - _NEAR) : before.end] + "\n"
         beside += text[unit.start : min(unit.end, unit.start + _NEAR)]
         drawn = xxh3_64_intdigest(beside.encode("utf-8", "surrogatepass")) / 2**64
         price = _PRICE.get(unit.level, _SENTENCE) * drawn * drawn + _INSIDE.get(unit.level, 0.0)
-        found.append(price + _AFTER_HEADING * before.heading)
+        found.append(price + _AFTER_HEADING * before.heading + _WHOLE * inside[len(found)])
     return found
+
+
+def _in_whole_paragraphs(units: Sequence[Unit], tokens: Sequence[int], size: int) -> list[bool]:
+    """Of each unit, does it stand behind the first of a paragraph of at most `size` tokens?"""
+    begins = [at for at, unit in enumerate(units) if not at or unit.level >= Level.PARAGRAPH]
+    inside = [False] * len(units)
+    for first, end in pairwise([*begins, len(units)]):
+        if sum(tokens[first:end]) <= size:
+            inside[first + 1 : end] = [True] * (end - first - 1)
+    return inside
 
 
 def anchors(units: Sequence[Unit], price: Sequence[float], reach: int) -> list[int]:
