@@ -340,7 +340,7 @@ def test_a_reader_that_chooses_shows_its_candidates_and_is_stopped(open_page, tm
     from memstore.model.selector_sum import Words
 
     reader = HuggingFaceReader(
-        decoder("llama"), tokenizer(), Adaptation(Words(), top_k=2, margin=0, score_range=None)
+        decoder("llama"), tokenizer(), Adaptation(Words(), top_k=2, score_range=None)
     )
     fact = "The copper anchor of the orchard weighs ninety pounds. "
     text = "The red kettle of the mill has no lid. " * 30 + fact + "The ladder broke. " * 90

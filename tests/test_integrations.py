@@ -106,7 +106,7 @@ def llm(*arguments: str, home: Path, status: int = 0, **environment: str) -> str
     """
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     settings = {"PYTHONPATH": paths, "LLM_USER_PATH": str(home)}
-    settings["LLM_LOAD_PLUGINS"] = "memstore,llm-echo"
+    settings["LLM_LOAD_PLUGINS"] = "memstore-lm,llm-echo"
     done = subprocess.run(
         [sys.executable, "-m", "llm", *arguments],
         env=os.environ | settings | environment,

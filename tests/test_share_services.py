@@ -334,9 +334,9 @@ def test_values_that_are_larger_than_a_record_are_not_received_and_replaced(
         for _ in range(10):  # of those that are asked for together one is found at a time
             read()
             lengths = {int(server.tell(f"STRLEN {key}")[1:]) for key in keys}
-            if len(lengths) == 1:
+            if max(lengths) < 8_000_000:
                 break
-        assert len(lengths) == 1 and max(lengths) < 8_000_000
+        assert max(lengths) < 8_000_000
         failed = store._on_disk().catalog.source.counters["valkey"].failures()
         assert failed.keys() == {"damaged", "closed"} and failed["damaged"] <= len(keys[::7])
 
