@@ -50,7 +50,7 @@ function pick(button, source, told, weights, picked) {
 }
 
 // served: what the server said of its reader.
-export function showChoice(choice, { layers, block_size: size }) {
+export function showChoice(choice, { layers }) {
   $("choice-panel").hidden = choice === null;
   if (choice === null) return;
   const { confidence, threshold, blocks } = choice;
@@ -58,7 +58,6 @@ export function showChoice(choice, { layers, block_size: size }) {
     + (confidence === null ? "" : `; the best ${confidence.toFixed(2)}`)
     + (threshold === null ? "" : `, the gate wants ${threshold.toFixed(2)}`)
     + "; shaded, what each layer took of those that were read";
-  const whole = ([begin, end]) => begin === 0 && (end === null || end >= size);
   const scores = choice.candidates.map((row) => row.score);
   const best = Math.max(...scores), least = Math.min(0, ...scores);
   const most = Math.max(1e-9, ...choice.candidates.flatMap((row) => row.layers ?? []));
@@ -75,8 +74,7 @@ export function showChoice(choice, { layers, block_size: size }) {
         el("span", { class: "source-head" },
           el("b", {}, named(row.document)), el("span", { class: "quiet" }, ` [${row.span.join("–")}]`),
           el("span", { class: "grow" }),
-          row.chosen ? el("span", { class: "tier" }, whole(row.tokens) ? "read"
-            : `read: tokens ${row.tokens[0]}–${row.tokens[1]}`) : null,
+          row.chosen ? el("span", { class: "tier" }, "read") : null,
           el("span", { class: "weight" }, row.score.toFixed(2))),
         el("span", { class: "meter", style: { "--part": ((row.score - least) / Math.max(best - least, 1e-9)).toFixed(3) } }),
         taken,
