@@ -134,6 +134,21 @@ def changes_job(path: str, export: str) -> int:
     return RIGHT
 
 
+def shared_job(path: str, export: str) -> int:
+    """Changes to documents that hold the same passages; begun anew it does what is left."""
+    write = passage_documents.ingest
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        names = {document.name for document in store.documents()}
+        write(store, "copy", PASSAGES, commit_bytes=1500)
+        write(store, "changes", PASSAGES // 2, mode="replace", commit_bytes=1500)
+        store.import_document(export, "comes")
+        for name, erase in (("goes", False), ("erased", True)):
+            if name in names:
+                store.forget(name, erase=erase)
+        store.compact()
+    return RIGHT
+
+
 def index_job(path: str) -> int:
     """Build the files of an index."""
     with MemoryStore.open(path, host_budget=BUDGET, index="faiss-ivf") as store:
@@ -193,6 +208,7 @@ JOBS = {
         replace_selector_job,
         several_job,
         changes_job,
+        shared_job,
         index_job,
         repair_job,
         read_all_job,

@@ -31,6 +31,7 @@ def passage(text: int, block: int) -> Passage:
         rng = random.Random(text * 100_003 + len(made))
         n, gap = rng.randint(1, BLOCK), rng.choice(GAPS)
         ids = np.array([rng.randrange(2000) for _ in range(n)], dtype=np.int64)
+        ids[0] = 2000 + 1000 * text + len(made)  # no two passages have the same tokens
         start = (made[-1].end if made else 0) + len(gap)
         made.append(Passage(ids, rng.randrange(n), gap, start, rng.randint(1, 30)))
     return made[block]
@@ -137,7 +138,8 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
     assert document.tokens == sum(len(each.ids) for each in expected)
     for layer in LAYERS:
         for block in range(0, count, 3):
-            units = [BlockKey(document.id, layer, block, head) for head in range(2)]
+            ((number, at),) = store.stored_at([(document.id, block)])
+            units = [BlockKey(number, layer, at, head) for head in range(2)]
             with store.lease(units) as lease:
                 for found, wanted in zip((lease.k, lease.v), content(text, layer, block)):
                     assert torch.equal(found[lease.slots], wanted), (layer, block)

@@ -186,4 +186,4 @@ def is_whole(path: Path) -> bool:
     """What `verify` asks of a memory, walked in this process."""
     from memstore.store.walk import walk
 
-    return all(event["event"] != "problem" for event in walk(path, set()))
+    return all(event["event"] not in ("problem", "count") for event in walk(path, set()))

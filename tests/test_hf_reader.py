@@ -68,7 +68,8 @@ def stored(store, reader, name):
     found = {}
     for layer in shape.memory_layers:
         for block in range(document.blocks):
-            units = [BlockKey(document.id, layer, block, h) for h in range(shape.num_kv_heads)]
+            ((number, at),) = store.stored_at([(document.id, block)])
+            units = [BlockKey(number, layer, at, h) for h in range(shape.num_kv_heads)]
             with store.lease(units) as lease:
                 found[layer, block] = lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
     return found

@@ -147,9 +147,10 @@ def test_records_take_the_bytes_of_their_own_rows(tmp_path) -> None:
         catalog = store._on_disk().catalog
         header = catalog.blocks.form.header_bytes
         with catalog.database.read() as txn:
-            for key, data in catalog.blocks.walk(txn, document.id):
-                rows = len(passage(1, key.block).ids)
-                assert len(data) == header + rows * SIGNATURE.geometry.record_bytes // BLOCK
+            for block, row in catalog.passages_of(txn, document):
+                rows = len(passage(1, block).ids)
+                for _, data in catalog.blocks.walk(txn, row.number):
+                    assert len(data) == header + rows * SIGNATURE.geometry.record_bytes // BLOCK
 
 
 def test_a_tail_alone_is_a_document(store) -> None:

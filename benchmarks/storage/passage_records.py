@@ -29,7 +29,7 @@ from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import interleaved, paired_ratio
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.catalog import Catalog
-from memstore.disk.document import Document, IngestSettings
+from memstore.disk.document import Document
 from memstore.disk.keys import record_key
 from memstore.disk.signature import Signature
 from memstore.tiers.disk import DiskTier
@@ -59,7 +59,7 @@ def write_memory(memory: Memory, codec: str, passages: int, seed: int) -> None:
     )  # fmt: skip
     random = np.random.default_rng(seed)
     catalog = Catalog.create(memory.path, signature, codec=codec)
-    row = Document(1, "passages", "ready", settings=IngestSettings(passage_tokens=MOST))
+    row = Document(1, "passages", "ready")
     row = row.begin_write(0)
     for first in range(0, passages, 16):
         count = min(16, passages - first)

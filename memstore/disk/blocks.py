@@ -58,12 +58,27 @@ class BlockTable:
     def encode(
         self, first: RecordKey, k: np.ndarray, v: np.ndarray, lengths: Sequence[int], write: WriteId
     ) -> list[bytes]:
-        """The records of consecutive blocks of one layer.
+        """The records of consecutive blocks of one layer, by the write that makes them.
 
         k, v: raw bits [n, num_kv_heads, block_size, head_dim], K rotated by the offset inside the
         block only; lengths: valid content tokens of each, whose rows alone are stored.
         """
-        return encode_records(first, k, v, lengths, self.codec, self.form, write)
+        keys = [first._replace(block=first.block + at) for at in range(len(k))]
+        return encode_records(keys, k, v, lengths, self.codec, self.form, [write] * len(k))
+
+    def encode_passages(
+        self,
+        layer: int,
+        k: np.ndarray,
+        v: np.ndarray,
+        lengths: Sequence[int],
+        digests: Sequence[bytes],
+    ) -> list[bytes]:
+        """The records of passages in one layer, whatever their numbers will be. digests: of each;
+        the rest as for `encode`.
+        """
+        keys = [RecordKey(0, 0, layer)] * len(k)
+        return encode_records(keys, k, v, lengths, self.codec, self.form, digests)
 
     def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
         """What a record says of itself. Raises CorruptBlock for another's, another write's or
@@ -92,6 +107,11 @@ class BlockTable:
         header = self.header(record, key, write)
         check_heads(record, key, header)
         return header.length
+
+    def check_as_told(self, record: bytes | memoryview, layer: int) -> int:
+        """The same for the record of a passage of a layer, by the digest that it tells itself."""
+        record = memoryview(record)
+        return self.check(record, RecordKey(0, 0, layer), self.form.told_write(record))
 
     def check_numbers(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> None:
         """Does a record decode to finite numbers? Raises CorruptBlock."""

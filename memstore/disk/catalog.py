@@ -19,7 +19,8 @@ Every method takes the transaction it works in, so that what belongs together is
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ from memstore.disk.keys import (
     tokens_key,
 )
 from memstore.disk.landmarks import LandmarkRun, decode_run, encode_run
-from memstore.disk.passages import PassageOrder, PassagePart, decode_part, encode_part
+from memstore.disk.passage_table import Digest, PassageTable, StoredPassage, digest_of
+from memstore.disk.passages import Passage, PassageOrder, PassagePart, decode_part, encode_part
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.selector_runs import Run
 from memstore.disk.selector_table import CURRENT, NEXT, SelectorTable
@@ -59,7 +61,7 @@ from memstore.errors import (
     WrongModel,
 )
 
-FORMAT = 4
+FORMAT = 5
 _MOST = 4096  # documents whose writes are remembered
 
 
@@ -117,6 +119,7 @@ class Catalog:
             known = typed(row, _Description)
             self.signature = Signature.from_dict(known.signature)
             self.blocks = BlockTable(self.signature, known.codec)
+            self.passages = PassageTable(self.blocks)
         except (ValueError, InvalidConfig) as error:
             raise CorruptMemory(
                 f"{database.path}: its own description is damaged ({error}); restore it from a copy"
@@ -220,15 +223,20 @@ class Catalog:
     # Documents
 
     def new_document_id(self, txn: Transaction) -> int:
-        """The next document id, never given out before (unless the transaction is not
-        committed).
-        """
-        number = self.next_document_id(txn)
-        txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
-        return number
+        """The next number: see new_numbers."""
+        return next(self.new_numbers(txn))
 
-    def next_document_id(self, txn: Transaction) -> int:
-        """The id that the next document gets. Raises CorruptMemory."""
+    def new_numbers(self, txn: Transaction) -> Iterator[int]:
+        """Numbers for documents and passages, never given out before (unless the transaction is not
+        committed). Raises CorruptMemory.
+        """
+        while True:
+            number = self.next_number(txn)
+            txn.put_checked("meta", b"next_document", msgpack.packb(number + 1))
+            yield number
+
+    def next_number(self, txn: Transaction) -> int:
+        """The number that the next document or passage gets. Raises CorruptMemory."""
         value = txn.get_checked("meta", b"next_document")
         return self._unpack(value, Count, "its count of documents")
 
@@ -269,11 +277,16 @@ class Catalog:
         return None if value is None else self._document(document, value)
 
     def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
-        """The writes that a document was made by. Raises DocumentNotFound.
+        """The writes that a document was made by; of a passage's number its digest, as one. Raises
+        DocumentNotFound.
 
         Told anew only when the row is another: readers ask at every batch.
         """
         value = txn.get("documents", document_key(document)) if document > 0 else None
+        if value is None and document > 0:
+            passage = self.passages.row(txn, document)
+            if passage is not None and passage.bytes:
+                return (Write(0, passage.digest),)
         if value is None:
             raise DocumentNotFound(
                 f"document {document} is not in {self.database.path}: it was forgotten"
@@ -294,13 +307,18 @@ class Catalog:
         note_change(txn, document.id)
 
     def delete_document(self, txn: Transaction, document: int) -> int:
-        """Delete a document's blocks, landmark keys, tokens and row; return the record bytes that
-        were freed.
+        """Delete a document's blocks, landmark keys, tokens and row, and its references to
+        passages; return the bytes of the records that it had.
 
         Run it by `database.write(work, beyond_limit=True)`: on a full memory even deleting needs a
         little room.
         """
-        freed = self.blocks.delete(txn, document)
+        freed = 0
+        with suppress(CorruptMemory):  # references that cannot be told are counted by a repair
+            row = self.row(txn, document)
+            if row is not None and row.of_passages:
+                freed = self._release(txn, row, 0)
+        freed += self.blocks.delete(txn, document)
         for table in ("landmarks", "tokens", "documents"):
             txn.delete_range(table, *document_range(document))
         note_change(txn, document)
@@ -312,9 +330,13 @@ class Catalog:
         """Delete records and landmark keys of the blocks from number `blocks` on and tokens from
         `tokens` on; of a document of passages these, and its tail.
 
-        The row is the caller's to put. Return the record bytes that were freed.
+        The row is the caller's to put. Return the bytes of the records that it had of these blocks.
         """
-        freed = self.blocks.delete(txn, document, first=blocks)
+        row = self.row(txn, document)
+        if row is not None and row.of_passages:
+            freed = self._release(txn, row, blocks)
+        else:
+            freed = self.blocks.delete(txn, document, first=blocks)
         for which in (CURRENT, NEXT) if self.selector is not None else ():
             table = SelectorTable.read(txn, which)
             if table is not None:
@@ -325,7 +347,6 @@ class Catalog:
                 if run.first_block < blocks:
                     kept = run.keys[: blocks - run.first_block]
                     self.put_landmarks(txn, document, run.layer, run.first_block, kept)
-        row = self.row(txn, document)
         if row is not None and row.of_passages:
             self._truncate_passages(txn, document, blocks)
         else:
@@ -405,6 +426,81 @@ class Catalog:
                 ) from error
             if not part.passages or part.end_block > first:
                 yield part
+
+    # Passages
+
+    def digests(self, document: Document, passages: Iterable[Passage]) -> list[Digest]:
+        """By what passages of a document are known."""
+        signature = self.signature.digest
+        return [digest_of(signature, document.codec, passage.ids) for passage in passages]
+
+    def refer(
+        self, txn: Transaction, document: Document, first_block: int, digests: Sequence[Digest]
+    ) -> list[StoredPassage]:
+        """Count a document's references to passages, from its block `first_block` on."""
+        numbers = self.new_numbers(txn)
+        return self.passages.refer(txn, document.id, first_block, digests, numbers)
+
+    def passages_of(
+        self, txn: Transaction, document: Document, first: int = 0
+    ) -> Iterator[tuple[int, StoredPassage]]:
+        """The blocks of a document of passages from `first` on, and what is told of the passage of
+        each. Raises CorruptMemory where that is nothing.
+        """
+        for part in self.passage_parts(txn, document.id, first):
+            digests = self.digests(document, part.passages)
+            for block, digest in enumerate(digests, part.first_block):
+                if first <= block < document.blocks:
+                    row = self.passages.find(txn, digest)
+                    if row is None:
+                        raise CorruptMemory(_no_passage(document, block))
+                    yield block, row
+
+    def sweep(self) -> None:
+        """Delete passages that were kept for a writer alone, which has ended. Raises what
+        Database.write raises.
+        """
+        if self.passages.left:
+            self.database.write(self.passages.sweep, beyond_limit=True)
+
+    def stored_at(
+        self, txn: Transaction, places: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Under which number and block records lie, of blocks (document, block): those of a passage
+        under its own. Raises DocumentNotFound, CorruptMemory.
+        """
+        rows: dict[int, Document] = {}
+        found = []
+        for document, block in places:
+            if document not in rows:
+                rows[document] = self.document(txn, document)
+            row = rows[document]
+            if not row.of_passages:
+                found.append((document, block))
+                continue
+            part = next(self.passage_parts(txn, document, block, block + 1), None)
+            if part is None or not part.first_block <= block < part.end_block:
+                raise CorruptMemory(f"{self.database.path}: {_no_passage(row, block)}")
+            passage = part.passages[block - part.first_block]
+            (digest,) = self.digests(row, [passage])
+            number = self._number_of(txn, digest, document, block)
+            if number is None:
+                raise CorruptMemory(f"{self.database.path}: {_no_passage(row, block)}")
+            found.append((number, 0))
+        return found
+
+    def _number_of(self, txn: Transaction, digest: Digest, document: int, block: int) -> int | None:
+        """The number of a passage that stands there, or None."""
+        return self.passages.number(txn, digest)
+
+    def _release(self, txn: Transaction, document: Document, first: int) -> int:
+        """Give up a document's references from block `first` on; the bytes of their records."""
+        freed = 0
+        for part in list(self.passage_parts(txn, document.id, first)):
+            low = max(0, first - part.first_block)
+            for digest in self.digests(document, part.passages[low:]):
+                freed += self.passages.release(txn, digest)
+        return freed
 
     def tail(self, txn: Transaction, document: Document) -> str:
         """The text of a document of passages behind its last. Raises CorruptMemory."""
@@ -533,3 +629,7 @@ class Catalog:
                 f"{self.database.path}: the row of document {number} is damaged ({error}); run "
                 "verify --repair"
             ) from error
+
+
+def _no_passage(document: Document, block: int) -> str:
+    return f"passage {block} of document {document.name!r} is not stored; run verify --repair"

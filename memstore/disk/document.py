@@ -96,7 +96,8 @@ class Document:
     appended_to: Count = 0  # tokens that it had before it was last appended to
     appended_at: Count = 0  # of passages: characters that it had before it was
     layers: tuple[Layer, ...] | None = None  # that are stored; None for all of the signature
-    writes: tuple[Write, ...] = ()  # in order of blocks
+    writes: tuple[Write, ...] = ()  # in order of blocks; of passages they say which text it is
+    codec: Line = ""  # of passages: of the records that it refers to
 
     @property
     def of_passages(self) -> bool:
@@ -121,7 +122,9 @@ class Document:
         return asdict(replace(self, metadata=metadata))
 
     def write_of(self, block: int) -> WriteId:
-        """The id of the write that made a block's records. Raises CorruptMemory for none."""
+        """The id of the write that made a block's records, which are no passage's. Raises
+        CorruptMemory for none.
+        """
         return write_of(self.writes, block)
 
     def begin_write(self, first: int) -> "Document":
@@ -162,6 +165,8 @@ class Document:
         check_plain(document.metadata, "metadata")
         if document.blocks and (not document.writes or document.writes[0].first):
             raise ValueError("no write is told to have made its first block")
+        if document.of_passages != bool(document.codec):
+            raise ValueError("it says of no passages how they are stored, or of passages nothing")
         if "\0" in document.name or (document.id and not document.name):
             raise ValueError("a document has no name, or a zero character in it")
         for what, values in (

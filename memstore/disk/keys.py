@@ -21,6 +21,17 @@ def document_key(document: int) -> bytes:
     return _U64.pack(document)
 
 
+def passage_key(number: int) -> bytes:
+    """Key of what is told of a stored passage."""
+    return _U64.pack(number)
+
+
+def read_passage_key(key: bytes) -> int:
+    """The number of a passage's key."""
+    number: int = _unpack_key(_U64, key)[0]
+    return number
+
+
 def tokens_key(document: int, first: int) -> bytes:
     """Key of the part of a document's tokens that begins with token `first`; of a document of
     passages, with block `first`.

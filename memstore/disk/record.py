@@ -4,7 +4,8 @@ A record is, in little-endian order,
 
     magic "mR", format (u8), codec (u8), dtype (u8), a zero byte, KV heads (u16), block size, head
         dim, valid content tokens (u32 each), digest of the memory's signature (16 bytes)
-    id of the write that made it (16 bytes), block (u32), layer (u16)
+    id of the write that made it, or digest of the passage (16 bytes), block (u32; of a passage 0),
+        layer (u16)
     of each head: bytes of its payload (u32), then of each head: XXH3-64 of it
     XXH3-64 of all that stands before
     payload: one encoded unit a head (see memstore.disk.codec), in order of heads
@@ -28,7 +29,8 @@ from memstore.disk.codec import CODECS
 from memstore.errors import CorruptBlock
 
 RECORD_FORMAT = 3
-WriteId = bytes  # 16, random
+WriteId = bytes
+"""16 bytes by which a record is known: of a passage the digest of its content, else random."""
 
 _MAGIC = b"mR"
 _FIXED = struct.Struct("<2sBBBxHIII16s")  # the same for full blocks of a codec
@@ -149,6 +151,10 @@ class RecordForm:
             raise damaged(key, f"{len(record)} bytes instead of {start + size}")
         return Header(start, _CODEC_NAMES[codec], length, offsets, sizes, digests)
 
+    def told_write(self, record: memoryview) -> WriteId:
+        """By what a record says that it is known; nothing of it is checked."""
+        return bytes(record[_FIXED.size : _FIXED.size + 16])
+
     def raw_digests(
         self, record: memoryview, key: RecordKey, write: WriteId
     ) -> Sequence[bytes] | None:
@@ -211,19 +217,19 @@ class RecordForm:
 
 
 def encode_records(
-    first: RecordKey,
+    keys: Sequence[RecordKey],
     k: np.ndarray,
     v: np.ndarray,
     lengths: Sequence[int],
     codec: str,
     form: RecordForm,
-    write: WriteId,
+    writes: Sequence[WriteId],
 ) -> list[bytes]:
-    """Encode consecutive blocks of one layer with all their KV heads; one record a block.
+    """Encode blocks of one layer with all their KV heads; one record a block.
 
-    k, v: raw bits [n, num_kv_heads, block_size, head_dim]; K is rotated by the offset inside the
-    block only. lengths: valid content tokens of each block, 1 to block_size; its rows from there on
-    are not stored. write: the id of the write that makes them.
+    keys: of the records; k, v: raw bits [n, num_kv_heads, block_size, head_dim]; K is rotated by
+    the offset inside the block only. lengths: valid content tokens of each block, 1 to block_size;
+    its rows from there on are not stored. writes: by what each record is known (WriteId).
     """
     geometry = form.geometry
     heads, block_size, dim = geometry.shape
@@ -245,8 +251,8 @@ def encode_records(
     for at in range(n):
         parts = payloads[at * heads : (at + 1) * heads]
         header = form.pack_header(
-            first._replace(block=first.block + at),
-            write,
+            keys[at],
+            writes[at],
             codec,
             lengths[at],
             list(map(len, parts)),

@@ -20,11 +20,12 @@ from memstore.disk.files import (
     sync_directory,
     try_alone,
 )
-from memstore.disk.keys import document_key, landmarks_key, record_key, tokens_key
+from memstore.disk.keys import document_key, landmarks_key, passage_key, record_key, tokens_key
 from memstore.disk.lmdb_errors import named_lmdb_errors
 from memstore.disk.locks import WriterLock
 from memstore.disk.meta_pages import read_states
 from memstore.disk.new_file import Entry, fill
+from memstore.disk.passage_table import DIGEST_BYTES
 from memstore.disk.transaction import TABLES, digest
 from memstore.disk.tree import Tree
 from memstore.errors import CorruptMemory, MemoryLocked
@@ -34,6 +35,8 @@ _KEY_SIZES = {
     "documents": {len(document_key(0))},
     "tokens": {len(tokens_key(0, 0))},
     "landmarks": {len(landmarks_key(0, 0, 0))},
+    "passages": {len(passage_key(0))},
+    "digests": {DIGEST_BYTES},
     "blocks": {len(record_key(RecordKey(0, 0, 0)))},
 }
 
@@ -151,7 +154,8 @@ def _rescued(tree: Tree, root: int) -> Iterator[Entry]:
                     continue
                 counted |= key == _NEXT
             elif len(key) in _KEY_SIZES[table]:
-                last = max(last, int.from_bytes(key[:8], "big"))
+                if table != "digests":
+                    last = max(last, int.from_bytes(key[:8], "big"))
             else:
                 continue
             yield table, key, value

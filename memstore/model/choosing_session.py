@@ -283,10 +283,11 @@ class ChoosingSession(Closing):
         shape, heads = self.reader.shape, self._kv_heads
         if not passages:
             return {}
+        places = self.store.stored_at([(one.document, one.block) for one in passages])
         units = [
-            BlockKey(one.document, layer, one.block, head)
+            BlockKey(number, layer, block, head)
             for layer in layers
-            for one in passages
+            for number, block in places
             for head in range(heads)
         ]
         with self.store.lease(units) as lease:

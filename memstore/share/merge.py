@@ -170,7 +170,10 @@ def _copy_records(
             start, length = found
             records.append(data[start : start + length])
             try:
-                table.check(records[-1], RecordKey(entry.row.id, block, layer), index.write)
+                if entry.row.of_passages:
+                    table.check_as_told(records[-1], layer)
+                else:
+                    table.check(records[-1], RecordKey(entry.row.id, block, layer), index.write)
             except CorruptBlock as error:
                 raise damaged(place, piece, error) from error
     sending.add_records(entry.row.name, index.write, piece.first, index.layers, sizes, records)

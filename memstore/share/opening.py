@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memstore.disk.catalog import Catalog
+from memstore.disk.passage_table import Digest
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_place import open_place
 from memstore.share.options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
@@ -30,6 +31,7 @@ class PublishedCatalog(Catalog):
         Catalog.open.
         """
         self.allow_partial = allow_partial
+        self._places = database.places
         super().__init__(database)  # type: ignore[arg-type]
         self.source = SharedSource(
             self,
@@ -39,6 +41,9 @@ class PublishedCatalog(Catalog):
             local=local,
             shared=shared,
         )
+
+    def _number_of(self, txn: Any, digest: Digest, document: int, block: int) -> int | None:
+        return self._places.number(digest, document, block)
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
         """Read these documents' values of a table at the same time: they are needed next. Raises

@@ -20,7 +20,7 @@ from memstore.share.place import Place
 from memstore.share.sizes import PACKED_BYTES, PIECE_BYTES
 from memstore.share.threads import at_once
 
-FORMAT = 2
+FORMAT = 3
 PAGES = "pages"
 PAGE_ENTRIES = 256
 _PAGE = b"mRpage\0\0"

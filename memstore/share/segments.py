@@ -32,7 +32,7 @@ from memstore.share.pieces import Digest, Kind, Piece, RecordIndex, Value, encod
 from memstore.share.place import Place
 from memstore.share.sizes import PACKED_BYTES
 
-FORMAT = 2
+FORMAT = 3
 SEGMENT_BYTES = 32 << 20
 FOLDER = "segments"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from memstore.block import RecordKey
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
@@ -68,14 +69,14 @@ class DocumentSending:
         held, block = 0, first - 1
         with catalog.database.read() as txn:
             self._check_unchanged(txn, document)
-            for key, view in catalog.blocks.walk(txn, document.id, first):
-                if key.block != block:
-                    if key.block >= end or (sizes and held >= full):
+            for at, key, known_by, view in self._stored(txn, document, write, first):
+                if at != block:
+                    if at >= end or (sizes and held >= full):
                         break
-                    _expect_block(document, key.block, block)
-                    block = key.block
+                    _expect_block(document, at, block)
+                    block = at
                     sizes.append([0] * len(layers))
-                catalog.blocks.check(view, key, write)
+                catalog.blocks.check(view, key, known_by)
                 data = bytes(view)
                 sizes[-1][layers.index(key.layer)] = len(data)
                 records.append(data)
@@ -89,6 +90,19 @@ class DocumentSending:
         table = np.array(sizes, dtype=np.uint32)
         self._sending.add_records(document.name, write, first, layers, table, records)
         return first + len(sizes)
+
+    def _stored(
+        self, txn: Transaction, document: Document, write: WriteId, first: int
+    ) -> Iterator[tuple[int, RecordKey, WriteId, memoryview]]:
+        """Records from a block on, in order: block, key, by what it is known, and the record."""
+        catalog = self._catalog
+        if not document.of_passages:
+            for key, view in catalog.blocks.walk(txn, document.id, first):
+                yield key.block, key, write, view
+            return
+        for block, passage in catalog.passages_of(txn, document, first):
+            for key, view in catalog.blocks.walk(txn, passage.number):
+                yield block, key, passage.digest, view
 
     def _values(self, document: Document, kind: Kind, part: int) -> list[Value]:
         """What the memory holds of a kind, as it is published."""

@@ -17,7 +17,7 @@ from memstore.block import RecordKey
 from memstore.disk.catalog import FORMAT
 from memstore.disk.document import Write
 from memstore.disk.environment import Version
-from memstore.disk.keys import document_key, read_tokens_key
+from memstore.disk.keys import document_key, read_passage_key, read_tokens_key
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -32,6 +32,7 @@ from memstore.share.local_cache import LocalCache
 from memstore.share.manifest import Manifest, Published, newest_number
 from memstore.share.options import REFRESH
 from memstore.share.pages import Entry, plain_row
+from memstore.share.passage_places import PassagePlaces
 from memstore.share.pieces import Piece, Value
 from memstore.share.reading import Extent
 from memstore.share.remote import Remote
@@ -93,6 +94,7 @@ class PublishedDatabase:
         self.remote, self.pieces = remote, HeldPieces(remote, local)
         self._local, self._at_least, self._told = local, at_least, False
         self._numbers = Numbers()
+        self.places = PassagePlaces()
         self._lock = threading.RLock()
         self._closed, self._pid = False, os.getpid()
         self._looking = False
@@ -179,7 +181,7 @@ class PublishedDatabase:
         self, wanted: Sequence[tuple[int, RecordKey]], until: float
     ) -> list[Extent | Failure | None]:
         """Where records lie now, as HeldPieces.find."""
-        return self.pieces.find(self.state.entries, wanted, until)
+        return self.pieces.find(self.state.entries, self.places.in_documents(wanted), until)
 
     def close(self) -> None:
         """Close; more than once is the same as once."""
@@ -215,6 +217,8 @@ class Snapshot:
             return self._state.meta.get(key)
         if table == "documents":
             return self.get(table, key)
+        if table == "passages":
+            return self._database.places.row(read_passage_key(key))
         return self._of(table, key, key).get(key)
 
     def view(self, table: str, key: bytes) -> memoryview | None:

@@ -91,6 +91,11 @@ def layers_of(settings: IngestSettings, signature: Signature) -> tuple[int, ...]
     return None if settings.passage_tokens is None else tuple(sorted(signature.memory_layers))
 
 
+def codec_of(settings: IngestSettings, codec: str) -> str:
+    """What a document says of how its passages are stored in a memory of this codec."""
+    return codec if settings.passage_tokens is not None else ""
+
+
 def check_metadata(metadata: dict[str, Any]) -> None:
     """Raises InvalidInput for what no row can say of a document."""
     try:

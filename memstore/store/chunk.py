@@ -14,6 +14,7 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.disk.block_words import Words
 from memstore.disk.document import Document
+from memstore.disk.passage_table import Digest
 from memstore.disk.passages import Passage, encode_part
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.signature import Signature
@@ -69,8 +70,11 @@ class Chunk:
     blocks: dict[int, tuple[Tensor, Tensor]]
     landmarks: dict[int, Tensor]
     found_by: FoundBy | None  # where the memory has a selector
+    digests: Sequence[Digest] = ()  # of passages
+    # of these, those with K and V here; the records of the others are stored already
+    given: Sequence[int] = ()
     units: list[BlockKey] = field(default_factory=list)  # pinned ones that hold it
-    # (block, layer) -> record, once encoded
+    # (block, or number of the passage in `digests`, and layer) -> record, once encoded
     records: dict[tuple[int, int], bytes] = field(default_factory=dict)
     encoding: Future[None] | None = None  # until it is done, blocks and records are the encoder's
 
@@ -131,6 +135,8 @@ class Chunk:
         start: int,
         passages: Sequence[Passage],
         layers: Mapping[int, tuple[Tensor, Tensor]],
+        digests: Sequence[Digest],
+        given: Sequence[int],
         *,
         document: Document,
         signature: Signature,
@@ -138,14 +144,16 @@ class Chunk:
         token_landmarks: Tensor | None = None,
         words: Sequence[Words] | None = None,
     ) -> "Chunk":
-        """The passages that begin at first_block; start: characters of the document before them.
-        See DocumentWriter.add_passages. Raises InvalidInput for what are no passages of this
-        memory.
+        """The passages that begin at first_block; start: characters of the document before them;
+        digests: of each; given: of which of them there are K and V. See
+        DocumentWriter.add_passages. Raises InvalidInput for what are no passages of this memory.
         """
         lengths = _check_passages(first_block, start, passages, signature.block_size)
-        n = _check_layers(layers, first_block, document, signature, landmarks=False)
-        if n != len(passages):
-            raise InvalidInput(f"expected keys and values of {len(passages)} passages, got {n}")
+        n = 0
+        if given or layers:
+            n = _check_layers(layers, first_block, document, signature, landmarks=False)
+        if n != len(given):
+            raise InvalidInput(f"expected keys and values of {len(given)} passages, got {n}")
         return cls(
             first_block=first_block,
             first_token=first_token,
@@ -156,6 +164,8 @@ class Chunk:
             blocks={layer: (k, v) for layer, (k, v) in layers.items()},
             landmarks={},
             found_by=FoundBy.of(token_landmarks, words, selector, lengths),
+            digests=digests,
+            given=given,
         )
 
     @property

@@ -133,6 +133,8 @@ class Commits:
             size -= catalog.blocks.delete_layers(txn, number, self._other_layers, self._keep, keep)
             for block, layer, record in records:
                 size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
+            for chunk in chunks:
+                size += self._refer(txn, chunk)
             for layer in self._other_layers:
                 for first in range(run_of(self._keep), run_of(keep), LANDMARK_RUN):
                     catalog.delete_landmarks(txn, number, layer, first)
@@ -158,13 +160,31 @@ class Commits:
             self._on_commit(chunks, cut)
         self.cut = False
 
+    def _refer(self, txn: Transaction, chunk: Chunk) -> int:
+        """Count the references to a chunk's passages, and store those that are not; the bytes of
+        their records. Who was there first stays.
+        """
+        catalog, size = self._catalog, 0
+        rows = catalog.refer(txn, self.row, chunk.first_block, chunk.digests)
+        layers = self.row.layers_of(catalog.signature)
+        for number, row in enumerate(rows):
+            if not row.bytes:  # it may stand in the chunk more than once
+                row = catalog.passages.row(txn, row.number) or row
+            if not row.bytes:
+                records = {layer: chunk.records[number, layer] for layer in layers}
+                row = catalog.passages.store(txn, row, records)
+            size += row.bytes
+        return size
+
     def _records(self, chunk: Chunk, keep: int) -> list[tuple[int, int, bytes]]:
-        """(block, layer, record) of what is stored of a chunk."""
+        """(block, layer, record) of what is stored of a chunk, but for its passages."""
         if chunk.encoding is not None:
             # or its error, which is this commit's: what comes before it is stored
             chunk.encoding.result()
         self.encoder.memory_layers(chunk)
         self.encoder.add_records(chunk, self._other_layers, keep)
+        if chunk.digests:
+            return []
         return [
             (block, layer, record)
             for (block, layer), record in chunk.records.items()

@@ -44,6 +44,9 @@ class Encoder:
 
     def add_records(self, chunk: Chunk, layers: Iterable[int], first: int) -> None:
         """Encode the chunk's blocks from `first` on where that has not been done."""
+        if chunk.digests:
+            self._add_passages(chunk, layers)
+            return
         first = max(first, chunk.first_block)
         for layer in layers:
             if first < chunk.end_block and (chunk.end_block - 1, layer) not in chunk.records:
@@ -53,6 +56,17 @@ class Encoder:
                 records = self._blocks.encode(key, k, v, lengths, self._write)
                 chunk.records.update(
                     ((block, layer), record) for block, record in enumerate(records, first)
+                )
+
+    def _add_passages(self, chunk: Chunk, layers: Iterable[int]) -> None:
+        digests = [chunk.digests[number] for number in chunk.given]
+        lengths = [chunk.lengths[number] for number in chunk.given]
+        for layer in layers:
+            if digests and (chunk.given[-1], layer) not in chunk.records:
+                k, v = map(raw_view, chunk.blocks[layer])
+                records = self._blocks.encode_passages(layer, k, v, lengths, digests)
+                chunk.records.update(
+                    ((number, layer), record) for number, record in zip(chunk.given, records)
                 )
 
     def replace_by_stored(self, chunk: Chunk) -> None:

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from memstore.block import RecordKey
 from memstore.decode import Positive, unpack
 from memstore.disk.blocks import BlockTable, is_finite
 from memstore.disk.document import Document
@@ -34,7 +33,7 @@ from memstore.errors import (
 )
 from memstore.store.parts import Head, Landmarks, Part, PartOrder, Record, Selected, Tokens
 
-FORMAT = 4
+FORMAT = 5
 MAGIC = "memstore document"
 _FIRST = b"\x93" + msgpack.packb("head")  # how the first frame begins
 _SAID = msgpack.packb("magic") + msgpack.packb(MAGIC)
@@ -166,7 +165,7 @@ def read_parts(file: Path, head: Head, blocks: BlockTable) -> Iterator[Part]:
     """What a file holds of its document, each part checked. Raises InvalidInput, at the latest at
     the end, where a memory could not use it all.
     """
-    signature, document, _ = head
+    signature = head.signature
     vocabulary = signature.architecture.get("vocab_size")
     most = vocabulary if isinstance(vocabulary, int) else 1 << 32
     try:
@@ -186,8 +185,7 @@ def read_parts(file: Path, head: Head, blocks: BlockTable) -> Iterator[Part]:
                 if not is_finite(keys, signature.kv_dtype):
                     raise ValueError("it has landmark keys that are not finite")
             elif isinstance(part, Record):
-                key = RecordKey(document.id, part.block, part.layer)
-                blocks.check_numbers(part.data, key, document.write_of(part.block))
+                blocks.check_numbers(part.data, *order.known_as(part.block, part.layer))
             yield part
         order.end()
     except (ValueError, CorruptBlock) as error:

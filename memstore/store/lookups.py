@@ -95,9 +95,21 @@ class Lookups(OpenMemory):
             )
         return selected
 
+    def stored_at(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Under which number and block the units of blocks (document, block) are leased: those of a
+        passage under its own, whatever documents hold it. Raises DocumentNotFound, CorruptMemory.
+        """
+        if self._committed is None:
+            return list(places)
+        catalog = self._committed.catalog
+        stored = [place for place in places if place[0] > 0]
+        with catalog.database.read() as txn:
+            found = iter(catalog.stored_at(txn, stored))
+        return [next(found) if place[0] > 0 else place for place in places]
+
     def lease(self, units: Sequence[BlockKey]) -> "Lease":
         """Slots of the top tier that hold these units (repeats allowed) until the lease is
-        released.
+        released; of blocks of documents as `stored_at` tells.
 
         Raises BudgetExceeded (its `fits` says how many distinct units would fit), DocumentNotFound,
         CorruptBlock.

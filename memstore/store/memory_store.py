@@ -212,6 +212,7 @@ class MemoryStore(Lookups):
                 metadata=metadata or {},
                 settings=settings,
                 layers=admission.layers_of(settings, self.signature),
+                codec=admission.codec_of(settings, committed.catalog.codec),
             )
             admitted = admission.admit(self._named(name), wanted, mode)
             if admitted is None:
@@ -275,7 +276,13 @@ class MemoryStore(Lookups):
         rows = list(committed.rows.by_number().values())
         layers = admission.layers_of(settings, self.signature)
         wanted = Document(
-            0, name, "ingesting", source_hash=source_hash, settings=settings, layers=layers
+            0,
+            name,
+            "ingesting",
+            source_hash=source_hash,
+            settings=settings,
+            layers=layers,
+            codec=admission.codec_of(settings, committed.catalog.codec),
         )
         return forecast(committed.catalog, rows, wanted, tokens)
 
@@ -417,6 +424,7 @@ class MemoryStore(Lookups):
             before = database.file_bytes
             committed.refresh()
             admission.remove_leftovers(committed)
+            database.write(committed.catalog.passages.drop_unreferenced, beyond_limit=True)
             database.rewrite()
             sizes = before, database.file_bytes
         committed.refresh()

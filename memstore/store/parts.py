@@ -12,7 +12,9 @@ from memstore.decode import Block, Count, Layer
 from memstore.disk.blocks import BlockTable
 from memstore.disk.document import Document
 from memstore.disk.landmarks import LANDMARK_RUN
+from memstore.disk.passage_table import Digest, digest_of
 from memstore.disk.passages import PassageOrder, decode_part
+from memstore.disk.record import WriteId
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.selector_runs import Coverage, Kind, decode
 from memstore.disk.signature import Signature
@@ -81,6 +83,7 @@ class PartOrder:
         _expect(document.state == "ready" and document.id > 0, "it is not ready")
         self._lengths: np.ndarray | None = None  # of its blocks, once all of its tokens are there
         self._passages: PassageOrder | None = None
+        self._digests: list[Digest] = []  # of its passages
         if document.of_passages:
             _expect(self._form is not None, "passages are found by a selector")
             self._passages = PassageOrder()
@@ -144,14 +147,25 @@ class PartOrder:
                 next(self._records, None) == (block, layer),
                 f"a record before block {block}, layer {layer} is missing, or it is one too many",
             )
-            key = RecordKey(document.id, block, layer)
-            length = self._blocks.check(data, key, document.write_of(block))
+            length = self._blocks.check(data, *self.known_as(block, layer))
             right = lengths[block]
             _expect(length == right, f"block {block} has {length} tokens instead of {right}")
 
+    def known_as(self, block: int, layer: int) -> tuple[RecordKey, WriteId]:
+        """By what key and write a record of the document says what it is, once all tokens are
+        there.
+        """
+        document = self._document
+        if self._passages is not None:
+            return RecordKey(document.id, 0, layer), self._digests[block]
+        return RecordKey(document.id, block, layer), document.write_of(block)
+
     def _add_tokens(self, part: Tokens) -> None:
         if self._passages is not None:
-            self._passages.add(decode_part(part.first, part.value, self._size))
+            found = decode_part(part.first, part.value, self._size)
+            self._passages.add(found)
+            signature, codec = self._blocks.form.signature, self._document.codec
+            self._digests += [digest_of(signature, codec, one.ids) for one in found.passages]
             return
         tokens = decode_tokens(part.first, part.value)
         _expect(part.first == self._tokens, "tokens are missing")

@@ -4,6 +4,8 @@ Import reads the whole file once before it writes anything.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from memstore.block import RecordKey
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
+from memstore.disk.passages import decode_part
 from memstore.disk.selector_runs import decode, encode, kind_of
 from memstore.errors import WrongModel
 from memstore.store.export_file import read_head, read_parts, write_export
@@ -42,6 +45,10 @@ def _stored(catalog: Catalog, document: Document) -> Iterator[Part]:
             form = catalog.selector.form
             for found in catalog.selector.all_runs(txn, document.id):
                 yield Selected(kind_of(found), found.first_block, encode(found, form))
+        if document.of_passages:
+            for block, passage in catalog.passages_of(txn, document):
+                for key, data in catalog.blocks.walk(txn, passage.number):
+                    yield Record(block, key.layer, bytes(data))
         for key, data in catalog.blocks.walk(txn, document.id):
             yield Record(key.block, key.layer, bytes(data))
 
@@ -86,25 +93,22 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
         return row
 
     number = database.write(begin).id
+    imported = replace(imported, id=number)
     done = False
     try:
         batch: list[Part] = []
-        size = 0
+        size, last = 0, -1
         for part in read_parts(file, head, catalog.blocks):
-            batch.append(part)
-            size += max(len(field) for field in part if isinstance(field, bytes))
-            if size >= BATCH_BYTES:
-                database.write(lambda txn: _store(txn, catalog, number, batch))  # noqa: B023 (runs now)
+            block = part.block if isinstance(part, Record) else -1
+            if size >= BATCH_BYTES and block != last:  # a passage is stored whole
+                database.write(lambda txn: _store(txn, catalog, imported, batch))  # noqa: B023 (runs now)
                 batch, size = [], 0
+            batch.append(part)
+            size, last = size + max(len(x) for x in part if isinstance(x, bytes)), block
 
         def end(txn: Transaction) -> Document:
-            _store(txn, catalog, number, batch)
-            row = replace(
-                imported,
-                id=number,
-                state="ready",
-                bytes=sum(len(record.data) for record in catalog.blocks.walk(txn, number)),
-            )
+            _store(txn, catalog, imported, batch)
+            row = replace(imported, state="ready", bytes=_record_bytes(txn, catalog, imported))
             catalog.put_document(txn, row)
             return row
 
@@ -116,17 +120,41 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
             database.write(lambda txn: catalog.delete_document(txn, number), beyond_limit=True)
 
 
-def _store(txn: Transaction, catalog: Catalog, number: int, batch: list[Part]) -> None:
-    geometry = catalog.signature.geometry
+def _record_bytes(txn: Transaction, catalog: Catalog, document: Document) -> int:
+    """Of the records of a document that is there, those of its passages too."""
+    if document.of_passages:
+        return sum(passage.bytes for _, passage in catalog.passages_of(txn, document))
+    return sum(len(record.data) for record in catalog.blocks.walk(txn, document.id))
+
+
+def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[Part]) -> None:
+    number, geometry = document.id, catalog.signature.geometry
     bits, shape = f"<i{geometry.itemsize}", (-1, geometry.num_kv_heads, geometry.head_dim)
     for part in batch:
         if isinstance(part, Tokens):
             catalog.put_part(txn, number, part.first, part.value)
+            if document.of_passages:
+                found = decode_part(part.first, part.value, catalog.signature.block_size)
+                digests = catalog.digests(document, found.passages)
+                catalog.refer(txn, document, part.first, digests)
         elif isinstance(part, Landmarks):
             keys = np.frombuffer(part.keys, bits).reshape(shape)
             catalog.put_landmarks(txn, number, part.layer, part.first_block, keys)
         elif isinstance(part, Selected):
             assert catalog.selector is not None
             catalog.put_selected(txn, number, decode(*part, catalog.selector.form))
-        else:
+        elif not document.of_passages:
             catalog.blocks.put(txn, RecordKey(number, part.block, part.layer), part.data)
+    if document.of_passages:
+        _store_passages(txn, catalog, document, [one for one in batch if isinstance(one, Record)])
+
+
+def _store_passages(
+    txn: Transaction, catalog: Catalog, document: Document, records: list[Record]
+) -> None:
+    """Store those of these passages, all records of each, that are not there."""
+    for block, some in groupby(records, key=attrgetter("block")):
+        (number, _), *_ = catalog.stored_at(txn, [(document.id, block)])
+        row = catalog.passages.row(txn, number)
+        if row is not None and not row.bytes:
+            catalog.passages.store(txn, row, {record.layer: record.data for record in some})

@@ -82,7 +82,7 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
         before = _walk_in_children(children, path)
         if before.clean or not repair:
             return before.report()
-        problems = list(before.problems)
+        problems = before.problems + before.counts
         dropped = before.damaged()
         after = None
         if before.is_of_documents and _drop(children, path, dropped):
@@ -95,8 +95,8 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
                 after = _walk_in_children(children, path)
     if not after.clean:
         raise CorruptMemory(
-            f"{path} is still damaged after repair ({after.problems[0].what}); restore it from a "
-            "copy"
+            f"{path} is still damaged after repair ({after.report().problems[0].what}); restore it "
+            "from a copy"
         )
     gone = [name for number, name in sorted(dropped.items()) if number not in after.whole]
     return replace(after.report(), problems=problems, dropped=gone)
@@ -110,11 +110,12 @@ class _Walk:
     bytes: int = 0
     whole: set[int] = field(default_factory=set)  # documents
     problems: list[Problem] = field(default_factory=list)
+    counts: list[Problem] = field(default_factory=list)  # of passages, that are not right
     died: bool = False  # a child did
 
     @property
     def clean(self) -> bool:
-        return not self.problems
+        return not self.problems and not self.counts
 
     @property
     def is_of_documents(self) -> bool:
@@ -130,7 +131,7 @@ class _Walk:
         }
 
     def report(self) -> Report:
-        return Report(len(self.whole), self.records, self.bytes, self.problems)
+        return Report(len(self.whole), self.records, self.bytes, self.problems + self.counts)
 
 
 def _drop(children: "_Children", path: Path, documents: Iterable[int]) -> bool:
@@ -159,6 +160,8 @@ def _walk_in_children(children: "_Children", path: Path) -> _Walk:
                 reading = event
             elif event["event"] == "problem":
                 walk.problems.append(Problem(event["document"], event["name"], event["what"]))
+            elif event["event"] == "count":
+                walk.counts.append(Problem(None, "", event["what"]))
             elif event["event"] == "whole":
                 walk.whole.add(event["document"])
                 walk.records += event["records"]

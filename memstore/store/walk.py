@@ -19,12 +19,14 @@ from memstore.disk.keys import (
     document_key,
     document_range,
     read_document_key,
+    read_passage_key,
     record_key,
     tokens_key,
 )
 from memstore.disk.salvage import is_sound, salvage
 from memstore.disk.selector_table import NEXT, check_parts
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
+from memstore.store.walk_passages import PassageWalk, recount
 
 _DOCUMENT_TABLES = ("documents", "tokens", "landmarks", "blocks")
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -93,12 +95,12 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
         catalog.database.last_commit()
         catalog.read_selector(NEXT)
         with catalog.database.read() as txn:
-            catalog.next_document_id(txn)
+            catalog.next_number(txn)
             rows = [read_document_key(key) for key, _ in txn.scan("documents")]
-            owners = sorted(
-                set(rows).union(*(_owners(txn, table) for table in _DOCUMENT_TABLES[1:]))
-            )
-        for number in owners:
+            owners = set(rows).union(*(_owners(txn, table) for table in _DOCUMENT_TABLES[1:]))
+            owners -= {read_passage_key(key) for key, _ in txn.scan("passages")}
+        passages = PassageWalk(catalog)
+        for number in sorted(owners):
             if number in skip:
                 continue
             name = f"document {number}"
@@ -113,7 +115,7 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
                 # what an interrupted import left is removed by the next one
                 if document.state != "importing":
                     with catalog.database.read() as txn:
-                        records, size = _check_document(txn, catalog, document)
+                        records, size = _check_document(txn, catalog, document, passages)
             except DocumentNotFound:
                 continue
             except CorruptMemory as error:
@@ -124,6 +126,8 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
                 yield {"event": "done", "document": number}
             else:
                 yield {"event": "whole", "document": number, "records": records, "bytes": size}
+        for what in passages.problems():
+            yield {"event": "count", "what": what}
     finally:
         catalog.close()
 
@@ -152,7 +156,9 @@ def _owners(txn: Transaction, table: str) -> set[int]:
     return owners
 
 
-def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> tuple[int, int]:
+def _check_document(
+    txn: Transaction, catalog: Catalog, document: Document, passages: PassageWalk
+) -> tuple[int, int]:
     """Read all of a document; return its records and their bytes. Raises CorruptMemory with the
     first thing that is wrong.
     """
@@ -192,6 +198,10 @@ def _check_document(txn: Transaction, catalog: Catalog, document: Document) -> t
     for layer, end in ends.items():
         expect(end == blocks, f"landmark keys of {end} blocks in layer {layer} instead of {blocks}")
 
+    if document.of_passages:
+        records, size = passages.check(txn, document, lengths)
+        expect(size == document.bytes, f"{size} bytes of records instead of {document.bytes}")
+        return records, size
     expected = (
         (block, layer) for block in range(blocks) for layer in first if block >= first[layer]
     )
@@ -223,7 +233,9 @@ def _check_tokens(
 
 
 def _drop(path: Path, documents: set[int]) -> None:
-    """Delete documents where they lie. Raises CorruptMemory where pages of keys are damaged."""
+    """Delete documents where they lie, and count references to passages anew. Raises CorruptMemory
+    where pages of keys are damaged.
+    """
     catalog = Catalog.open(path)
     try:
         with catalog.database.writer():
@@ -233,6 +245,7 @@ def _drop(path: Path, documents: set[int]) -> None:
                 catalog.database.write(
                     partial(catalog.delete_document, document=number), beyond_limit=True
                 )
+            catalog.database.write(partial(recount, catalog=catalog), beyond_limit=True)
     finally:
         catalog.close()
 

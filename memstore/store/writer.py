@@ -28,6 +28,7 @@ from memstore.disk.passages import Passage
 from memstore.errors import BudgetExceeded, InvalidInput, StorageFull
 from memstore.store.chunk import Chunk, LayerBlocks, RecentBlocks, StoredLayers
 from memstore.store.commit import Commits, Tail
+from memstore.store.known_passages import Known, KnownPassages
 from memstore.store.passages import Continued
 from memstore.store.retrieval import Retrieval
 from memstore.store.tokens import TokenSpan, read_tokens
@@ -87,6 +88,10 @@ class DocumentWriter:
             on_commit=self._committed,
         )
         self._commit_bytes = commit_bytes
+        self._holding = catalog.passages.holding()
+        self._known: KnownPassages | None = None
+        if document.of_passages:
+            self._known = KnownPassages(catalog, document, self._holding)
         self._locks, self._make_room, self._on_close = locks, make_room, on_close
         self._blocks, self._tokens = blocks, tokens
         self._characters = 0 if self._before is None else self._before.characters
@@ -232,21 +237,34 @@ class DocumentWriter:
             self._commits.wait_for_one()
         self._commits.check()
 
+    def known(self, passages: Sequence[Passage]) -> list[Known | None]:
+        """What is stored of passages that come, whatever document they are of: those need no keys
+        and values when they are added, and stay until this writer ends; None: they have to be
+        read.
+
+        Raises InvalidInput for a document that is not made of passages, WrongModel, CorruptMemory.
+        """
+        if self._known is None:
+            raise InvalidInput("this document is not made of passages; none is looked up")
+        return self._known.look_up(passages)
+
     def add_passages(
         self,
         passages: Sequence[Passage],
         layers: Mapping[int, tuple[Tensor, Tensor]],
         *,
+        given: Sequence[int] | None = None,
         landmarks: Tensor | None = None,
         words: Sequence[Words] | None = None,
     ) -> None:
         """Take the next n passages, a block each; any n of at least 1.
 
-        layers: for every memory layer K, V [n, Hkv, block_size, D] in the KV dtype (K rotated by
+        layers: for every memory layer K, V [m, Hkv, block_size, D] in the KV dtype (K rotated by
         the offset in the block), of which the rows behind a passage's tokens are anything finite,
-        and are not stored. landmarks: [tokens of all, heads, width] in the dtype of the selector's
-        form; words: of each passage its distinct words (hash, count). They are found and read once
-        the document is ready.
+        and are not stored. given: which m of the n these are of, in order; the others are known
+        (`known`). None: all of them. landmarks: [tokens of all n, heads, width] in the dtype of the
+        selector's form; words: of each passage its distinct words (hash, count). They are found and
+        read once the document is ready.
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         InvalidInput.
@@ -254,12 +272,19 @@ class DocumentWriter:
         self._commits.check()
         if self._before is None or self._form is None:
             raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
+        digests = self._catalog.digests(self._commits.row, passages)
+        given = range(len(passages)) if given is None else given
+        left = set(range(len(passages))) - set(given)
+        if left and self._known is not None:
+            self._known.check(digests[at] for at in left)
         chunk = Chunk.of_passages(
             self._blocks,
             self._tokens,
             self._characters,
             passages,
             layers,
+            digests,
+            given,
             document=self._commits.row,
             signature=self._catalog.signature,
             selector=self._form,
@@ -355,7 +380,10 @@ class DocumentWriter:
             try:
                 self._on_close(self)
                 self._leave_nothing()
+                self._holding.close()
+                self._catalog.sweep()
             finally:
+                self._holding.close()
                 self._locks.close()
         self._commits.check()
 

@@ -4,9 +4,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, tee
 
+import torch
 from torch import Tensor
 
 from memstore.disk.document import Document, IngestSettings
+from memstore.disk.passages import Passage
 from memstore.disk.places import Place
 from memstore.freed_memory import return_freed_memory
 from memstore.model.ingest import (
@@ -18,15 +20,18 @@ from memstore.model.ingest import (
     metadata_of,
 )
 from memstore.model.passages.cut import Passages
-from memstore.model.passages.encode import encode
+from memstore.model.passages.encode import Encoded, encode
 from memstore.model.passages.stack import landmarks_of, padded, words_of
 from memstore.model.reader import ChoosingReader
 from memstore.model.text import Text
 from memstore.store.admission import Mode
+from memstore.store.known_passages import Known
 from memstore.store.memory_store import MemoryStore
 from memstore.store.room import Forecast
+from memstore.store.writer import DocumentWriter
 
 _AT_ONCE = 16  # passages that are stored together
+_LOOKED_UP = 64  # passages that are looked up together
 
 
 def ingest_passages(
@@ -76,14 +81,18 @@ def ingest_passages(
         )
         # an append takes the last passage away, to be stored again in front of what follows
         passages = chain(writer.replaced_passages(), cutting)
-        missing, ahead = tee(one for one in passages if one.end > first)
-        encoded = encode(reader, (one.ids.tolist() for one in ahead))
-        while some := list(islice(missing, _AT_ONCE)):
-            found = list(islice(encoded, len(some)))
+        coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
+        encoded = encode(reader, (one.ids.tolist() for one, known in ahead if known is None))
+        while pairs := list(islice(coming, _AT_ONCE)):
+            some = [one for one, _ in pairs]
+            given = [at for at, (_, known) in enumerate(pairs) if known is None]
+            found = list(islice(encoded, len(given)))
+            layers = reader.shape.memory_layers if given else ()
             writer.add_passages(
                 some,
-                {layer: padded(reader, found, layer) for layer in reader.shape.memory_layers},
-                landmarks=landmarks_of(reader, found),
+                {layer: padded(reader, found, layer) for layer in layers},
+                given=given,
+                landmarks=_landmarks(reader, [known for _, known in pairs], found),
                 words=words_of(reader, some),
             )
             return_freed_memory()
@@ -94,6 +103,34 @@ def ingest_passages(
             left = seconds * (total - done) / max(1, done - first)
             yield IngestProgress(done, total, writer.tokens, resumed, seconds, left)
         return writer.finish(cutting.tail)
+
+
+def _looked_up(
+    writer: DocumentWriter, passages: Iterable[Passage]
+) -> Iterator[tuple[Passage, Known | None]]:
+    """Passages, and what is stored of each already."""
+    coming = iter(passages)
+    while some := list(islice(coming, _LOOKED_UP)):
+        yield from zip(some, writer.known(some))
+
+
+def _landmarks(
+    reader: ChoosingReader, known: Sequence[Known | None], encoded: Sequence[Encoded]
+) -> Tensor | None:
+    """What the reader's selector keeps of the tokens of passages, of which those that are not known
+    were encoded.
+    """
+    new = iter(encoded)
+    parts = [
+        landmarks_of(reader, [next(new)])
+        if one is None
+        else None
+        if one.landmarks is None
+        else torch.from_numpy(one.landmarks)
+        for one in known
+    ]
+    kept = [part for part in parts if part is not None]
+    return torch.cat(kept) if kept else None
 
 
 def passages_of(

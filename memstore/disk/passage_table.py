@@ -1,0 +1,227 @@
+"""Passages by their content: the records of one are stored once, under a number, whatever documents
+hold it; how many references there are to it is counted.
+
+A passage is known by its digest, of all that its keys and values follow from: the memory's
+signature, the codec of its records and its tokens, those of the context in front included. Of its
+number (`passages`) the digest is told, the references, the bytes of its records (0: none is
+stored), and the document and block that referred to it last; of its digest (`digests`) the number.
+"""
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+import msgpack
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from memstore.block import RecordKey
+from memstore.decode import Block, Count, unpack
+from memstore.disk.blocks import BlockTable
+from memstore.disk.keys import passage_key, read_passage_key
+from memstore.disk.transaction import Transaction
+from memstore.errors import CorruptMemory
+
+DIGEST_BYTES = 16
+Digest = bytes
+
+
+def digest_of(signature: bytes, codec: str, ids: np.ndarray) -> Digest:
+    """The digest of a passage of these tokens; signature: Signature.digest."""
+    content = b"".join((signature, codec.encode(), b"\0", np.asarray(ids).astype("<u4").tobytes()))
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+class StoredPassage(NamedTuple):
+    """What is told of a passage."""
+
+    number: int
+    digest: Digest
+    references: int  # of documents' lists; one that holds it twice counts twice
+    bytes: int  # of its records; 0: none is stored
+    home: tuple[int, int]  # document and block that referred to it last
+
+
+class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+    references: Count
+    bytes: Count
+    document: Count
+    block: Block
+
+
+class PassageTable:
+    """The passages of one memory. Every method takes the transaction it works in, but `holding`."""
+
+    def __init__(self, blocks: BlockTable) -> None:
+        self._blocks = blocks
+        self._lock = threading.Lock()
+        self._held: Counter[Digest] = Counter()  # by writers of this process
+        self._left: set[Digest] = set()  # that were kept for these alone
+
+    def number(self, txn: Transaction, digest: Digest) -> int | None:
+        """The number of a passage, or None. Raises CorruptMemory."""
+        value = txn.get_checked("digests", digest)
+        if value is None:
+            return None
+        try:
+            return unpack(value, Count)
+        except ValueError as error:
+            raise _damaged(digest.hex(), error) from error
+
+    def row(self, txn: Transaction, number: int) -> StoredPassage | None:
+        """What is told of a passage, or None. Raises CorruptMemory."""
+        value = txn.get_checked("passages", passage_key(number))
+        return None if value is None else _decode(number, value)
+
+    def find(self, txn: Transaction, digest: Digest) -> StoredPassage | None:
+        """What is told of the passage of a digest, or None. Raises CorruptMemory."""
+        number = self.number(txn, digest)
+        if number is None:
+            return None
+        row = self.row(txn, number)
+        if row is None or row.digest != digest:
+            raise _damaged(digest.hex(), ValueError(f"number {number} is another's"))
+        return row
+
+    def all(self, txn: Transaction) -> Iterator[StoredPassage]:
+        """Every passage, in order of number. Raises CorruptMemory."""
+        for key, value in txn.scan_checked("passages"):
+            yield _decode(read_passage_key(key), value)
+
+    def refer(
+        self,
+        txn: Transaction,
+        document: int,
+        first_block: int,
+        digests: Sequence[Digest],
+        numbers: Iterator[int],
+    ) -> list[StoredPassage]:
+        """Count a document's references from its blocks `first_block` on; numbers: for those that
+        have none. Raises CorruptMemory.
+        """
+        rows = []
+        for block, digest in enumerate(digests, first_block):
+            row = self.find(txn, digest)
+            if row is None:
+                row = StoredPassage(next(numbers), digest, 0, 0, (0, 0))
+                txn.put_checked("digests", digest, msgpack.packb(row.number))
+            rows.append(row._replace(references=row.references + 1, home=(document, block)))
+            self._put(txn, rows[-1])
+        return rows
+
+    def release(self, txn: Transaction, digest: Digest) -> int:
+        """Count a reference less; return the bytes of the passage's records, which go with the last
+        one, unless a writer of this process has need of them. Raises CorruptMemory.
+        """
+        row = self.find(txn, digest)
+        if row is None:
+            return 0
+        row = row._replace(references=max(0, row.references - 1))
+        if row.references or self._leaves(digest):
+            self._put(txn, row)
+        else:
+            self.drop(txn, row)
+        return row.bytes
+
+    def _leaves(self, digest: Digest) -> bool:
+        with self._lock:
+            held = digest in self._held
+            if held:
+                self._left.add(digest)
+            return held
+
+    @property
+    def left(self) -> bool:
+        """Are there passages that were kept for writers alone, which may have ended by now?"""
+        with self._lock:
+            return any(digest not in self._held for digest in self._left)
+
+    def sweep(self, txn: Transaction) -> None:
+        """Delete those of them that nobody refers to. Raises CorruptMemory."""
+        with self._lock:
+            done = {digest for digest in self._left if digest not in self._held}
+            self._left -= done
+        for digest in done:
+            row = self.find(txn, digest)
+            if row is not None and not row.references:
+                self.drop(txn, row)
+
+    def store(
+        self, txn: Transaction, row: StoredPassage, records: Mapping[int, bytes]
+    ) -> StoredPassage:
+        """Store the records of a passage, by layer, and what is told of it then."""
+        size = sum(
+            self._blocks.put(txn, RecordKey(row.number, 0, layer), records[layer])
+            for layer in sorted(records)
+        )
+        row = row._replace(bytes=size)
+        self._put(txn, row)
+        return row
+
+    def drop_unreferenced(self, txn: Transaction) -> None:
+        """Delete what was kept for writers that were killed. The caller holds the writer lock, and no
+        writer is at work. Raises CorruptMemory.
+        """
+        for row in list(self.all(txn)):
+            if not row.references:
+                self.drop(txn, row)
+
+    def drop(self, txn: Transaction, row: StoredPassage) -> None:
+        """Delete a passage, whoever refers to it."""
+        self._blocks.delete(txn, row.number)
+        txn.delete("passages", passage_key(row.number))
+        txn.delete("digests", row.digest)
+
+    def correct(self, txn: Transaction, row: StoredPassage, references: int) -> None:
+        """Have a passage be referred to so often, and be found by its digest."""
+        self._put(txn, row._replace(references=references))
+        txn.put_checked("digests", row.digest, msgpack.packb(row.number))
+
+    def holding(self) -> "Holding":
+        """Passages that stay until it is closed, whoever forgets them."""
+        return Holding(self._held, self._lock)
+
+    def _put(self, txn: Transaction, row: StoredPassage) -> None:
+        told = [row.digest, row.references, row.bytes, *row.home]
+        txn.put_checked("passages", passage_key(row.number), msgpack.packb(told))
+
+
+class Holding:
+    """Digests of passages that a writer has need of. Safe for several threads."""
+
+    def __init__(self, held: Counter[Digest], lock: threading.Lock) -> None:
+        self._held, self._lock, self._own = held, lock, list[Digest]()
+
+    def add(self, digests: Iterable[Digest]) -> None:
+        """Hold these as well."""
+        with self._lock:
+            own = list(digests)
+            self._own += own
+            self._held.update(own)
+
+    def close(self) -> None:
+        """Hold none any longer; more than once is the same as once."""
+        with self._lock:
+            self._held.subtract(self._own)
+            for digest in self._own:
+                if self._held[digest] <= 0:
+                    del self._held[digest]
+            self._own = []
+
+
+def _decode(number: int, value: bytes) -> StoredPassage:
+    try:
+        row = unpack(value, _Row)
+    except ValueError as error:
+        raise _damaged(str(number), error) from error
+    return StoredPassage(number, row.digest, row.references, row.bytes, (row.document, row.block))
+
+
+def _damaged(which: str, error: ValueError) -> CorruptMemory:
+    return CorruptMemory(
+        f"what is told of passage {which} is damaged ({error}); run verify --repair"
+    )
