@@ -80,6 +80,10 @@ class CorruptBlock(CorruptMemory):
     """A record is missing, truncated, altered, or another block's; the message names its key."""
 
 
+class MissingBlock(CorruptBlock):
+    """There is no such record."""
+
+
 class StaleMemory(CorruptMemory):
     """A published memory is older than what was read of it before, or than was asked for."""
 

@@ -73,7 +73,8 @@ def tell(session, text):
 def kept(store, layer, block):
     """Keys and values [heads, block size, head_dim] of a block as stored."""
     heads = range(store.signature.num_kv_heads)
-    units = [BlockKey(block.document, layer, block.block, head) for head in heads]
+    ((number, at),) = store.stored_at([(block.document, block.block)])
+    units = [BlockKey(number, layer, at, head) for head in heads]
     with store.lease(units) as lease:
         return lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
 

@@ -18,7 +18,7 @@ from memstore.disk.database import Database
 from memstore.disk.locks import WriterLock
 from memstore.disk.meta_pages import read_states
 from memstore.disk.salvage import is_sound, salvage
-from memstore.disk.tree import Tree
+from memstore.disk.tree import NO_PAGE, Tree
 from memstore.errors import CorruptMemory, MemoryLocked, MemstoreError
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
@@ -51,7 +51,7 @@ def tree_pages(path: Path) -> dict[int, set[tuple[str, int]]]:
         tree = Tree(file.fileno(), states.page_size)
         pages: dict[int, set[tuple[str, int]]] = {states.newest: {("", 0)}}
         for table, root in tree.tables(states.newest).items():
-            todo = [root]
+            todo = [] if root == NO_PAGE else [root]
             while todo:
                 number = todo.pop()
                 flags, nodes = tree._nodes(number)

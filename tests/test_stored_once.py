@@ -143,14 +143,17 @@ def test_what_a_writer_was_told_of_stays_until_it_has_written(store) -> None:
     assert not records(store) and not told(store)
 
 
-def test_passages_that_are_not_stored_have_to_be_given(store) -> None:
+def test_passages_may_be_text_alone(store) -> None:
+    kept = {"landmarks": landmarks(1, 0, 2), "words": words(1, 0, 2)}
     with store.write_document("a", source_hash="a", settings=SETTINGS) as writer:
-        kept = {"landmarks": landmarks(1, 0, 2), "words": words(1, 0, 2)}
-        with pytest.raises(InvalidInput, match="neither known"):
-            writer.add_passages(passages(1, 0, 2), {}, given=[], **kept)
-        add(writer, 1, 0, 2)
-        writer.finish(tail_of(1, 2))
+        with pytest.raises(InvalidInput, match="keys and values of 1"):
+            writer.add_passages(passages(1, 0, 2), {}, given=[0], **kept)
+        writer.add_passages(passages(1, 0, 2), {}, given=[], **kept)
+        document = writer.finish(tail_of(1, 2))
+    assert store.stored_at([(document.id, 0)]) == [None] and not records(store)
+    check_content(store, ingest(store, "b", 2), 1)
     check_content(store, store.document("a"), 1)
+    assert is_whole(store.path)
 
 
 def test_two_writers_of_the_same_text_store_it_once(store) -> None:
@@ -213,7 +216,7 @@ def test_counts_are_verified_and_put_right(store, references: int) -> None:
     assert set(told(store).values()) == {2}
 
 
-def test_a_lost_digest_costs_the_documents_that_need_it(store) -> None:
+def test_a_lost_digest_costs_nothing(store) -> None:
     ingest(store, "a", COUNT)
     ingest(store, "b", COUNT, text=2)
     catalog = catalog_of(store)
@@ -222,9 +225,24 @@ def test_a_lost_digest_costs_the_documents_that_need_it(store) -> None:
         txn.delete("digests", next(catalog.passages.all(txn)).digest)
 
     catalog.database.write(work)
-    assert store.verify(repair=True).dropped == ["a"] and store.verify().clean
-    check_content(store, store.document("b"), 2)
-    assert records(store) == COUNT * len(LAYERS)
+    assert not store.verify().clean
+    assert not store.verify(repair=True).dropped and store.verify().clean
+    for text, name in enumerate("ab", 1):
+        check_content(store, store.document(name), text)
+
+
+def test_a_lost_row_costs_keys_and_values_alone(store) -> None:
+    document = ingest(store, "a", COUNT)
+    catalog = catalog_of(store)
+
+    def work(txn) -> None:
+        txn.delete("passages", passage_key(next(catalog.passages.all(txn)).number))
+
+    catalog.database.write(work)
+    assert not store.verify().clean
+    assert not store.verify(repair=True).dropped and store.verify().clean
+    assert store.stored_at([(document.id, 0)]) == [None]
+    assert records(store) == (COUNT - 1) * len(LAYERS)
 
 
 def test_passages_that_nobody_refers_to_are_told_and_go(store) -> None:

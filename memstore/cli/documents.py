@@ -56,6 +56,13 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
         f"{console.size(figures['bytes'])} "
         f"({figures['codec']}); quota {quota}"
     )
+    passages = figures["passages"]
+    if passages["different"]:
+        console.say(
+            f"{passages['different']:,} different passages, keys and values of "
+            f"{passages['stored']:,}; {console.size(passages['shared_bytes'])} of them in several "
+            "places"
+        )
     index = figures["index"]
     most = max(index["landmarks"].values(), default=0)
     built = f"; engines on disk {console.size(index['file_bytes'])}" if index["file_bytes"] else ""

@@ -106,6 +106,15 @@ def ingest(
             "int8 where a selector chooses blocks, as for --model smollm2.",
         ),
     ] = None,
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            metavar="kv|text",
+            help="text: no keys and values, which a question computes as it needs them (a selector "
+            "chooses blocks).",
+        ),
+    ] = "kv",
     *,
     tiers: Tiers,
     as_json: Json = False,
@@ -149,6 +158,8 @@ def ingest(
     reader.lookup.changed(**lookup)  # a setting out of range is refused before a memory is created
     if retrieve:
         lookup["retrieve"] = True
+    if keep != "kv":
+        lookup["keep"] = keep
     mode: Mode = "append" if append else "replace" if replace else "new"
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
     reading = Reading(

@@ -44,7 +44,13 @@ from memstore.disk.keys import (
     tokens_key,
 )
 from memstore.disk.landmarks import LandmarkRun, decode_run, encode_run
-from memstore.disk.passage_table import Digest, PassageTable, StoredPassage, digest_of
+from memstore.disk.passage_table import (
+    Digest,
+    PassageCounts,
+    PassageTable,
+    StoredPassage,
+    digest_of,
+)
 from memstore.disk.passages import Passage, PassageOrder, PassagePart, decode_part, encode_part
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.selector_runs import Run
@@ -447,14 +453,28 @@ class Catalog:
         """The blocks of a document of passages from `first` on, and what is told of the passage of
         each. Raises CorruptMemory where that is nothing.
         """
+        for block, digest in self.digests_of(txn, document, first):
+            row = self.passages.find(txn, digest)
+            if row is None:
+                raise CorruptMemory(_no_passage(document, block))
+            yield block, row
+
+    def digests_of(
+        self, txn: Transaction, document: Document, first: int = 0
+    ) -> Iterator[tuple[int, Digest]]:
+        """The blocks of a document of passages from `first` on, and by what each is known. Raises
+        CorruptMemory.
+        """
         for part in self.passage_parts(txn, document.id, first):
             digests = self.digests(document, part.passages)
             for block, digest in enumerate(digests, part.first_block):
                 if first <= block < document.blocks:
-                    row = self.passages.find(txn, digest)
-                    if row is None:
-                        raise CorruptMemory(_no_passage(document, block))
-                    yield block, row
+                    yield block, digest
+
+    def counts(self) -> PassageCounts:
+        """Its passages, counted. Raises CorruptMemory."""
+        with self.database.read() as txn:
+            return self.passages.counts(txn)
 
     def sweep(self) -> None:
         """Delete passages that were kept for a writer alone, which has ended. Raises what
@@ -465,12 +485,12 @@ class Catalog:
 
     def stored_at(
         self, txn: Transaction, places: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, int]]:
+    ) -> list[tuple[int, int] | None]:
         """Under which number and block records lie, of blocks (document, block): those of a passage
-        under its own. Raises DocumentNotFound, CorruptMemory.
+        under its own; None where they are not stored. Raises DocumentNotFound, CorruptMemory.
         """
         rows: dict[int, Document] = {}
-        found = []
+        found: list[tuple[int, int] | None] = []
         for document, block in places:
             if document not in rows:
                 rows[document] = self.document(txn, document)
@@ -483,15 +503,19 @@ class Catalog:
                 raise CorruptMemory(f"{self.database.path}: {_no_passage(row, block)}")
             passage = part.passages[block - part.first_block]
             (digest,) = self.digests(row, [passage])
-            number = self._number_of(txn, digest, document, block)
-            if number is None:
-                raise CorruptMemory(f"{self.database.path}: {_no_passage(row, block)}")
-            found.append((number, 0))
+            number = self._stored_number(txn, digest, document, block)
+            found.append(None if number is None else (number, 0))
         return found
 
-    def _number_of(self, txn: Transaction, digest: Digest, document: int, block: int) -> int | None:
-        """The number of a passage that stands there, or None."""
-        return self.passages.number(txn, digest)
+    def _stored_number(
+        self, txn: Transaction, digest: Digest, document: int, block: int
+    ) -> int | None:
+        """The number of a passage that stands there and has records, or None."""
+        try:
+            row = self.passages.find(txn, digest)
+        except CorruptMemory:  # its tokens say all that there is to it
+            return None
+        return row.number if row is not None and row.bytes else None
 
     def _release(self, txn: Transaction, document: Document, first: int) -> int:
         """Give up a document's references from block `first` on; the bytes of their records."""

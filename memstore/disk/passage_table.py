@@ -45,6 +45,17 @@ class StoredPassage(NamedTuple):
     home: tuple[int, int]  # document and block that referred to it last
 
 
+class PassageCounts(NamedTuple):
+    """How many passages there are, of how many records are stored, and the bytes of these: all, and
+    those of passages that are referred to more than once.
+    """
+
+    passages: int = 0
+    stored: int = 0
+    bytes: int = 0
+    shared: int = 0
+
+
 class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
     references: Count
@@ -91,6 +102,14 @@ class PassageTable:
         """Every passage, in order of number. Raises CorruptMemory."""
         for key, value in txn.scan_checked("passages"):
             yield _decode(read_passage_key(key), value)
+
+    def counts(self, txn: Transaction) -> PassageCounts:
+        """All passages, counted. Raises CorruptMemory."""
+        passages = stored = size = shared = 0
+        for row in self.all(txn):
+            passages, stored, size = passages + 1, stored + (row.bytes > 0), size + row.bytes
+            shared += row.bytes if row.references > 1 else 0
+        return PassageCounts(passages, stored, size, shared)
 
     def refer(
         self,
@@ -163,12 +182,22 @@ class PassageTable:
         return row
 
     def drop_unreferenced(self, txn: Transaction) -> None:
-        """Delete what was kept for writers that were killed. The caller holds the writer lock, and no
-        writer is at work. Raises CorruptMemory.
+        """Delete what was kept for writers that were killed. The caller holds the writer lock, and
+        no writer is at work. Raises CorruptMemory.
         """
         for row in list(self.all(txn)):
             if not row.references:
                 self.drop(txn, row)
+
+    def drop_records(self, txn: Transaction, number: int) -> bool:
+        """Delete the records of a passage, which stays by its tokens; whether there is one. Raises
+        CorruptMemory.
+        """
+        row = self.row(txn, number)
+        if row is not None:
+            self._blocks.delete(txn, number)
+            self._put(txn, row._replace(bytes=0))
+        return row is not None
 
     def drop(self, txn: Transaction, row: StoredPassage) -> None:
         """Delete a passage, whoever refers to it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -11,7 +11,7 @@ from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found
 from memstore.model.choosing_session import ChoosingSession
 from memstore.model.ingest import Ingesting, OnForecast
-from memstore.model.passages.ingest import find_again, ingest_passages
+from memstore.model.passages.ingest import Keep, find_again, ingest_passages
 from memstore.model.reader import ChoosingReader
 from memstore.model.settings import AnswerSettings
 from memstore.model.tap import tap
@@ -40,17 +40,21 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         *,
         name: str | None = None,
         mode: Mode = "new",
+        keep: Keep = "kv",
         expect: OnForecast | None = None,
         **lookup: Any,
     ) -> Ingesting:
-        """As Verbs.ingesting; none of the settings changes what is stored. Raises InvalidInput for
-        chunk_blocks: passages are read each alone.
+        """As Verbs.ingesting; none of the settings changes what is stored. keep: "text" stores no
+        keys and values: those of a passage that a question needs are computed then. Raises
+        InvalidInput for chunk_blocks: passages are read each alone.
         """
+        if keep not in get_args(Keep):
+            raise InvalidInput(f"keep is {' or '.join(get_args(Keep))}, not {keep!r}")
         self._check(store)
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
             raise InvalidInput("this model reads passages, each alone; leave chunk_blocks out")
         text = source if isinstance(source, Text) else Text(source, name)
-        return ingest_passages(self, store, text, mode=mode, expect=expect)
+        return ingest_passages(self, store, text, mode=mode, keep=keep, expect=expect)
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None

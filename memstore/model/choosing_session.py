@@ -3,18 +3,26 @@ and every memory layer reads them with the question, where a prompt would have t
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.closing import Closing
-from memstore.errors import BlocksUnavailable, InvalidConfig, InvalidInput
+from memstore.errors import (
+    BlocksUnavailable,
+    CorruptBlock,
+    InvalidConfig,
+    InvalidInput,
+    MissingBlock,
+)
 from memstore.model.chosen import Candidates, Chosen
 from memstore.model.compact import CompactAttention, KeysValues, computed, read_prefix
 from memstore.model.generate import Continuation
 from memstore.model.local_text import LocalText
 from memstore.model.own_blocks import OwnPassages
+from memstore.model.passages.encode import encode
 from memstore.model.reader import ChoosingReader
 from memstore.model.session_blocks import Run
 from memstore.model.settings import LookupSettings
@@ -22,6 +30,14 @@ from memstore.model.tap import STEP, pieces
 from memstore.model.tapped import Tapped
 from memstore.model.units import Lookups, OnRead, Read
 from memstore.store.memory_store import MemoryStore
+
+
+@dataclass
+class _Taken:
+    """A passage out of the memory."""
+
+    layers: dict[int, KeysValues]
+    tiers: dict[int, list[str]]  # by layer, where each of its heads was
 
 
 class ChoosingSession(Closing):
@@ -236,19 +252,14 @@ class ChoosingSession(Closing):
 
     def _read(self, passages: Sequence[Chosen]) -> None:
         chained = self.settings.chained and all(one.document > 0 for one in passages)
-        stored = passages[:1] if chained else passages
-        layers = self.reader.shape.memory_layers
-        free = self.store.capacity - self._own.blocks.own * self._block_units  # own ones are pinned
-        at_once = max(1, free // max(1, len(stored) * self._kv_heads))
-        self._tiers, self._lengths = {}, []
-        kept: dict[int, KeysValues] = {}
-        for first in range(0, len(layers), at_once):
-            kept |= self._stored(stored, layers[first : first + at_once])
+        self._tiers = {layer: [] for layer in self.reader.shape.memory_layers}
+        self._lengths = []
+        stored, kept = self._taken(passages[:1] if chained else passages, compute=not chained)
         behind: list[int] = []
         for one in passages[len(stored) :]:
-            (passage,) = self.store.passages(one.document, one.block, one.block + 1)
-            behind += passage.ids.tolist()
-            self._lengths.append(len(passage.ids))
+            ids = self._ids(one)
+            behind += ids
+            self._lengths.append(len(ids))
             for tiers in self._tiers.values():
                 tiers += ["computed"] * self._kv_heads
         if passages:
@@ -276,37 +287,92 @@ class ChoosingSession(Closing):
             )
         self._kept = {}
 
-    def _stored(self, passages: Sequence[Chosen], layers: Sequence[int]) -> dict[int, KeysValues]:
-        """What the memory holds of passages in some layers, one behind the other: k, v [Hkv, m, D]
-        by layer.
+    def _taken(
+        self, passages: Sequence[Chosen], *, compute: bool
+    ) -> tuple[Sequence[Chosen], dict[int, KeysValues]]:
+        """Passages, and their keys and values in every memory layer, one passage behind the other:
+        the memory's. What it does not hold, or not whole, is computed as it would be read in;
+        without `compute`, the passages before that are returned.
         """
-        shape, heads = self.reader.shape, self._kv_heads
-        if not passages:
-            return {}
         places = self.store.stored_at([(one.document, one.block) for one in passages])
-        units = [
-            BlockKey(number, layer, block, head)
+        found, damaged = self._leased(places)
+        missing = [at for at, one in enumerate(found) if one is None]
+        if missing:
+            self.store.note_computed(len(missing), damaged=damaged)
+            if not compute:
+                passages = passages[: missing[0]]
+            ids = [self._ids(passages[at]) for at in missing if compute]
+            tiers = ["computed"] * self._kv_heads
+            for at, made in zip(missing, encode(self.reader, ids)):
+                found[at] = _Taken(made.layers, dict.fromkeys(made.layers, tiers))
+        taken = [one for one in found[: len(passages)] if one is not None]
+        for one in taken:
+            self._lengths.append(next(iter(one.layers.values()))[0].shape[1])
+            for layer in self._tiers:
+                self._tiers[layer] += one.tiers[layer]
+        device, layers = self.reader.device, taken[0].layers if taken else ()
+        return passages, {
+            layer: (
+                torch.cat([one.layers[layer][0].to(device) for one in taken], 1),
+                torch.cat([one.layers[layer][1].to(device) for one in taken], 1),
+            )
             for layer in layers
-            for number, block in places
-            for head in range(heads)
-        ]
-        with self.store.lease(units) as lease:
-            of_passages = lease.slots[: len(passages) * heads : heads]
-            self._lengths = self.store.slot_lengths[of_passages].tolist()
-            size = (len(layers), len(passages), heads, shape.block_size, shape.head_dim)
-            k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
-            tiers = [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
-        step = len(passages) * heads
-        for row, layer in enumerate(layers):
-            self._tiers[layer] = tiers[row * step : (row + 1) * step]
-        return {
-            layer: (self._one_text(k[row]), self._one_text(v[row]))
-            for row, layer in enumerate(layers)
         }
 
-    def _one_text(self, passages: Tensor) -> Tensor:
-        """[n, Hkv, block_size, D] -> [Hkv, m, D]."""
-        return torch.cat([one[:, :end] for one, end in zip(passages, self._lengths)], 1)
+    def _leased(
+        self, places: Sequence[tuple[int, int] | None]
+    ) -> tuple[list["_Taken | None"], int]:
+        """What the memory holds of passages; None of those that it does not, and how many of these
+        are damaged.
+        """
+        there = [place for place in places if place is not None]
+        try:
+            found = iter(self._lease(there))
+            return [None if place is None else next(found) for place in places], 0
+        except CorruptBlock:
+            if any(place[0] < 0 for place in there):
+                raise
+        each: list[_Taken | None] = []
+        damaged = 0
+        for place in places:
+            try:
+                each += [None] if place is None else self._lease([place])
+            except CorruptBlock as error:
+                each.append(None)
+                damaged += not isinstance(error, MissingBlock)
+        return each, damaged
+
+    def _lease(self, places: Sequence[tuple[int, int]]) -> "list[_Taken]":
+        """The same of passages that are there. Raises CorruptBlock."""
+        shape, heads = self.reader.shape, self._kv_heads
+        layers = shape.memory_layers
+        free = self.store.capacity - self._own.blocks.own * self._block_units  # own ones are pinned
+        at_once = max(1, free // max(1, len(places) * heads))
+        taken = [_Taken({}, {}) for _ in places]
+        for first in range(0, len(layers) if places else 0, at_once):
+            some = layers[first : first + at_once]
+            units = [
+                BlockKey(number, layer, block, head)
+                for layer in some
+                for number, block in places
+                for head in range(heads)
+            ]
+            with self.store.lease(units) as lease:
+                lengths = self.store.slot_lengths[lease.slots[: len(places) * heads : heads]]
+                size = (len(some), len(places), heads, shape.block_size, shape.head_dim)
+                k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
+                tiers = [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
+            for at, (one, end) in enumerate(zip(taken, lengths.tolist())):
+                for row, layer in enumerate(some):
+                    unit = (row * len(places) + at) * heads
+                    one.layers[layer] = k[row, at, :, :end], v[row, at, :, :end]
+                    one.tiers[layer] = tiers[unit : unit + heads]
+        return taken
+
+    def _ids(self, one: Chosen) -> list[int]:
+        (passage,) = self.store.passages(one.document, one.block, one.block + 1)
+        ids: list[int] = passage.ids.tolist()
+        return ids
 
     @property
     def _nothing(self) -> KeysValues:

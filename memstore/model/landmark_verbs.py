@@ -35,12 +35,18 @@ class LandmarkVerbs(Verbs, LandmarkReader):
         name: str | None = None,
         mode: Mode = "new",
         retrieve: bool = False,
+        keep: str = "kv",
         expect: OnForecast | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """As Verbs.ingesting. retrieve: attend to retrieved blocks while reading instead of the
-        latest ones (slower, for perplexity).
+        latest ones (slower, for perplexity). keep: "kv"; blocks depend on each other, and are
+        computed once.
         """
+        if keep != "kv":
+            raise InvalidInput(
+                "this model's blocks are computed one after the other, and kept: leave keep out"
+            )
         text = source if isinstance(source, Text) else Text(source, name)
         settings = self.lookup.changed(**lookup)
         if settings.own_blocks is not None:

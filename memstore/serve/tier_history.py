@@ -27,8 +27,8 @@ class TierHistory:
         return len(self._samples)
 
     def sample(self) -> dict[str, Any]:
-        """Take one: {"time", "tiers"}; without tiers while nothing was looked up."""
-        taken = {"time": round(time.time(), 3), "tiers": self._store.stats()["tiers"]}
+        """Take one: {"time", "tiers"}."""
+        taken = {"time": round(time.time(), 3), "tiers": self._store.tier_stats()}
         self._samples.append(taken)
         return taken
 

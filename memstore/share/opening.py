@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memstore.disk.catalog import Catalog
-from memstore.disk.passage_table import Digest
+from memstore.disk.passage_table import Digest, PassageCounts
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_place import open_place
 from memstore.share.options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
@@ -42,7 +42,14 @@ class PublishedCatalog(Catalog):
             shared=shared,
         )
 
-    def _number_of(self, txn: Any, digest: Digest, document: int, block: int) -> int | None:
+    def counts(self) -> PassageCounts:
+        """Its passages, counted in each document that has them: all are stored."""
+        with self.database.read() as txn:
+            rows = [row for row in self.documents(txn) if row.of_passages]
+        blocks = sum(row.blocks for row in rows)
+        return PassageCounts(blocks, blocks, sum(row.bytes for row in rows))
+
+    def _stored_number(self, txn: Any, digest: Digest, document: int, block: int) -> int | None:
         return self._places.number(digest, document, block)
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:

@@ -3,10 +3,11 @@ and sent.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 
-from memstore.block import RecordKey
+from memstore.disk.blocks import StoredRecord
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
@@ -69,21 +70,21 @@ class DocumentSending:
         held, block = 0, first - 1
         with catalog.database.read() as txn:
             self._check_unchanged(txn, document)
-            for at, key, known_by, view in self._stored(txn, document, write, first):
-                if at != block:
-                    if at >= end or (sizes and held >= full):
-                        break
-                    _expect_block(document, at, block)
-                    block = at
-                    sizes.append([0] * len(layers))
-                catalog.blocks.check(view, key, known_by)
-                data = bytes(view)
-                sizes[-1][layers.index(key.layer)] = len(data)
-                records.append(data)
-                held += len(data)
+            for at, known_by, some in self._stored(txn, document, write, first):
+                if at >= end or (sizes and held >= full):
+                    break
+                _expect_block(document, at, block)
+                block = at
+                sizes.append([0] * len(layers))
+                for key, view in some:
+                    catalog.blocks.check(view, key, known_by)
+                    sizes[-1][layers.index(key.layer)] = len(view)
+                    records.append(bytes(view))
+                    held += len(view)
         for at, found in enumerate(sizes):
             for layer, size in zip(layers, found):
-                if not size and first + at >= starts.get(layer, 0):
+                needed = any(found) if document.of_passages else first + at >= starts.get(layer, 0)
+                if not size and needed:
                     raise _missing(document, f"block {first + at}, layer {layer}")
         if not sizes:
             raise _missing(document, f"block {first}")
@@ -93,16 +94,18 @@ class DocumentSending:
 
     def _stored(
         self, txn: Transaction, document: Document, write: WriteId, first: int
-    ) -> Iterator[tuple[int, RecordKey, WriteId, memoryview]]:
-        """Records from a block on, in order: block, key, by what it is known, and the record."""
-        catalog = self._catalog
-        if not document.of_passages:
-            for key, view in catalog.blocks.walk(txn, document.id, first):
-                yield key.block, key, write, view
+    ) -> Iterator[tuple[int, WriteId, Iterator[StoredRecord]]]:
+        """Blocks from `first` on, in order, by what their records are known, and these; a passage
+        may have none.
+        """
+        blocks = self._catalog.blocks
+        if document.of_passages:
+            for block, passage in self._catalog.passages_of(txn, document, first):
+                yield block, passage.digest, blocks.walk(txn, passage.number)
             return
-        for block, passage in catalog.passages_of(txn, document, first):
-            for key, view in catalog.blocks.walk(txn, passage.number):
-                yield block, key, passage.digest, view
+        records = blocks.walk(txn, document.id, first)
+        for block, some in groupby(records, key=lambda record: record.key.block):
+            yield block, write, some
 
     def _values(self, document: Document, kind: Kind, part: int) -> list[Value]:
         """What the memory holds of a kind, as it is published."""

@@ -21,6 +21,7 @@ from memstore.errors import (
     CorruptBlock,
     CorruptMemory,
     MemoryNotFound,
+    MissingBlock,
     StoreUnavailable,
 )
 from memstore.share.deadlines import Breaker
@@ -190,7 +191,7 @@ class SharedSource:
         there: list[tuple[Wanted, Extent]] = []
         for record, place in zip(wanted, places):
             if place is None:
-                raise CorruptBlock(
+                raise MissingBlock(
                     f"{record[1]}: no such record in {self.remote.place.url}; run verify"
                 )
             if isinstance(place, Failure):

@@ -150,7 +150,7 @@ class Chunk:
         """
         lengths = _check_passages(first_block, start, passages, signature.block_size)
         n = 0
-        if given or layers:
+        if layers:
             n = _check_layers(layers, first_block, document, signature, landmarks=False)
         if n != len(given):
             raise InvalidInput(f"expected keys and values of {len(given)} passages, got {n}")

@@ -170,7 +170,7 @@ class Commits:
         for number, row in enumerate(rows):
             if not row.bytes:  # it may stand in the chunk more than once
                 row = catalog.passages.row(txn, row.number) or row
-            if not row.bytes:
+            if not row.bytes and (number, layers[0]) in chunk.records:
                 records = {layer: chunk.records[number, layer] for layer in layers}
                 row = catalog.passages.store(txn, row, records)
             size += row.bytes

@@ -1,6 +1,6 @@
 """Passages that the memory has already: what a writer need not be given of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,14 +11,15 @@ from memstore.disk.document import Document
 from memstore.disk.passage_table import Digest, Holding
 from memstore.disk.passages import Passage
 from memstore.disk.selector_runs import TokenRun
-from memstore.errors import CorruptMemory, InvalidInput
+from memstore.errors import CorruptMemory
 from memstore.store.selector_runs import run_of
 
 
 class Known(NamedTuple):
-    """A passage whose keys and values are stored."""
+    """A passage that the memory has."""
 
     landmarks: np.ndarray | None  # [tokens, heads, width], where the selector keeps some
+    stored: bool  # are its keys and values, too
 
 
 class KnownPassages:
@@ -27,7 +28,6 @@ class KnownPassages:
     def __init__(self, catalog: Catalog, document: Document, holding: Holding) -> None:
         """holding: so that what was found stays until it is referred to."""
         self._catalog, self._document, self._holding = catalog, document, holding
-        self._found: set[Digest] = set()
         self._run: tuple[tuple[int, int], TokenRun] | None = None  # that was read last
         self._part: tuple[int, int, list[Digest]] | None = None  # likewise: document, first block
 
@@ -39,29 +39,20 @@ class KnownPassages:
         self._holding.add(digests)
         with self._catalog.database.read() as txn:
             self._catalog.check_selector(txn)
-            found = [self._known(txn, digest) for digest in digests]
-        self._found |= {digest for digest, known in zip(digests, found) if known is not None}
-        return found
-
-    def check(self, digests: Iterable[Digest]) -> None:
-        """Raises InvalidInput where one of these passages was not told as known."""
-        if not self._found.issuperset(digests):
-            raise InvalidInput(
-                "a passage is neither known nor are its keys and values given; ask `known` before"
-            )
+            return [self._known(txn, digest) for digest in digests]
 
     def _known(self, txn: Transaction, digest: Digest) -> Known | None:
         row = self._catalog.passages.find(txn, digest)
-        if row is None or not row.bytes:
+        if row is None:
             return None
         selector = self._catalog.selector
         if selector is None or not selector.form.heads:
-            return Known(None)
+            return Known(None, row.bytes > 0)
         try:
             landmarks = self._landmarks(txn, *row.home, digest)
         except CorruptMemory:  # what is damaged elsewhere is no reason to be as damaged
             return None
-        return None if landmarks is None else Known(landmarks)
+        return None if landmarks is None else Known(landmarks, row.bytes > 0)
 
     def _landmarks(
         self, txn: Transaction, document: int, block: int, digest: Digest
@@ -83,7 +74,7 @@ class KnownPassages:
         if block >= run.end_block:  # it was read before that was committed
             self._run = None
             return self._landmarks(txn, document, block, digest)
-        return run.cut(block, block + 1).landmarks
+        return run.cut(block, block + 1).landmarks.copy()
 
     def _read_part(
         self, txn: Transaction, document: int, block: int

@@ -1,5 +1,6 @@
 """What is looked up in a memory: landmarks that a query points to, and the blocks behind them."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is
     from memstore.tiers.base import Lease
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.stats import TierStats
+
+
+_log = logging.getLogger("memstore")
 
 
 class Lookups(OpenMemory):
@@ -95,9 +99,10 @@ class Lookups(OpenMemory):
             )
         return selected
 
-    def stored_at(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def stored_at(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
         """Under which number and block the units of blocks (document, block) are leased: those of a
-        passage under its own, whatever documents hold it. Raises DocumentNotFound, CorruptMemory.
+        passage under its own, whatever documents hold it; None of one whose keys and values are not
+        stored. Raises DocumentNotFound, CorruptMemory.
         """
         if self._committed is None:
             return list(places)
@@ -106,6 +111,20 @@ class Lookups(OpenMemory):
         with catalog.database.read() as txn:
             found = iter(catalog.stored_at(txn, stored))
         return [next(found) if place[0] > 0 else place for place in places]
+
+    def note_computed(self, passages: int, *, damaged: int = 0) -> None:
+        """Count passages that a session computed, since their keys and values are not stored or,
+        some of them, damaged.
+        """
+        with self._counting:
+            self.computed["passages"] += passages
+            self.computed["damaged"] += damaged
+        if damaged:
+            _log.warning(
+                "%s: %d damaged passages were computed anew; run verify --repair",
+                self.place,
+                damaged,
+            )
 
     def lease(self, units: Sequence[BlockKey]) -> "Lease":
         """Slots of the top tier that hold these units (repeats allowed) until the lease is

@@ -14,6 +14,7 @@ from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings, is_of_prompt
 from memstore.disk.files import remove_index
+from memstore.disk.passage_table import PassageCounts
 from memstore.disk.passages import Passage
 from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, MemoryLocked
@@ -461,10 +462,13 @@ class MemoryStore(Lookups):
     def stats(self) -> dict[str, Any]:
         """What the memory holds and what was looked up since it was opened, as plain values.
 
-        "landmarks" are the bytes of landmark keys in main memory. Where nothing was looked up yet
-        there are no "tiers".
+        "bytes" are those of the records. "passages": how many different ones there are, of how many
+        of them keys and values are stored, the bytes of those that are referred to more than once,
+        and how many sessions computed, damaged ones among them. "landmarks" are the bytes of
+        landmark keys in main memory. Where nothing was looked up yet there are no "tiers".
         """
         documents = self.documents()
+        held = PassageCounts() if self._committed is None else self._on_disk().catalog.counts()
         ready = sum(document.blocks for document in documents if document.state == "ready")
         files = [] if self.path is None else (self.path / "index").glob("*.idx")
         looked_up = {} if self._retrieval is None else self._retrieval.describe()
@@ -473,7 +477,15 @@ class MemoryStore(Lookups):
             "documents": len(documents),
             "tokens": sum(document.tokens for document in documents),
             "blocks": sum(document.blocks for document in documents),
-            "bytes": sum(document.bytes for document in documents),
+            "bytes": sum(document.bytes for document in documents if not document.of_passages)
+            + held.bytes,
+            "passages": {
+                "different": held.passages,
+                "stored": held.stored,
+                "shared_bytes": held.shared,
+                "computed": self.computed["passages"],
+                "damaged": self.computed["damaged"],
+            },
             "file_bytes": 0
             if self._committed is None
             else self._on_disk().catalog.database.file_bytes,

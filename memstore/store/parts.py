@@ -144,12 +144,29 @@ class PartOrder:
         else:
             block, layer, data = part
             _expect(
-                next(self._records, None) == (block, layer),
+                self._next_record(block) == (block, layer),
                 f"a record before block {block}, layer {layer} is missing, or it is one too many",
             )
             length = self._blocks.check(data, *self.known_as(block, layer))
             right = lengths[block]
             _expect(length == right, f"block {block} has {length} tokens instead of {right}")
+
+    def _next_record(self, block: int) -> tuple[int, int] | None:
+        """Block and layer of the record that has to come next; of passages, whose records may all
+        be away, no earlier one than of `block`.
+        """
+        expected = next(self._records, None)
+        layers = sorted(self._first)
+        while (
+            self._passages is not None
+            and expected is not None
+            and expected[0] < block
+            and expected[1] == layers[0]
+        ):
+            for _ in layers[1:]:
+                next(self._records)
+            expected = next(self._records, None)
+        return expected
 
     def known_as(self, block: int, layer: int) -> tuple[RecordKey, WriteId]:
         """By what key and write a record of the document says what it is, once all tokens are
@@ -196,7 +213,7 @@ class PartOrder:
         _expect(ends <= {document.blocks}, "it does not hold all of its landmark keys")
         if self._coverage is not None:
             self._coverage.end()
-        _expect(next(self._records, None) is None, "it does not hold all of its records")
+        _expect(self._next_record(document.blocks) is None, "it does not hold all of its records")
 
 
 def _expect(right: object, otherwise: str) -> None:

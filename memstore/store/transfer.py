@@ -154,7 +154,7 @@ def _store_passages(
 ) -> None:
     """Store those of these passages, all records of each, that are not there."""
     for block, some in groupby(records, key=attrgetter("block")):
-        (number, _), *_ = catalog.stored_at(txn, [(document.id, block)])
-        row = catalog.passages.row(txn, number)
+        _, digest = next(catalog.digests_of(txn, document, block))
+        row = catalog.passages.find(txn, digest)
         if row is not None and not row.bytes:
             catalog.passages.store(txn, row, {record.layer: record.data for record in some})

@@ -53,7 +53,8 @@ class Report:
 
 def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     """Check every byte of a memory that a reader could use; with `repair`, drop damaged documents
-    whole and check again.
+    whole, and keys and values of damaged passages (which are computed anew when they are needed),
+    and check again.
 
     The report of a repair says what was wrong before and what was dropped. Documents are dropped
     where they lie, and other processes may read meanwhile; where pages of keys, the beginning of
@@ -82,21 +83,24 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
         before = _walk_in_children(children, path)
         if before.clean or not repair:
             return before.report()
-        problems = before.problems + before.counts
+        problems = before.told
         dropped = before.damaged()
         after = None
-        if before.is_of_documents and _drop(children, path, dropped):
+        if before.is_of_documents and _drop(children, path, before.damaged_numbers):
             after = _walk_in_children(children, path)
         if after is None or not after.clean:
             problems += _salvage(children, path)
             after = _walk_in_children(children, path)
             dropped |= after.damaged()
-            if not after.clean and after.is_of_documents and _drop(children, path, after.damaged()):
+            if (
+                not after.clean
+                and after.is_of_documents
+                and _drop(children, path, after.damaged_numbers)
+            ):
                 after = _walk_in_children(children, path)
     if not after.clean:
         raise CorruptMemory(
-            f"{path} is still damaged after repair ({after.report().problems[0].what}); restore it "
-            "from a copy"
+            f"{path} is still damaged after repair ({after.told[0].what}); restore it from a copy"
         )
     gone = [name for number, name in sorted(dropped.items()) if number not in after.whole]
     return replace(after.report(), problems=problems, dropped=gone)
@@ -110,12 +114,17 @@ class _Walk:
     bytes: int = 0
     whole: set[int] = field(default_factory=set)  # documents
     problems: list[Problem] = field(default_factory=list)
+    passages: dict[int, Problem] = field(default_factory=dict)  # whose records are damaged
     counts: list[Problem] = field(default_factory=list)  # of passages, that are not right
     died: bool = False  # a child did
 
     @property
     def clean(self) -> bool:
-        return not self.problems and not self.counts
+        return not (self.problems or self.passages or self.counts)
+
+    @property
+    def told(self) -> list[Problem]:
+        return [*self.problems, *self.passages.values(), *self.counts]
 
     @property
     def is_of_documents(self) -> bool:
@@ -130,13 +139,20 @@ class _Walk:
             if problem.document is not None
         }
 
+    @property
+    def damaged_numbers(self) -> set[int]:
+        """Of documents and passages."""
+        return {*self.damaged(), *self.passages}
+
     def report(self) -> Report:
-        return Report(len(self.whole), self.records, self.bytes, self.problems + self.counts)
+        return Report(len(self.whole), self.records, self.bytes, self.told)
 
 
-def _drop(children: "_Children", path: Path, documents: Iterable[int]) -> bool:
-    """Drop documents where they lie; False if damaged pages keep from that."""
-    return _command(children, "drop", path, sorted(documents)) is not None
+def _drop(children: "_Children", path: Path, numbers: Iterable[int]) -> bool:
+    """Drop documents, and records of passages, where they lie; False if damaged pages keep from
+    that.
+    """
+    return _command(children, "drop", path, sorted(numbers)) is not None
 
 
 def _salvage(children: "_Children", path: Path) -> list[Problem]:
@@ -160,6 +176,8 @@ def _walk_in_children(children: "_Children", path: Path) -> _Walk:
                 reading = event
             elif event["event"] == "problem":
                 walk.problems.append(Problem(event["document"], event["name"], event["what"]))
+            elif event["event"] == "passage":
+                walk.passages[event["number"]] = Problem(None, event["name"], event["what"])
             elif event["event"] == "count":
                 walk.counts.append(Problem(None, "", event["what"]))
             elif event["event"] == "whole":

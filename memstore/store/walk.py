@@ -97,10 +97,14 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
         with catalog.database.read() as txn:
             catalog.next_number(txn)
             rows = [read_document_key(key) for key, _ in txn.scan("documents")]
-            owners = set(rows).union(*(_owners(txn, table) for table in _DOCUMENT_TABLES[1:]))
-            owners -= {read_passage_key(key) for key, _ in txn.scan("passages")}
-        passages = PassageWalk(catalog)
-        for number in sorted(owners):
+            documents = set(rows).union(*(_owners(txn, table) for table in ("tokens", "landmarks")))
+            passages = {read_passage_key(key) for key, _ in txn.scan("passages")}
+            nobodys = _owners(txn, "blocks") - documents - passages
+        for number in sorted(nobodys):
+            what = f"records of number {number}, of which nothing else is told"
+            yield {"event": "passage", "number": number, "name": "", "what": what}
+        walked = PassageWalk(catalog)
+        for number in sorted(documents):
             if number in skip:
                 continue
             name = f"document {number}"
@@ -115,18 +119,21 @@ def walk(path: Path, skip: set[int]) -> Iterator[dict[str, Any]]:
                 # what an interrupted import left is removed by the next one
                 if document.state != "importing":
                     with catalog.database.read() as txn:
-                        records, size = _check_document(txn, catalog, document, passages)
+                        records, size = _check_document(txn, catalog, document, walked)
             except DocumentNotFound:
                 continue
             except CorruptMemory as error:
                 found = [str(error)]
+            for passage, what in walked.damaged.items():
+                yield {"event": "passage", "number": passage, "name": name, "what": what}
+            walked.damaged.clear()
             for what in found:
                 yield {"event": "problem", "document": number, "name": name, "what": what}
             if found:
                 yield {"event": "done", "document": number}
             else:
                 yield {"event": "whole", "document": number, "records": records, "bytes": size}
-        for what in passages.problems():
+        for what in walked.problems():
             yield {"event": "count", "what": what}
     finally:
         catalog.close()
@@ -142,7 +149,7 @@ def _row(catalog: Catalog, number: int, *, known: bool) -> Document | None:
             for table in _DOCUMENT_TABLES
         ):
             return None
-    raise CorruptMemory(f"document {number}: blocks, landmark keys or tokens without a row")
+    raise CorruptMemory(f"document {number}: landmark keys or tokens without a row")
 
 
 def _owners(txn: Transaction, table: str) -> set[int]:
@@ -199,9 +206,7 @@ def _check_document(
         expect(end == blocks, f"landmark keys of {end} blocks in layer {layer} instead of {blocks}")
 
     if document.of_passages:
-        records, size = passages.check(txn, document, lengths)
-        expect(size == document.bytes, f"{size} bytes of records instead of {document.bytes}")
-        return records, size
+        return passages.check(txn, document, lengths)
     expected = (
         (block, layer) for block in range(blocks) for layer in first if block >= first[layer]
     )
@@ -232,22 +237,26 @@ def _check_tokens(
     expect(tokens == document.tokens, f"{tokens} tokens instead of {document.tokens}")
 
 
-def _drop(path: Path, documents: set[int]) -> None:
-    """Delete documents where they lie, and count references to passages anew. Raises CorruptMemory
-    where pages of keys are damaged.
+def _drop(path: Path, numbers: set[int]) -> None:
+    """Delete documents where they lie, and the records of passages, and count references to
+    passages anew. Raises CorruptMemory where pages of keys are damaged.
     """
     catalog = Catalog.open(path)
     try:
         with catalog.database.writer():
             if not is_sound(path):
                 raise CorruptMemory(f"{path}: pages of keys are damaged")
-            for number in sorted(documents):
-                catalog.database.write(
-                    partial(catalog.delete_document, document=number), beyond_limit=True
-                )
+            for number in sorted(numbers):
+                drop = partial(_drop_one, catalog=catalog, number=number)
+                catalog.database.write(drop, beyond_limit=True)
             catalog.database.write(partial(recount, catalog=catalog), beyond_limit=True)
     finally:
         catalog.close()
+
+
+def _drop_one(txn: Transaction, catalog: Catalog, number: int) -> None:
+    if not catalog.passages.drop_records(txn, number):
+        catalog.delete_document(txn, number)
 
 
 if __name__ == "__main__":

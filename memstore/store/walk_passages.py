@@ -1,5 +1,5 @@
 """Checking the passages of a memory: the records of each, once, and the counts of references; and
-putting the counts right.
+putting right what is wrong with them, which their tokens allow without a loss.
 """
 
 from collections import Counter
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memstore.block import RecordKey
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
@@ -21,38 +20,56 @@ class PassageWalk:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._whole: dict[int, tuple[int, int]] = {}  # number: tokens, records
+        self._whole: dict[Digest, tuple[int, int]] = {}  # records and their bytes
+        self.damaged: dict[int, str] = {}  # by number, what is wrong
 
     def check(self, txn: Transaction, document: Document, lengths: np.ndarray) -> tuple[int, int]:
-        """Read the records of a document's passages, those that no other document had; the records
-        and bytes that it refers to. Raises CorruptMemory with the first thing that is wrong.
+        """Read the records of a document's passages, those that no other document had; how many
+        there are, and their bytes. What is wrong is told in `damaged`, and by `problems`.
         """
         records = size = 0
-        for block, row in self._catalog.passages_of(txn, document):
-            if row.number not in self._whole:
-                self._whole[row.number] = self._read(txn, document, row)
-            tokens, count = self._whole[row.number]
-            if tokens != lengths[block]:
-                raise CorruptMemory(
-                    f"passage {block} of document {document.name!r} has {tokens} tokens instead of "
-                    f"{lengths[block]}"
-                )
-            records, size = records + count, size + row.bytes
+        for block, digest in self._catalog.digests_of(txn, document):
+            if digest not in self._whole:
+                self._whole[digest] = self._check(txn, document, block, digest, int(lengths[block]))
+            count, its = self._whole[digest]
+            records, size = records + count, size + its
         return records, size
 
-    def _read(self, txn: Transaction, document: Document, row: StoredPassage) -> tuple[int, int]:
-        blocks, size = self._catalog.blocks, 0
-        tokens = set()
-        expected = iter(document.layers_of(self._catalog.signature))
+    def _check(
+        self, txn: Transaction, document: Document, block: int, digest: Digest, length: int
+    ) -> tuple[int, int]:
+        try:
+            row = self._catalog.passages.find(txn, digest)
+        except CorruptMemory:
+            return 0, 0  # which `problems` meets
+        if row is None:
+            return 0, 0
+        try:
+            return self._read(txn, document, row, length)
+        except CorruptMemory as error:
+            self.damaged[row.number] = (
+                f"passage {block} of document {document.name!r}: {error}; it is computed anew when "
+                "it is needed"
+            )
+            return 0, 0
+
+    def _read(
+        self, txn: Transaction, document: Document, row: StoredPassage, length: int
+    ) -> tuple[int, int]:
+        """Raises CorruptMemory with the first thing that is wrong."""
+        blocks, records, size = self._catalog.blocks, 0, 0
+        layers = document.layers_of(self._catalog.signature) if row.bytes else []
         for key, data in blocks.walk(txn, row.number):
-            if key != RecordKey(row.number, 0, next(expected, -1)):
-                raise CorruptMemory(f"passage {row.number}: {key} is missing before it, or extra")
+            if key[1:] != (0, *layers[records : records + 1]):
+                raise CorruptMemory(f"a record before layer {key.layer} is missing, or extra")
             found = txn.view("blocks", record_key(key))
-            tokens.add(blocks.check(found or b"", key, row.digest))
-            size += len(data)
-        if next(expected, None) is not None or size != row.bytes or len(tokens) != 1:
-            raise CorruptMemory(f"records of passage {row.number} are missing, or not its own")
-        return tokens.pop(), len(document.layers_of(self._catalog.signature))
+            tokens = blocks.check(found or b"", key, row.digest)
+            if tokens != length:
+                raise CorruptMemory(f"a record of {tokens} tokens instead of {length}")
+            records, size = records + 1, size + len(data)
+        if records != len(layers) or size != row.bytes:
+            raise CorruptMemory(f"{records} records of {size} bytes instead of {row.bytes}")
+        return records, size
 
     def problems(self) -> Iterator[str]:
         """What is wrong with the counts, now that all documents were read."""
@@ -76,7 +93,9 @@ class PassageWalk:
 
 
 def recount(txn: Transaction, catalog: Catalog) -> None:
-    """Count references anew, and delete passages that nobody refers to. Raises CorruptMemory."""
+    """Count references anew: what is not told is told, and passages that nobody refers to go.
+    Raises CorruptMemory.
+    """
     wanted = _references(txn, catalog)
     passages = catalog.passages
     there: set[Digest] = set()
@@ -95,6 +114,10 @@ def recount(txn: Transaction, catalog: Catalog) -> None:
     for key, _ in list(txn.scan("digests")):
         if bytes(key) not in there:
             txn.delete("digests", bytes(key))
+    numbers = catalog.new_numbers(txn)
+    for digest in wanted.keys() - there:
+        row = StoredPassage(next(numbers), digest, 0, 0, (0, 0))
+        passages.correct(txn, row, wanted[digest])
 
 
 def _references(txn: Transaction, catalog: Catalog) -> Counter[Digest]:

@@ -238,9 +238,8 @@ class DocumentWriter:
         self._commits.check()
 
     def known(self, passages: Sequence[Passage]) -> list[Known | None]:
-        """What is stored of passages that come, whatever document they are of: those need no keys
-        and values when they are added, and stay until this writer ends; None: they have to be
-        read.
+        """What is stored of passages that come, whatever document they are of: the keys and values
+        of these need not be given, and stay until this writer ends; None of the others.
 
         Raises InvalidInput for a document that is not made of passages, WrongModel, CorruptMemory.
         """
@@ -261,10 +260,10 @@ class DocumentWriter:
 
         layers: for every memory layer K, V [m, Hkv, block_size, D] in the KV dtype (K rotated by
         the offset in the block), of which the rows behind a passage's tokens are anything finite,
-        and are not stored. given: which m of the n these are of, in order; the others are known
-        (`known`). None: all of them. landmarks: [tokens of all n, heads, width] in the dtype of the
-        selector's form; words: of each passage its distinct words (hash, count). They are found and
-        read once the document is ready.
+        and are not stored. given: which m of the n these are of, in order (None: all of them); of
+        the others none are stored, but those that are already (`known`). landmarks: [tokens of all
+        n, heads, width] in the dtype of the selector's form; words: of each passage its distinct
+        words (hash, count). They are found and read once the document is ready.
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         InvalidInput.
@@ -272,19 +271,14 @@ class DocumentWriter:
         self._commits.check()
         if self._before is None or self._form is None:
             raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
-        digests = self._catalog.digests(self._commits.row, passages)
-        given = range(len(passages)) if given is None else given
-        left = set(range(len(passages))) - set(given)
-        if left and self._known is not None:
-            self._known.check(digests[at] for at in left)
         chunk = Chunk.of_passages(
             self._blocks,
             self._tokens,
             self._characters,
             passages,
             layers,
-            digests,
-            given,
+            self._catalog.digests(self._commits.row, passages),
+            range(len(passages)) if given is None else given,
             document=self._commits.row,
             signature=self._catalog.signature,
             selector=self._form,

@@ -16,7 +16,7 @@ from memstore.disk.batch import Batch, Slots, Wanted
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.threads import Threads
-from memstore.errors import CorruptBlock
+from memstore.errors import MissingBlock
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
 
@@ -153,7 +153,7 @@ class DiskTier:
         views = txn.views("blocks", keys)
         if len(views) < len(keys):
             key = next(record[1] for record in wanted if txn.view("blocks", record[0]) is None)
-            raise CorruptBlock(f"{key}: no such record in {self.database.path}; run verify")
+            raise MissingBlock(f"{key}: no such record in {self.database.path}; run verify")
         return views
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, tee
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.room import Forecast
 from memstore.store.writer import DocumentWriter
 
+Keep = Literal["kv", "text"]
+"""What is stored of passages beside their text and what they are found by."""
+
 _AT_ONCE = 16  # passages that are stored together
 _LOOKED_UP = 64  # passages that are looked up together
 
@@ -40,10 +44,12 @@ def ingest_passages(
     text: Text,
     *,
     mode: Mode = "new",
+    keep: Keep = "kv",
     expect: OnForecast | None = None,
 ) -> Ingesting:
     """Read a text into the store under text.name, passage by passage; the finished document is
-    returned. Raises what memstore.model.ingest.ingest raises.
+    returned. keep: keys and values of its passages, or their text alone, of which a question
+    computes those that it needs. Raises what memstore.model.ingest.ingest raises.
 
     A document already there with the same content is returned as it is; one whose ingest was
     interrupted goes on behind the passages that are stored. An appended text begins a passage.
@@ -53,6 +59,8 @@ def ingest_passages(
     about = about_tokens(text, reader.tokenizer)
 
     def foresee() -> Forecast | None:
+        if keep == "text":  # it takes so little room that nothing is refused beforehand
+            return None
         return store.forecast(
             text.name, about, source_hash=text.digest, settings=settings, mode=mode
         )
@@ -82,17 +90,23 @@ def ingest_passages(
         # an append takes the last passage away, to be stored again in front of what follows
         passages = chain(writer.replaced_passages(), cutting)
         coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
-        encoded = encode(reader, (one.ids.tolist() for one, known in ahead if known is None))
+        through = reader.selector.taps.layers if keep == "text" else None
+        encoded = encode(
+            reader,
+            (one.ids.tolist() for one, known in ahead if _missing(known, keep)),
+            layers=through,
+        )
         while pairs := list(islice(coming, _AT_ONCE)):
             some = [one for one, _ in pairs]
-            given = [at for at, (_, known) in enumerate(pairs) if known is None]
-            found = list(islice(encoded, len(given)))
+            new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
+            found = list(islice(encoded, len(new)))
+            given = new if keep == "kv" else []
             layers = reader.shape.memory_layers if given else ()
             writer.add_passages(
                 some,
                 {layer: padded(reader, found, layer) for layer in layers},
                 given=given,
-                landmarks=_landmarks(reader, [known for _, known in pairs], found),
+                landmarks=_landmarks(reader, pairs, new, found),
                 words=words_of(reader, some),
             )
             return_freed_memory()
@@ -114,21 +128,26 @@ def _looked_up(
         yield from zip(some, writer.known(some))
 
 
+def _missing(known: Known | None, keep: Keep) -> bool:
+    """Has a passage to be computed?"""
+    return known is None or (keep == "kv" and not known.stored)
+
+
 def _landmarks(
-    reader: ChoosingReader, known: Sequence[Known | None], encoded: Sequence[Encoded]
+    reader: ChoosingReader,
+    pairs: Sequence[tuple[Passage, Known | None]],
+    new: Sequence[int],
+    encoded: Sequence[Encoded],
 ) -> Tensor | None:
-    """What the reader's selector keeps of the tokens of passages, of which those that are not known
-    were encoded.
+    """What the reader's selector keeps of the tokens of passages, of which the new ones were
+    encoded, and the others are known.
     """
-    new = iter(encoded)
-    parts = [
-        landmarks_of(reader, [next(new)])
-        if one is None
-        else None
-        if one.landmarks is None
-        else torch.from_numpy(one.landmarks)
-        for one in known
+    parts: list[Tensor | None] = [
+        None if known is None or known.landmarks is None else torch.from_numpy(known.landmarks)
+        for _, known in pairs
     ]
+    for at, one in zip(new, encoded):
+        parts[at] = landmarks_of(reader, [one])
     kept = [part for part in parts if part is not None]
     return torch.cat(kept) if kept else None
 
