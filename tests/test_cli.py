@@ -363,9 +363,11 @@ def test_search_shows_places(store: Path) -> None:
     assert sorted(sources, key=lambda source: -source["weight"]) == sources
     first, end = sources[0]["span"]
     assert sources[0]["text"] == STORY[first:end]
-    assert (
-        run("search", "the old mill", "--store", store, "--results", "3").out.count("story[") == 3
-    )
+    lines = run("search", "the old mill", "--store", store, "--results", "3").out.splitlines()
+    assert len(lines) == 3
+    for line, source in zip(lines, sources):
+        assert f"story[{source['span'][0]:,}-" in line
+        assert line.endswith(" ".join(source["text"].split())) and line.endswith(".")
 
 
 def test_search_ranks_documents(store: Path) -> None:

@@ -27,6 +27,7 @@ from memstore.documents.conversion import convert
 from memstore.documents.detect import form_of
 from memstore.errors import InvalidInput, UnreadableDocument
 from memstore.model.answer import Source
+from memstore.model.document_text import block_texts
 from memstore.model.text import Text
 from memstore.store.memory_store import MemoryStore
 
@@ -490,9 +491,11 @@ def test_every_character_has_its_place_after_tokenisation_in_every_later_process
                 at = text.index(word)
                 right[at : at + len(word)] = [place] * len(word)
             assert any(right)
-            sources = [Source.of(model, store, row, block, {}) for block in range(row.blocks)]
-            assert "".join(source.text for source in sources) == text
-            for source in sources:
+            blocks = list(block_texts(model.tokenizer, store, row))
+            assert "".join(one.text for one in blocks) == text
+            assert all(one.text == text[one.start : one.end] for one in blocks)
+            for block in range(row.blocks):
+                source = Source.of(model, store, row, block, {})
                 first, end = source.span
                 assert source.text == text[first:end]
                 for at in range(first, end):

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import passage_documents
 import pytest
 import torch
 from fork_server import RIGHT, ForkServer
+from selected_documents import FORM
+from selected_documents import create as create_selected
 from synthetic_documents import (
     CHUNK,
     CHUNK_BLOCKS,
@@ -25,6 +28,7 @@ from synthetic_documents import (
 )
 
 from memstore.disk.document import Document
+from memstore.disk.passages import Passage
 from memstore.errors import MemoryLocked
 from memstore.store.memory_store import MemoryStore
 
@@ -104,6 +108,64 @@ def test_forgetting_leaves_bytes_until_compacting_and_erasing_leaves_none(path: 
         check_rest(store)
         assert found(erased) == {}
     assert is_whole(erased)
+
+
+def secret_passages(count: int) -> tuple[list[Passage], torch.Tensor, list[list[tuple[int, int]]]]:
+    """Passages of token ids that no other has, with a gap, landmarks and words of their own."""
+    random, made = np.random.default_rng(7), list[Passage]()
+    for block in range(count):
+        one = passage_documents.passage(TEXT, block)
+        ids, gap = random.integers(1 << 24, 1 << 31, len(one.ids)), f"a gap of secret {block:09}"
+        start = (made[-1].end if made else 0) + len(gap)
+        made.append(one._replace(ids=ids, gap=gap, start=start))
+    tokens = sum(len(one.ids) for one in made)
+    numbers = random.integers(-127, 128, (tokens, FORM.heads, FORM.width))
+    words = [[(int(word), 1) for word in random.integers(0, 1 << 32, 4)] for _ in made]
+    return made, torch.from_numpy(numbers).to(torch.int8), words
+
+
+@pytest.mark.parametrize("way", ["compacted", "erased"])
+def test_nothing_is_left_of_a_document_of_passages(tmp_path: Path, way: str) -> None:
+    made, landmarks, words = secret_passages(40)
+    k, v = passage_documents.keys_values(TEXT, 1, 0, 40)
+    path, texts = tmp_path / "memory", {"before": 2, "after": 3}
+    with create_selected(path, codec="raw") as store:
+        passage_documents.ingest(store, "before", 30, text=2)
+        settings = passage_documents.SETTINGS
+        writer = store.write_document(SECRET, source_hash="hash", settings=settings)
+        assert writer is not None
+        with writer:
+            layers = {
+                layer: passage_documents.keys_values(TEXT, layer, 0, 40)
+                for layer in passage_documents.LAYERS
+            }
+            writer.add_passages(made, layers, landmarks=landmarks, words=words)
+            writer.finish("a tail that is to be erased")
+        passage_documents.ingest(store, "after", 30, text=3)
+    pieces = {
+        "name": SECRET.encode(),
+        "tail": b"a tail that is to be erased",
+        "gap": made[9].gap.encode(),
+        "ids": made[9].ids.astype("<u4").tobytes(),
+        "keys": k[9, 0, 0].view(torch.int16).numpy().tobytes(),
+        "values": v[9, 1, 0].view(torch.int16).numpy().tobytes(),
+        "landmarks": landmarks[50].numpy().tobytes(),
+    }
+
+    def left() -> set[str]:
+        data = b"\0".join(file.read_bytes() for file in path.rglob("*") if file.is_file())
+        return {name for name, piece in pieces.items() if piece in data}
+
+    assert left() == pieces.keys()
+    with opened(path) as store:
+        store.forget(SECRET, erase=way == "erased")
+        if way == "compacted":
+            assert left() == pieces.keys()
+            store.compact()
+        assert left() == set()
+        for name, text in texts.items():
+            passage_documents.check_content(store, store.document(name), text)
+    assert is_whole(path)
 
 
 def test_what_is_written_after_an_erasure_holds_nothing_of_the_process_memory(path: Path) -> None:

@@ -174,7 +174,6 @@ def test_both_kinds_of_documents_live_in_one_memory(store) -> None:
         store.passages("grid")
     scope = [(document.id, 0, 20), (store.document("grid").id, 0, 13)]
     assert store.token_maxima(torch.ones(1, 8), 0, scope).shape == (1, 33)
-    assert store.token_landmarks(scope).shape[:2] == (33, BLOCK)
 
 
 def test_another_selector_takes_the_place_of_the_old(store) -> None:

@@ -88,7 +88,7 @@ def test_a_place_of_the_text_is_where_it_says(asked):
     for source in asked.told["sources"]:
         if source["document"] == "diary":
             first, end = source["span"]
-            assert DIARY[first:end] == source["text"]
+            assert DIARY[first:end] == source["text"] and source["text"].endswith(".")
 
 
 def test_every_lookup_of_the_answer_is_a_mass_or_skipped(asked, reader):

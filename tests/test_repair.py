@@ -8,13 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import lmdb
+import passage_documents
 import pytest
+import synthetic_documents
 from fork_server import RIGHT, ForkServer
-from synthetic_documents import CHUNK, SIGNATURE, check_content, ingest, is_whole
+from selected_documents import create as create_selected
+from synthetic_documents import CHUNK, SIGNATURE, is_whole
 
 from memstore.disk.database import Database
+from memstore.disk.document import Document
 from memstore.disk.locks import WriterLock
 from memstore.disk.meta_pages import read_states
 from memstore.disk.salvage import is_sound, salvage
@@ -27,11 +32,27 @@ BUDGET, PAGE = 1 << 20, 4096
 TEXTS = {"one": 1, "two": 2, "three": 3, "four": 4}
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ingest(store: MemoryStore, name: str, tokens: int, **options: Any) -> Document:
+    """Read a text of about so many tokens, as the memory holds texts."""
+    if store.selector is None:
+        return synthetic_documents.ingest(store, name, tokens, **options)
+    return passage_documents.ingest(store, name, -(-tokens // 3), **options)
+
+
+def check_content(store: MemoryStore, document: Document, text: int) -> None:
+    kind = synthetic_documents if store.selector is None else passage_documents
+    kind.check_content(store, document, text=text)
+
+
+@pytest.fixture(scope="module", params=["blocks", "passages"])
+def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A memory of four documents, with free pages."""
     path = tmp_path_factory.mktemp("repair") / "memory"
-    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+    if request.param == "passages":
+        made = create_selected(path, host_budget=BUDGET)
+    else:
+        made = MemoryStore.create(path, SIGNATURE, host_budget=BUDGET)
+    with made as store:
         ingest(store, "gone", 5 * CHUNK, text=9)
         for name, text in TEXTS.items():
             ingest(store, name, 9 * CHUNK + text, text=text)

@@ -133,7 +133,8 @@ def test_a_vector_store_is_filled_searched_filtered_and_left(files: Any) -> None
 
     found = files.vector_stores.search(store.id, query="the mayor of Velm", max_num_results=3)
     best = found.data[0]
-    assert best.filename == "south.txt" and "Idra" in "".join(r.content[0].text for r in found)
+    assert best.filename == "south.txt"
+    assert "The mayor of Velm is called Idra." in best.content[0].text
     first, end = best.memstore["span"]
     assert best.content[0].text == TOWNS["south.txt"][first:end]
     everything = files.vector_stores.search(store.id, query=["the ferry", "cider"])
@@ -217,6 +218,7 @@ def test_a_response_cites_the_files_that_file_search_attached(files: Any, stream
     assert all(0 <= result.score <= 1 for result in call.results)
     text = message.content[0]
     assert [note.quote for note in text.annotations] == [result.text for result in call.results]
+    assert any("The ferry there costs 17 crowns." in note.quote for note in text.annotations)
     for note in text.annotations:
         assert (note.type, note.file_id, note.filename) == ("file_citation", north.id, "north.txt")
         assert note.index == len(text.text)

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import passage_documents
 import pytest
+import synthetic_documents
 import torch
 from places import Killed, WatchedPlace, in_memory
 from published import open_at, units_of
 from selected_documents import create as create_selected
-from selected_documents import ingest as ingest_selected
-from synthetic_documents import SIGNATURE, ingest
+from synthetic_documents import SIGNATURE
 from test_publish import before_the_manifest, names, same_as, send
 
+from memstore.disk.document import Document
 from memstore.disk.keys import document_key
 from memstore.errors import BlocksUnavailable, CorruptMemory, StoreUnavailable
 from memstore.share.manifest import Published, newest_number
@@ -26,10 +28,25 @@ from memstore.store.memory_store import MemoryStore
 TEXTS = {"a": (1, 203), "b": (2, 118), "c": (3, 64), "d": (4, 7)}
 
 
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[MemoryStore]:
-    with MemoryStore.create(tmp_path / "memory", SIGNATURE, host_budget=1 << 20) as store:
+@pytest.fixture(params=["blocks", "passages"])
+def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MemoryStore]:
+    path, budget = tmp_path / "memory", 1 << 20
+    if request.param == "passages":
+        store = create_selected(path, host_budget=budget)
+    else:
+        store = MemoryStore.create(path, SIGNATURE, host_budget=budget)
+    with store:
         yield store
+
+
+def ingest(
+    memory: MemoryStore, name: str, tokens: int, *, text: int, mode: str = "new"
+) -> Document:
+    """Read a text of about so many tokens, as the memory holds texts."""
+    if memory.selector is None:
+        return synthetic_documents.ingest(memory, name, tokens, text=text, mode=mode)
+    count = -(-tokens // 4)
+    return passage_documents.ingest(memory, name, count, text=text, mode=mode)
 
 
 def one_by_one(memory: MemoryStore, place: WatchedPlace) -> None:
@@ -82,16 +99,6 @@ def test_large_segments_stay_where_they_are(memory: MemoryStore, tmp_path: Path)
     assert len(segments(place)) < len(before)
     assert max(after[name] for name in segments(place)) < 16_000
     same_as(memory, place, tmp_path, *TEXTS)
-
-
-def test_landmarks_of_selectors_and_words_are_merged(tmp_path: Path) -> None:
-    place = WatchedPlace(in_memory())
-    with create_selected(tmp_path / "memory") as store:
-        for text, (name, tokens) in enumerate([("a", 120), ("b", 70)], 1):
-            ingest_selected(store, name, tokens, text=text)
-            send(store, place, name)
-        assert merge(place).before == 2
-        same_as(store, place, tmp_path, "a", "b")
 
 
 def test_readers_on_either_side_answer_alike(memory: MemoryStore, tmp_path: Path) -> None:

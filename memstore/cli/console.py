@@ -24,6 +24,7 @@ _UNITS = {
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?)B?\s*", re.IGNORECASE)
 _SECONDS_BETWEEN_LINES = 5.0
+_PREVIEW = 90  # characters of an answer's source
 # What a terminal obeys instead of showing it (but line breaks and tabs), turns text around, or is
 # half of a pair and cannot be written.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -113,10 +114,10 @@ def columns(rows: Sequence[Sequence[object]]) -> str:
 
 
 def print_sources(
-    sources: Sequence[Mapping[str, Any]], width: int = 90, *, shares: bool = False
+    sources: Sequence[Mapping[str, Any]], width: int | None = None, *, shares: bool = False
 ) -> None:
     """One line a source: weight (a share of one as a percentage), document, its page or headings,
-    characters, text.
+    characters, text, of which `width` characters at most (None: all).
     """
     for source in sources:
         weight = f"{source['weight']:7.0%}" if shares else f"{source['weight']:7.2f}"
@@ -126,7 +127,8 @@ def print_sources(
         if source["place"] is not None:
             name += f", {one_line(source['place'])} "
         place = f"{name}[{first:,}-{end:,}] ({tiers})"
-        say(f"  {weight}  {place}  {shorten(source['text'], width)}")
+        text = one_line(source["text"]) if width is None else shorten(source["text"], width)
+        say(f"  {weight}  {place}  {text}")
 
 
 def tier(counts: Mapping[str, Any]) -> str:
@@ -154,7 +156,7 @@ def print_answer(answer: Mapping[str, Any], *, streamed: bool) -> None:
         say("(nothing was found)")
     elif not streamed:
         say(answer["text"])
-    print_sources(answer["sources"])
+    print_sources(answer["sources"], _PREVIEW)
     print_absent(answer.get("absent", ()))
     say(f"  {cost(answer)}")
 

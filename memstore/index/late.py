@@ -163,20 +163,6 @@ class TokenIndex:
             before += end - start
         return torch.from_numpy(out)
 
-    def keys(self, scope: Scope) -> Tensor:
-        """Landmarks float32 [blocks of the scope, tokens of the longest, heads, width], in int8 the
-        vectors that they stand for; a shorter block repeats its last token. Raises
-        DocumentNotFound.
-        """
-        held, resolved = self._resolve(scope)
-        parts = [held[:, :0], *(held[:, start:end] for start, end in resolved.ranges)]
-        tokens = torch.cat(parts, dim=1)
-        longest = int(resolved.lengths.max(initial=0))
-        within = np.minimum(np.arange(longest), resolved.lengths[:, None] - 1)
-        which = torch.from_numpy(resolved.starts[:, None] + within)
-        steps = INT8_STEPS if self.dtype == torch.int8 else 1.0
-        return tokens[:, which].permute(1, 2, 0, 3).float() / steps
-
     def _resolve(self, scope: Scope) -> tuple[Tensor, _Resolved]:
         """The landmarks as they are now and the scope's blocks in them; rows only ever move into
         new tensors.

@@ -51,7 +51,7 @@ class Opened:
 
 
 def label(source: "Source") -> str:
-    """Where a passage stands, in a line that is its own: diary[226-331]."""
+    """Where a passage stands, in a line that is its own: diary[195-378]."""
     first, end = source.span
     return f"{source.document}[{first}-{end}]"
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from memstore.disk.document import Document
-from memstore.model.document_text import block_texts
 from memstore.model.reader import Reader
+from memstore.model.shown import shown_text
 from memstore.model.units import Read
 from memstore.store.memory_store import MemoryStore
 
@@ -18,10 +18,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Source:
-    """A block that was read: where its text stands in its document, and how strongly it was
-    attended.
+    """A block that was read: what is shown of it, where that stands in its document, and how
+    strongly the block was attended.
 
-    span: (first, end) characters of the document, those that begin in the block; text: they.
+    span: (first, end) characters of the document, those of the whole sentences that the block is
+    part of (memstore.model.shown); text: they.
     weight: attention mass summed over layers, heads and answer tokens; of a search, how like the
     phrase it is (docs/method.md section 9). reads: one entry a (layer, head, tier): the part read
     there. place: "page 12", or the headings that it stands under; None where the document has none.
@@ -50,15 +51,14 @@ class Source:
         """A block of a document; weight: None for the sum of what was read. Raises
         DocumentNotFound, CorruptMemory.
         """
-        (found,) = block_texts(reader.tokenizer, store, document, block, block + 1)
-        start, text = found.start, found.text
-        blank, words = len(text) - len(text.lstrip()), len(text.strip())
+        shown = shown_text(reader.tokenizer, store, document, block)
+        blank, words = len(shown.text) - len(shown.text.lstrip()), len(shown.text.strip())
         return cls(
             document=document.name,
             block=block,
-            span=(start, found.end),
-            text=text,
-            place=document.places.at(start + blank, start + blank + words),
+            span=(shown.start, shown.end),
+            text=shown.text,
+            place=document.places.at(shown.start + blank, shown.start + blank + words),
             weight=round(sum(reads.values()) if weight is None else weight, 4),
             reads=[
                 {"layer": layer, "head": head, "tier": tier, "weight": round(mass, 4)}
@@ -166,7 +166,7 @@ class Collector:
             source = Source.of(reader, store, known[document], block, self._mass[document, block])
             for other, number in (same or {}).get((document, block), ()):
                 if other in known:
-                    (text,) = block_texts(reader.tokenizer, store, known[other], number, number + 1)
+                    text = shown_text(reader.tokenizer, store, known[other], number)
                     source.also.append((known[other].name, (text.start, text.end)))
             found.append(source)
         return found

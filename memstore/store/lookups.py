@@ -78,13 +78,6 @@ class Lookups(OpenMemory):
         """
         return self._select().maxima(q, head, scope)
 
-    def token_landmarks(self, scope: "Scope") -> "Tensor":
-        """The token landmarks of the blocks of a scope, float32 [blocks, tokens of the longest,
-        heads, width], in int8 as the vectors that they stand for; a shorter block repeats its last
-        token. Raises what token_maxima raises.
-        """
-        return self._select().landmarks(scope)
-
     def word_scores(self, words: "Mapping[int, float]", scope: "Scope") -> "Tensor":
         """BM25 of each block of a scope, [blocks] float32; words: hash (memstore.index.words.split)
         -> weight. See WordIndex.scores. Raises what token_maxima raises.

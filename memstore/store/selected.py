@@ -42,11 +42,6 @@ class Selected:
         self._hold("token", scope)
         return self._tokens.maxima(q, head, scope)
 
-    def landmarks(self, scope: Scope) -> Tensor:
-        """See MemoryStore.token_landmarks."""
-        self._hold("token", scope)
-        return self._tokens.keys(scope)
-
     def scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
         """See MemoryStore.word_scores."""
         self._hold("words", scope)

@@ -7,32 +7,29 @@ none is read for another, once they are committed. Killed at any
 instant, the memory holds what the last transaction held: a prefix of whole chunks.
 """
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from itertools import product
 from types import TracebackType
 from typing import Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from memstore.block import BlockKey
 from memstore.disk.block_words import Words
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
 from memstore.disk.passages import Passage
-from memstore.errors import BudgetExceeded, InvalidInput, StorageFull
+from memstore.errors import InvalidInput, StorageFull
 from memstore.store.chunk import Chunk, LayerBlocks, RecentBlocks, StoredLayers
-from memstore.store.commit import Commits, Tail
+from memstore.store.commit import Commits
 from memstore.store.known_passages import Known, KnownPassages
 from memstore.store.passages import Continued
+from memstore.store.readable import Readable
 from memstore.store.retrieval import Retrieval
+from memstore.store.staged import Staged
 from memstore.store.tokens import TokenSpan, read_tokens
-from memstore.tiers.raw_bits import torch_dtype
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
 
@@ -62,9 +59,7 @@ class DocumentWriter:
         ready; locks: released at the end; make_room: has the store's other writers let go of what
         they can. Raises CorruptMemory.
         """
-        self._catalog, self._tiers, self._index = catalog, retrieval.tiers, retrieval.index
-        self._selected = retrieval.selected
-        self._form = catalog.selector_form
+        self._catalog, self._form = catalog, catalog.selector_form
         self._geometry = catalog.signature.geometry
         self._memory_layers = set(StoredLayers.of(document, catalog.signature).memory)
         self._chunk_blocks = document.settings.chunk_blocks
@@ -79,6 +74,7 @@ class DocumentWriter:
             tokens = blocks * self._geometry.block_size
         if document.state == "ready" or not document.writes:
             document = document.begin_write(blocks)
+        self._readable = Readable(retrieval, document, self._memory_layers, self._geometry)
         self._commits = Commits(
             catalog,
             document,
@@ -87,22 +83,21 @@ class DocumentWriter:
             replaces=replaces,
             on_commit=self._committed,
         )
-        self._commit_bytes = commit_bytes
         self._holding = catalog.passages.holding()
         self._known: KnownPassages | None = None
         if document.of_passages:
             self._known = KnownPassages(catalog, document, self._holding)
+        self._staged = Staged(
+            self._commits,
+            commit_bytes,
+            held_until=0 if self._before is None else self._before.document.appended_at,
+        )
         self._locks, self._make_room, self._on_close = locks, make_room, on_close
         self._blocks, self._tokens = blocks, tokens
         self._characters = 0 if self._before is None else self._before.characters
         self._boundary = blocks  # of chunks, from where an append would continue
         self._ended = False  # by a chunk that is not whole
         self._finished = False
-        self._tail: Tail | None = None
-        self._staging = threading.Lock()  # of the next two
-        self._staged: list[Chunk] = []  # not yet given to a commit
-        self._staged_bytes = 0
-        self._pinned: list[BlockKey] = []  # committed, but still among the latest blocks
         self._closed = False
 
     @property
@@ -212,30 +207,27 @@ class DocumentWriter:
         )
         cut = self._commits.cut
         if not cut:
-            self._show(chunk)
+            if not self._commits.encoder.lossless:  # it is read as it will be stored
+                self._commits.encoder.replace_by_stored(chunk)
+            # what is committed needs no pin
+            self._readable.show(chunk, [self._flush, self._make_room])
         done = self.document.blocks
         self._commits.landmarks.add(chunk, done, self._commits.keep_from(done))
         if chunk.found_by is not None:
             self._commits.selected.add(chunk.first_block, chunk.found_by, done)
-        size = 0
         if chunk.whole and not cut:
             size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
             self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
-        with self._staging:
-            self._staged.append(chunk)
-            self._staged_bytes += size
-        self._blocks, self._tokens, self._ended = chunk.end_block, chunk.end_token, not chunk.whole
-        self._boundary = chunk.boundary
+        else:
+            size = 0
+        self._stage(chunk, size)
+        self._ended = not chunk.whole
         if chunk.whole and cut:
             # Old blocks have the numbers of the new ones: they are answered from until the new ones
             # are committed.
             self._flush()
-            self._add_to_index(chunk)
-        elif self._staged_bytes >= self._commit_bytes:
-            self._submit()
-        while self._commits.waiting_bytes > 2 * self._commit_bytes:
-            self._commits.wait_for_one()
-        self._commits.check()
+            self._readable.add_to_index(chunk)
+        self._staged.submit_if_enough()
 
     def known(self, passages: Sequence[Passage]) -> list[Known | None]:
         """What is stored of passages that come, whatever document they are of: the keys and values
@@ -289,16 +281,9 @@ class DocumentWriter:
             self._commits.selected.add(chunk.first_block, chunk.found_by, self.document.blocks)
         size = sum(k.nbytes + v.nbytes for k, v in layers.values())
         self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
-        with self._staging:
-            self._staged.append(chunk)
-            self._staged_bytes += size
-        self._blocks, self._tokens = chunk.end_block, chunk.end_token
-        self._boundary, self._characters = chunk.boundary, chunk.end
-        if self._staged_bytes >= self._commit_bytes:
-            self._submit()
-        while self._commits.waiting_bytes > 2 * self._commit_bytes:
-            self._commits.wait_for_one()
-        self._commits.check()
+        self._stage(chunk, size)
+        self._characters = chunk.end
+        self._staged.submit_if_enough()
 
     def recent(self, layer: int, n: int) -> RecentBlocks:
         """The latest n blocks (fewer where there are fewer), staged or stored, as they are stored:
@@ -306,21 +291,15 @@ class DocumentWriter:
 
         Of a layer without memory there are no more than top_k. Raises CorruptBlock.
         """
-        number, heads = self._commits.row.id, self._geometry.num_kv_heads
         first = max(0, self._blocks - n)
         if layer not in self._memory_layers:
             first = max(first, self._commits.keep_from(self._boundary))
         blocks = range(first, self._blocks)
-        units = [BlockKey(number, layer, block, h) for block, h in product(blocks, range(heads))]
-        shape = (len(blocks), *self._geometry.shape)
-        with self._tiers.lease(units) as lease:
-            k, v = (half.index_select(0, lease.slots).view(shape) for half in (lease.k, lease.v))
+        k, v = self._readable.blocks(layer, blocks)
         if self._form is not None:
-            landmarks = torch.empty(0, heads, self._geometry.head_dim, dtype=k.dtype)
+            landmarks = k.new_empty(0, self._geometry.num_kv_heads, self._geometry.head_dim)
         elif layer in self._memory_layers:
-            scope = [(number, first, self._blocks)]
-            landmarks = self._index.keys(layer, scope).transpose(0, 1)
-            landmarks = landmarks.to(torch_dtype(self._geometry.dtype))
+            landmarks = self._readable.landmarks(layer, blocks)
         else:
             landmarks = self._commits.landmarks.keys(layer, first, self._blocks)
         return RecentBlocks(k, v, landmarks, blocks)
@@ -329,7 +308,7 @@ class DocumentWriter:
         """Commit every whole staged chunk, and wait until that is done or has failed; another
         thread that needs the room may call it.
         """
-        self._submit()
+        self._staged.submit()
         self._commits.wait()
 
     def finish(self, tail: str = "") -> Document:
@@ -343,15 +322,14 @@ class DocumentWriter:
         as_it_was = self._commits.cut and self._blocks == self._commits.base
         if tail and (self._before is None or as_it_was):
             raise InvalidInput("a tail stands behind passages; add those that are replaced first")
-        if self._before is not None and not as_it_was:
-            self._tail = self._characters, tail
+        behind = None if self._before is None or as_it_was else (self._characters, tail)
         # an appended end that replaces old blocks
-        unseen = [chunk for chunk in self._staged if not chunk.units]
-        self._submit(final=True)
+        unseen = [chunk for chunk in self._staged.chunks if not chunk.units]
+        self._staged.submit(final=True, tail=behind)
         self._commits.wait()
         self._commits.check()
         for chunk in unseen:
-            self._add_to_index(chunk)
+            self._readable.add_to_index(chunk)
         self._finished = True
         self.close()
         return self._commits.row
@@ -365,12 +343,11 @@ class DocumentWriter:
         self._closed = True
         try:
             if self._finished or self._commits.error is not None:
-                with self._staging:
-                    self._staged = []
-            self._submit()
+                self._staged.clear()
+            self._staged.submit()
             self._commits.close()
         finally:
-            self._release(self._pinned, self._memory_layers)
+            self._readable.close()
             try:
                 self._on_close(self)
                 self._leave_nothing()
@@ -410,83 +387,18 @@ class DocumentWriter:
             if error is None:
                 raise  # otherwise the block's own error is the one to see
 
-    def _submit(self, *, final: bool = False) -> None:
-        """Give the staged chunks to a commit: the whole ones, or all with the document's end."""
-        with self._staging:
-            if self._is_held() and not final:
-                return
-            chunks = [chunk for chunk in self._staged if chunk.whole or final]
-            self._staged = [chunk for chunk in self._staged if not (chunk.whole or final)]
-            size, self._staged_bytes = self._staged_bytes, 0
-            if chunks or final:
-                tail = self._tail if final else None
-                self._commits.submit(chunks, size, final=final, tail=tail)
-
-    def _is_held(self) -> bool:
-        """Would a commit take away old text that is not read again yet? Whoever resumes has what is
-        appended, and nothing else.
-        """
-        before = self._before
-        if before is None or not self._commits.cut or not self._staged:
-            return False
-        return self._staged[-1].end < before.document.appended_at
+    def _stage(self, chunk: Chunk, size: int) -> None:
+        self._staged.add(chunk, size)
+        self._blocks, self._tokens = chunk.end_block, chunk.end_token
+        self._boundary = chunk.boundary
 
     def _flush(self) -> None:
         self.store_staged()
         self._commits.check()
 
-    # What is staged, and what has been committed, in the tiers and in the index
-
-    def _show(self, chunk: Chunk) -> None:
-        """Make the chunk's blocks readable, as they will be stored, and its landmarks
-        searchable.
-        """
-        if not self._commits.encoder.lossless:
-            self._commits.encoder.replace_by_stored(chunk)
-        for make_room in (self._flush, self._make_room):
-            try:
-                chunk.units = self._pin(chunk)
-                break
-            except BudgetExceeded:
-                make_room()  # what is committed needs no pin
-        else:
-            chunk.units = self._pin(chunk)
-        self._add_to_index(chunk)
-
-    def _add_to_index(self, chunk: Chunk) -> None:
-        for layer in sorted(chunk.landmarks.keys() & self._memory_layers):
-            self._index.add(self._commits.row.id, layer, chunk.first_block, chunk.landmarks[layer])
-
-    def _pin(self, chunk: Chunk) -> list[BlockKey]:
-        number, first = self._commits.row.id, chunk.first_block
-        units: list[BlockKey] = []
-        try:
-            for layer, (k, v) in chunk.blocks.items():
-                units += self._tiers.pin(number, layer, first, k, v, chunk.lengths)
-        except BudgetExceeded:
-            self._tiers.drop(units)
-            raise
-        return units
-
     def _committed(self, chunks: Sequence[Chunk], cut: bool) -> None:
-        """On the committing thread: committed units need no pin, but the latest top_k blocks are
-        about to be read and stay until newer ones are committed.
-        """
+        """On the committing thread."""
         if cut:
-            self._index.truncate(self._commits.row.id, self._commits.base)
-            if self._selected is not None:
-                self._selected.truncate(self._commits.row.id, self._commits.base)
-            self._tiers.drop_document(self._commits.row.id, self._commits.base)
-            return
-        units = self._pinned + [unit for chunk in chunks for unit in chunk.units]
-        latest = self._commits.keep_from(chunks[-1].boundary)
-        self._pinned = [unit for unit in units if unit.block >= latest]
-        # An ingest that attends to its latest blocks alone will not ask for the others: they make
-        # room for those that are asked for.
-        stay = self._memory_layers if self._commits.row.settings.retrieve else set()
-        self._release([unit for unit in units if unit.block < latest], stay)
-
-    def _release(self, units: Sequence[BlockKey], stay: set[int]) -> None:
-        """Pin these units no longer; those of the layers `stay` are cached like any other."""
-        self._tiers.unpin([unit for unit in units if unit.layer in stay])
-        self._tiers.drop([unit for unit in units if unit.layer not in stay])
+            self._readable.replaced(self._commits.base)
+        else:
+            self._readable.committed(chunks, self._commits.keep_from(chunks[-1].boundary))

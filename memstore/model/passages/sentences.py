@@ -77,37 +77,6 @@ _CLAUSE = re.compile(
     r"|(?<!\s)\s++(?=[\u2013\u2014(])|(?<!\u2014)\u2014++\s*+(?=\w)"
     r"|[\uff0c\u3001\uff1b\uff1a]++"
 )
-_WORD = re.compile(r"[^\s(\[\"'\u201c\u2018\u2014-]*$")
-_SHORTENED = """
-    mr mrs ms dr prof st sr jr rev hon gen col capt lt sgt maj gov sen rep messrs mme mlle mgr esq
-    vs cf viz e.g i.e eg ie ca approx fig figs vol vols no nos pp p ch sec art op ed eds trans al
-    inc ltd co corp dept univ mt ft ave blvd jan feb mar apr jun jul aug sep sept oct nov dec
-    hr fr nr bzw ggf z.b d.h u.a z.t evtl vgl str abs bd sog inkl zzgl sra srta ud uds pág núm av
-    mm mlles ste г гг ул т.е им стр рис табл см напр тыс млн млрд
-"""
-_ABBREVIATIONS = frozenset(_SHORTENED.split())
-_SMALL = re.compile(r"[\"'\u201c\u2018(\[*_]*[^\W\d_]")
-_LIST_ITEM = re.compile(
-    r"(?:[-*+\u2022\u2023\u25aa\u25cf\u2013]|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,5})[.)])[ \t]"
-)
-_STRUCTURED = re.compile(  # how a line of a list, a table, a log, code or a quotation begins
-    r"[-*+\u2022\u2023\u25aa\u25cf]\s|\(?(?:\d{1,3}|[a-zA-Z]|[ivx]{1,5})[.)]\s|[|#>{}\[<@$/\\;]"
-    r"|\d+[-:/.]\d|[\"']?\w+[\"']?\s?[:=]|[A-Z]{4,}\b[ :]|```|~~~|---|===|\.\.\."
-)
-_CODE = re.compile(r"[{}=<>\\|\t]|\(\)|::|->|\w\(|[\"']\s*:|;$|^\s*(?:\"|')?[\w.-]+(?:\"|')?,\S")
-_MARKDOWN = re.compile(r"#{1,6}[ \t]+\S")
-_CHAPTER = re.compile(
-    r"(?:chapter|part|book|section|act|scene|appendix|letter|canto|volume|kapitel|teil|chapitre|"
-    r"cap[ií]tulo|глава|часть)\s+(?:\d+|[ivxlcdm]+|[a-z]|the\s+\w+|one|two|three|four|five|six|"
-    r"seven|eight|nine|ten|\w+teen|twen\w+|thir\w+|first|second|last)\b[^\n]{0,60}$"
-    r"|第[0-9〇一二三四五六七八九十百千]+[章节回部卷][^\n]{0,30}$",
-    re.IGNORECASE,
-)
-_UNDERLINE = re.compile(r"(?:={3,}|-{3,}|~{3,})[ \t]*$", re.MULTILINE)
-_CLAUSE = re.compile(
-    r"[,;:\u2013\u060c\u061b]+[\"'\u2019\u201d)]*\s+|\s+(?=[\u2013\u2014(])|\u2014+\s*(?=\w)"
-    r"|[\uff0c\u3001\uff1b\uff1a]+"
-)
 _WORD = re.compile(r"\s++|(?<=[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff])(?=\w)")
 # what belongs to the character before it, or takes the next one to itself
 _JOINED = re.compile(
