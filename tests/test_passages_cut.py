@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from memstore.disk.passages import Passage
 from memstore.disk.places import Place
 from memstore.model.checkpoint import SHIPPED
+from memstore.model.passages.context import CONTEXTS
 from memstore.model.passages.cut import Passages
 from memstore.model.passages.sentences import split
 from memstore.model.tokenizer import Tokenizer
@@ -74,7 +75,7 @@ _NASTY = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(_NASTY, st.sampled_from(["none", "all"]))
+@given(_NASTY, st.sampled_from(CONTEXTS))
 def test_any_text_comes_back_exactly(text: str, context: str) -> None:
     check(text, *cut(text, context=context))
 

@@ -3,6 +3,7 @@ and every memory layer reads them with the question, where a prompt would have t
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -245,10 +246,13 @@ class ChoosingSession(Closing):
         for first in range(0, len(layers), at_once):
             kept |= self._stored(stored, layers[first : first + at_once])
         behind: list[int] = []
-        for one in passages[len(stored) :]:
+        for before, one in pairwise(passages) if chained else ():
             (passage,) = self.store.passages(one.document, one.block, one.block + 1)
-            behind += passage.ids.tolist()
-            self._lengths.append(len(passage.ids))
+            # behind the passage before it, the context in front would be there twice
+            follows = (before.document, before.block + 1) == (one.document, one.block)
+            ids = passage.ids[passage.lead if follows else 0 :].tolist()
+            behind += ids
+            self._lengths.append(len(ids))
             for tiers in self._tiers.values():
                 tiers += ["computed"] * self._kv_heads
         if passages:
