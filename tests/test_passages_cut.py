@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from memstore.disk.passages import Passage
 from memstore.disk.places import Place
 from memstore.model.checkpoint import SHIPPED
+from memstore.model.passages.context import CONTEXTS
 from memstore.model.passages.cut import Passages
 from memstore.model.passages.sentences import split
 from memstore.model.tokenizer import Tokenizer
@@ -74,7 +75,7 @@ _NASTY = st.lists(
 
 
 @settings(max_examples=100, deadline=None)
-@given(_NASTY, st.sampled_from(["none", "all"]))
+@given(_NASTY, st.sampled_from(CONTEXTS))
 def test_any_text_comes_back_exactly(text: str, context: str) -> None:
     check(text, *cut(text, context=context))
 
@@ -178,10 +179,9 @@ def test_a_heading_stands_with_the_text_behind_it() -> None:
     assert [one.start for one in cut(text, places)[1]] == [0, places[0].start]
 
 
-def _leads(text: str, context: str) -> list[str]:
-    return [
-        _tokenizer().decode(one.ids[: one.lead].tolist()) for one in cut(text, context=context)[1]
-    ]
+def _leads(text: str, context: str, **changed: Any) -> list[str]:
+    passages = cut(text, context=context, **changed)[1]
+    return [_tokenizer().decode(one.ids[: one.lead].tolist()) for one in passages]
 
 
 def test_context_in_front() -> None:
@@ -195,3 +195,11 @@ def test_context_in_front() -> None:
     leads = _leads(table, "header")
     assert leads[0] == "" and set(leads[1:]) == {"name,place,year\n"}
     assert _leads(table, "all") == leads
+
+
+def test_a_rule_that_begins_a_passage_has_the_header_row_in_front() -> None:
+    rule = f"|{'-' * 60}|{'-' * 60}|"
+    text = f"| name | height |\n{rule}\n| mill | 90 |"
+    parts = texts(text)
+    assert parts[0] == "| name | height |" and parts[1].startswith(rule)
+    assert _leads(text, "header")[:2] == ["", "| name | height |\n"]

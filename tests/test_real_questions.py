@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from benchmarks.real import babilong, infinite, ruler
-from benchmarks.real.blocks import Blocks
+from benchmarks.real.blocks import Blocks, Span
 from benchmarks.real.context_questions import TITLES, ContextFacts
 from benchmarks.real.methods import best_first, standing
 from benchmarks.real.plan import Plan, Question
@@ -30,11 +30,11 @@ def offsets(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(r"\w+|\W", text)]
 
 
-def grid(text: str, size: int = 64) -> list[tuple[int, int]]:
+def grid(text: str, size: int = 64) -> list[Span]:
     """A text cut every `size` tokens."""
     found = offsets(text)
     parts = [found[at : at + size] for at in range(0, len(found), size)]
-    return [(part[0][0], part[-1][1]) for part in parts]
+    return [Span(part[0][0], part[-1][1]) for part in parts]
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +211,14 @@ def test_the_right_blocks_hold_the_answer_and_come_first_for_who_knows_them(reca
 def test_blocks_that_follow_one_another_are_read_as_one_text() -> None:
     blocks = Blocks(grid, {"a": "x " * 100, "b": "y"})
     assert blocks.texts([("a", 0), ("a", 1), ("a", 3), ("b", 0)]) == ["x " * 64, "x " * 4, "y"]
+
+
+def test_the_context_of_blocks_is_part_of_their_text_and_there_once() -> None:
+    spans = [Span(0, 2, "Top\n"), Span(3, 5, "Top\n"), Span(6, 8, "Top\n")]
+    blocks = Blocks(lambda text: spans, {"a": "ab cd ef"})
+    assert blocks.text(("a", 1)) == "Top\ncd"
+    assert blocks.texts([("a", 0), ("a", 1)]) == ["Top\nab cd"]
+    assert blocks.texts([("a", 0), ("a", 2)]) == ["Top\nab", "Top\nef"]
 
 
 def test_marks_count_parts_that_stand_as_words() -> None:

@@ -2,23 +2,41 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from benchmarks.real.plan import Question, Stated
 from memstore.hf.reader import LONGEST
+from memstore.model.passages.context import Context
 from memstore.model.passages.cut import Passages
 from memstore.model.reader import TextTokenizer
 
 Block = tuple[str, int]  # of a document, the number
-Cut = Callable[[str], list[tuple[int, int]]]
-"""A text -> the characters (first, end) of each of its passages."""
 
 
-def passages(tokenizer: TextTokenizer, size: int = 64, most: int = LONGEST) -> Cut:
+class Span(NamedTuple):
+    """Characters first .. end - 1 of a text, and the context that is read in front of them."""
+
+    first: int
+    end: int
+    lead: str = ""
+
+
+Cut = Callable[[str], list[Span]]
+"""A text -> where each of its passages stands."""
+
+
+def passages(
+    tokenizer: TextTokenizer, size: int = 64, most: int = LONGEST, context: Context = "none"
+) -> Cut:
     """As a memory of a model with this tokenizer cuts them."""
 
-    def cut(text: str) -> list[tuple[int, int]]:
-        found = Passages(tokenizer, [text], size=size, most=most)
-        return [(one.start, one.end) for one in found]
+    def cut(text: str) -> list[Span]:
+        found = []
+        for one in Passages(tokenizer, [text], size=size, most=most, context=context):
+            read = tokenizer.decode(one.ids.tolist()) if one.lead else ""
+            lead = read[: read.rfind(text[one.start : one.end])] if one.lead else ""
+            found.append(Span(one.start, one.end, lead))
+        return found
 
     return cut
 
@@ -28,10 +46,10 @@ class Blocks:
 
     def __init__(self, cut: Cut, documents: Mapping[str, str]) -> None:
         self.cut, self.documents = cut, documents
-        self._cut: dict[str, list[tuple[int, int]]] = {}
+        self._cut: dict[str, list[Span]] = {}
 
-    def spans(self, document: str) -> list[tuple[int, int]]:
-        """The characters (first, end) of each block."""
+    def spans(self, document: str) -> list[Span]:
+        """Where each block stands."""
         if document not in self._cut:
             self._cut[document] = self.cut(self.documents[document])
         return self._cut[document]
@@ -41,19 +59,19 @@ class Blocks:
         return [(name, number) for name in documents for number in range(len(self.spans(name)))]
 
     def text(self, block: Block) -> str:
-        """The text of a block."""
-        first, end = self.spans(block[0])[block[1]]
-        return self.documents[block[0]][first:end]
+        """The text of a block, with the context in front."""
+        first, end, lead = self.spans(block[0])[block[1]]
+        return lead + self.documents[block[0]][first:end]
 
     def texts(self, blocks: Sequence[Block]) -> list[str]:
         """The texts of blocks, in their order; blocks that follow one another are one text."""
-        joined: list[tuple[str, int, int]] = []
+        joined: list[tuple[str, Span]] = []
         for at, (name, number) in enumerate(blocks):
-            first, end = self.spans(name)[number]
+            span = self.spans(name)[number]
             if at and blocks[at - 1] == (name, number - 1):
-                first = joined.pop()[1]
-            joined.append((name, first, end))
-        return [self.documents[name][first:end] for name, first, end in joined]
+                span = joined.pop()[1]._replace(end=span.end)
+            joined.append((name, span))
+        return [span.lead + self.documents[name][span.first : span.end] for name, span in joined]
 
     def right(self, question: Question) -> list[Block]:
         """The blocks on which the sentences that are needed stand, in the order of the text."""
@@ -76,6 +94,6 @@ class Blocks:
         spans = self.spans(stated.document)
         return [
             (stated.document, number)
-            for number, (first, end) in enumerate(spans)
+            for number, (first, end, _) in enumerate(spans)
             if first < stated.stop and end > stated.start
         ]

@@ -21,6 +21,7 @@ from benchmarks.real.prompting import DTYPES, tokenizer_of
 from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
 from memstore.model.adaptation import SEPARATOR
+from memstore.model.passages.context import CONTEXTS
 
 DEFAULT_METHODS = ["memory", "bm25@1", "bm25@4", "minilm@4", "rrf@4", "right", "full", "none"]
 
@@ -35,6 +36,8 @@ def parser(doc: str | None, lengths: Sequence[str]) -> argparse.ArgumentParser:
     add(options, "--lengths", list(lengths), "tokens of memory, e.g. 32K")
     methods = "; ".join(f"{name}: {about}" for name, about in METHODS.items())
     add(options, "--methods", DEFAULT_METHODS, methods, metavar="METHOD")
+    about = "what is read in front of passages; None: what the model's adaptation says"
+    add(options, "--context", None, about, choices=CONTEXTS)
     add(options, "--tuned", None, "what --tune of a run of real.recall wrote", type=Path)
     add(options, "--asked", None, "of each task's questions at a length at most", type=int)
     add(options, "--full-up-to", "2K", "longest text read whole", type=tokens_number)
@@ -70,7 +73,9 @@ def run(
         if not path.exists():
             build().save(path)
         plan = Plan.load(path)
-        blocks = Blocks(passages(tokenizer_of(options.model)), plan.documents)
+        reader = cache(lambda: _reader(options))
+        context = options.context or reader().context
+        blocks = Blocks(passages(tokenizer_of(options.model), context=context), plan.documents)
         questions = plan.of(options.tasks, options.lengths, options.asked)
         # what was kept of passages that were cut in another way is not used
         cut = _digest(blocks.spans(questions[0].documents[0])) if questions else ""
@@ -85,7 +90,6 @@ def run(
             return method != "full" or question.length <= options.full_up_to
 
         tuned = {} if options.tuned is None else tuning.load(options.tuned)
-        reader = cache(lambda: load_reader(options.model, dtype=DTYPES[options.dtype]))
         by_memory = [name for name in options.methods if name.startswith("memory")]
         by_rule = [name for name in options.methods if name.endswith("~")]
         by_tuning = [name for name in options.methods if name in RIVALS]
@@ -122,6 +126,13 @@ def run(
             rows += [row for row in results if row["method"] in by_memory]
         asked = {question.name for question in questions}
         return [row for row in rows if row["question"] in asked]
+
+
+def _reader(options: argparse.Namespace) -> Any:
+    """The model of a run, which puts in front of passages what --context says."""
+    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    reader.context = options.context or reader.context
+    return reader
 
 
 def _digest(*values: Any) -> str:

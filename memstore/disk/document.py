@@ -73,6 +73,7 @@ class IngestSettings:
     # the document is made of passages that are filled up to so many tokens (memstore.disk.passages)
     # and has no chunks; None: of blocks of equal size
     passage_tokens: Positive | None = None
+    context: Line = "none"  # what is read in front of a passage (memstore.model.passages.context)
 
 
 @dataclass(frozen=True)

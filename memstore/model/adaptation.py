@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from memstore.model.passages.context import Context
 from memstore.model.selector_sum import Words
 from memstore.model.selectors import Gate, Selector
 
@@ -23,6 +24,7 @@ class Adaptation:
     # counts, and nowhere less (docs/models-results.md)
     chained: bool = True
     passage_tokens: int = 64  # that a passage is filled up to; a longer sentence stays whole
+    context: Context = "none"  # read in front of a passage, though it stands elsewhere
     gate: Gate | None = None  # says whether anything in a memory answers; None = it always may
     weights: str = ""  # digest of the model's; "" = of any
     scores: Mapping[str, float] = field(default_factory=dict)  # on held-out questions

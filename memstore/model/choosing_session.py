@@ -256,8 +256,8 @@ class ChoosingSession(Closing):
         self._lengths = []
         stored, kept = self._taken(passages[:1] if chained else passages, compute=not chained)
         behind: list[int] = []
-        for one in passages[len(stored) :]:
-            ids = self._ids(one)
+        for at, one in enumerate(passages[len(stored) :], len(stored)):
+            ids = self._ids(one, behind=passages[at - 1] if at else None)
             behind += ids
             self._lengths.append(len(ids))
             for tiers in self._tiers.values():
@@ -369,9 +369,16 @@ class ChoosingSession(Closing):
                     one.tiers[layer] = tiers[unit : unit + heads]
         return taken
 
-    def _ids(self, one: Chosen) -> list[int]:
+    def _ids(self, one: Chosen, *, behind: Chosen | None = None) -> list[int]:
+        """The tokens of a passage; behind the one before it in the text, without the context in
+        front, which would be there twice.
+        """
         (passage,) = self.store.passages(one.document, one.block, one.block + 1)
-        ids: list[int] = passage.ids.tolist()
+        follows = behind is not None and (behind.document, behind.block + 1) == (
+            one.document,
+            one.block,
+        )
+        ids: list[int] = passage.ids[passage.lead if follows else 0 :].tolist()
         return ids
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memstore.disk.selector_form import SelectorForm
 from memstore.disk.signature import Signature
+from memstore.model.passages.context import Context
 from memstore.model.rotary import Rope
 from memstore.model.selectors import Gate, Selector
 from memstore.model.settings import AnswerSettings, LookupSettings
@@ -153,6 +154,7 @@ class ChoosingReader(Reader, Protocol):
     separator_ids: list[int]  # between what is read of a memory and the local text
     forms: Sequence[LayerForm]
     passage_tokens: int  # that passages are filled up to
+    context: Context  # what is read in front of each
 
     def rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
         """Queries or keys [B, H, T, D] of a layer, turned to positions [T]."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from memstore.decode import Amount, Layer, Positive, Share, from_json
 from memstore.errors import InvalidWeights
 from memstore.model.adaptation import SEPARATOR, Adaptation
+from memstore.model.passages.context import Context
 from memstore.model.selector_heads import PointerHeads, Rotate
 from memstore.model.selector_learned import Learned, Projection
 from memstore.model.selector_sum import Sum, Words
@@ -57,6 +58,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     answerable: float | None  # Gate.least
     scores: dict[str, Share]
     passage_tokens: Annotated[int, Meta(ge=16, le=128)] = 64
+    context: Context = "none"
     chained: bool = True
     growth: float = 0.0  # Gate.growth
     together: float | None = None  # Gate.together
@@ -89,6 +91,7 @@ def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None
         "growth": gate.growth if gate else 0.0,
         "together": gate and gate.together,
         "passage_tokens": adaptation.passage_tokens,
+        "context": adaptation.context,
         "chained": adaptation.chained,
         "separator": adaptation.separator,
         "scores": dict(adaptation.scores),
@@ -115,6 +118,7 @@ def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
         top_k=header.top_k,
         score_range=header.score_range,
         passage_tokens=header.passage_tokens,
+        context=header.context,
         chained=header.chained,
         separator=header.separator,
         gate=_gate(header),

@@ -2,7 +2,6 @@
 before it, the heading above it, the header row of its table.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -13,7 +12,6 @@ Context = Literal["none", "sentence", "heading", "header", "all"]
 CONTEXTS: tuple[Context, ...] = get_args(Context)
 
 _DELIMITERS = (("\t", 1), ("|", 2), (",", 2), (";", 2))  # and how many a row has at least
-_RULE = re.compile(r"[|:\-+\s]+$")
 
 
 class Contexts:
@@ -70,7 +68,7 @@ class Contexts:
             return bool(self._header)
         shape = _shape(row)
         if shape[1] and shape == self._row and unit.level is Level.LINE:
-            return not _RULE.match(row)
+            return True
         self._row, self._header = shape, row if shape[1] else ""
         return False
 

@@ -12,14 +12,7 @@ from memstore.disk.document import Document, IngestSettings
 from memstore.disk.passages import Passage
 from memstore.disk.places import Place
 from memstore.freed_memory import return_freed_memory
-from memstore.model.ingest import (
-    Ingesting,
-    IngestProgress,
-    OnForecast,
-    about_tokens,
-    described,
-    metadata_of,
-)
+from memstore.model.ingest import Ingesting, IngestProgress, OnForecast, described, metadata_of
 from memstore.model.passages.cut import Passages
 from memstore.model.passages.encode import Encoded, encode
 from memstore.model.passages.stack import landmarks_of, padded, words_of
@@ -55,8 +48,8 @@ def ingest_passages(
     interrupted goes on behind the passages that are stored. An appended text begins a passage.
     """
     text.check()
-    settings = IngestSettings(chunk_blocks=1, top_k=0, passage_tokens=reader.passage_tokens)
-    about = about_tokens(text, reader.tokenizer)
+    settings = settings_of(reader)
+    about = _about_tokens(reader, text)
 
     def foresee() -> Forecast | None:
         if keep == "text":  # it takes so little room that nothing is refused beforehand
@@ -152,6 +145,17 @@ def _landmarks(
     return torch.cat(kept) if kept else None
 
 
+def _about_tokens(reader: ChoosingReader, text: Text) -> int:
+    """How many tokens the passages of a text have, about, contexts included."""
+    tokens = sum(len(one.ids) for one in passages_of(reader, text.sample))
+    return -(-tokens * text.characters // sum(map(len, text.sample)))
+
+
+def settings_of(reader: ChoosingReader) -> IngestSettings:
+    """How the reader has its passages made."""
+    return IngestSettings(passage_tokens=reader.passage_tokens, context=reader.context)
+
+
 def passages_of(
     reader: ChoosingReader,
     pieces: Iterable[str],
@@ -162,8 +166,16 @@ def passages_of(
 ) -> Passages:
     """A text as the reader's passages: see Passages."""
     size, most = reader.passage_tokens, reader.shape.block_size
-    tokenizer = reader.tokenizer
-    return Passages(tokenizer, pieces, places, size=size, most=most, start=start, gap=gap)
+    return Passages(
+        reader.tokenizer,
+        pieces,
+        places,
+        size=size,
+        most=most,
+        start=start,
+        gap=gap,
+        context=reader.context,
+    )
 
 
 def find_again(
