@@ -82,7 +82,7 @@ def ingest_passages(
             found = list(islice(encoded, len(some)))
             writer.add_passages(
                 some,
-                {layer: padded(reader, found, layer) for layer in reader.shape.memory_layers},
+                padded(reader, found),
                 landmarks=landmarks_of(reader, found),
                 words=words_of(reader, some),
             )
