@@ -17,6 +17,7 @@ from torch import Tensor
 
 from memstore.errors import InvalidWeights
 from memstore.model.compact import KeysValues, attention, read_prefix
+from memstore.model.products import fast_products
 from memstore.model.reader import ChoosingReader, Enough
 from memstore.model.tapped import Tapped
 from memstore.store.chunk import finite
@@ -108,7 +109,10 @@ class _Walk:
         stored = reader.shape.memory_layers if self._layers is None else ()
         one = _Pass(reader, self._prefix, list(map(len, passages)), self.size, stored)
         try:
-            last = reader.hidden(given.to(device), one.attend, layers=self._layers, enter=one.enter)
+            with fast_products(device, reader.dtype):
+                last = reader.hidden(
+                    given.to(device), one.attend, layers=self._layers, enter=one.enter
+                )
             one.enter(reader.shape.num_layers if self._layers is None else self._layers, last)
         except Enough:
             pass
