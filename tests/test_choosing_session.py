@@ -178,9 +178,9 @@ def test_what_was_said_three_windows_ago_is_found_and_read(reader, pointing, tmp
         assert chosen.document < 0 and chosen.block == 0 and state.isfinite().all()
         ids = reader.tokenizer.encode(FACT)
         (alone,) = encode(reader, [ids])  # as a document's passage would be
-        for layer, halves in alone.layers.items():
-            for stored, half in zip(kept(store, layer, chosen), halves):
-                assert torch.equal(stored[:, : len(ids)], half)
+        for number, layer in enumerate(reader.shape.memory_layers):
+            for stored, half in zip(kept(store, layer, chosen), (alone.k, alone.v)):
+                assert torch.equal(stored[:, : len(ids)], half[number])
         session.ask("What of the grey ladder of the quarry?", lambda: None)
         assert session.chosen[0].document > 0
         still = reader.session(store)

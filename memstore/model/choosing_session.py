@@ -302,21 +302,22 @@ class ChoosingSession(Closing):
             if not compute:
                 passages = passages[: missing[0]]
             ids = [self._ids(passages[at]) for at in missing if compute]
-            tiers = ["computed"] * self._kv_heads
+            layers, tiers = self.reader.shape.memory_layers, ["computed"] * self._kv_heads
             for at, made in zip(missing, encode(self.reader, ids)):
-                found[at] = _Taken(made.layers, dict.fromkeys(made.layers, tiers))
+                halves = dict(zip(layers, zip(made.k, made.v)))
+                found[at] = _Taken(halves, dict.fromkeys(layers, tiers))
         taken = [one for one in found[: len(passages)] if one is not None]
         for one in taken:
             self._lengths.append(next(iter(one.layers.values()))[0].shape[1])
             for layer in self._tiers:
                 self._tiers[layer] += one.tiers[layer]
-        device, layers = self.reader.device, taken[0].layers if taken else ()
+        device = self.reader.device
         return passages, {
             layer: (
                 torch.cat([one.layers[layer][0].to(device) for one in taken], 1),
                 torch.cat([one.layers[layer][1].to(device) for one in taken], 1),
             )
-            for layer in layers
+            for layer in (taken[0].layers if taken else ())
         }
 
     def _leased(

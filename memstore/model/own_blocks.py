@@ -67,8 +67,8 @@ class OwnPassages(OwnBlocks):
         self.make_room(count)
         found = list(encode(reader, [one.ids.tolist() for one in passages]))
         lengths = [len(one.ids) for one in passages]
-        for layer in reader.shape.memory_layers:
-            self.scratch.add(layer, *padded(reader, found, layer), lengths=lengths)
+        for layer, (k, v) in padded(reader, found).items():
+            self.scratch.add(layer, k, v, lengths=lengths)
         self.scratch.add_selected(
             self.blocks.own_end,
             lengths,

@@ -26,6 +26,12 @@ Enter = Callable[[int, Tensor], None]
 """Told (layer_idx, the states [B, T, hidden_size] that the layer begins with), before it does."""
 
 
+class Enough(Exception):
+    """Raised by an Attend that has seen what it wanted: nothing more is computed, and Reader.hidden
+    lets it through.
+    """
+
+
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a reader, and where its memory is."""

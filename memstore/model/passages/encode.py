@@ -2,14 +2,14 @@
 pass.
 
 What is computed of a passage follows from the model and the passage's tokens alone, whatever stands
-beside it in a pass: passages of about the same length share a pass of one shape, [rows, width]. A
-pass that is not full is filled up, and rows do not see each other.
+beside it: every pass has the same number of tokens, in which passages follow one another without
+padding, and each attends to the prefix and to itself by a call of its own.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
@@ -17,23 +17,24 @@ from torch import Tensor
 
 from memstore.errors import InvalidWeights
 from memstore.model.compact import KeysValues, attention, read_prefix
-from memstore.model.reader import ChoosingReader
+from memstore.model.products import fast_products
+from memstore.model.reader import ChoosingReader, Enough
 from memstore.model.tapped import Tapped
 from memstore.store.chunk import finite
 
 _TOKENS = 256  # of a pass: as fast as more on a CPU, and a short document fills few for nothing
-_STEP = 4  # widths are multiples of this
-_AHEAD = 128  # passages that are looked through for some of one width
+_AHEAD = 32  # passages of which those are chosen that fill a pass
 
 
 class Encoded(NamedTuple):
     """A passage as it is stored.
 
-    layers: of each memory layer K and V [Hkv, n, D] in the KV dtype, K without position; none where
-    the pass ended before. tapped: what it shows to the selector.
+    k, v: [memory layers, Hkv, n, D] in the KV dtype, k without position; of no layers where the
+    pass ended before. tapped: what it shows to the selector.
     """
 
-    layers: dict[int, KeysValues]
+    k: Tensor
+    v: Tensor
     tapped: Tapped
 
 
@@ -46,18 +47,16 @@ def encode(
     Some of `passages` are taken ahead, and held until those before them are there. Raises
     InvalidWeights for keys or values that the KV dtype cannot hold.
     """
-    coming = iter(passages)
+    coming, walk = iter(passages), _Walk(reader, layers)
     waiting: deque[_Waiting] = deque()
     while True:
         waiting.extend(_Waiting(ids) for ids in islice(coming, _AHEAD - len(waiting)))
         if not waiting:
             return
         if waiting[0].encoded is None:
-            width = _width(waiting[0].ids)
-            alike = [one for one in waiting if one.encoded is None and _width(one.ids) == width]
-            alike = alike[: _rows(width)]
-            found = _forward(reader, [one.ids for one in alike], width, layers)
-            for one, encoded in zip(alike, found):
+            missing = [one for one in waiting if one.encoded is None]
+            some = [missing[at] for at in fitting([len(one.ids) for one in missing], walk.size)]
+            for one, encoded in zip(some, walk.encode([one.ids for one in some])):
                 one.encoded = encoded
         done = waiting.popleft().encoded
         assert done is not None
@@ -70,6 +69,20 @@ class _Waiting:
     encoded: Encoded | None = None
 
 
+def fitting(lengths: Sequence[int], size: int) -> tuple[int, ...]:
+    """Which of these lengths, the first among them, fill `size` best together, in order; the
+    earliest of equals. The first may be longer.
+    """
+    ways: dict[int, tuple[int, ...]] = {lengths[0]: (0,)}  # sum -> which
+    for at, length in enumerate(lengths[1:], 1):
+        if size in ways:
+            break
+        for total, which in list(ways.items()):
+            if total + length <= size:
+                ways.setdefault(total + length, (*which, at))
+    return ways[max(ways)]
+
+
 def check_storable(halves: Sequence[Tensor]) -> None:
     """Are keys and values finite in the dtype in which they are stored? Raises InvalidWeights."""
     if not finite(halves):
@@ -78,93 +91,137 @@ def check_storable(halves: Sequence[Tensor]) -> None:
         )
 
 
-def _width(ids: Sequence[int]) -> int:
-    return -(-len(ids) // _STEP) * _STEP
+class _Walk:
+    """Computes passages, a pass at a time; layers: as in encode."""
+
+    def __init__(self, reader: ChoosingReader, layers: int | None) -> None:
+        self.size = max(_TOKENS, reader.shape.block_size)
+        self._reader, self._layers = reader, layers
+        self._prefix = _rotated(reader, read_prefix(reader))
+
+    @torch.no_grad()
+    def encode(self, passages: Sequence[Sequence[int]]) -> list[Encoded]:
+        """Passages of no more tokens together than a pass has."""
+        reader, device = self._reader, self._reader.device
+        given = torch.full((1, self.size), passages[0][0], dtype=torch.int64)
+        together = torch.cat([torch.as_tensor(ids) for ids in passages])
+        given[0, : len(together)] = together
+        stored = reader.shape.memory_layers if self._layers is None else ()
+        one = _Pass(reader, self._prefix, list(map(len, passages)), self.size, stored)
+        try:
+            with fast_products(device, reader.dtype):
+                last = reader.hidden(
+                    given.to(device), one.attend, layers=self._layers, enter=one.enter
+                )
+            one.enter(reader.shape.num_layers if self._layers is None else self._layers, last)
+        except Enough:
+            pass
+        k, v = one.stored()
+        return [
+            Encoded(k[:, :, at], v[:, :, at], one.tapped(ids, at))
+            for ids, at in zip(passages, one.spans)
+        ]
 
 
-def _rows(width: int) -> int:
-    return max(1, _TOKENS // width)
-
-
-@dataclass
 class _Pass:
     """The attention of one pass, and what it leaves behind."""
 
-    reader: ChoosingReader
-    width: int
-    kept: dict[int, KeysValues]
+    def __init__(
+        self,
+        reader: ChoosingReader,
+        prefix: Sequence[KeysValues],
+        lengths: Sequence[int],
+        size: int,
+        stored: Sequence[int],
+    ) -> None:
+        """prefix: rotated. lengths: tokens of each passage; they may leave some of `size` free.
+        stored: layers whose keys and values are kept.
+        """
+        self._reader, self._prefix, shape = reader, prefix, reader.shape
+        self._first = first = prefix[0][0].shape[2] if prefix else 0
+        self.spans = [slice(end - n, end) for n, end in zip(lengths, accumulate(lengths))]
+        positions, seen = torch.zeros(size, dtype=torch.int64), list[Tensor]()
+        for n, at in zip(lengths, self.spans):
+            positions[at] = torch.arange(first, first + n)
+            seen += [torch.arange(first), torch.arange(first + at.start, first + at.stop)]
+        self._positions = positions.to(reader.device)
+        # what each passage sees of the prefix and the pass, one after the other
+        self._seen = torch.cat(seen).to(reader.device)
+        self._numbers = {layer: number for number, layer in enumerate(stored)}
+        sizes = (len(stored), shape.num_kv_heads, size, shape.head_dim)
+        self._k, self._v = (
+            torch.empty(sizes, dtype=shape.kv_dtype, device=reader.device) for _ in range(2)
+        )
+        self._states: dict[int, Tensor] = {}
+        self._heads: dict[int, KeysValues] = {}
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
 
-    def __post_init__(self) -> None:
-        self._prefix = read_prefix(self.reader)
-        self._first = self._prefix[0][0].shape[1] if self._prefix else 0
-        self._memory = set(self.reader.shape.memory_layers)
-        self._masks: dict[int | None, Tensor] = {}
+    def enter(self, layer_idx: int, states: Tensor) -> None:
+        """states [1, T, hidden_size]."""
+        if layer_idx in self._reader.selector.taps.states:
+            self._states[layer_idx] = states[0]
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [B, H, T, D], k and v [B, Hkv, T, D], position-free -> [B, H, T, D]."""
-        reader, form = self.reader, self.reader.forms[layer_idx]
-        if layer_idx in self._memory:
-            self.kept[layer_idx] = k, v
-        positions = torch.arange(self._first, self._first + self.width, device=q.device)
-        turned = reader.rotate(layer_idx, torch.cat((q, k), 1), positions)
+        """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D], 0 behind the last
+        passage. Raises Enough in the last layer.
+        """
+        reader, taps = self._reader, self._reader.selector.taps
+        if layer_idx in taps.heads:
+            self._heads[layer_idx] = q[0], k[0]
+        if layer_idx in self._numbers:
+            number = self._numbers[layer_idx]
+            self._k[number], self._v[number] = k[0], v[0]
+        end = reader.shape.num_layers
+        if layer_idx == end - 1 and end not in taps.states:
+            raise Enough
+        turned = reader.rotate(layer_idx, torch.cat((q, k), 1), self._positions)
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
         if self._prefix:
-            before = [half.to(k.dtype)[None] for half in self._prefix[layer_idx]]
-            before[0] = reader.rotate(
-                layer_idx, before[0], torch.arange(self._first, device=k.device)
-            )
-            k, v = (
-                torch.cat((half.expand(len(own), -1, -1, -1), own), 2)
-                for half, own in zip(before, (k, v))
-            )
-        return attention(q, k, v, form, self._mask(form.window, q.device))
+            k, v = (torch.cat(both, 2) for both in zip(self._prefix[layer_idx], (k, v)))
+        return self._attended(layer_idx, q, *(half.index_select(2, self._seen) for half in (k, v)))
 
-    def _mask(self, window: int | None, device: torch.device) -> Tensor:
-        if window not in self._masks:
-            at = torch.arange(self._first + self.width, device=device)
+    def _attended(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [1, H, T, D], rotated; k and v [1, Hkv, S, D]: what each passage sees."""
+        form, end = self._reader.forms[layer_idx], 0
+        attended = torch.zeros_like(q.transpose(1, 2)).transpose(1, 2)
+        for at in self.spans:
+            rows = at.stop - at.start
+            start, end = end, end + self._first + rows
+            own, mask = slice(start, end), self._mask(rows, form.window)
+            attended[:, :, at] = attention(q[:, :, at], k[:, :, own], v[:, :, own], form, mask)
+        return attended
+
+    def _mask(self, rows: int, window: int | None) -> Tensor:
+        asked = rows, window
+        if asked not in self._masks:
+            at = torch.arange(self._first + rows, device=self._positions.device)
             distance = at[self._first :, None] - at
             seen = distance >= 0
-            self._masks[window] = seen if window is None else seen & (distance < window)
-        return self._masks[window]
+            self._masks[asked] = seen if window is None else seen & (distance < window)
+        return self._masks[asked]
 
+    def stored(self) -> KeysValues:
+        """K and V [stored layers, Hkv, T, D] in the KV dtype. Raises InvalidWeights."""
+        end = self.spans[-1].stop
+        k, v = (half[:, :, :end].cpu() for half in (self._k, self._v))
+        check_storable([k, v])
+        return k, v
 
-@torch.no_grad()
-def _forward(
-    reader: ChoosingReader, passages: Sequence[Sequence[int]], width: int, layers: int | None
-) -> Iterator[Encoded]:
-    """Some passages of one width, at most `_rows` of them."""
-    rows, fill = _rows(width), passages[0][0]
-    given = torch.full((rows, width), fill, dtype=torch.int64)
-    for row, ids in enumerate(passages):
-        given[row, : len(ids)] = torch.as_tensor(ids)
-    one, taps = _Pass(reader, width, {}), reader.selector.taps
-    states: dict[int, Tensor] = {}
-    heads: dict[int, KeysValues] = {}
-
-    def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layer_idx in taps.heads:
-            heads[layer_idx] = q, k
-        return one.attend(layer_idx, q, k, v)
-
-    def enter(layer_idx: int, entering: Tensor) -> None:
-        if layer_idx in taps.states:
-            states[layer_idx] = entering
-
-    last = reader.hidden(given.to(reader.device), attend, layers=layers, enter=enter)
-    dtype, stored = reader.shape.kv_dtype, dict[int, KeysValues]()
-    if layers is None:
-        stored = {at: (k.to("cpu", dtype), v.to("cpu", dtype)) for at, (k, v) in one.kept.items()}
-        check_storable([half for halves in stored.values() for half in halves])
-    else:
-        enter(layers, last)
-    for row, ids in enumerate(passages):
-        n = len(ids)
-        yield Encoded(
-            {layer: (k[row, :, :n], v[row, :, :n]) for layer, (k, v) in stored.items()},
-            Tapped(
-                list(ids),
-                {layer: entering[row, :n] for layer, entering in states.items()},
-                {layer: q[row, :, :n] for layer, (q, _) in heads.items()},
-                {layer: k[row, :, :n] for layer, (_, k) in heads.items()},
-            ),
+    def tapped(self, ids: Sequence[int], at: slice) -> Tapped:
+        """What the passage of these ids shows."""
+        return Tapped(
+            list(ids),
+            {layer: states[at] for layer, states in self._states.items()},
+            {layer: q[:, at] for layer, (q, _) in self._heads.items()},
+            {layer: k[:, at] for layer, (_, k) in self._heads.items()},
         )
+
+
+def _rotated(reader: ChoosingReader, prefix: Sequence[KeysValues]) -> list[KeysValues]:
+    """K and V [1, Hkv, P, D] of every layer, K at its positions, in the reader's dtype."""
+    rotated = []
+    for layer, (k, v) in enumerate(prefix):
+        positions = torch.arange(k.shape[1], device=k.device)
+        turned = reader.rotate(layer, k.to(reader.dtype)[None], positions)
+        rotated.append((turned, v.to(reader.dtype)[None]))
+    return rotated

@@ -94,10 +94,9 @@ def ingest_passages(
             new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
             found = list(islice(encoded, len(new)))
             given = new if keep == "kv" else []
-            layers = reader.shape.memory_layers if given else ()
             writer.add_passages(
                 some,
-                {layer: padded(reader, found, layer) for layer in layers},
+                padded(reader, found) if given else {},
                 given=given,
                 landmarks=_landmarks(reader, pairs, new, found),
                 words=words_of(reader, some),

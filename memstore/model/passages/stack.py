@@ -4,21 +4,24 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from memstore.disk.passages import Passage
 from memstore.model.passages.encode import Encoded
 from memstore.model.reader import ChoosingReader, TextTokenizer
 
 
-def padded(reader: ChoosingReader, encoded: Sequence[Encoded], layer: int) -> tuple[Tensor, Tensor]:
-    """K and V of a layer, [n, Hkv, block_size, D]; the rows behind a passage are 0."""
-    size = reader.shape.block_size
+def padded(reader: ChoosingReader, encoded: Sequence[Encoded]) -> dict[int, tuple[Tensor, Tensor]]:
+    """K and V of every memory layer, [n, Hkv, block_size, D]; the rows behind a passage are 0."""
+    layers = reader.shape.memory_layers
+    size = (reader.shape.num_kv_heads, reader.shape.block_size, reader.shape.head_dim)
     k, v = (
-        torch.stack([pad(half, (0, 0, 0, size - half.shape[1])) for half in halves])
-        for halves in zip(*(one.layers[layer] for one in encoded))
+        torch.zeros((len(layers), len(encoded), *size), dtype=reader.shape.kv_dtype)
+        for _ in range(2)
     )
-    return k, v
+    for number, one in enumerate(encoded):
+        k[:, number, :, : one.k.shape[2]] = one.k
+        v[:, number, :, : one.v.shape[2]] = one.v
+    return dict(zip(layers, zip(k, v)))
 
 
 def landmarks_of(reader: ChoosingReader, encoded: Sequence[Encoded]) -> Tensor | None:

@@ -1,0 +1,47 @@
+"""Linear layers by another library: the same to rounding, and only while it is asked for."""
+
+import torch
+from torch import nn
+
+from memstore.model.products import fast_products
+
+CPU = torch.device("cpu")
+
+
+@torch.no_grad()
+def test_they_are_the_same_to_rounding_with_and_without_a_bias():
+    torch.manual_seed(0)
+    for bias in (True, False):
+        layer, x = nn.Linear(576, 192, bias=bias), torch.randn(1, 256, 576)
+        usual = layer(x)
+        with fast_products(CPU, torch.float32):
+            fast = layer(x)
+        exact = layer.double()(x.double())
+        assert fast.dtype == torch.float32 and fast.layout == torch.strided
+        torch.testing.assert_close(fast.double(), exact, rtol=1e-5, atol=1e-5)
+        assert torch.equal(layer.float()(x), usual)  # nothing of it stays
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_where_it_stands_or_on_the_others():
+    torch.manual_seed(1)
+    layer, row = nn.Linear(96, 80, bias=False), torch.randn(96)
+    found = []
+    for at in (0, 1, 100, 255):
+        x = torch.randn(1, 256, 96)
+        x[0, at] = row
+        with fast_products(CPU, torch.float32):
+            found.append(layer(x)[0, at])
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+@torch.no_grad()
+def test_half_precision_and_tensors_of_another_class_are_computed_as_ever():
+    class Own(torch.Tensor):
+        pass
+
+    layer, x = nn.Linear(16, 8), torch.randn(1, 4, 16)
+    with fast_products(CPU, torch.float32):
+        assert isinstance(layer(x.as_subclass(Own)), Own)
+        half = layer.bfloat16()(x.bfloat16())
+    assert torch.equal(half, layer(x.bfloat16()))
