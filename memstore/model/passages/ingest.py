@@ -9,14 +9,7 @@ from torch import Tensor
 from memstore.disk.document import Document, IngestSettings
 from memstore.disk.places import Place
 from memstore.freed_memory import return_freed_memory
-from memstore.model.ingest import (
-    Ingesting,
-    IngestProgress,
-    OnForecast,
-    about_tokens,
-    described,
-    metadata_of,
-)
+from memstore.model.ingest import Ingesting, IngestProgress, OnForecast, begin_document, described
 from memstore.model.passages.cut import Passages
 from memstore.model.passages.encode import encode
 from memstore.model.passages.stack import landmarks_of, padded, words_of
@@ -24,7 +17,6 @@ from memstore.model.reader import ChoosingReader
 from memstore.model.text import Text
 from memstore.store.admission import Mode
 from memstore.store.memory_store import MemoryStore
-from memstore.store.room import Forecast
 
 _AT_ONCE = 16  # passages that are stored together
 
@@ -43,28 +35,12 @@ def ingest_passages(
     A document already there with the same content is returned as it is; one whose ingest was
     interrupted goes on behind the passages that are stored. An appended text begins a passage.
     """
-    text.check()
     settings = IngestSettings(chunk_blocks=1, top_k=0, passage_tokens=reader.passage_tokens)
-    about = about_tokens(text, reader.tokenizer)
-
-    def foresee() -> Forecast | None:
-        return store.forecast(
-            text.name, about, source_hash=text.digest, settings=settings, mode=mode
-        )
-
-    forecast = foresee()
-    writer = store.write_document(
-        text.name,
-        source_hash=text.digest,
-        settings=settings,
-        mode=mode,
-        metadata=metadata_of(store, text, reader.tokenizer, mode),
-    )
+    writer, foreseen = begin_document(store, text, reader.tokenizer, settings, mode)
     if writer is None:
         return described(store, text)
     with writer:
-        if forecast is not None and expect is not None:
-            expect(forecast)
+        foreseen.tell(expect)
         began, resumed = time.perf_counter(), writer.tokens
         before, first = writer.base_characters, writer.characters
         cutting = passages_of(
@@ -87,8 +63,7 @@ def ingest_passages(
                 words=words_of(reader, some),
             )
             return_freed_memory()
-            if forecast is not None and forecast.most and writer.document.tokens > resumed:
-                forecast = foresee()
+            foreseen.look_again(writer.document.tokens > resumed)
             seconds = time.perf_counter() - began
             done, total = some[-1].end, before + text.characters
             left = seconds * (total - done) / max(1, done - first)
