@@ -55,7 +55,7 @@ class Book:
     """A text with its sentences, and where greedy filling ends passages."""
 
     def __init__(self, text: str, cutting: Cutting) -> None:
-        self.text, self.size = text, cutting.size
+        self.text, self.cutting, self.size = text, cutting, cutting.size
         self.units = list(split(text))
         self.counts = Measure(cutting.tokenizer, cutting.most).count(text, self.units)
         self.greedy = greedy(self.counts, self.size)
@@ -147,7 +147,7 @@ def main() -> None:
     while len(rows) < options.edits:
         book, other = rng.sample(books, 2, counts=[len(book.text) for book in books])
         if book is not other:
-            rows += some_edits(book, other, cutting, options, rng, lengths)
+            rows += some_edits(book, other, options, rng, lengths)
     full = [sum(book.counts) / len(book.greedy) for book in books]
     found = {
         "characters": sum(len(book.text) for book in books),
@@ -161,16 +161,12 @@ def main() -> None:
 
 
 def some_edits(
-    book: Book,
-    other: Book,
-    cutting: Cutting,
-    options: argparse.Namespace,
-    rng: Random,
-    lengths: list[int],
+    book: Book, other: Book, options: argparse.Namespace, rng: Random, lengths: list[int]
 ) -> list[dict[str, Any]]:
     """--each edits near each other, every one of the text as it was; appends the tokens of the
     passages around them to lengths.
     """
+    cutting = book.cutting
     middle = book.units[book.sentence(rng)].start
     begin = max(0, middle - options.around)
     text = book.text[begin : middle + options.around]

@@ -94,25 +94,11 @@ def ingest(
     """
     text.check()
     about = about_tokens(text, tokenizer)
-
-    def foresee() -> Forecast | None:
-        return store.forecast(
-            text.name, about, source_hash=text.digest, settings=settings, mode=mode
-        )
-
-    forecast = foresee()
-    writer = store.write_document(
-        text.name,
-        source_hash=text.digest,
-        settings=settings,
-        mode=mode,
-        metadata=metadata_of(store, text, tokenizer, mode),
-    )
+    writer, foreseen = begin_document(store, text, tokenizer, settings, mode, about=about)
     if writer is None:
         return described(store, text)
     with writer:
-        if forecast is not None and expect is not None:
-            expect(forecast)
+        foreseen.tell(expect)
         began = time.perf_counter()
         reader = begin(writer)
         number, resumed, base = writer.document.id, writer.tokens, writer.base_tokens
@@ -121,15 +107,14 @@ def ingest(
         first = characters
 
         def read(ids: list[int]) -> IngestProgress:
-            nonlocal characters, forecast
+            nonlocal characters
             reader.chunk(ids, characters)
             if writer.tokens % _FREED_EVERY < len(ids):
                 return_freed_memory()
             characters += tokenizer.characters(ids)
             seconds = time.perf_counter() - began
             left = seconds * (total - characters) / max(1, characters - first)
-            if forecast is not None and forecast.most and writer.document.tokens > resumed:
-                forecast = foresee()
+            foreseen.look_again(writer.document.tokens > resumed)
             return IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
 
         # An append reads again what stood behind the last full chunk, then the new text; a resumed
@@ -148,6 +133,59 @@ def ingest(
         if pending:
             yield read(pending)
         return writer.finish()
+
+
+class Foreseen:
+    """How large a document will be."""
+
+    def __init__(self, look: Callable[[], Forecast | None]) -> None:
+        """look: finds it. Raises StorageFull where there is no room for it."""
+        self._look = look
+        self._forecast = look()
+
+    def tell(self, expect: OnForecast | None) -> None:
+        """Say so, to who wants to know."""
+        if self._forecast is not None and expect is not None:
+            expect(self._forecast)
+
+    def look_again(self, committed: bool) -> None:
+        """Once some of it is committed, and how well a codec compresses is known, there may be no
+        room. Raises StorageFull.
+        """
+        if committed and self._forecast is not None and self._forecast.most:
+            self._forecast = self._look()
+
+
+def begin_document(
+    store: MemoryStore,
+    text: Text,
+    tokenizer: TextTokenizer,
+    settings: IngestSettings,
+    mode: Mode,
+    *,
+    about: int | None,
+) -> tuple[DocumentWriter | None, Foreseen]:
+    """The writer of a text, None where it is there already, and what it will be; about: how many
+    tokens that are, None where nothing is foreseen. Raises InvalidInput, StorageFull, and what
+    MemoryStore.write_document raises.
+    """
+
+    def look() -> Forecast | None:
+        if about is None:
+            return None
+        return store.forecast(
+            text.name, about, source_hash=text.digest, settings=settings, mode=mode
+        )
+
+    foreseen = Foreseen(look)
+    writer = store.write_document(
+        text.name,
+        source_hash=text.digest,
+        settings=settings,
+        mode=mode,
+        metadata=metadata_of(store, text, tokenizer, mode),
+    )
+    return writer, foreseen
 
 
 def metadata_of(

@@ -12,7 +12,7 @@ from memstore.disk.document import Document, IngestSettings
 from memstore.disk.passages import Passage
 from memstore.disk.places import Place
 from memstore.freed_memory import return_freed_memory
-from memstore.model.ingest import Ingesting, IngestProgress, OnForecast, described, metadata_of
+from memstore.model.ingest import Ingesting, IngestProgress, OnForecast, begin_document, described
 from memstore.model.passages.cut import Passages
 from memstore.model.passages.encode import Encoded, encode
 from memstore.model.passages.stack import landmarks_of, padded, words_of
@@ -21,7 +21,6 @@ from memstore.model.text import Text
 from memstore.store.admission import Mode
 from memstore.store.known_passages import Known
 from memstore.store.memory_store import MemoryStore
-from memstore.store.room import Forecast
 from memstore.store.writer import DocumentWriter
 
 Keep = Literal["kv", "text"]
@@ -48,29 +47,14 @@ def ingest_passages(
     interrupted goes on behind the passages that are stored. An appended text begins a passage.
     """
     text.check()
-    settings = settings_of(reader)
-    about = _about_tokens(reader, text)
-
-    def foresee() -> Forecast | None:
-        if keep == "text":  # it takes so little room that nothing is refused beforehand
-            return None
-        return store.forecast(
-            text.name, about, source_hash=text.digest, settings=settings, mode=mode
-        )
-
-    forecast = foresee()
-    writer = store.write_document(
-        text.name,
-        source_hash=text.digest,
-        settings=settings,
-        mode=mode,
-        metadata=metadata_of(store, text, reader.tokenizer, mode),
+    about = None if keep == "text" else _about_tokens(reader, text)  # which takes little room
+    writer, foreseen = begin_document(
+        store, text, reader.tokenizer, settings_of(reader), mode, about=about
     )
     if writer is None:
         return described(store, text)
     with writer:
-        if forecast is not None and expect is not None:
-            expect(forecast)
+        foreseen.tell(expect)
         began, resumed = time.perf_counter(), writer.tokens
         before, first = writer.base_characters, writer.characters
         cutting = passages_of(
@@ -102,8 +86,7 @@ def ingest_passages(
                 words=words_of(reader, some),
             )
             return_freed_memory()
-            if forecast is not None and forecast.most and writer.document.tokens > resumed:
-                forecast = foresee()
+            foreseen.look_again(writer.document.tokens > resumed)
             seconds = time.perf_counter() - began
             done, total = some[-1].end, before + text.characters
             left = seconds * (total - done) / max(1, done - first)

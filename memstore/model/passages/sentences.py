@@ -102,38 +102,30 @@ def split(
     level: what the text begins.
     """
     at = len(text) - len(text.lstrip())
-    line, underlined = (
-        at - (level < Level.LINE),
-        -1,
-    )  # where the line began; the end of a line that underlines a heading
+    line = at - (level < Level.LINE)  # where the line began
+    underlined = -1  # the end of a line that underlines a heading
     for match in _CANDIDATE.finditer(text, at):
-        lines = match["lines"]
         after = match.end()
         if after >= len(text):
             break
-        if lines is None:
-            before = match.start("space") if match["space"] is not None else match.start("none")
-            if match["none"] is None and not _ends(text, match.start(), before, after, line):
-                continue
-            yield Unit(at, before, level)
-            at, level = after, Level.SENTENCE
+        if match["lines"] is None:
+            before = match.start("none" if match["space"] is None else "space")
+            if match["none"] is not None or _ends(text, match.start(), before, after, line):
+                yield Unit(at, before, level)
+                at, level = after, Level.SENTENCE
             continue
         before = match.start()
-        here = _line_level(text, line, before, lines, after)
+        here = _line_level(text, line, before, match["lines"], after)
         follows = text[after : after + 120].split("\n", 1)[0]
-        if line == at and before != underlined and _heads(text[at:before], follows, at in starts):
-            if _UNDERLINE.match(follows) and not _MARKDOWN.match(text[at:before]):
-                underlined = after + len(follows.rstrip())
-                line = after
+        heading = before == underlined
+        if not heading and line == at and _heads(text[at:before], follows, at in starts):
+            if _UNDERLINE.match(follows) and not _MARKDOWN.match(text, at, before):
+                underlined, line = after + len(follows.rstrip()), after
                 continue
-            yield Unit(at, before, Level.HEADING, heading=True)
+            heading = True
+        if heading or here:
+            yield Unit(at, before, Level.HEADING if heading else level, heading)
             at, level = after, here or Level.LINE
-        elif before == underlined:
-            yield Unit(at, before, Level.HEADING, heading=True)
-            at, level = after, here or Level.LINE
-        elif here:
-            yield Unit(at, before, level)
-            at, level = after, here
         line = after
     end = len(text.rstrip())
     if end > at:
