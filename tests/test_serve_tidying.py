@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from asked_service import asked
@@ -19,12 +20,20 @@ from memstore.serve.turns import Turn, root_key
 NEXT = "What is the price of the brown mare?"
 
 
-def test_a_conversation_that_is_left_becomes_a_document_before_it_goes_on(tmp_path: Path) -> None:
-    with asked(tmp_path / "mem", warm_seconds=0.01) as server:
+def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was used for the last time until now was so long ago."""
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
+    monkeypatch.setattr("memstore.serve.sessions.time", later)
+
+
+def test_a_conversation_that_is_left_becomes_a_document_before_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with asked(tmp_path / "mem") as server:
         for question in (QUESTION, NEXT):
             server.said_in("barns", question)
         server.said_in("brief", "Who?")
-        time.sleep(0.02)
+        an_hour_later(monkeypatch)
         server.tidy()
         assert server.service.sessions.count == 0
         (name,) = server.hidden  # what fits into a prompt is none
@@ -36,12 +45,14 @@ def test_a_conversation_that_is_left_becomes_a_document_before_it_goes_on(tmp_pa
         assert server.hidden == []
 
 
-def test_what_is_forgotten_while_it_becomes_a_document_leaves_none(tmp_path: Path) -> None:
-    with asked(tmp_path / "mem", warm_seconds=0.01) as server:
+def test_what_is_forgotten_while_it_becomes_a_document_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with asked(tmp_path / "mem") as server:
         service = server.service
         for question in (QUESTION, NEXT):
             server.said_in("barns", question)
-        time.sleep(0.02)
+        an_hour_later(monkeypatch)
         service.worker.call("test/1", service.sessions.tidy).result(60)
         service.worker.call("test/1", service.tidying.remember).result(60)
         service.forget_conversation("local", "barns")
