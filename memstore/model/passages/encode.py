@@ -18,7 +18,7 @@ from torch import Tensor
 from memstore.errors import InvalidWeights
 from memstore.model.compact import KeysValues, attention, read_prefix
 from memstore.model.reader import ChoosingReader
-from memstore.model.tapped import Tapped
+from memstore.model.tapped import Tapped, Taps
 from memstore.store.chunk import finite
 
 _TOKENS = 256  # of a pass: as fast as more on a CPU, and a short document fills few for nothing
@@ -38,14 +38,20 @@ class Encoded(NamedTuple):
 
 
 def encode(
-    reader: ChoosingReader, passages: Iterable[Sequence[int]], *, layers: int | None = None
+    reader: ChoosingReader,
+    passages: Iterable[Sequence[int]],
+    *,
+    layers: int | None = None,
+    taps: Taps | None = None,
 ) -> Iterator[Encoded]:
     """Of each of these passages (ids, none of them empty) what is stored, in their order; layers:
-    go through the first ones only (None = all), for the selector's sake.
+    go through the first ones only (None = all), for the selector's sake. taps: what is shown; None
+    = what the reader's selector needs.
 
     Some of `passages` are taken ahead, and held until those before them are there. Raises
     InvalidWeights for keys or values that the KV dtype cannot hold.
     """
+    taps = reader.selector.taps if taps is None else taps
     coming = iter(passages)
     waiting: deque[_Waiting] = deque()
     while True:
@@ -56,7 +62,7 @@ def encode(
             width = _width(waiting[0].ids)
             alike = [one for one in waiting if one.encoded is None and _width(one.ids) == width]
             alike = alike[: _rows(width)]
-            found = _forward(reader, [one.ids for one in alike], width, layers)
+            found = _forward(reader, [one.ids for one in alike], width, layers, taps)
             for one, encoded in zip(alike, found):
                 one.encoded = encoded
         done = waiting.popleft().encoded
@@ -130,14 +136,18 @@ class _Pass:
 
 @torch.no_grad()
 def _forward(
-    reader: ChoosingReader, passages: Sequence[Sequence[int]], width: int, layers: int | None
+    reader: ChoosingReader,
+    passages: Sequence[Sequence[int]],
+    width: int,
+    layers: int | None,
+    taps: Taps,
 ) -> Iterator[Encoded]:
     """Some passages of one width, at most `_rows` of them."""
     rows, fill = _rows(width), passages[0][0]
     given = torch.full((rows, width), fill, dtype=torch.int64)
     for row, ids in enumerate(passages):
         given[row, : len(ids)] = torch.as_tensor(ids)
-    one, taps = _Pass(reader, width, {}), reader.selector.taps
+    one = _Pass(reader, width, {})
     states: dict[int, Tensor] = {}
     heads: dict[int, KeysValues] = {}
 
