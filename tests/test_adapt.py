@@ -1,8 +1,9 @@
 """Making a selector: windows with facts, states that are read once, training, calibration."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -15,9 +16,11 @@ from tiny_decoder import tokenizer as tiny_tokenizer
 from torch import Tensor
 
 from memstore.cli.main import app
+from memstore.disk.passages import Passage
 from memstore.errors import InvalidInput
 from memstore.hf.load import load_reader
 from memstore.model.adaptation import Adaptation
+from memstore.model.passages.cut import Passages
 from memstore.model.selector_file import MadeFor, load_selector, save_selector
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_learned import Learned
@@ -25,20 +28,28 @@ from memstore.model.selector_sum import Sum, Words
 from memstore.model.selectors import GATE_BLOCKS
 from memstore.model.tapped import Tapped, Taps
 from memstore.model.tokenizer import Tokenizer
-from memstore.training.adapt import AdaptOptions, Subject, adapt, encoder
+from memstore.training.adapt import AdaptOptions, Subject, adapt, add, sought
 from memstore.training.adapt_heads import rank_heads
 from memstore.training.adapt_measure import Haystack, Outcome, Sought, gate_of, measure, recalls
 from memstore.training.adapt_states import read_states
-from memstore.training.adapt_train import LearnConfig, rarity
-from memstore.training.selector_windows import WINDOW, Mix, WindowWriter
+from memstore.training.adapt_train import LearnConfig, Trained, learn, rarity
+from memstore.training.selector_questions import Split
+from memstore.training.selector_windows import Mix, Window, WindowWriter, firsts
 
 SHIPPED = Path(__file__).parents[1] / "memstore" / "model" / "weights" / "tokenizer.json"
 HIDDEN, LAYERS, HEADS, KV_HEADS, DIM = 96, 3, 4, 2, 16
+SIZE = 48  # tokens that a passage is filled up to
+
+Write = Callable[..., WindowWriter]
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.load(SHIPPED)
+
+
+def cut(tokenizer: Tokenizer, text: str) -> list[Passage]:
+    return list(Passages(tokenizer, [text], size=SIZE, most=2 * SIZE))
 
 
 def prose(seed: int, sentences: int = 2500) -> str:
@@ -50,6 +61,14 @@ def prose(seed: int, sentences: int = 2500) -> str:
         first, second, third = rng.sample(nouns, 3)
         made.append(f"When the {first} came, she {rng.choice(verbs)} the {second} by the {third}.")
     return " ".join(made)
+
+
+@pytest.fixture(scope="module")
+def write(tokenizer: Tokenizer, texts: list[str]) -> Write:
+    def writer(wanted: Split, seed: int, mix: Mix | None = None) -> WindowWriter:
+        return WindowWriter(texts, tokenizer, partial(cut, tokenizer), wanted, seed, mix)
+
+    return writer
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +111,8 @@ def still(layer: int, x: Tensor, positions: Tensor) -> Tensor:
 @pytest.fixture
 def subject(tokenizer: Tokenizer) -> Subject:
     made_for = MadeFor(HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, tokenizer.vocab_size)
-    return Subject(made_for, tokenizer, Walker(tokenizer.vocab_size), still)
+    walk = Walker(tokenizer.vocab_size)
+    return Subject(made_for, tokenizer, partial(cut, tokenizer), walk, still, SIZE)
 
 
 OPTIONS = AdaptOptions(
@@ -104,50 +124,53 @@ OPTIONS = AdaptOptions(
 )
 
 
-def test_a_window_holds_what_its_questions_ask_for(tokenizer: Tokenizer, texts: list[str]) -> None:
-    writer = WindowWriter(texts, encoder(tokenizer), "train", seed=3)
-    for window in writer.windows(6):
-        assert len(window.ids) == WINDOW
+def test_a_window_holds_what_its_questions_ask_for(tokenizer: Tokenizer, write: Write) -> None:
+    for window in write("train", seed=3).windows(6):
+        assert [list(ids) for ids in window.passages] == [
+            passage.ids.tolist() for passage in cut(tokenizer, window.text)
+        ]
+        assert 700 < sum(map(len, window.passages)) < 1400
         kinds = {question.kind for question in window.questions}
         assert {"passage", "plain", "absent"} <= kinds
         for question in window.questions:
             assert tokenizer.decode(question.ids).strip() == question.text.strip()
             if question.kind in ("plain", "absent"):
-                assert question.block == -1 and not question.touched
+                assert question.passage == -1 and not question.touched
                 continue
-            assert question.block in question.touched
-            blocks = [list(window.ids[b * 64 : b * 64 + 64]) for b in question.touched]
-            near = tokenizer.decode([token for block in blocks for token in block])
+            assert question.passage in question.touched
+            near = " ".join(tokenizer.decode(window.passages[n]) for n in question.touched)
             if question.kind == "literal":
                 subject = question.key.split("|")[1]
-                assert subject.split()[-1][:4] in near
+                assert subject.split()[-1] in near
+
+
+def test_the_passage_of_a_question_holds_the_value(tokenizer: Tokenizer, write: Write) -> None:
+    writer = write("train", seed=4)
+    for _ in range(6):
+        fact = writer.facts.literal()
+        window = writer.window([fact])
+        asked = [question for question in window.questions if question.key == fact.key]
+        assert len(asked) == 1 and asked[0].text.startswith(fact.question)
+        right = tokenizer.decode(window.passages[asked[0].passage])
+        whole = " ".join(tokenizer.decode(window.passages[n]) for n in asked[0].touched)
+        assert fact.value.lower() in right.lower()
+        assert all(word in whole for word in fact.sentence.split())
 
 
 def test_windows_are_the_same_for_the_same_seed_and_refuse_short_texts(
-    tokenizer: Tokenizer, texts: list[str]
+    tokenizer: Tokenizer, write: Write
 ) -> None:
-    encode = encoder(tokenizer)
-    first = WindowWriter(texts, encode, "validation", seed=5).window()
-    assert first == WindowWriter(texts, encode, "validation", seed=5).window()
-    assert first != WindowWriter(texts, encode, "validation", seed=6).window()
+    first = write("validation", seed=5).window()
+    assert first == write("validation", seed=5).window()
+    assert first != write("validation", seed=6).window()
     with pytest.raises(InvalidInput, match="give longer ones"):
-        WindowWriter(["too short"], encode, "train", seed=0)
-
-
-def test_characters_of_tokens_are_those_of_the_text(tokenizer: Tokenizer) -> None:
-    text = "A naïve “reader” paid 42 dollars — twice."
-    ids, spans = encoder(tokenizer)(text)
-    assert ids == tokenizer.encode(text)
-    assert spans[0][0] == 0 and spans[-1][1] == len(text)
-    for token, (low, high) in zip(ids, spans, strict=True):
-        if "\ufffd" not in tokenizer.decode([token]):
-            assert text[low:high] == tokenizer.decode([token])
+        WindowWriter(["too short"], tokenizer, partial(cut, tokenizer), "train", seed=0)
 
 
 def test_states_are_read_once_and_an_interrupted_reading_goes_on(
-    tokenizer: Tokenizer, texts: list[str], tmp_path: Path
+    tokenizer: Tokenizer, write: Write, tmp_path: Path
 ) -> None:
-    windows = list(WindowWriter(texts, encoder(tokenizer), "train", seed=1).windows(18))
+    windows = list(write("train", seed=1).windows(18))
     walk = Walker(tokenizer.vocab_size)
 
     def stop(done: int, of: int) -> None:
@@ -158,30 +181,75 @@ def test_states_are_read_once_and_an_interrupted_reading_goes_on(
         read_states(windows, walk, [1, 2], tmp_path, stop)
     before = walk.rows
     resumed = read_states(windows, walk, [1, 2], tmp_path)
-    assert walk.rows - before == sum(1 + len(window.questions) for window in windows[16:])
+    assert walk.rows - before == sum(
+        len(window.passages) + len(window.questions) for window in windows[16:]
+    )
     whole = read_states(windows, Walker(tokenizer.vocab_size), [1, 2], tmp_path / "other")
-    assert torch.equal(resumed.windows[2], whole.windows[2])
+    assert torch.equal(resumed.passages[2], whole.passages[2])
     assert torch.equal(resumed.rows[1], whole.rows[1])
     assert resumed.asked == whole.asked
     for place, question in enumerate(windows[3].questions):
         shown = resumed.question(3, place)
         assert shown.ids == list(question.ids) and len(shown.states[1]) == len(question.ids)
+    held = [ids for window in windows for ids in window.passages]
+    assert [resumed.shown(number).ids for number in (0, 40)] == [list(held[0]), list(held[40])]
+    assert torch.equal(resumed.passage(2, 40), resumed.shown(40).states[2])
+    assert len(resumed.passage(2, 40)) == len(held[40])
+    asked = [one for one in resumed.asked if one.window == 3]
+    assert [one.right for one in asked] == [
+        resumed.firsts[3] + one.question.passage if one.question.passage >= 0 else -1
+        for one in asked
+    ]
     walk.rows = 0
     read_states(windows[:8], walk, [1], tmp_path)
     assert walk.rows > 0  # other layers are other states
 
 
-def test_rarity_counts_blocks_that_hold_a_token() -> None:
-    ids = torch.tensor([0, 1, 1, 2, 0, 3, 3, 3, 4])
-    expected = [(3 / 2.5), (3 / 1.5), (3 / 1.5), (3 / 1.5), (3 / 0.5)]
-    torch.testing.assert_close(rarity(ids, 5, 4), torch.tensor(expected).log())
+def test_rarity_counts_passages_that_hold_a_token() -> None:
+    expected = [(3 / 1.5), (3 / 2.5), (3 / 1.5), (3 / 1.5), (3 / 0.5)]
+    found = rarity([[0, 1, 1, 2], [1, 3, 3, 3, 3]], 5)
+    torch.testing.assert_close(found, torch.tensor(expected).log())
 
 
-def test_calibration_finds_the_head_that_points(
-    tokenizer: Tokenizer, texts: list[str], subject: Subject
+def test_what_answers_the_same_as_the_right_passage_counts_neither_way(write: Write) -> None:
+    windows = list(write("train", seed=2).windows(2))
+    first, second = windows
+    key = next(question for question in first.questions if question.key)
+    again = replace(key, passage=0, touched=(0, 1))
+    windows[1] = Window(second.text, second.passages, (*second.questions, again))
+    found = sought(windows, lambda window, place: Tapped([window, place]))
+    asked = [one for one in found if one.text == key.text and one.kind == key.kind]
+    before = firsts(windows)[1]
+    assert before == len(first.passages)
+    assert asked[0].right == key.touched and asked[0].others == {before, before + 1}
+    assert asked[-1].right == (before, before + 1) and asked[-1].others == set(key.touched)
+    assert {one.right for one in found if one.kind in ("absent", "plain")} == {()}
+    assert all(not one.others for one in found if one.kind in ("passage", "absent", "plain"))
+
+
+def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
+    subject: Subject, write: Write, tmp_path: Path
 ) -> None:
+    windows = list(write("train", seed=2).windows(2))
+    states = read_states(windows, subject.walk, [1], tmp_path)
+    model = Trained(states, 1, torch.rand(subject.made_for.vocabulary), 32, 0.0)
+    torch.nn.init.normal_(model.attend, std=0.1)
+    lengths = [len(ids) for window in windows for ids in window.passages]
+    rows = states.rows[1].float(), states.row_ids
+    questions = [one.end - one.first for one in states.asked]
+    trained = model.scores(*rows, questions, model.landmarks(states.passages[1].float()), lengths)
+    selector = model.selector(1)
+    haystack = Haystack(selector.form)
+    shown = [states.shown(number) for number in range(len(lengths))]
+    add(haystack, selector, subject.tokenizer, shown)
+    for question, scores in zip(sought(windows, states.question), trained, strict=True):
+        found = selector.scores(question.tapped, question.text, haystack, haystack.scope)
+        torch.testing.assert_close(found, scores.detach(), atol=0.02, rtol=0)  # int8
+
+
+def test_calibration_finds_the_head_that_points(write: Write, subject: Subject) -> None:
     mix = Mix(reworded=0, synonyms=0, otherwise=0)
-    windows = list(WindowWriter(texts, encoder(tokenizer), "train", 2, mix=mix).windows(5))
+    windows = list(write("train", 2, mix).windows(5))
     ranked = rank_heads(windows, subject.walk, LAYERS, still)
     assert len(ranked) == LAYERS * HEADS
     assert ranked[0][:2] == (1, 3)
@@ -215,13 +283,11 @@ def test_a_projection_is_learned_that_finds_held_out_facts_and_is_kept_in_a_file
 
 
 def test_the_same_seed_learns_the_same_bits(
-    subject: Subject, tokenizer: Tokenizer, texts: list[str], tmp_path: Path
+    subject: Subject, tokenizer: Tokenizer, write: Write, tmp_path: Path
 ) -> None:
-    from memstore.training.adapt_train import learn
-
-    windows = list(WindowWriter(texts, encoder(tokenizer), "train", 2).windows(6))
+    windows = list(write("train", 2).windows(6))
     states = read_states(windows, subject.walk, [1], tmp_path)
-    idf = rarity(states.ids.flatten(), tokenizer.vocab_size, 64)
+    idf = rarity((ids for window in windows for ids in window.passages), tokenizer.vocab_size)
     config = LearnConfig(width=32, steps=3, others=48)
     one, same, other = (
         learn(states, 1, idf, chosen) for chosen in (config, config, replace(config, seed=1))
@@ -230,14 +296,11 @@ def test_the_same_seed_learns_the_same_bits(
 
 
 def test_training_without_a_kind_of_question_says_so(
-    subject: Subject, tokenizer: Tokenizer, texts: list[str], tmp_path: Path
+    subject: Subject, tokenizer: Tokenizer, write: Write, tmp_path: Path
 ) -> None:
-    from memstore.training.adapt_train import learn
-
-    mix = Mix(reworded=0, synonyms=0, otherwise=0)
-    windows = list(WindowWriter(texts, encoder(tokenizer), "train", 2, mix=mix).windows(2))
+    windows = list(write("train", 2, Mix(reworded=0, synonyms=0, otherwise=0)).windows(2))
     states = read_states(windows, subject.walk, [1], tmp_path)
-    idf = rarity(states.ids.flatten(), tokenizer.vocab_size, 64)
+    idf = torch.ones(tokenizer.vocab_size)
     with pytest.raises(InvalidInput, match="no reworded question"):
         learn(states, 1, idf, LearnConfig(steps=1))
 
@@ -272,8 +335,8 @@ def test_of_questions_that_nothing_answers_few_more_pass_for_what_blocks_cover_t
 
 def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:
     selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
-    haystack = Haystack(Words.form, 64)
-    haystack.add(64, None, [[]] * 64)
+    haystack = Haystack(Words.form)
+    haystack.add([9] * 64, None, [[]] * 64)
     question = Sought("literal", "", Tapped([], {}), right=(0,))
     found = measure(selector, haystack, [question])[0]
     of_eighths = (8 + 16 + 24 + 32 + 40 + 48 + 56 + 63) / 8

@@ -11,7 +11,7 @@ from memstore.training import selector_words as words
 from memstore.training.selector_questions import Fact, Facts, Split, of_split, split
 from memstore.training.selector_relations import RELATIONS
 
-PAIRS = (*words.THINGS, *words.PLACES, *words.BEINGS, *words.QUALITIES)
+SUBJECTS = (*words.THINGS, *words.PLACES, *words.BEINGS, *words.QUALITIES)
 SPLITS: tuple[Split, ...] = ("train", "validation", "held-out")
 
 
@@ -31,9 +31,9 @@ def drawn(wanted: Split, seed: int = 0, count: int = 60) -> list[Fact]:
 
 
 def test_a_word_is_of_one_pair_and_both_words_of_a_pair_are_of_one_split() -> None:
-    counts = Counter(word for pair in PAIRS for word in pair)
+    counts = Counter(word for pair in words.PAIRS for word in pair)
     assert not [word for word, count in counts.items() if count > 1]
-    assert all(split(first) == split(second) for first, second in PAIRS)
+    assert all(split(first) == split(second) for first, second in words.PAIRS)
 
 
 def test_every_list_has_names_of_the_train_split_and_of_the_held_out_one() -> None:
@@ -42,6 +42,7 @@ def test_every_list_has_names_of_the_train_split_and_of_the_held_out_one() -> No
         words.PLACES,
         words.BEINGS,
         words.QUALITIES,
+        words.OTHERS,
         words.NUMBER_ATTRIBUTES,
         words.WORD_ATTRIBUTES,
         words.KEYS,
@@ -57,7 +58,7 @@ def test_every_list_has_names_of_the_train_split_and_of_the_held_out_one() -> No
 
 
 def test_training_never_names_what_is_held_out() -> None:
-    kept = {word for pair in PAIRS for word in pair if split(word) == "held-out"}
+    kept = {word for pair in SUBJECTS for word in pair if split(word) == "held-out"}
     kept |= {name for name in words.FIRST_NAMES if split(name) == "held-out"}
     fixed = " ".join((*forms.STATEMENTS, *forms.QUESTIONS, *forms.KEY_STATEMENTS))
     fixed += " ".join(" ".join((*r.statements, *r.questions)) for r in RELATIONS.values())

@@ -65,13 +65,13 @@ def tapped(tokens: int, seed: int = 1) -> Tapped:
 
 
 def haystack(selector, documents: int = 3, blocks: int = 5) -> tuple[Haystack, list[Tapped]]:
-    held, shown = Haystack(selector.form, BLOCK), []
+    held, shown = Haystack(selector.form), []
     for number in range(documents):
         shown.append(tapped(blocks * BLOCK, seed=10 + number))
         texts = [f"block {number} {i} apple{number}{i}" for i in range(blocks)]
         parts = [shown[-1].part(range(i, i + BLOCK)) for i in range(0, blocks * BLOCK, BLOCK)]
         kept = [one for part in parts if (one := selector.landmarks(part)) is not None]
-        held.add(blocks, torch.cat(kept) if kept else None, selector.words(texts))
+        held.add([BLOCK] * blocks, torch.cat(kept) if kept else None, selector.words(texts))
     return held, shown
 
 

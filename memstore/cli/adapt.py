@@ -51,7 +51,7 @@ def adapt(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Find out how a Hugging Face model should choose the blocks that a question reads, or what a
+    """Find out how a Hugging Face model should choose the passages that a question reads, or what a
     landmark model gets where it skips a lookup (--output DIR).
     """
     from memstore.hf.named import reader_named
@@ -99,7 +99,7 @@ def adapt(
     shares = dict(adaptation.scores)
     answers = shares.pop("answers", 0.0)
     found = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
-    console.say(f"{adaptation.selector.form.name}: right block among the best 8: {found}")
+    console.say(f"{adaptation.selector.form.name}: right passage among the best 8: {found}")
     console.say(f"questions about planted facts answered: {answers:.0%}")
     console.say(f"written to {path}")
 

@@ -4,13 +4,12 @@ joined with words, and measured with words, relations and forms that it has not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 import torch
-from torch import Tensor
 
 from memstore.model.adaptation import Adaptation
 from memstore.model.reader import TextTokenizer
@@ -23,11 +22,10 @@ from memstore.training.adapt_heads import rank_heads
 from memstore.training.adapt_measure import Haystack, Outcome, Sought, gate_of, measure, recalls
 from memstore.training.adapt_states import Walk, read_states
 from memstore.training.adapt_train import LearnConfig, learn, rarity
-from memstore.training.selector_windows import Encode, Window, WindowWriter
+from memstore.training.selector_windows import Cut, Window, WindowWriter, firsts
 
 Report = Callable[[str], None]
 
-_BLOCK = 64  # tokens of what competes in training: windows are cut into such pieces
 _WORD_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.4)
 _HEADS = (1, 2, 3)  # pointer heads that are tried together
 _IDF_CHARACTERS = 8_000_000  # of text that says how rare a token is
@@ -36,9 +34,9 @@ _AMONG = 2  # of KS: scores are told for the best 8
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """How much is read. windows: of 1,024 tokens, for training, or for calibration; held_out: for
-    the choice of weights and the score. layer: whose states are projected; None = just below the
-    middle.
+    """How much is read. windows: of about 1,024 tokens, for training; calibration: of pointer
+    heads; held_out: for the choice of weights and the score. layer: whose states are projected;
+    None = just below the middle.
     """
 
     windows: int = 240
@@ -51,12 +49,16 @@ class AdaptOptions:
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that a selector is made for. walk: reads rows of ids after the model's prefix."""
+    """The model that a selector is made for. cut: a text as its passages, filled up to so many
+    tokens; walk: reads rows of ids, each alone behind the model's prefix.
+    """
 
     made_for: MadeFor
     tokenizer: TextTokenizer
+    cut: Cut
     walk: Walk
     rotate: Rotate
+    passage_tokens: int
 
 
 def adapt(
@@ -75,40 +77,25 @@ def adapt(
     told of progress, a line each. Raises InvalidInput for texts that are too short.
     """
     options = options or AdaptOptions()
-    encode = encoder(model.tokenizer)
-    size = _BLOCK
-    held_out = WindowWriter(texts, encode, "validation", options.seed, size)
+    cut, seed = model.cut, options.seed
+    training = WindowWriter(texts, model.tokenizer, cut, "train", seed)
+    held_out = WindowWriter(texts, model.tokenizer, cut, "validation", seed)
     against = list(held_out.windows(options.held_out))
-    training = WindowWriter(texts, encode, "train", options.seed, size)
     if train:
         selector, haystack, asked = _learned(model, texts, training, against, work, options, report)
     else:
         selector, haystack, asked = _pointing(model, training, against, options, report)
     chosen, outcomes = _with_words(selector, haystack, asked)
     literal = [outcome for outcome in outcomes if outcome.kind in ("literal", "key")]
-    unanswered = [outcome for outcome in outcomes if outcome.rank < 0]
+    unanswered = [outcome for outcome in outcomes if outcome.kind == "absent"]
     found = recalls(outcomes)
     return Adaptation(
         chosen,
-        gate=gate_of(literal, unanswered, haystack.blocks),
+        gate=gate_of(literal, unanswered, haystack.passages),
+        passage_tokens=model.passage_tokens,
         weights=model.made_for.weights,
         scores={kind: shares[_AMONG] for kind, shares in sorted(found.items())},
     )
-
-
-def encoder(tokenizer: TextTokenizer) -> Encode:
-    """What tells ids and the characters of each, of any tokenizer that counts characters."""
-
-    def encode(text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        ids = tokenizer.encode(text)
-        spans, at = [], 0
-        for token in ids:
-            begun = tokenizer.characters([token])
-            spans.append((at, at + max(1, begun)))
-            at += begun
-        return ids, spans
-
-    return encode
 
 
 def _learned(
@@ -125,24 +112,21 @@ def _learned(
         layer = max(1, model.made_for.num_layers // 2 - 1)
     windows = list(training.windows(options.windows))
     states = read_states(windows, model.walk, [layer], work / "train", _counted(report, "read"))
-    idf = rarity(
-        _sample(model, texts, options.seed), model.made_for.vocabulary, training.block_size
-    )
+    sample = (ids for text in _sample(texts, options.seed) for ids in passages_in(model.cut, text))
+    idf = rarity(sample, model.made_for.vocabulary)
 
     def told(step: int, loss: float, first: float) -> None:
-        report(f"step {step}: loss {loss:.3f}, right block first {first:.0%}")
+        report(f"step {step}: loss {loss:.3f}, right passage first {first:.0%}")
 
-    selector = learn(states, layer, idf, options.learn, training.block_size, told)
+    selector = learn(states, layer, idf, options.learn, told)
     unseen = read_states(
         against, model.walk, [layer], work / "held-out", _counted(report, "read held-out")
     )
     both = Sum([(selector, 1.0), (Words(), 0.0)])
-    haystack = Haystack(both.form, training.block_size)
-    for states_of in (unseen, states):  # windows of training are hay here
-        for number, ids in enumerate(states_of.ids):
-            shown = Tapped(ids.tolist(), {layer: states_of.windows[layer][number]})
-            _add(haystack, both, model, shown, training.block_size)
-    return selector, haystack, sought(against, unseen.question, training.block_size)
+    haystack = Haystack(both.form)
+    for some in (unseen, states):  # windows of training are hay here
+        add(haystack, both, model.tokenizer, [some.shown(at) for at in range(len(some.ends))])
+    return selector, haystack, sought(against, unseen.question)
 
 
 def _pointing(
@@ -152,13 +136,12 @@ def _pointing(
     options: AdaptOptions,
     report: Report,
 ) -> tuple[Selector, Haystack, list[Sought]]:
-    made_for, size = model.made_for, training.block_size
+    made_for = model.made_for
     ranked = rank_heads(
         list(training.windows(options.calibration)),
         model.walk,
         made_for.num_layers,
         model.rotate,
-        size,
         report=_counted(report, "calibrated on"),
     )
     best = ranked[: max(_HEADS)]
@@ -166,22 +149,21 @@ def _pointing(
         report(f"layer {head.layer} head {head.head}: reciprocal rank {head.reciprocal_rank:.2f}")
     shape = (made_for.num_heads, made_for.num_kv_heads, made_for.head_dim)
     taps = Taps(heads=tuple(sorted({head.layer for head in best})))
-    shown = [model.walk([window.ids], taps)[0] for window in against]
+    shown = [passage for window in against for passage in model.walk(window.passages, taps)]
 
     def of_question(window: int, place: int) -> Tapped:
         question = against[window].questions[place]
         shown = model.walk([question.lead + question.ids], taps)[0]
         return shown.part(range(len(question.lead), len(shown.ids)))
 
-    asked = sought(against, of_question, size)
+    asked = sought(against, of_question)
     tried = []
     for count in _HEADS:
         heads = [(head.layer, head.head) for head in best[:count]]
         selector = PointerHeads(heads, shape, model.rotate)
         both = Sum([(selector, 1.0), (Words(), 0.0)])
-        haystack = Haystack(both.form, size)
-        for one in shown:
-            _add(haystack, both, model, one, size)
+        haystack = Haystack(both.form)
+        add(haystack, both, model.tokenizer, shown)
         outcomes = measure(selector, haystack, asked)
         tried.append((_mean(outcomes), -count, selector, haystack))
     _, _, selector, haystack = max(tried, key=lambda one: one[:2])
@@ -207,48 +189,53 @@ def _mean(outcomes: Sequence[Outcome]) -> float:
     return sum(shares) / len(shares)
 
 
-def sought(
-    windows: Sequence[Window], tapped: Callable[[int, int], Tapped], block_size: int
-) -> list[Sought]:
-    """The questions of windows that have an answer; blocks are numbered window after window.
+def sought(windows: Sequence[Window], tapped: Callable[[int, int], Tapped]) -> list[Sought]:
+    """The questions of windows, with the passages that answer, those of all windows counted on.
 
     tapped: of (window, number of the question in it), what was shown of its own words.
     """
-    per_window = len(windows[0].ids) // block_size
     same: dict[str, set[int]] = {}
-    for number, window in enumerate(windows):
-        for question in window.questions:
-            blocks = {number * per_window + block for block in question.touched}
-            same.setdefault(question.key, set()).update(blocks)
     found = []
-    for number, window in enumerate(windows):
+    for number, (window, before) in enumerate(zip(windows, firsts(windows), strict=True)):
         for place, question in enumerate(window.questions):
-            if question.block < 0:
-                continue
-            right = tuple(number * per_window + block for block in question.touched)
-            others = same[question.key] - set(right) if question.key else set()
-            shown = tapped(number, place)
-            found.append(Sought(question.kind, question.text, shown, right, frozenset(others)))
-    return found
-
-
-def _add(haystack: Haystack, selector: Selector, model: Subject, shown: Tapped, size: int) -> None:
-    texts = [
-        model.tokenizer.decode(shown.ids[i : i + size]) for i in range(0, len(shown.ids), size)
+            right = tuple(before + passage for passage in question.touched)
+            if question.key:
+                same.setdefault(question.key, set()).update(right)
+            found.append((question, right, tapped(number, place)))
+    return [
+        Sought(
+            question.kind,
+            question.text,
+            shown,
+            right,
+            frozenset(same.get(question.key, set()) - set(right)),
+        )
+        for question, right, shown in found
     ]
-    parts = (shown.part(range(i, i + size)) for i in range(0, len(shown.ids), size))
-    landmarks = [found for part in parts if (found := selector.landmarks(part)) is not None]
-    haystack.add(len(texts), torch.cat(landmarks) if landmarks else None, selector.words(texts))
 
 
-def _sample(model: Subject, texts: Sequence[str], seed: int) -> Tensor:
-    """Ids of some text from everywhere."""
-    rng, ids = Random(seed), list[int]()
+def add(
+    haystack: Haystack, selector: Selector, tokenizer: TextTokenizer, passages: Sequence[Tapped]
+) -> None:
+    """One more document, of these passages, with what the selector keeps of them."""
+    kept = [found for one in passages if (found := selector.landmarks(one)) is not None]
+    words = selector.words([tokenizer.decode(one.ids) for one in passages])
+    lengths = [len(one.ids) for one in passages]
+    haystack.add(lengths, torch.cat(kept) if kept else None, words)
+
+
+def passages_in(cut: Cut, text: str) -> list[list[int]]:
+    """The ids of a text's passages."""
+    return [passage.ids.tolist() for passage in cut(text)]
+
+
+def _sample(texts: Sequence[str], seed: int) -> Iterator[str]:
+    """Some text from everywhere."""
+    rng = Random(seed)
     length = max(1000, _IDF_CHARACTERS // len(texts))
     for text in texts:
         start = rng.randrange(max(1, len(text) - length))
-        ids += model.tokenizer.encode(text[start : start + length])
-    return torch.tensor(ids)
+        yield text[start : start + length]
 
 
 def _counted(report: Report, done: str) -> Callable[[int, int], None]:

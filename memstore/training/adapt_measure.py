@@ -1,4 +1,4 @@
-"""How well a selector finds: the rank of the block that answers, among all blocks of windows."""
+"""How well a selector finds: the rank of the passage that answers, among all of many windows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _HALVINGS = 3  # of a haystack, to see how its best score rises
 
 
 class Haystack:
-    """Blocks of many windows, as a memory would hold them for a selector, but in memory alone."""
+    """Passages of many windows, as a memory would hold them for a selector, but in memory alone."""
 
-    def __init__(self, form: SelectorForm, block_size: int) -> None:
+    def __init__(self, form: SelectorForm) -> None:
         self._tokens = (
             TokenIndex(form.heads, form.width, LANDMARK_DTYPES[form.dtype]) if form.heads else None
         )
@@ -34,24 +34,23 @@ class Haystack:
         self.scope: list[tuple[int, int, int]] = []
 
     @property
-    def blocks(self) -> int:
+    def passages(self) -> int:
         """How many it holds."""
         return sum(end - first for _, first, end in self.scope)
 
     def add(
         self,
-        blocks: int,
+        lengths: Sequence[int],
         landmarks: Tensor | None,
         words: Sequence[Sequence[tuple[int, int]]] | None,
     ) -> None:
-        """One more document of so many whole blocks."""
+        """One more document, of passages of so many tokens each."""
         number = len(self.scope)
         if self._tokens is not None and landmarks is not None:
-            lengths = [len(landmarks) // blocks] * blocks
             self._tokens.add(number, 0, landmarks, lengths)
         if self._words is not None and words is not None:
             self._words.add(number, 0, BlockWords.of(words))
-        self.scope.append((number, 0, blocks))
+        self.scope.append((number, 0, len(lengths)))
 
     def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
         assert self._tokens is not None
@@ -66,8 +65,8 @@ class Haystack:
 class Sought:
     """A question to measure with.
 
-    tapped: of the user's words. right: blocks, numbered over the whole haystack, that answer;
-    others: blocks that answer it as well and count neither way.
+    tapped: of the user's words. right: passages, numbered over the whole haystack, that answer;
+    others: passages that answer it as well and count neither way.
     """
 
     kind: str
@@ -79,7 +78,7 @@ class Sought:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one question: how many blocks scored higher than the right one, -1 where none is right;
+    """Of one question: how many passages scored higher than the right one, -1 where none is right;
     the best score of all, and how much the best of all that do not answer is above the best of half
     of them; and what the best ones cover together of a question of several parts.
     """
@@ -110,7 +109,7 @@ def measure(selector: Selector, haystack: Haystack, questions: Sequence[Sought])
 
 
 def recalls(outcomes: Sequence[Outcome], ks: Sequence[int] = KS) -> dict[str, list[float]]:
-    """By kind, the share of questions whose right block was among the best k."""
+    """By kind, the share of questions whose right passage was among the best k."""
     ranks = defaultdict(list)
     for outcome in outcomes:
         if outcome.rank >= 0:

@@ -1,33 +1,28 @@
-"""A reader as what selectors are made for: it walks rows of ids after its prefix, and shows what
-was asked for.
+"""A reader as what selectors are made for: its passages, and rows of ids that it reads alone behind
+its prefix, as it reads passages.
 """
 
 from collections.abc import Sequence
 
-import torch
-
-from memstore.model.compact import CompactAttention, read_prefix
+from memstore.disk.passages import Passage
+from memstore.model.passages.encode import encode
+from memstore.model.passages.ingest import passages_of
 from memstore.model.reader import ChoosingReader
 from memstore.model.selector_file import MadeFor
-from memstore.model.tap import tapping
 from memstore.model.tapped import Tapped, Taps
 from memstore.training.adapt import Subject
 
 
 def subject_of(reader: ChoosingReader, made_for: MadeFor) -> Subject:
-    """The reader, ready to be adapted; its prefix is read once. made_for: its sizes."""
-    prefix = read_prefix(reader)
+    """The reader, ready to be adapted. made_for: its sizes."""
 
-    @torch.no_grad()
+    def cut(text: str) -> list[Passage]:
+        return list(passages_of(reader, [text]))
+
     def walk(rows: Sequence[Sequence[int]], taps: Taps) -> list[Tapped]:
-        shown = []
-        for ids in rows:
-            context = CompactAttention(reader, prefix)
-            tapped, attend, enter = tapping(ids, taps, context.attend)
-            given = torch.tensor([list(ids)], device=reader.device)
-            states = reader.hidden(given, attend, layers=taps.layers, enter=enter)
-            enter(taps.layers, states)
-            shown.append(tapped)
-        return shown
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # fuller passes
+        read = encode(reader, (rows[row] for row in order), layers=taps.layers, taps=taps)
+        shown = dict(zip(order, (one.tapped for one in read), strict=True))
+        return [shown[row] for row in range(len(rows))]
 
-    return Subject(made_for, reader.tokenizer, walk, reader.rotate)
+    return Subject(made_for, reader.tokenizer, cut, walk, reader.rotate, reader.passage_tokens)

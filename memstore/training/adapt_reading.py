@@ -1,5 +1,5 @@
-"""How many of the blocks that a selector finds a model should read: by its answers to questions of
-forms and words that no selector was trained with.
+"""How many of the passages that a selector finds a model should read: by its answers to questions
+of forms and words that no selector was trained with.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 
+from memstore.disk.passages import Passage
 from memstore.model.adaptation import Adaptation
 from memstore.model.choosing import ChoosingVerbs
+from memstore.model.passages.ingest import passages_of
 from memstore.store.memory_store import MemoryStore
-from memstore.training.adapt import encoder
 from memstore.training.selector_questions import Fact
 from memstore.training.selector_windows import WindowWriter
 
@@ -26,12 +27,14 @@ _TOP_K = 4
 
 @dataclass(frozen=True)
 class Answers:
-    """How many questions a reader answered with a range of scores, and how many blocks it read."""
+    """How many questions a reader answered with a range of scores, and how many passages it
+    read.
+    """
 
     score_range: float
     right: int
     questions: int
-    blocks: float
+    passages: float
 
 
 def calibrate_reading(
@@ -46,17 +49,20 @@ def calibrate_reading(
     """The adaptation with the score_range that answers most; the wider of two that answer as many.
 
     reader: reads with this adaptation's selector. texts: prose to plant facts in, as many windows
-    of 1,024 tokens. One that answers nothing keeps its range. Raises InvalidInput for texts that
-    are too short.
+    of about 1,024 tokens. One that answers nothing keeps its range. Raises InvalidInput for texts
+    that are too short.
     """
-    encode = encoder(reader.tokenizer)
-    writer = WindowWriter(texts, encode, "validation", seed + 1, reader.passage_tokens)
+
+    def cut(text: str) -> list[Passage]:
+        return list(passages_of(reader, [text]))
+
+    writer = WindowWriter(texts, reader.tokenizer, cut, "validation", seed + 1)
     facts, pieces = writer.facts, []
     asked: list[Fact] = []
     for _ in range(windows):
         planted = [facts.literal(), facts.literal(), facts.reworded()]
         asked += planted
-        pieces.append(reader.tokenizer.decode(list(writer.window(planted).ids)))
+        pieces.append(writer.window(planted).text)
     with tempfile.TemporaryDirectory() as directory:
         signature, keeps = reader.signature, reader.keeps
         with MemoryStore.create(Path(directory) / "m", signature, selector=keeps) as store:
@@ -66,7 +72,7 @@ def calibrate_reading(
     for one in tried:
         report(
             f"within {one.score_range} deviations: {one.right} of {one.questions} answered, "
-            f"{one.blocks:.1f} blocks read"
+            f"{one.passages:.1f} passages read"
         )
     best = max(tried, key=lambda one: (one.right, one.score_range))
     if not best.right:
@@ -79,14 +85,14 @@ def calibrate_reading(
 def _answers(
     reader: ChoosingVerbs, store: MemoryStore, asked: Sequence[Fact], score_range: float
 ) -> Answers:
-    right, blocks = 0, 0
+    right, passages = 0, 0
     for fact in asked:
         with reader.session(store, top_k=_TOP_K, score_range=score_range) as session:
             session.ask(fact.question, lambda: None)
-            blocks += len(session.chosen)
+            passages += len(session.chosen)
             space = " " * fact.value[0].isdigit()  # a token of its own before digits
             begun = reader.tokenizer.encode(fact.begun + space)
             value = reader.tokenizer.encode(fact.value if space else f" {fact.value}")
             states = session.feed([*begun, *value[:-1]])[-len(value) :]
             right += session.logits(states).argmax(-1).tolist() == value
-    return Answers(score_range, right, len(asked), blocks / len(asked))
+    return Answers(score_range, right, len(asked), passages / len(asked))

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -17,21 +16,24 @@ from torch import Tensor
 
 from memstore.model.selector_learned import rooted
 from memstore.model.tapped import Tapped, Taps
-from memstore.training.selector_windows import WINDOW, Question, Window
+from memstore.training.selector_windows import Question, Window, firsts
 
 Walk = Callable[[Sequence[Sequence[int]], Taps], list[Tapped]]
 """Reads rows of ids, each after the prefix alone, and shows what `Taps` names of each row."""
 
-_PIECE = 8  # windows of a file
-_ROWS = 24  # questions read at once
+_PIECE = 16  # windows of a file
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question, the window it belongs to, and its rows [first, end) in States.rows."""
+    """A question of a window, and its rows [first, end) in States.rows. right, touched: as in
+    Question, with the passages of all windows counted on.
+    """
 
     question: Question
     window: int
+    right: int
+    touched: frozenset[int]
     first: int
     end: int
 
@@ -40,21 +42,38 @@ class Asked:
 class States:
     """States, root mean square 1, that enter the layers tapped.
 
-    ids: [W, WINDOW]. windows: by layer, float16 [W, WINDOW, hidden]. rows: by layer, float16
-    [R, hidden], those of the questions' own words one after another; row_ids: [R].
+    ids: [N], of all passages, one passage after another; ends: [P], where each passage ends in
+    them. passages: by layer, float16 [N, hidden]. rows: by layer, float16 [R, hidden], those of the
+    questions' own words one after another; row_ids: [R]. firsts: each window's first passage.
     """
 
     ids: Tensor
-    windows: dict[int, Tensor]
+    ends: Tensor
+    passages: dict[int, Tensor]
     rows: dict[int, Tensor]
     row_ids: Tensor
     asked: tuple[Asked, ...]
+    firsts: tuple[int, ...]
 
     def question(self, window: int, place: int) -> Tapped:
         """What was shown of a window's question number `place`, of its own words."""
         asked = [one for one in self.asked if one.window == window][place]
         rows = {layer: states[asked.first : asked.end] for layer, states in self.rows.items()}
         return Tapped(list(asked.question.ids), rows)
+
+    def shown(self, passage: int) -> Tapped:
+        """What was shown of a passage."""
+        at = self._place(passage)
+        states = {layer: states[at] for layer, states in self.passages.items()}
+        return Tapped(self.ids[at].tolist(), states)
+
+    def passage(self, layer: int, passage: int) -> Tensor:
+        """The states float16 [n, hidden] of a passage."""
+        return self.passages[layer][self._place(passage)]
+
+    def _place(self, passage: int) -> slice:
+        start = int(self.ends[passage - 1]) if passage else 0
+        return slice(start, int(self.ends[passage]))
 
 
 def read_states(
@@ -64,7 +83,8 @@ def read_states(
     directory: Path,
     report: Callable[[int, int], None] | None = None,
 ) -> States:
-    """Walk windows and their questions; what `directory` holds already is not read again.
+    """Walk the passages of windows and their questions; what `directory` holds already is not read
+    again.
 
     report: told (windows done, of how many) after every few.
     """
@@ -81,40 +101,41 @@ def read_states(
         pieces.append(load_file(path))
         if report:
             report(min(first + _PIECE, len(windows)), len(windows))
-    questions = [(i, q) for i, window in enumerate(windows) for q in window.questions]
-    asked, end = [], 0
-    for window, question in questions:
-        asked.append(Asked(question, window, end, end + len(question.ids)))
-        end = asked[-1].end
+    passages = [torch.tensor(ids) for window in windows for ids in window.passages]
+    asked = _asked(windows)
     return States(
-        torch.tensor([window.ids for window in windows]),
-        {layer: torch.cat([piece[f"windows.{layer}"] for piece in pieces]) for layer in layers},
+        torch.cat(passages),
+        torch.tensor([len(ids) for ids in passages]).cumsum(0),
+        {layer: torch.cat([piece[f"passages.{layer}"] for piece in pieces]) for layer in layers},
         {layer: torch.cat([piece[f"rows.{layer}"] for piece in pieces]) for layer in layers},
-        torch.tensor([token for _, question in questions for token in question.ids]),
-        tuple(asked),
+        torch.tensor([token for one in asked for token in one.question.ids]),
+        asked,
+        tuple(firsts(windows)),
     )
 
 
+def _asked(windows: Sequence[Window]) -> tuple[Asked, ...]:
+    asked, end = [], 0
+    for number, (window, before) in enumerate(zip(windows, firsts(windows), strict=True)):
+        for question in window.questions:
+            first, end = end, end + len(question.ids)
+            right = before + question.passage if question.passage >= 0 else -1
+            touched = frozenset(before + passage for passage in question.touched)
+            asked.append(Asked(question, number, right, touched, first, end))
+    return tuple(asked)
+
+
 def _walk_piece(piece: Sequence[Window], walk: Walk, layers: tuple[int, ...]) -> dict[str, Tensor]:
-    taps = Taps(states=layers)
-    shown = [walk([window.ids], taps)[0] for window in piece]
+    passages = [ids for window in piece for ids in window.passages]
     questions = [question for window in piece for question in window.questions]
-    order = sorted(range(len(questions)), key=lambda i: len(questions[i].lead + questions[i].ids))
-    rows: dict[int, Tapped] = {}
-    todo = iter(order)
-    while batch := list(islice(todo, _ROWS)):
-        read = walk([questions[i].lead + questions[i].ids for i in batch], taps)
-        rows.update(zip(batch, read, strict=True))
+    rows = [*passages, *(question.lead + question.ids for question in questions)]
+    shown = walk(rows, Taps(states=layers))
     tensors = {}
     for layer in layers:
-        whole = [rooted(one.states[layer]) for one in shown]
-        tensors[f"windows.{layer}"] = torch.stack(whole).half()
-        own = [
-            rooted(rows[i].states[layer][len(question.lead) :])
-            for i, question in enumerate(questions)
-        ]
-        tensors[f"rows.{layer}"] = torch.cat(own).half()
-    assert all(tensor.shape[1] == WINDOW for name, tensor in tensors.items() if "windows" in name)
+        states = [rooted(one.states[layer]).half() for one in shown]
+        own = zip(states[len(passages) :], questions, strict=True)
+        tensors[f"passages.{layer}"] = torch.cat(states[: len(passages)])
+        tensors[f"rows.{layer}"] = torch.cat([part[len(asked.lead) :] for part, asked in own])
     return tensors
 
 

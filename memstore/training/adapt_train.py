@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -26,8 +26,8 @@ class LearnConfig:
     width: int = 64
     steps: int = 350
     batch: int = 40
-    unanswered: int = 8  # plain text and absent questions of a batch, whose target is no block
-    others: int = 96  # blocks of a batch beside those that answer
+    unanswered: int = 8  # plain text and absent questions of a batch, whose target is no passage
+    others: int = 96  # passages of a batch beside those that answer
     rate: float = 2e-3
     decay: float = 1e-3
     dropped: float = 0.1  # of a question's tokens
@@ -54,7 +54,7 @@ class Trained(nn.Module):
     def __init__(self, states: States, layer: int, idf: Tensor, width: int, blanked: float) -> None:
         super().__init__()
         self.blanked = blanked
-        documents = states.windows[layer].flatten(0, 1)[::7].float()
+        documents = states.passages[layer][::7].float()
         rows = states.rows[layer].float()
         hidden = documents.shape[1]
         for name, values in (("document", documents), ("question", rows)):
@@ -65,7 +65,7 @@ class Trained(nn.Module):
         self.projection = nn.Parameter(start.contiguous())
         self.attend = nn.Parameter(torch.zeros(hidden))
         self.scale = nn.Parameter(torch.tensor(3.0))  # ln of what scores are multiplied with
-        self.null = nn.Parameter(torch.tensor(0.3))  # the score of "no block"
+        self.null = nn.Parameter(torch.tensor(0.3))  # the score of "no passage"
 
     def landmarks(self, states: Tensor) -> Tensor:
         """[..., hidden] of documents -> unit vectors [..., width]."""
@@ -73,18 +73,27 @@ class Trained(nn.Module):
         x = F.dropout(x, self.blanked, self.training)
         return F.normalize(x @ self.projection, dim=-1)
 
-    def scores(self, rows: Tensor, ids: Tensor, lengths: Sequence[int], keys: Tensor) -> Tensor:
-        """Rows [R, hidden] of questions of these lengths, keys [blocks, tokens, width] ->
-        [questions, blocks].
+    def scores(
+        self,
+        rows: Tensor,
+        ids: Tensor,
+        lengths: Sequence[int],
+        keys: Tensor,
+        passages: Sequence[int],
+    ) -> Tensor:
+        """Rows [R, hidden] of questions of these lengths, keys [tokens, width] of passages of so
+        many tokens, one after another -> [questions, passages].
         """
         x = (rows - self.question_mean) / self.question_deviation
         x = F.dropout(x, self.blanked, self.training)
         logits = x @ self.attend + self.idf[ids].float().clamp_min(0.05).log()
         weights = torch.cat([part.softmax(0) for part in logits.split(list(lengths))])
         q = F.normalize(x @ self.projection, dim=-1)
-        best = (q @ keys.flatten(0, 1).T).view(len(q), *keys.shape[:2]).max(-1).values
+        products = keys @ q.T  # (tokens, R)
+        best = torch.segment_reduce(products, "max", lengths=torch.tensor(passages)).T
         owner = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-        return best.new_zeros(len(lengths), len(keys)).index_add(0, owner, best * weights[:, None])
+        scores = best.new_zeros(len(lengths), len(passages))
+        return scores.index_add(0, owner, best * weights[:, None])
 
     def selector(self, layer: int) -> Learned:
         """What has been learned so far, as it is used."""
@@ -93,15 +102,13 @@ class Trained(nn.Module):
         return Learned(layer, Projection(**tensors))
 
 
-def rarity(ids: Tensor, vocabulary: int, block_size: int) -> Tensor:
-    """idf of every token id, ln((blocks + 1) / (blocks that hold it + 1/2)), of ids [n] cut into
-    blocks.
-    """
-    blocks = ids[: len(ids) // block_size * block_size].view(-1, block_size).sort(1).values
-    first = torch.ones_like(blocks, dtype=torch.bool)
-    first[:, 1:] = blocks[:, 1:] != blocks[:, :-1]
-    held = torch.bincount(blocks[first], minlength=vocabulary)
-    return ((len(blocks) + 1) / (held + 0.5)).log()
+def rarity(passages: Iterable[Sequence[int]], vocabulary: int) -> Tensor:
+    """idf of every token id, ln((passages + 1) / (passages that hold it + 1/2))."""
+    held, count = torch.zeros(vocabulary), 0
+    for ids in passages:
+        held[list(set(ids))] += 1
+        count += 1
+    return ((count + 1) / (held + 0.5)).log()
 
 
 def learn(
@@ -109,46 +116,35 @@ def learn(
     layer: int,
     idf: Tensor,
     config: LearnConfig,
-    block_size: int = 64,
     report: Callable[[int, float, float], None] | None = None,
 ) -> Learned:
     """Train a selector on states; the same one for the same seed. idf: as `rarity` tells.
 
-    report: told (step, mean loss, share of questions whose block came first) every 50 steps. Raises
-    InvalidInput where a kind of question is missing.
+    report: told (step, mean loss, share of questions whose passage came first) every 50 steps.
+    Raises InvalidInput where a kind of question is missing.
     """
     with torch.enable_grad():
-        return _Run(states, layer, idf, config, block_size).go(report)
+        return _Run(states, layer, idf, config).go(report)
 
 
 class _Run:
-    def __init__(
-        self, states: States, layer: int, idf: Tensor, config: LearnConfig, block_size: int
-    ) -> None:
+    def __init__(self, states: States, layer: int, idf: Tensor, config: LearnConfig) -> None:
         self.states, self.layer, self.config = states, layer, config
         self.rng = Random(config.seed)
         torch.manual_seed(config.seed)
-        self.blocks = states.windows[layer].flatten(0, 1).unflatten(0, (-1, block_size))
-        self.per_window = states.windows[layer].shape[1] // block_size
         self.model = Trained(states, layer, idf, config.width, config.blanked)
         self.kinds: dict[str, list[Asked]] = defaultdict(list)
-        self.same: dict[str, set[int]] = defaultdict(set)  # blocks that answer the same
+        self.same: dict[str, set[int]] = defaultdict(set)  # passages that answer the same
         self.like: dict[str, list[Asked]] = defaultdict(list)  # of a subject, of a relation
         for asked in states.asked:
             self.kinds[asked.question.kind].append(asked)
             if asked.question.key:
-                self.same[asked.question.key] |= self._touched(asked)
+                self.same[asked.question.key] |= asked.touched
                 for part in asked.question.key.split("|"):
                     self.like[part].append(asked)
         missing = [kind for kind, _ in config.shares if not self.kinds[kind]]
         if missing:
             raise InvalidInput(f"no {missing[0]} question among the windows; give more of them")
-
-    def _block(self, asked: Asked) -> int:
-        return asked.window * self.per_window + asked.question.block
-
-    def _touched(self, asked: Asked) -> set[int]:
-        return {asked.window * self.per_window + block for block in asked.question.touched}
 
     def go(self, report: Callable[[int, float, float], None] | None) -> Learned:
         config = self.config
@@ -178,28 +174,37 @@ class _Run:
         ]
         nothing = [*self.kinds["plain"], *self.kinds["absent"]]
         unanswered = rng.sample(nothing, min(config.unanswered, len(nothing)))
-        wanted = {self._block(one) for one in asked}
-        for one in asked:  # blocks that are easily taken for the right one
-            wanted.add(one.window * self.per_window + rng.randrange(self.per_window))
-            if one.question.key:
-                part = rng.choice(one.question.key.split("|"))
-                wanted.add(self._block(rng.choice(self.like[part])))
-        wanted |= set(rng.sample(range(len(self.blocks)), min(config.others, len(self.blocks))))
-        blocks = sorted(wanted)
-        place = {block: i for i, block in enumerate(blocks)}
-        keys = self.model.landmarks(self.blocks[blocks].float())
-        scores = self.model.scores(*self._rows([*asked, *unanswered]), keys)
+        passages = self._competing(asked)
+        place = {passage: i for i, passage in enumerate(passages)}
+        parts = [self.states.passage(self.layer, passage) for passage in passages]
+        keys = self.model.landmarks(torch.cat(parts).float())
+        rows = self._rows([*asked, *unanswered])
+        scores = self.model.scores(*rows, keys, [len(part) for part in parts])
         hidden = torch.zeros_like(scores, dtype=torch.bool)
         for row, one in enumerate(asked):
-            same = self._touched(one) | self.same.get(one.question.key, set())
-            hidden[row, [place[b] for b in same - {self._block(one)} if b in place]] = True
+            same = one.touched | self.same.get(one.question.key, set())
+            hidden[row, [place[passage] for passage in same - {one.right} if passage in place]] = (
+                True
+            )
         null = self.model.null.expand(len(scores), 1)
         logits = torch.cat([scores.masked_fill(hidden, -1.0), null], 1) * self.model.scale.exp()
         logits = logits.masked_fill(F.pad(hidden, (0, 1)), -1e4)
-        target = [place[self._block(one)] for one in asked] + [len(blocks)] * len(unanswered)
+        target = [place[one.right] for one in asked] + [len(passages)] * len(unanswered)
         targets = torch.tensor(target)
         right = (logits[: len(asked)].argmax(1) == targets[: len(asked)]).float().mean()
         return F.cross_entropy(logits, targets), float(right)
+
+    def _competing(self, asked: Sequence[Asked]) -> list[int]:
+        """The passages of a batch: the right ones, some that are easily taken for them, others."""
+        rng, firsts = self.rng, [*self.states.firsts, len(self.states.ends)]
+        wanted = {one.right for one in asked}
+        for one in asked:
+            wanted.add(rng.randrange(firsts[one.window], firsts[one.window + 1]))
+            if one.question.key:
+                part = rng.choice(one.question.key.split("|"))
+                wanted.add(rng.choice(self.like[part]).right)
+        count = len(self.states.ends)
+        return sorted(wanted | set(rng.sample(range(count), min(self.config.others, count))))
 
     def _rows(self, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, list[int]]:
         """States, ids and lengths of questions, some of their tokens dropped."""

@@ -23,16 +23,8 @@ T = TypeVar("T")
 
 _VALIDATION, _HELD_OUT = 12, 22  # percent of the names
 _KINDS = {"t": words.THINGS, "p": words.PLACES, "b": words.BEINGS}
-_FIRST = {
-    word: pair[0]
-    for pair in (*words.THINGS, *words.PLACES, *words.BEINGS, *words.QUALITIES)
-    for word in pair
-}
-_SYNONYM = {
-    word: other
-    for pair in (*words.THINGS, *words.PLACES, *words.BEINGS, *words.QUALITIES)
-    for word, other in (pair, pair[::-1])
-}
+_FIRST = {word: pair[0] for pair in words.PAIRS for word in pair}
+_SYNONYM = {word: other for pair in words.PAIRS for word, other in (pair, pair[::-1])}
 
 
 _ONLY_IN_TESTS = frozenset({"pass key", "passkey", "special magic number", "magic number"})

@@ -7,16 +7,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 
+from memstore.disk.passages import Passage
 from memstore.errors import InvalidInput
+from memstore.model.reader import TextTokenizer
 from memstore.training.selector_questions import Fact, Facts, Split, Subject
 
-Encode = Callable[[str], tuple[list[int], list[tuple[int, int]]]]
-"""A text's token ids, and for each the characters [start, end) that it stands for."""
+Cut = Callable[[str], Sequence[Passage]]
+"""A text as the passages that a memory would make of it."""
 
-WINDOW = 1024  # tokens
-_CHARACTERS = 9 * WINDOW  # of prose taken for a window, more than it holds
+_CHARACTERS = 4400  # of a window: about 1,024 tokens
 _SENTENCE_END = re.compile(r"(?<=[a-z][.!?])[\"”’']?(?=\s)")
 _LEADS = ("", "", "", "\n\n", "Question: ", "Please answer from what you have read. ")
 _BEGUN = 0.15  # of the questions come with the words that begin their answer
@@ -28,8 +30,8 @@ class Question:
 
     kind: of the fact, or "plain" (text that goes on, nothing is asked) and "absent" (a question
     that no window answers). lead: ids read before the user's words; ids: of the user's words;
-    text: these words. key: as in Fact. block: the window's block where the value begins, -1 if
-    none; touched: all blocks that the fact reaches into.
+    text: these words. key: as in Fact. passage: the window's passage where the value begins, -1 if
+    none; touched: all passages that the fact reaches into.
     """
 
     kind: str
@@ -37,16 +39,22 @@ class Question:
     ids: tuple[int, ...]
     text: str
     key: str = ""
-    block: int = -1
+    passage: int = -1
     touched: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Window:
-    """WINDOW ids of prose with facts in it, and the questions for them."""
+    """Prose with facts in it, the ids of its passages, and the questions for them."""
 
-    ids: tuple[int, ...]
+    text: str
+    passages: tuple[tuple[int, ...], ...]
     questions: tuple[Question, ...]
+
+
+def firsts(windows: Sequence[Window]) -> list[int]:
+    """Of each window the number of its first passage, those of all windows counted on."""
+    return [0, *accumulate(len(window.passages) for window in windows)][: len(windows)]
 
 
 @dataclass(frozen=True)
@@ -55,19 +63,20 @@ class Mix:
     subject, as another one of the last windows.
     """
 
-    literal: float = 1.8
-    key: float = 0.5
-    reworded: float = 2.1
-    synonyms: float = 3.3
-    otherwise: float = 1.1  # literal but for the subject, which is asked for by synonyms
+    literal: float = 2.0
+    key: float = 0.6
+    reworded: float = 4.0
+    synonyms: float = 6.5
+    otherwise: float = 2.0  # literal but for the subject, which is asked for by synonyms
     passages: int = 3
     plain: int = 1
-    absent: int = 2
+    absent: int = 3
     like: float = 0.45
 
 
 class WindowWriter:
-    """Writes windows of one split from texts, the same ones for the same seed.
+    """Writes windows of one split from texts, the same ones for the same seed. cut: as a memory
+    does.
 
     Raises InvalidInput if no text is long enough.
     """
@@ -75,10 +84,10 @@ class WindowWriter:
     def __init__(
         self,
         texts: Sequence[str],
-        encode: Encode,
+        tokenizer: TextTokenizer,
+        cut: Cut,
         wanted: Split,
         seed: int,
-        block_size: int = 64,
         mix: Mix | None = None,
     ) -> None:
         self.mix = mix or Mix()
@@ -87,8 +96,7 @@ class WindowWriter:
         self._texts = [text for text in texts if len(text) > 2 * _CHARACTERS]
         if not self._texts:
             raise InvalidInput(f"no text has {2 * _CHARACTERS:,} characters; give longer ones")
-        self._encode = encode
-        self.block_size = block_size
+        self._tokenizer, self._cut = tokenizer, cut
         self._subjects: list[Subject] = []
         self._attributes: list[str] = []
 
@@ -101,19 +109,16 @@ class WindowWriter:
         """One window with these facts and as many others as the mix says."""
         facts = [*planted, *self._draw()]
         self.rng.shuffle(facts)
-        while True:
-            text, starts = self._plant(facts)
-            ids, spans = self._encode(text)
-            last = starts[-1] + len(facts[-1].sentence) if facts else 0
-            if len(ids) >= WINDOW and last <= spans[WINDOW - 1][1]:
-                break
+        text, starts = self._plant(facts)
+        passages = self._cut(text)
         questions = [
-            self._ask(fact, start, spans) for fact, start in zip(facts, starts, strict=True)
+            self._ask(fact, start, passages) for fact, start in zip(facts, starts, strict=True)
         ]
-        questions += self._passages(text, spans)
+        questions += self._passages(text, passages)
         questions += [self._plain() for _ in range(self.mix.plain)]
         questions += [self._absent() for _ in range(self.mix.absent)]
-        return Window(tuple(ids[:WINDOW]), tuple(questions))
+        ids = tuple(tuple(passage.ids.tolist()) for passage in passages)
+        return Window(text, ids, tuple(questions))
 
     def _draw(self) -> list[Fact]:
         mix, rng, facts = self.mix, self.rng, self.facts
@@ -150,12 +155,12 @@ class WindowWriter:
 
     def _plant(self, facts: Sequence[Fact]) -> tuple[str, list[int]]:
         """Prose with the facts after some of its sentences (one in five: after any word), and where
-        each begins. They lie in the first four fifths of what a window may hold.
+        each begins.
         """
-        prose = self._prose()
-        room = int(WINDOW * 3.4) - sum(len(fact.sentence) + 1 for fact in facts)
-        ends = [match.end() for match in _SENTENCE_END.finditer(prose, 0, room)]
-        words = [match.start() for match in re.finditer(r"(?<=[a-z]) ", prose[:room])]
+        prose = self._prose()[: _CHARACTERS - sum(len(fact.sentence) + 1 for fact in facts)]
+        ends = [match.end() for match in _SENTENCE_END.finditer(prose)]
+        prose = prose[: ends[-1]] if ends else prose
+        words = [match.start() for match in re.finditer(r"(?<=[a-z]) ", prose)]
         chosen: set[int] = set()
         while len(chosen) < len(facts):
             rare = self.rng.random() < 0.2 or len(ends) < 2 * len(facts)
@@ -167,36 +172,30 @@ class WindowWriter:
             length, last = starts[-1] + len(fact.sentence), at
         return "".join([*parts, prose[last:]]), starts
 
-    def _ask(self, fact: Fact, start: int, spans: Sequence[tuple[int, int]]) -> Question:
-        at = start + max(0, fact.sentence.rfind(fact.value))
+    def _ask(self, fact: Fact, start: int, passages: Sequence[Passage]) -> Question:
         end = start + len(fact.sentence)
-        tokens = [i for i, (low, high) in enumerate(spans) if high > start and low < end]
-        value = next(i for i, (_, high) in enumerate(spans) if high > at)
-        size = self.block_size
+        value = start + max(0, fact.sentence.rfind(fact.value))
+        touched = [n for n, one in enumerate(passages) if one.start < end and one.end > start]
+        right = next(n for n in touched if passages[n].end > value)
         asked = fact.question + (f" {fact.begun}" if self.rng.random() < _BEGUN else "")
-        return self._question(
-            fact.kind,
-            asked,
-            fact.key,
-            value // size,
-            tuple(range(tokens[0] // size, tokens[-1] // size + 1)),
-        )
+        return self._question(fact.kind, asked, fact.key, right, tuple(touched))
 
     def _question(
-        self, kind: str, text: str, key: str = "", block: int = -1, touched: tuple[int, ...] = ()
+        self, kind: str, text: str, key: str = "", passage: int = -1, touched: tuple[int, ...] = ()
     ) -> Question:
         lead = self.rng.choice(_LEADS)
-        ids, spans = self._encode(lead + text)
-        first = next(i for i, (_, high) in enumerate(spans) if high > len(lead))
-        return Question(kind, tuple(ids[:first]), tuple(ids[first:]), text, key, block, touched)
+        ids = self._tokenizer.encode(lead + text)
+        ends = accumulate(max(1, self._tokenizer.characters([token])) for token in ids)
+        first = next(n for n, end in enumerate(ends) if end > len(lead))
+        return Question(kind, tuple(ids[:first]), tuple(ids[first:]), text, key, passage, touched)
 
-    def _passages(self, text: str, spans: Sequence[tuple[int, int]]) -> list[Question]:
-        found, size = [], self.block_size
-        for block in self.rng.sample(range(WINDOW // size), self.mix.passages):
-            piece = text[spans[block * size][0] : spans[block * size + size - 1][1]]
-            asked = self.facts.passage(piece)
+    def _passages(self, text: str, passages: Sequence[Passage]) -> list[Question]:
+        found = []
+        for number in self.rng.sample(range(len(passages)), self.mix.passages):
+            one = passages[number]
+            asked = self.facts.passage(text[one.start : one.end])
             if asked is not None:
-                found.append(self._question("passage", asked, "", block, (block,)))
+                found.append(self._question("passage", asked, "", number, (number,)))
         return found
 
     def _plain(self) -> Question:

@@ -19,7 +19,7 @@ from memstore.errors import InvalidWeights
 from memstore.model.compact import KeysValues, attention, read_prefix
 from memstore.model.products import fast_products
 from memstore.model.reader import ChoosingReader, Enough
-from memstore.model.tapped import Tapped
+from memstore.model.tapped import Tapped, Taps
 from memstore.store.chunk import finite
 
 _TOKENS = 256  # of a pass: as fast as more on a CPU, and a short document fills few for nothing
@@ -39,15 +39,21 @@ class Encoded(NamedTuple):
 
 
 def encode(
-    reader: ChoosingReader, passages: Iterable[Sequence[int]], *, layers: int | None = None
+    reader: ChoosingReader,
+    passages: Iterable[Sequence[int]],
+    *,
+    layers: int | None = None,
+    taps: Taps | None = None,
 ) -> Iterator[Encoded]:
     """Of each of these passages (ids, none of them empty) what is stored, in their order; layers:
-    go through the first ones only (None = all), for the selector's sake.
+    go through the first ones only (None = all), for the selector's sake. taps: what is shown; None
+    = what the reader's selector needs.
 
     Some of `passages` are taken ahead, and held until those before them are there. Raises
     InvalidWeights for keys or values that the KV dtype cannot hold.
     """
-    coming, walk = iter(passages), _Walk(reader, layers)
+    walk = _Walk(reader, layers, reader.selector.taps if taps is None else taps)
+    coming = iter(passages)
     waiting: deque[_Waiting] = deque()
     while True:
         waiting.extend(_Waiting(ids) for ids in islice(coming, _AHEAD - len(waiting)))
@@ -92,11 +98,11 @@ def check_storable(halves: Sequence[Tensor]) -> None:
 
 
 class _Walk:
-    """Computes passages, a pass at a time; layers: as in encode."""
+    """Computes passages, a pass at a time; layers, taps: as in encode."""
 
-    def __init__(self, reader: ChoosingReader, layers: int | None) -> None:
+    def __init__(self, reader: ChoosingReader, layers: int | None, taps: Taps) -> None:
         self.size = max(_TOKENS, reader.shape.block_size)
-        self._reader, self._layers = reader, layers
+        self._reader, self._layers, self._taps = reader, layers, taps
         self._prefix = _rotated(reader, read_prefix(reader))
 
     @torch.no_grad()
@@ -107,7 +113,8 @@ class _Walk:
         together = torch.cat([torch.as_tensor(ids) for ids in passages])
         given[0, : len(together)] = together
         stored = reader.shape.memory_layers if self._layers is None else ()
-        one = _Pass(reader, self._prefix, list(map(len, passages)), self.size, stored)
+        lengths = list(map(len, passages))
+        one = _Pass(reader, self._prefix, lengths, self.size, stored, self._taps)
         try:
             with fast_products(device, reader.dtype):
                 last = reader.hidden(
@@ -133,11 +140,12 @@ class _Pass:
         lengths: Sequence[int],
         size: int,
         stored: Sequence[int],
+        taps: Taps,
     ) -> None:
         """prefix: rotated. lengths: tokens of each passage; they may leave some of `size` free.
         stored: layers whose keys and values are kept.
         """
-        self._reader, self._prefix, shape = reader, prefix, reader.shape
+        self._reader, self._prefix, self._taps, shape = reader, prefix, taps, reader.shape
         self._first = first = prefix[0][0].shape[2] if prefix else 0
         self.spans = [slice(end - n, end) for n, end in zip(lengths, accumulate(lengths))]
         positions, seen = torch.zeros(size, dtype=torch.int64), list[Tensor]()
@@ -158,14 +166,14 @@ class _Pass:
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """states [1, T, hidden_size]."""
-        if layer_idx in self._reader.selector.taps.states:
+        if layer_idx in self._taps.states:
             self._states[layer_idx] = states[0]
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D], 0 behind the last
         passage. Raises Enough in the last layer.
         """
-        reader, taps = self._reader, self._reader.selector.taps
+        reader, taps = self._reader, self._taps
         if layer_idx in taps.heads:
             self._heads[layer_idx] = q[0], k[0]
         if layer_idx in self._numbers:
