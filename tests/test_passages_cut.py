@@ -194,7 +194,7 @@ def test_context_in_front() -> None:
     table = "name,place,year\n" + "\n".join(f"row{n},town{n},{1900 + n}" for n in range(60))
     leads = _leads(table, "header")
     assert leads[0] == "" and set(leads[1:]) == {"name,place,year\n"}
-    assert _leads(table, "all") == leads
+    assert _leads(table, "all") == _leads(table, "sentence") == leads
 
 
 def test_a_rule_that_begins_a_passage_has_the_header_row_in_front() -> None:

@@ -2,6 +2,7 @@
 prompts side by side answers as if it read each alone.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,16 @@ QUESTIONS = [
     asked("3", "fox", "a", "7", rule="all", primed=""),
     asked("4", "owl", "b", "4", rule="all", text="owl ?"),
 ]
+
+
+def test_passages_have_their_context_in_front_as_text(directory: Path) -> None:
+    text = " ".join(f"The fox of row {number} is red." for number in range(20))
+    spans = passages(tokenizer_of(directory), 32, context="sentence")(text)
+    without = passages(tokenizer_of(directory), 32)(text)
+    assert len(spans) > 2 and not spans[0].lead
+    for before, span in pairwise(spans):
+        assert span.lead.strip() and text[: before.end].endswith(span.lead.strip())
+    assert [one[:2] for one in spans] == [one[:2] for one in without]
 
 
 def test_words_find_the_block_that_has_them(directory: Path) -> None:

@@ -9,6 +9,9 @@ from memstore.disk.places import Place, Places
 from memstore.model.passages.sentences import Level, Unit, heading_of
 
 Context = Literal["none", "sentence", "heading", "header", "all"]
+"""The sentence before, which in a table is its header row; the heading above; the header row alone;
+what there is of these.
+"""
 CONTEXTS: tuple[Context, ...] = get_args(Context)
 
 _DELIMITERS = (("\t", 1), ("|", 2), (",", 2), (";", 2))  # and how many a row has at least
@@ -52,8 +55,8 @@ class Contexts:
             for part, end in ((sentence, joiner), (heading, "\n"), (header, "\n"))
         )
         match self._context:
-            case "sentence":
-                found = [sentence]
+            case "sentence":  # which a row of a table has not
+                found = [header or sentence]
             case "heading":
                 found = [heading]
             case "header":

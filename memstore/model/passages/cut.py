@@ -22,8 +22,8 @@ class Passages:
 
     size: tokens that a passage is filled up to; most: that none exceeds. places: of the whole
     document. start, gap: the text follows a document of so many characters, of which gap is the
-    tail. context: what is read in front. While it is iterated, `characters` is where the last
-    passage ended; afterwards, `tail` is the text behind it.
+    tail. context: what is read in front, up to `size` tokens of it. While it is iterated,
+    `characters` is where the last passage ended; afterwards, `tail` is the text behind it.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Passages:
         begins, made = self._begins, self._measure.encoded(text, groups)
         contexts = [self._contexts.before(text, units, begins) for units, _ in made]
         owns = [text[units[0].start : units[-1].end] for units, _ in made]
-        leads = self._measure.led(owns, [ids for _, ids in made], contexts, self._size // 3)
+        leads = self._measure.led(owns, [ids for _, ids in made], contexts, self._size)
         for (units, _), own, (ids, lead) in zip(made, owns, leads):
             start = begins + units[0].start
             self._gap.append(text[max(0, self.characters - begins) : units[0].start])
