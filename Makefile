@@ -51,7 +51,8 @@ soak: setup
 		MEMSTORE_PUBLISHED_HOSTILE=$${MEMSTORE_PUBLISHED_HOSTILE:-5000} \
 		$(TEST) tests/test_durability.py tests/test_soak.py tests/test_hostile.py tests/test_hostile_documents.py \
 		tests/test_signals.py tests/test_published_hostile.py tests/test_serve_load.py \
-		tests/test_serve_hostile.py tests/test_serve_keys.py \
+		tests/test_serve_hostile.py tests/test_serve_keys.py tests/test_computed_again.py \
+		tests/test_stored_once.py \
 		-s --timeout 7200 $(ARGS)
 
 lint: setup

@@ -3,8 +3,10 @@ read is the same.
 """
 
 import logging
+import os
 import shutil
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -33,6 +35,7 @@ TEXT = " ".join(
     for thing in ("lantern", "barrel", "anchor", "ladder")
     for place in ("harbour", "mill", "chapel", "orchard")
 )
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "40"))
 QUESTION = "What number has the copper anchor of the orchard?"
 
 
@@ -224,3 +227,28 @@ def test_other_models_and_words_are_refused(reader, store, tmp_path) -> None:
     ):
         model.ingest(TEXT, memory, name="other", keep="text")
     shutil.rmtree(tmp_path / "landmarks")
+
+
+@pytest.mark.timeout(3600 if FLIPS > 200 else 300)
+def test_whatever_bit_of_a_record_flips_what_is_read_is_right(reader, store) -> None:
+    rng, blocks = Random(3), store.document("kept").blocks
+    expected = [states(reader, store, "kept", [block]) for block in range(blocks)]
+    catalog = store._on_disk().catalog
+    path = store.path
+    for flip in range(FLIPS):
+        block = rng.randrange(blocks)
+        with catalog.database.read() as txn:
+            ((number, _),) = catalog.stored_at(txn, [(store.document("kept").id, block)])
+            records = [(bytes(k), bytes(v)) for k, v in txn.scan("blocks", *record_range(number))]
+        key, whole = rng.choice(records)
+        data = bytearray(whole)
+        at, bit = rng.randrange(len(data)), rng.randrange(8)
+        data[at] ^= 1 << bit
+        catalog.database.write(lambda txn: txn.put("blocks", key, bytes(data)))  # noqa: B023
+        with MemoryStore.open(path, read_only=True, host_budget=1 << 24) as opened:
+            found = states(reader, opened, "kept", [block])
+            assert opened.stats()["passages"]["damaged"] == 1, (flip, at, bit)
+        scale = float(expected[block].abs().max())
+        torch.testing.assert_close(found, expected[block], rtol=0, atol=1e-4 * scale)
+        catalog.database.write(lambda txn: txn.put("blocks", key, whole))  # noqa: B023
+    assert store.verify().clean
