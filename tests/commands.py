@@ -133,7 +133,7 @@ def intact(store: Path, *names: str) -> None:
 
 def whole(store: Path) -> bool:
     """Is everything in the memory as it was written?"""
-    return not any(event["event"] == "problem" for event in walk(store, set()))
+    return all(event["event"] not in PROBLEMS for event in walk(store, set()))
 
 
 def write_model(directory: Path, seed: int = 0, **shape: Any) -> Path:

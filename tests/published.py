@@ -72,10 +72,12 @@ def impatient(store: MemoryStore) -> Iterator[None]:
 def units_of(store: MemoryStore, name: str) -> list[BlockKey]:
     """All units of a document in the layers with memory."""
     row = store.document(name)
+    places = store.stored_at([(row.id, block) for block in range(row.blocks)])
     return [
-        BlockKey(row.id, layer, block, head)
+        BlockKey(*at, head)
         for layer in store.signature.memory_layers
-        for block in range(row.blocks)
+        for number, block in filter(None, places)
+        for at in [(number, layer, block)]
         for head in range(store.signature.num_kv_heads)
     ]
 

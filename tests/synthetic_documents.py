@@ -182,8 +182,11 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
         catalog.close()
 
 
+PROBLEMS = ("problem", "passage", "count")  # events of a walk that tell of one
+
+
 def is_whole(path: Path) -> bool:
     """What `verify` asks of a memory, walked in this process."""
     from memstore.store.walk import walk
 
-    return all(event["event"] not in ("problem", "count") for event in walk(path, set()))
+    return all(event["event"] not in PROBLEMS for event in walk(path, set()))

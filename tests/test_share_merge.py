@@ -200,6 +200,9 @@ def test_what_was_appended_to_and_pruned_is_missing_not_damaged(memory: MemorySt
         source = store._on_disk().catalog.source
         size = len(units), 2, SIGNATURE.block_size, SIGNATURE.head_dim
         slab = torch.empty(size, dtype=getattr(torch, SIGNATURE.geometry.dtype))
+        if memory.selector is not None:  # passages are where they were, or stand there again
+            assert len(source.read(units, slab, range(len(units)))) == len(units)
+            return
         with pytest.raises(BlocksUnavailable) as failed:
             # as a batch that was begun before the manifest was read again
             source.read(units, slab, range(len(units)))

@@ -48,8 +48,8 @@ class PassageWalk:
             return self._read(txn, document, row, length)
         except CorruptMemory as error:
             self.damaged[row.number] = (
-                f"passage {block} of document {document.name!r}: {error}; it is computed anew when "
-                "it is needed"
+                f"passage {block} of document {document.name!r}: {str(error).partition(';')[0]}; it "
+                "is computed anew when it is needed"
             )
             return 0, 0
 
