@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from synthetic_documents import PROBLEMS
 
 from memstore.cli.main import main
 from memstore.model.checkpoint import SHIPPED, save_checkpoint

@@ -333,6 +333,15 @@ def test_of_questions_that_nothing_answers_few_more_pass_for_what_blocks_cover_t
     assert few is not None and few.together == pytest.approx(0.25 - few.least)
 
 
+def test_a_gate_loses_fewer_where_few_that_nothing_answers_get_through_even_then() -> None:
+    answered = [Outcome("literal", 0, 0.8 + i / 512, 0.0) for i in range(100)]
+    absent = [Outcome("absent", -1, i / 256, 0.0) for i in range(200)]
+    gate = gate_of(answered, absent, GATE_BLOCKS, lost=0.05, false=0.1)
+    assert gate is not None and gate.least < 0.8
+    among = [torch.full((GATE_BLOCKS,), outcome.confidence) for outcome in absent]
+    assert sum(map(gate.answers, among)) == 20
+
+
 def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:
     selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
     haystack = Haystack(Words.form)

@@ -21,6 +21,7 @@ from benchmarks.real.hay import Hay
 from benchmarks.real.language import SEGMENT, Continuation, differences, passed
 from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import Prompted, counting, tokenizer_of
+from benchmarks.real.selectors import found_among, let_through
 from memstore.hf.load import load_reader
 from memstore.model.selectors import Gate
 
@@ -153,3 +154,22 @@ def test_every_time_is_measured_and_told(
     assert "the whole document in the prompt" in told
     assert "| memory, 1 passages " in told and "| the same 2 as text " in told
     assert found["busy"].keys() == found["first"].keys()
+
+
+def test_what_passes_is_told_for_shares_of_false_answers_and_for_the_gate() -> None:
+    def row(task: str, best: float, rank: int | None, answered: bool) -> dict[str, Any]:
+        return {"method": "m", "task": task, "best": best, "rank": rank, "answered": answered}
+
+    absent = [row("absent", i / 20, None, i == 19) for i in range(20)]
+    rows = [*absent, row("fact", 0.99, 0, True), row("fact", 0.82, 5, False)]
+    found = let_through(rows)
+    assert [(one.false, one.shares["fact"]) for one in found] == [
+        (0.05, 0.5),
+        (0.1, 0.5),
+        (0.15, 1.0),
+        (0.25, 1.0),
+        (0.4, 1.0),
+        (0.05, 0.5),
+    ]
+    assert found[-1].name == "m, its gate"
+    assert found_among(rows) == {"m": {"fact": [0.5, 0.5, 1.0, 1.0]}}

@@ -13,7 +13,10 @@ selectors look at. A selector that is named "as shipped" is told with other weig
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,9 +26,10 @@ from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number
 from benchmarks.common.timing import timed
 from benchmarks.real.blocks import Blocks, passages
+from benchmarks.real.hay import Offsets
 from benchmarks.real.methods import standing
 from benchmarks.real.plan import Question
-from benchmarks.real.prompting import DTYPES, counting
+from benchmarks.real.prompting import DTYPES
 from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds
 from benchmarks.real.results import Row
@@ -35,6 +39,7 @@ from memstore.hf.reader import HuggingFaceReader
 from memstore.model.adaptation import Adaptation
 from memstore.model.chosen import Candidates
 from memstore.model.passages.ingest import passages_of
+from memstore.model.reader import TextTokenizer
 from memstore.model.selector_file import load_selector
 from memstore.model.selector_sum import Sum
 from memstore.model.selector_sum import Words as WordSelector
@@ -49,14 +54,31 @@ SHARES = (0.05, 0.1, 0.17, 0.25, 0.4)  # of the questions that nothing answers, 
 ABSENT = ("absent", "absent_reworded")
 
 
+class Through(NamedTuple):
+    """Which shares of questions get through: of those that nothing answers, and of others by
+    kind.
+    """
+
+    name: str
+    false: float
+    shares: dict[str, float]
+
+
 class Read:
     """Documents and questions, each read once for all selectors."""
 
-    def __init__(self, reader: HuggingFaceReader, blocks: Blocks, taps: Taps) -> None:
+    def __init__(
+        self, reader: HuggingFaceReader, blocks: Blocks, taps: Taps, questions: Sequence[str]
+    ) -> None:
         self.reader, self.blocks, self.taps = reader, blocks, taps
         self._walk = subject_of(reader, reader.made_for).walk
         self._passages: dict[str, list[Tapped]] = {}
-        self._questions: dict[str, Tapped] = {}
+        asked = [reader.turn_ids(question, first=True) for question in questions]
+        shown = self._walk([ids for ids, _ in asked], taps)
+        self._questions = {
+            question: one.part(words)
+            for question, one, (_, words) in zip(questions, shown, asked, strict=True)
+        }
 
     def passages(self, document: str) -> list[Tapped]:
         if document not in self._passages:
@@ -69,9 +91,6 @@ class Read:
         return self._passages[document]
 
     def question(self, text: str) -> Tapped:
-        if text not in self._questions:
-            ids, words = self.reader.turn_ids(text, first=True)
-            self._questions[text] = self._walk([ids], self.taps)[0].part(words)
         return self._questions[text]
 
 
@@ -120,8 +139,11 @@ def main() -> None:
     rows = run(given)
     for by in ("near", "rank"):
         print("\n" + finds(rows, by))
-    print("\n" + curve(rows))
-    write(given, {"rows": rows})
+    through = let_through(rows)
+    print("\n" + curve(through))
+    told = [one._asdict() for one in through]
+    passages = sorted({row["passages"] for row in rows})
+    write(given, {"passages": passages, "among_best": found_among(rows), "let_through": told})
 
 
 def run(given: argparse.Namespace) -> list[Row]:
@@ -130,7 +152,7 @@ def run(given: argparse.Namespace) -> list[Row]:
     assert isinstance(reader, HuggingFaceReader)
     trials = {given.length: given.questions}
     texts = list(read_documents(given.text))
-    plan = build(counting(given.model), texts, [given.length], trials, given.seed)
+    plan = build(offsets(reader.tokenizer), texts, [given.length], trials, given.seed)
     blocks = Blocks(passages(reader.tokenizer, reader.passage_tokens), plan.documents)
     known: dict[str, Adaptation] = {"as shipped": reader.adaptation}
     for path in given.selectors:
@@ -143,6 +165,7 @@ def run(given: argparse.Namespace) -> list[Row]:
             tuple(sorted({layer for each in taps for layer in each.states})),
             tuple(sorted({layer for each in taps for layer in each.heads})),
         ),
+        [question.text for question in plan.questions],
     )
     selectors = {name: adaptation.selector for name, adaptation in known.items()}
     first = reader.selector.parts[0][0] if isinstance(reader.selector, Sum) else reader.selector
@@ -161,18 +184,32 @@ def run(given: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def offsets(tokenizer: TextTokenizer) -> Offsets:
+    """The characters of each token of a text."""
+
+    def spans(text: str) -> list[tuple[int, int]]:
+        begun = [tokenizer.characters([token]) for token in tokenizer.encode(text)]
+        ends = list(accumulate(begun))
+        return [(end - some, end) for end, some in zip(ends, begun, strict=True)]
+
+    return spans
+
+
 def searched(
     questions: Sequence[Question], documents: Sequence[str], together: int
 ) -> list[Question]:
-    """The questions, each of so many documents at once; keys of their own stay with theirs."""
+    """The questions, each of so many documents at once; pass keys, each in a passage of its own
+    that no other may see, are left out.
+    """
     books = [name for name in documents if not name.startswith("key ")]
     groups = [tuple(books[at : at + together]) for at in range(0, len(books), together)]
-    found = []
-    for question in questions:
-        group = next(group for group in groups if set(group) & set(question.documents))
-        names = (*group, *(name for name in question.documents if name not in group))
-        found.append(Question(**{**vars(question), "documents": names}))
-    return found
+    return [
+        replace(question, documents=group)
+        for question in questions
+        if question.task != "passkey"
+        for group in groups
+        if question.documents[0] in group
+    ]
 
 
 def ask(question: Question, name: str, chooser: Chooser, blocks: Blocks, gate: Gate | None) -> Row:
@@ -191,33 +228,57 @@ def ask(question: Question, name: str, chooser: Chooser, blocks: Blocks, gate: G
     return row
 
 
-def curve(rows: Sequence[Row]) -> str:
-    """What is let through of each kind of question by a threshold that so many of those that
-    nothing answers pass, literal ones and reworded ones together; and by the selector's own gate.
+def found_among(rows: Sequence[Row], best: Sequence[int] = (1, 4, 8, 16)) -> dict[str, Any]:
+    """By way of choosing and kind, the shares of questions whose passage of the value is among the
+    best.
     """
-    kinds = [task for task in TASKS if any(row["task"] == task for row in rows)]
-    kinds = [task for task in kinds if task not in ABSENT]
-    lines = []
+    found: dict[str, dict[str, list[int]]] = {}
+    for row in rows:
+        if row["rank"] is not None:
+            ranks = found.setdefault(row["method"], {}).setdefault(row["task"], [])
+            ranks.append(row["rank"])
+    return {
+        name: {
+            task: [round(float(np.mean([rank < k for rank in ranks])), 3) for k in best]
+            for task, ranks in tasks.items()
+        }
+        for name, tasks in found.items()
+    }
+
+
+def let_through(rows: Sequence[Row]) -> list[Through]:
+    """What passes of each kind of question by a threshold that so many of those that nothing
+    answers pass, literal ones and reworded ones together; and by the selector's own gate.
+    """
+    found = []
     for name in dict.fromkeys(row["method"] for row in rows):
         those = [row for row in rows if row["method"] == name]
         absent = sorted((row["best"] for row in those if row["task"] in ABSENT), reverse=True)
         for share in SHARES:
             threshold = absent[int(share * len(absent))]
-            passed = [_share(those, kind, threshold) for kind in kinds]
-            lines.append([name, f"{share:.2f}", *(f"{one:.2f}" for one in passed)])
+            found.append(_through(name, those, [row["best"] > threshold for row in those]))
         if "answered" in those[0]:
-            through = [row["answered"] for row in those if row["task"] in ABSENT]
-            own = [
-                np.mean([row["answered"] for row in those if row["task"] == kind]) for kind in kinds
-            ]
-            cells = (f"{one:.2f}" for one in own)
-            lines.append([f"{name}, its gate", f"{np.mean(through):.2f}", *cells])
+            own = [row["answered"] for row in those]
+            found.append(_through(f"{name}, its gate", those, own))
+    return found
+
+
+def _through(name: str, rows: Sequence[Row], passed: Sequence[bool]) -> Through:
+    kinds: dict[str, list[bool]] = {}
+    for row, one in zip(rows, passed, strict=True):
+        kinds.setdefault("absent" if row["task"] in ABSENT else row["task"], []).append(one)
+    shares = {task: round(float(np.mean(those)), 3) for task, those in kinds.items()}
+    return Through(name, shares.pop("absent"), shares)
+
+
+def curve(found: Sequence[Through]) -> str:
+    """The table of `let_through`."""
+    kinds = [task for task in TASKS if task in found[0].shares]
+    lines = [
+        [one.name, f"{one.false:.2f}", *(f"{one.shares[kind]:.2f}" for kind in kinds)]
+        for one in found
+    ]
     return table(["let through", "nothing answers", *(TASKS[kind] for kind in kinds)], lines)
-
-
-def _share(rows: Sequence[Row], kind: str, threshold: float) -> float:
-    """Of the questions of a kind, those whose best score is above a threshold."""
-    return float(np.mean([row["best"] > threshold for row in rows if row["task"] == kind]))
 
 
 if __name__ == "__main__":

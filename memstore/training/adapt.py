@@ -26,7 +26,8 @@ from memstore.training.selector_windows import Cut, Window, WindowWriter, firsts
 
 Report = Callable[[str], None]
 
-_WORD_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.4)
+_WORD_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+_HAY = 1024  # passages of training that held-out questions are asked of, too
 _HEADS = (1, 2, 3)  # pointer heads that are tried together
 _IDF_CHARACTERS = 8_000_000  # of text that says how rare a token is
 _AMONG = 2  # of KS: scores are told for the best 8
@@ -125,7 +126,8 @@ def _learned(
     both = Sum([(selector, 1.0), (Words(), 0.0)])
     haystack = Haystack(both.form)
     for some in (unseen, states):  # windows of training are hay here
-        add(haystack, both, model.tokenizer, [some.shown(at) for at in range(len(some.ends))])
+        wanted = len(some.ends) if some is unseen else min(len(some.ends), _HAY)
+        add(haystack, both, model.tokenizer, [some.shown(at) for at in range(wanted)])
     return selector, haystack, sought(against, unseen.question)
 
 

@@ -123,15 +123,17 @@ def recalls(outcomes: Sequence[Outcome], ks: Sequence[int] = KS) -> dict[str, li
 def gate_of(
     answered: Sequence[Outcome],
     unanswered: Sequence[Outcome],
-    blocks: int,
+    passages: int,
     lost: float = 0.05,
+    false: float = 0.22,
     let: float = 0.03,
 ) -> Gate | None:
     """A gate that loses at most a share `lost` of questions that have an answer among so many
-    blocks, and that lets at most a share `let` more of those that have none pass for what the best
-    blocks cover together; None without a question.
+    passages, and fewer if even then no more than a share `false` of those that have none get
+    through; and that lets at most a share `let` more of these pass for what the best passages cover
+    together. None without a question that has an answer.
 
-    It rises half as fast with the number of blocks as the best of those that do not answer: what
+    It rises half as fast with the number of passages as the best of those that do not answer: what
     does answer scores no higher among more, so that the errors of both kinds share the rise.
     """
     best = sorted(outcome.confidence for outcome in answered)
@@ -139,6 +141,10 @@ def gate_of(
         return None
     growth = sum(outcome.growth for outcome in answered) / len(answered) / 2
     least, more = best[int(lost * len(best))], None
+    if unanswered:
+        passing = sorted((outcome.confidence for outcome in unanswered), reverse=True)
+        highest = passing[min(int(false * len(passing)), len(passing) - 1)]
+        least = min(least, math.nextafter(highest, math.inf))
     held = sorted(
         outcome.together
         for outcome in unanswered
@@ -147,7 +153,7 @@ def gate_of(
     if held:
         highest = held[-1 - min(int(let * len(unanswered)), len(held) - 1)]
         more = math.nextafter(highest, math.inf) - least
-    return Gate(least - Gate(0.0, growth).threshold(blocks), growth, more)
+    return Gate(least - Gate(0.0, growth).threshold(passages), growth, more)
 
 
 def _growth(scores: Tensor) -> float:

@@ -27,7 +27,8 @@ class LearnConfig:
     steps: int = 350
     batch: int = 40
     unanswered: int = 8  # plain text and absent questions of a batch, whose target is no passage
-    others: int = 96  # passages of a batch beside those that answer
+    like: int = 4  # passages of like facts that compete, for every question of a batch
+    others: int = 48  # passages of a batch beside those
     rate: float = 2e-3
     decay: float = 1e-3
     dropped: float = 0.1  # of a question's tokens
@@ -135,13 +136,14 @@ class _Run:
         self.model = Trained(states, layer, idf, config.width, config.blanked)
         self.kinds: dict[str, list[Asked]] = defaultdict(list)
         self.same: dict[str, set[int]] = defaultdict(set)  # passages that answer the same
-        self.like: dict[str, list[Asked]] = defaultdict(list)  # of a subject, of a relation
+        self.like: dict[str, list[int]] = defaultdict(list)  # passages of a subject, a relation
         for asked in states.asked:
             self.kinds[asked.question.kind].append(asked)
             if asked.question.key:
                 self.same[asked.question.key] |= asked.touched
+            if asked.right >= 0:
                 for part in asked.question.key.split("|"):
-                    self.like[part].append(asked)
+                    self.like[part].append(asked.right)
         missing = [kind for kind, _ in config.shares if not self.kinds[kind]]
         if missing:
             raise InvalidInput(f"no {missing[0]} question among the windows; give more of them")
@@ -174,7 +176,7 @@ class _Run:
         ]
         nothing = [*self.kinds["plain"], *self.kinds["absent"]]
         unanswered = rng.sample(nothing, min(config.unanswered, len(nothing)))
-        passages = self._competing(asked)
+        passages = self._competing([*asked, *unanswered])
         place = {passage: i for i, passage in enumerate(passages)}
         parts = [self.states.passage(self.layer, passage) for passage in passages]
         keys = self.model.landmarks(torch.cat(parts).float())
@@ -196,14 +198,12 @@ class _Run:
 
     def _competing(self, asked: Sequence[Asked]) -> list[int]:
         """The passages of a batch: the right ones, some that are easily taken for them, others."""
-        rng, firsts = self.rng, [*self.states.firsts, len(self.states.ends)]
-        wanted = {one.right for one in asked}
+        rng, count = self.rng, len(self.states.ends)
+        wanted = {one.right for one in asked if one.right >= 0}
         for one in asked:
-            wanted.add(rng.randrange(firsts[one.window], firsts[one.window + 1]))
-            if one.question.key:
-                part = rng.choice(one.question.key.split("|"))
-                wanted.add(rng.choice(self.like[part]).right)
-        count = len(self.states.ends)
+            for _ in range(self.config.like):
+                like = self.like.get(rng.choice(one.question.key.split("|")))
+                wanted.add(rng.choice(like) if like else rng.randrange(count))
         return sorted(wanted | set(rng.sample(range(count), min(self.config.others, count))))
 
     def _rows(self, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, list[int]]:

@@ -205,4 +205,4 @@ class WindowWriter:
         """The question of a fact that is planted nowhere."""
         kind = self.rng.randrange(3)
         fact = self.facts.literal() if kind == 0 else self.facts.reworded(synonyms=kind == 1)
-        return self._question("absent", fact.question)
+        return self._question("absent", fact.question, fact.key)
