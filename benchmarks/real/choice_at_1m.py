@@ -148,8 +148,8 @@ def main() -> None:
         by = name
         if name == "memory":
             form = reader.selector.form
-            walks = f"{reader.lookup.chunk_blocks}-{reader.window_blocks}"
-            by = f"{options.dtype}-{form.name}-{form.digest[:8]}-{walks}"
+            cut = f"{reader.passage_tokens}-{reader.context}"
+            by = f"{options.dtype}-{form.name}-{form.digest[:8]}-{cut}"
         results, scopes = Results(work / f"{named}-{by}.jsonl"), set[tuple[str, ...]]()
         for question in asked:
             if (question.name, name) not in results:

@@ -47,9 +47,10 @@ class PassageWalk:
         try:
             return self._read(txn, document, row, length)
         except CorruptMemory as error:
+            what = str(error).partition(";")[0]
             self.damaged[row.number] = (
-                f"passage {block} of document {document.name!r}: {str(error).partition(';')[0]}; it "
-                "is computed anew when it is needed"
+                f"passage {block} of document {document.name!r}: {what}; it is computed anew when "
+                "it is needed"
             )
             return 0, 0
 
