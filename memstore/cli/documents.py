@@ -58,10 +58,11 @@ def stats(store: ReadStore, at_least: AtLeast = None, as_json: Json = False) -> 
     )
     passages = figures["passages"]
     if passages["different"]:
+        shared = passages["shared_bytes"]
+        more = f"; {console.size(shared)} of them stand in several places" if shared else ""
         console.say(
             f"{passages['different']:,} different passages, keys and values of "
-            f"{passages['stored']:,}; {console.size(passages['shared_bytes'])} of them in several "
-            "places"
+            f"{passages['stored']:,}{more}"
         )
     index = figures["index"]
     most = max(index["landmarks"].values(), default=0)
