@@ -10,11 +10,13 @@ import ctypes
 import gc
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -150,6 +152,50 @@ def shared_job(path: str, export: str) -> int:
     return RIGHT
 
 
+def crowd_job(path: str, seconds: str, processes: str) -> int:
+    """Several processes that write, read and forget documents of the same passages."""
+    signal.alarm(2 * int(seconds) + 300)
+    pids = []
+    for seed in range(int(processes)):
+        pid = os.fork()
+        if not pid:
+            code = CRASHED
+            try:
+                code = _crowd(path, time.monotonic() + float(seconds), seed)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return max(ends, key=abs)
+
+
+def _crowd(path: str, until: float, seed: int) -> int:
+    rng = random.Random(seed)
+    with MemoryStore.open(path, host_budget=BUDGET, wait_for_writer=True) as store:
+        while time.monotonic() < until:
+            name, text = rng.choice("abcdef"), rng.randint(1, 2)
+            try:
+                what = rng.random()
+                if what < 0.3:
+                    count, mode = rng.randint(3, 30), "replace" if store.has(name) else "new"
+                    passage_documents.ingest_known(store, name, count, text=text, mode=mode)
+                elif what < 0.4:
+                    store.forget(name)
+                else:
+                    (document,) = store.ready([name])
+                    text = int(document.source_hash.split(":")[0])
+                    passage_documents.check_content(store, document, text, whole=False)
+            except (errors.DocumentNotFound, errors.DocumentExists, errors.InvalidInput):
+                pass  # others were there before, or are at it
+            except AssertionError:
+                return WRONG
+            except MemstoreError:
+                return NAMED_ERROR
+    return RIGHT
+
+
 def index_job(path: str) -> int:
     """Build the files of an index."""
     with MemoryStore.open(path, host_budget=BUDGET, index="faiss-ivf") as store:
@@ -211,6 +257,7 @@ JOBS = {
         several_job,
         changes_job,
         shared_job,
+        crowd_job,
         index_job,
         repair_job,
         read_all_job,

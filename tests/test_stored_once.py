@@ -17,7 +17,7 @@ from passage_documents import (
     add,
     check_content,
     ingest,
-    keys_values,
+    ingest_known,
     landmarks,
     passages,
     tail_of,
@@ -32,6 +32,8 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 
 COUNT = 40
+SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "4"))
+PROCESSES = 8 if SECONDS > 60 else 4
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "12"))
 
 
@@ -58,45 +60,11 @@ def records(store: MemoryStore) -> int:
         return sum(1 for _ in txn.scan("blocks"))
 
 
-def again(store: MemoryStore, name: str, count: int = COUNT, *, text: int = 1, **how) -> int:
-    """Write a text of which the memory tells what it has; how many passages it lacked."""
-    writer = store.write_document(
-        name, source_hash=f"{text}:{count}:{name}", settings=SETTINGS, commit_bytes=1, **how
-    )
-    lacked = 0
-    with writer:
-        for first in range(writer.blocks, count, 7):
-            end = min(first + 7, count)
-            some = passages(text, first, end)
-            known = writer.known(some)
-            given = [at for at, one in enumerate(known) if one is None]
-            lacked += len(given)
-            for at, one in enumerate(known):
-                if one is not None:
-                    expected = landmarks(text, first + at, first + at + 1)
-                    assert (one.landmarks == expected.numpy()).all()
-            layers = {
-                layer: tuple(
-                    half[given] for half in keys_values(text, layer, first, first + len(some))
-                )
-                for layer in (LAYERS if given else ())
-            }
-            writer.add_passages(
-                some,
-                layers,
-                given=given,
-                landmarks=landmarks(text, first, first + len(some)),
-                words=words(text, first, first + len(some)),
-            )
-        writer.finish(tail_of(text, count))
-    return lacked
-
-
 def test_the_same_text_under_another_name_is_stored_once(store) -> None:
     ingest(store, "a", COUNT)
     there = records(store)
     assert there == COUNT * len(LAYERS)
-    assert again(store, "b") == 0
+    assert ingest_known(store, "b", COUNT) == 0
     assert records(store) == there and set(told(store).values()) == {2}
     first, second = store.document("a"), store.document("b")
     assert first.bytes == second.bytes
@@ -118,7 +86,7 @@ def test_a_writer_that_was_not_told_stores_nothing_twice(store) -> None:
 
 def test_only_what_is_new_is_read_for_a_replacement(store) -> None:
     ingest(store, "a", COUNT)
-    assert again(store, "a", COUNT + 3, mode="replace") == 3
+    assert ingest_known(store, "a", COUNT + 3, mode="replace") == 3
     check_content(store, store.document("a"), 1)
     assert records(store) == (COUNT + 3) * len(LAYERS)
     assert set(told(store).values()) == {1} and is_whole(store.path)
@@ -172,7 +140,7 @@ def test_two_writers_of_the_same_text_store_it_once(store) -> None:
 
 def test_erasing_leaves_what_others_hold(store) -> None:
     ingest(store, "a", COUNT)
-    again(store, "b", COUNT // 2)
+    ingest_known(store, "b", COUNT // 2)
     store.forget("a", erase=True)
     check_content(store, store.document("b"), 1)
     assert records(store) == COUNT // 2 * len(LAYERS) and is_whole(store.path)
@@ -203,7 +171,7 @@ def change_row(store: MemoryStore, **what: int) -> None:
 @pytest.mark.parametrize("references", [0, 1, 7])
 def test_counts_are_verified_and_put_right(store, references: int) -> None:
     ingest(store, "a", COUNT)
-    again(store, "b")
+    ingest_known(store, "b", COUNT)
     change_row(store, references=references)
     report = store.verify()
     assert [problem.document for problem in report.problems] == [None]
@@ -270,7 +238,9 @@ def test_random_writing_and_forgetting_keeps_every_document_whole(tmp_path) -> N
                 store.forget(name)
                 del held[name]
             else:
-                again(store, name, count, text=text, mode="replace" if name in held else "new")
+                ingest_known(
+                    store, name, count, text=text, mode="replace" if name in held else "new"
+                )
                 held[name] = text, count
             for other, (of, blocks) in held.items():
                 document = store.document(other)
@@ -330,3 +300,19 @@ def test_changes_killed_at_random_instants_lose_nothing_and_count_right(
             assert records(store) == PASSAGES * len(LAYERS) and is_whole(memory)
             assert sum(told(store).values()) == sum(names.values())
         shutil.rmtree(memory)
+
+
+@pytest.mark.timeout(3600 if SECONDS > 60 else 300)
+def test_processes_that_write_read_and_forget_the_same_passages_harm_no_document(
+    children: ForkServer, tmp_path: Path
+) -> None:
+    create(tmp_path / "memory", codec="zstd").close()
+    assert children.run("crowd_job", tmp_path / "memory", SECONDS, PROCESSES) == RIGHT
+    assert children.run("read_passages_job", tmp_path / "memory") == RIGHT
+    assert verify_memory(tmp_path / "memory").clean
+    with MemoryStore.open(tmp_path / "memory", host_budget=1 << 20) as store:
+        store.compact()
+        for document in store.documents():
+            check_content(store, document, int(document.source_hash.split(":")[0]))
+            store.forget(document.name)
+        assert not records(store) and not told(store)
