@@ -14,7 +14,7 @@ from tiny_decoder import decoder, tokenizer
 from typer.testing import CliRunner
 
 from memstore.disk.keys import record_range
-from memstore.errors import InvalidInput
+from memstore.errors import BlocksUnavailable, InvalidInput
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 
@@ -252,3 +252,67 @@ def test_whatever_bit_of_a_record_flips_what_is_read_is_right(reader, store) -> 
         torch.testing.assert_close(found, expected[block], rtol=0, atol=1e-4 * scale)
         catalog.database.write(lambda txn: txn.put("blocks", key, whole))  # noqa: B023
     assert store.verify().clean
+
+
+def test_an_append_to_text_alone_leaves_a_row_that_can_be_read(reader, store, tmp_path) -> None:
+    with create(reader, tmp_path / "text") as text:
+        reader.ingest(TEXT, text, name="text", keep="text")
+        reader.ingest(TEXT, text, name="whole")  # whose keys and values are the other's, too
+        more = " The end of the list."
+        document = reader.ingest(more, text, name="text", mode="append", keep="text")
+        assert document == text.document("text") and document.bytes > 0
+        assert text.verify().clean
+    with MemoryStore.open(tmp_path / "text", read_only=True) as opened:
+        assert opened.document("text").bytes == document.bytes
+
+
+def test_an_append_to_an_import_keeps_its_codec(reader, tmp_path) -> None:
+    with create(reader, tmp_path / "raw") as raw:
+        reader.ingest(TEXT, raw, name="list")
+        raw.export_document("list", tmp_path / "file")
+    with create(reader, tmp_path / "int8", codec="int8") as other:
+        other.import_document(tmp_path / "file")
+        reader.ingest(" The end of the list.", other, name="list", mode="append")
+        catalog, document = other._on_disk().catalog, other.document("list")
+        assert document.codec == "raw"
+        with catalog.database.read() as txn:
+            for _, row in catalog.passages_of(txn, document):
+                for key, data in catalog.blocks.walk(txn, row.number):
+                    assert catalog.blocks.header(data, key, row.digest).codec == "raw"
+
+
+def test_passages_that_cannot_be_had_are_left_out_and_their_document_named(
+    reader, store, tmp_path, monkeypatch
+) -> None:
+    url = f"file://{tmp_path}/published"
+    store.publish(url)
+    with MemoryStore.open(url) as away:
+        number, lease = away.document("kept").id, away.lease
+        ((gone, _),) = away.stored_at([(number, 1)])
+
+        def leased(units):
+            if missing := [unit for unit in units if unit.document == gone]:
+                raise BlocksUnavailable("the store is away", missing)
+            return lease(units)
+
+        monkeypatch.setattr(away, "lease", leased)
+        with reader.session(away, top_k=8, chained=False) as session:
+            passages = [Chosen(number, block) for block in (0, 1, 2)]
+            with pytest.raises(BlocksUnavailable, match="is away"):
+                session.read(passages)
+            away._on_disk().catalog.allow_partial = True
+            session.read(passages)
+            assert [one.block for one in session.chosen] == [0, 2]
+            assert session.absent == {number}
+
+
+def test_text_alone_needs_no_selector_that_looks_at_states(tmp_path) -> None:
+    words = HuggingFaceReader(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=1))
+    with create(words, tmp_path / "text") as text, create(words, tmp_path / "kept") as kept:
+        words.ingest(TEXT, text, name="list", keep="text")
+        words.ingest(TEXT, kept, name="list")
+        answers = [words.ask(QUESTION, store, max_new_tokens=4) for store in (text, kept)]
+        assert answers[0].tokens == answers[1].tokens
+        assert answers[0].sources[0].span == answers[1].sources[0].span
+        words.ingest(TEXT, text, name="copy", keep="text")
+        assert text.stats()["passages"]["different"] == text.document("list").blocks

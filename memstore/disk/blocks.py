@@ -73,12 +73,13 @@ class BlockTable:
         v: np.ndarray,
         lengths: Sequence[int],
         digests: Sequence[bytes],
+        codec: str,
     ) -> list[bytes]:
-        """The records of passages in one layer, whatever their numbers will be. digests: of each;
-        the rest as for `encode`.
+        """The records of passages in one layer, whatever their numbers will be. digests: of each,
+        which are of this codec; the rest as for `encode`.
         """
         keys = [RecordKey(0, 0, layer)] * len(k)
-        return encode_records(keys, k, v, lengths, self.codec, self.form, digests)
+        return encode_records(keys, k, v, lengths, codec, self.form, digests)
 
     def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
         """What a record says of itself. Raises CorruptBlock for another's, another write's or

@@ -459,6 +459,14 @@ class Catalog:
                 raise CorruptMemory(_no_passage(document, block))
             yield block, row
 
+    def record_bytes(self, txn: Transaction, document: Document) -> int:
+        """Of the records that a document has, or whose passages it refers to. Raises
+        CorruptMemory.
+        """
+        if document.of_passages:
+            return sum(passage.bytes for _, passage in self.passages_of(txn, document))
+        return sum(len(record.data) for record in self.blocks.walk(txn, document.id))
+
     def digests_of(
         self, txn: Transaction, document: Document, first: int = 0
     ) -> Iterator[tuple[int, Digest]]:
@@ -480,8 +488,9 @@ class Catalog:
         """Delete passages that were kept for a writer alone, which has ended. Raises what
         Database.write raises.
         """
-        if self.passages.left:
-            self.database.write(self.passages.sweep, beyond_limit=True)
+        left = self.passages.take_left()
+        if left:
+            self.database.write(lambda txn: self.passages.sweep(txn, left), beyond_limit=True)
 
     def stored_at(
         self, txn: Transaction, places: Sequence[tuple[int, int]]

@@ -22,6 +22,7 @@ from memstore.decode import (
     typed,
     unpack,
 )
+from memstore.disk.codec import CODECS
 from memstore.disk.places import Places, unpack_places
 from memstore.disk.record import WriteId
 from memstore.disk.signature import Signature
@@ -166,8 +167,8 @@ class Document:
         check_plain(document.metadata, "metadata")
         if document.blocks and (not document.writes or document.writes[0].first):
             raise ValueError("no write is told to have made its first block")
-        if document.of_passages != bool(document.codec):
-            raise ValueError("it says of no passages how they are stored, or of passages nothing")
+        if document.of_passages != bool(document.codec) or document.codec not in ("", *CODECS):
+            raise ValueError(f"its passages are not stored in codec {document.codec!r}")
         if "\0" in document.name or (document.id and not document.name):
             raise ValueError("a document has no name, or a zero character in it")
         for what, values in (

@@ -65,7 +65,9 @@ class _Row(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class PassageTable:
-    """The passages of one memory. Every method takes the transaction it works in, but `holding`."""
+    """The passages of one memory. Every method takes the transaction it works in, but `holding` and
+    `take_left`.
+    """
 
     def __init__(self, blocks: BlockTable) -> None:
         self._blocks = blocks
@@ -153,18 +155,16 @@ class PassageTable:
                 self._left.add(digest)
             return held
 
-    @property
-    def left(self) -> bool:
-        """Are there passages that were kept for writers alone, which may have ended by now?"""
+    def take_left(self) -> set[Digest]:
+        """Passages that were kept for writers alone, which have ended by now; each is told once."""
         with self._lock:
-            return any(digest not in self._held for digest in self._left)
+            left = {digest for digest in self._left if digest not in self._held}
+            self._left -= left
+            return left
 
-    def sweep(self, txn: Transaction) -> None:
-        """Delete those of them that nobody refers to. Raises CorruptMemory."""
-        with self._lock:
-            done = {digest for digest in self._left if digest not in self._held}
-            self._left -= done
-        for digest in done:
+    def sweep(self, txn: Transaction, left: Iterable[Digest]) -> None:
+        """Delete those of these that nobody refers to. Raises CorruptMemory."""
+        for digest in left:
             row = self.find(txn, digest)
             if row is not None and not row.references:
                 self.drop(txn, row)

@@ -244,11 +244,13 @@ class ChoosingSession(Closing):
         try:
             self._read(passages)
         except BlocksUnavailable as error:
-            if not self.store.allow_partial:
+            gone = {(number, block) for number, _, block, _ in error.units}
+            places = self.store.stored_at([(one.document, one.block) for one in passages])
+            left = [one for one, place in zip(passages, places) if place not in gone]
+            if not self.store.allow_partial or len(left) == len(passages):
                 raise
-            self.absent |= error.documents
-            gone = {(document, block) for document, _, block, _ in error.units}
-            self.read([one for one in passages if (one.document, one.block) not in gone])
+            self.absent |= {one.document for one in passages if one not in left}
+            self.read(left)
 
     def _read(self, passages: Sequence[Chosen]) -> None:
         chained = self.settings.chained and all(one.document > 0 for one in passages)

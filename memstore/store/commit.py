@@ -129,7 +129,8 @@ class Commits:
             number, size = row.id, row.bytes
             if cut:
                 kept = {"blocks": self.base, "tokens": self.base_tokens}
-                size -= catalog.truncate_document(txn, number, **kept)
+                # of passages it may be more than they took: others store their records, too
+                size = max(0, size - catalog.truncate_document(txn, number, **kept))
             size -= catalog.blocks.delete_layers(txn, number, self._other_layers, self._keep, keep)
             for block, layer, record in records:
                 size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
@@ -150,6 +151,8 @@ class Commits:
                 catalog.put_tail(txn, row, *tail)
             if replaces is not None:
                 catalog.delete_document(txn, replaces.id)
+            if final and row.of_passages:
+                size = catalog.record_bytes(txn, row)
             row = replace(row, bytes=size, state="ready" if final else self._unfinished)
             catalog.put_document(txn, row)
             return row

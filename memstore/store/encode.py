@@ -23,6 +23,7 @@ class Encoder:
         self.lossless = get_codec(catalog.codec).lossless
         self._signature, self._blocks = catalog.signature, catalog.blocks
         self._document, self._write = document.id, document.writes[-1].id
+        self._codec = document.codec  # of passages
         self._layers = StoredLayers.of(document, catalog.signature)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-encoder")
 
@@ -64,7 +65,7 @@ class Encoder:
         for layer in layers:
             if digests and (chunk.given[-1], layer) not in chunk.records:
                 k, v = map(raw_view, chunk.blocks[layer])
-                records = self._blocks.encode_passages(layer, k, v, lengths, digests)
+                records = self._blocks.encode_passages(layer, k, v, lengths, digests, self._codec)
                 chunk.records.update(
                     ((number, layer), record) for number, record in zip(chunk.given, records)
                 )

@@ -28,8 +28,9 @@ class KnownPassages:
     def __init__(self, catalog: Catalog, document: Document, holding: Holding) -> None:
         """holding: so that what was found stays until it is referred to."""
         self._catalog, self._document, self._holding = catalog, document, holding
-        self._run: tuple[tuple[int, int], TokenRun] | None = None  # that was read last
-        self._part: tuple[int, int, list[Digest]] | None = None  # likewise: document, first block
+        # that were read last, by one call: of a document and block, and of a document from a block
+        self._run: tuple[tuple[int, int], TokenRun] | None = None
+        self._part: tuple[int, int, list[Digest]] | None = None
 
     def look_up(self, passages: Sequence[Passage]) -> list[Known | None]:
         """What is known of each of these passages; None: it has to be read. Raises CorruptMemory,
@@ -37,6 +38,7 @@ class KnownPassages:
         """
         digests = self._catalog.digests(self._document, passages)
         self._holding.add(digests)
+        self._part = self._run = None  # which others may have written anew since
         with self._catalog.database.read() as txn:
             self._catalog.check_selector(txn)
             return [self._known(txn, digest) for digest in digests]
@@ -70,11 +72,8 @@ class KnownPassages:
             if not isinstance(run, TokenRun):
                 return None
             self._run = (document, first), run
-        run = self._run[1]
-        if block >= run.end_block:  # it was read before that was committed
-            self._run = None
-            return self._landmarks(txn, document, block, digest)
-        return run.cut(block, block + 1).landmarks.copy()
+        run = self._run[1].cut(block, block + 1)
+        return run.landmarks.copy() if len(run.lengths) else None
 
     def _read_part(
         self, txn: Transaction, document: int, block: int

@@ -114,9 +114,7 @@ class Lookups(OpenMemory):
             self.computed["damaged"] += damaged
         if damaged:
             _log.warning(
-                "%s: %d damaged passages were computed anew; run verify --repair",
-                self.place,
-                damaged,
+                "%s: %d damaged passages were computed anew; run verify", self.place, damaged
             )
 
     def lease(self, units: Sequence[BlockKey]) -> "Lease":

@@ -108,7 +108,7 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
 
         def end(txn: Transaction) -> Document:
             _store(txn, catalog, imported, batch)
-            row = replace(imported, state="ready", bytes=_record_bytes(txn, catalog, imported))
+            row = replace(imported, state="ready", bytes=catalog.record_bytes(txn, imported))
             catalog.put_document(txn, row)
             return row
 
@@ -118,13 +118,6 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     finally:
         if not done:
             database.write(lambda txn: catalog.delete_document(txn, number), beyond_limit=True)
-
-
-def _record_bytes(txn: Transaction, catalog: Catalog, document: Document) -> int:
-    """Of the records of a document that is there, those of its passages too."""
-    if document.of_passages:
-        return sum(passage.bytes for _, passage in catalog.passages_of(txn, document))
-    return sum(len(record.data) for record in catalog.blocks.walk(txn, document.id))
 
 
 def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[Part]) -> None:
