@@ -35,6 +35,14 @@ class Served:
 
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300)
 
+    def settled(self, **load: int) -> None:
+        """Wait until so many are being answered ("active"), wait, and are jobs."""
+        for _ in range(6000):
+            if {name: self.service.worker.load[name] for name in load} == load:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"{self.service.worker.load} instead of {load}")
+
 
 @contextmanager
 def serving(

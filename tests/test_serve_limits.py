@@ -60,15 +60,6 @@ def whole_answer(server: Served) -> Iterator[None]:
         yield
 
 
-def settled(server: Served, **load: int) -> None:
-    """Wait until so many are being answered and wait."""
-    for _ in range(6000):
-        if {name: server.service.worker.load[name] for name in load} == load:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{server.service.worker.load} instead of {load}")
-
-
 def test_too_many_questions_are_refused_with_a_time_to_come_again(narrow: Served) -> None:
     with endless(narrow):
         told: list[Any] = []
@@ -78,7 +69,7 @@ def test_too_many_questions_are_refused_with_a_time_to_come_again(narrow: Served
 
         waiting = threading.Thread(target=ask)
         waiting.start()
-        settled(narrow, active=1, waiting=1)
+        narrow.settled(active=1, waiting=1)
         with pytest.raises(openai.RateLimitError) as refused:
             narrow.openai().chat.completions.create(**ASKED)
         assert int(refused.value.response.headers["retry-after"]) >= 1
@@ -89,19 +80,19 @@ def test_too_many_questions_are_refused_with_a_time_to_come_again(narrow: Served
 
 def test_a_client_that_goes_away_stops_its_answer(narrow: Served) -> None:
     with endless(narrow):
-        settled(narrow, active=1)
-    settled(narrow, active=0, waiting=0)
+        narrow.settled(active=1)
+    narrow.settled(active=0, waiting=0)
     with whole_answer(narrow):
-        settled(narrow, active=1)
-    settled(narrow, active=0, waiting=0)
+        narrow.settled(active=1)
+    narrow.settled(active=0, waiting=0)
 
 
 def test_a_client_that_goes_away_while_it_waits_leaves_the_line(narrow: Served) -> None:
     with endless(narrow):
-        settled(narrow, active=1)
+        narrow.settled(active=1)
         with whole_answer(narrow):
-            settled(narrow, active=1, waiting=1)
-        settled(narrow, active=1, waiting=0)
+            narrow.settled(active=1, waiting=1)
+        narrow.settled(active=1, waiting=0)
 
 
 def test_a_prompt_that_is_long_in_being_cut_holds_nobody_up(
@@ -140,11 +131,11 @@ def test_who_asks_every_document_is_answered_from_those_that_are_left(narrow: Se
     def ask() -> None:
         told.append(narrow.openai().chat.completions.create(**ASKED))
 
-    held = service.worker.call("holder/0", lambda: go.wait(60))
-    settled(narrow, active=1)
+    held = service.worker.call("holder/0", go.wait)
+    narrow.settled(active=1)
     asking = threading.Thread(target=ask)
     asking.start()
-    settled(narrow, waiting=1)  # for its turn: the documents are known that it will be asked from
+    narrow.settled(waiting=1)  # for its turn: the documents are known that it will be asked from
     service.forget("letter")
     go.set()
     asking.join()

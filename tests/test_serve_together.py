@@ -10,6 +10,9 @@ from diary import DIARY
 from serving import serving
 
 from memstore import load_model
+from memstore.serve.settings import ServeSettings
+
+PATIENT = ServeSettings(wait_seconds=600)  # who is held waits, however slow the machine is
 
 QUESTIONS = (
     "What is the combination of the lime barn? The combination of the lime barn is",
@@ -27,7 +30,7 @@ def test_answers_made_at_once_share_walks_and_are_those_made_alone(tmp_path, mon
         return hidden(ids, attend, **options)
 
     monkeypatch.setattr(model, "hidden", counting)
-    with serving(tmp_path / "mem", model=model) as served, served.client() as client:
+    with serving(tmp_path / "mem", PATIENT, model=model) as served, served.client() as client:
 
         def ask(question: str) -> tuple[str, list[dict], int]:
             messages = [{"role": "user", "content": question}]
@@ -43,11 +46,12 @@ def test_answers_made_at_once_share_walks_and_are_those_made_alone(tmp_path, mon
         assert max(together) == 1
         worker, go = served.service.worker, threading.Event()
         with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-            held = worker.call("holder/0", lambda: go.wait(60))
+            held = worker.call("holder/0", go.wait)
             told = pool.map(ask, QUESTIONS)
-            while worker.load != {"active": 1, "waiting": 3, "jobs": 0}:  # until all have come
-                time.sleep(0.01)
-            go.set()
+            try:
+                served.settled(active=1, waiting=3, jobs=0)  # all have come
+            finally:
+                go.set()
             at_once = list(told)
         assert held.result()
     assert max(together) > 1
@@ -76,7 +80,7 @@ def test_an_answer_that_is_cut_in_a_shared_walk_leaves_the_others_as_they_are(
         return hidden(ids, attend, **options)
 
     monkeypatch.setattr(model, "hidden", walking)
-    with serving(tmp_path / "mem", model=model) as served:
+    with serving(tmp_path / "mem", PATIENT, model=model) as served:
         worker = served.service.worker
 
         def said(question: str) -> str:
@@ -95,11 +99,12 @@ def test_an_answer_that_is_cut_in_a_shared_walk_leaves_the_others_as_they_are(
             ):
                 lines = answer.iter_lines()
                 next(lines)
-                worker.call("holder/0", lambda: go.wait(60))
+                worker.call("holder/0", go.wait)
                 others = [pool.submit(said, question) for question in QUESTIONS[:2]]
-                while worker.load != {"active": 2, "waiting": 2, "jobs": 0}:  # until both came
-                    time.sleep(0.01)
-                go.set()
+                try:
+                    served.settled(active=2, waiting=2, jobs=0)  # both have come
+                finally:
+                    go.set()
                 assert shared.wait(60)
             while not any(task.cancelled for task in worker._active):
                 time.sleep(0.01)  # until the server knows that its client is gone
