@@ -21,6 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import killed_calls
 import passage_documents
 import selected_documents
 import synthetic_documents
@@ -41,7 +42,7 @@ PASSAGES = 100
 SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
 SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
 PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
-RIGHT, NAMED_ERROR, WRONG, CRASHED = 0, 10, 20, 30
+RIGHT, NAMED_ERROR, WRONG, CRASHED, KILLED = 0, 10, 20, 30, 40
 
 
 def ingest_job(path: str) -> int:
@@ -198,6 +199,15 @@ def _crowd(path: str, until: float, seed: int) -> int:
     return RIGHT
 
 
+def killed_job(told: str, last: str, name: str, *arguments: str) -> int:
+    """Another job, killed at its call number `last` that changes a file; a file is told how many
+    there were.
+    """
+    code, calls = killed_calls.run_to_call(lambda: JOBS[name](*arguments), int(last))
+    Path(told).write_text(str(calls))
+    return code if code >= 0 else KILLED
+
+
 def index_job(path: str) -> int:
     """Build the files of an index."""
     with MemoryStore.open(path, host_budget=BUDGET, index="faiss-ivf") as store:
@@ -260,6 +270,7 @@ JOBS = {
         changes_job,
         shared_job,
         crowd_job,
+        killed_job,
         index_job,
         repair_job,
         read_all_job,

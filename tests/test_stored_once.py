@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import killed_calls
 import msgpack
 import pytest
-from fork_server import PASSAGES, RIGHT, ForkServer
+from fork_server import KILLED, PASSAGES, RIGHT, ForkServer
 from passage_documents import (
     LAYERS,
     SETTINGS,
@@ -35,6 +36,7 @@ COUNT = 40
 SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "4"))
 PROCESSES = 8 if SECONDS > 60 else 4
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "12"))
+CALLS = int(os.environ.get("MEMSTORE_CALLS", "8"))  # at which of them a job is killed
 
 
 @pytest.fixture
@@ -268,38 +270,69 @@ def test_another_codec_is_another_passage(tmp_path) -> None:
     assert replace(document, codec="raw") != document
 
 
-@pytest.mark.timeout(900)
-def test_changes_killed_at_random_instants_lose_nothing_and_count_right(
-    children: ForkServer, tmp_path: Path
-) -> None:
-    rng, origin, export = Random(11), tmp_path / "origin", tmp_path / "export"
+@pytest.fixture
+def begun(tmp_path: Path) -> tuple[Path, Path]:
+    """A memory and an export, for shared_job."""
+    origin, export = tmp_path / "origin", tmp_path / "export"
     with create(origin, codec="zstd") as store:
         ingest(store, "goes", PASSAGES)
         ingest(store, "erased", PASSAGES // 2)
         ingest(store, "stays", PASSAGES // 3)
         ingest(store, "changes", PASSAGES // 2, text=2)
         store.export_document("goes", export)
+    return origin, export
+
+
+def check_after_kill(children: ForkServer, memory: Path, export: Path) -> None:
+    """Everything is right where shared_job was killed, and what it does once more is whole."""
+    assert children.run("verify_job", memory) == RIGHT
+    assert children.run("read_passages_job", memory) == RIGHT
+    assert children.run("shared_job", memory, export) == RIGHT
+    assert children.run("read_passages_job", memory) == RIGHT
+    with MemoryStore.open(memory, host_budget=1 << 20) as store:
+        names = {document.name: document.blocks for document in store.documents()}
+        assert names == {
+            "stays": PASSAGES // 3,
+            "copy": PASSAGES,
+            "changes": PASSAGES // 2,
+            "comes": PASSAGES,
+        }
+        assert records(store) == PASSAGES * len(LAYERS) and is_whole(memory)
+        assert sum(told(store).values()) == sum(names.values())
+    shutil.rmtree(memory)
+
+
+@pytest.mark.timeout(900)
+def test_changes_killed_at_random_instants_lose_nothing_and_count_right(
+    children: ForkServer, tmp_path: Path, begun: tuple[Path, Path]
+) -> None:
+    rng, (origin, export) = Random(11), begun
     undisturbed = shutil.copytree(origin, tmp_path / "undisturbed")
     assert children.run("shared_job", undisturbed, export) == RIGHT
     seconds = children.processor_seconds
     for kill in range(KILLS):
         memory = shutil.copytree(origin, tmp_path / str(kill))
         children.kill(rng.uniform(0, seconds), "shared_job", memory, export)
-        assert children.run("verify_job", memory) == RIGHT
-        assert children.run("read_passages_job", memory) == RIGHT
-        assert children.run("shared_job", memory, export) == RIGHT
-        assert children.run("read_passages_job", memory) == RIGHT
-        with MemoryStore.open(memory, host_budget=1 << 20) as store:
-            names = {document.name: document.blocks for document in store.documents()}
-            assert names == {
-                "stays": PASSAGES // 3,
-                "copy": PASSAGES,
-                "changes": PASSAGES // 2,
-                "comes": PASSAGES,
-            }
-            assert records(store) == PASSAGES * len(LAYERS) and is_whole(memory)
-            assert sum(told(store).values()) == sum(names.values())
-        shutil.rmtree(memory)
+        check_after_kill(children, memory, export)
+
+
+@pytest.mark.skipif(not killed_calls.SUPPORTED, reason="system calls are traced on Linux alone")
+@pytest.mark.timeout(7200 if CALLS > 100 else 300)
+def test_changes_killed_at_a_call_that_changes_a_file_lose_nothing_and_count_right(
+    children: ForkServer, tmp_path: Path, begun: tuple[Path, Path]
+) -> None:
+    rng, (origin, export), told_calls = Random(12), begun, tmp_path / "calls"
+
+    def killed(call: int, memory: Path) -> int:
+        return children.run("killed_job", told_calls, call, "shared_job", memory, export)
+
+    assert killed(0, shutil.copytree(origin, tmp_path / "undisturbed")) == RIGHT
+    calls = int(told_calls.read_text())
+    assert calls > 50
+    for call in sorted(rng.sample(range(1, calls + 1), min(CALLS, calls))):
+        memory = shutil.copytree(origin, tmp_path / str(call))
+        assert killed(call, memory) in (KILLED, RIGHT), call
+        check_after_kill(children, memory, export)
 
 
 @pytest.mark.timeout(3600 if SECONDS > 60 else 300)
