@@ -18,10 +18,10 @@ from benchmarks.common.options import named_model, prepare
 from benchmarks.common.sessions import AnyModel, AnySession, Texts, fresh_session
 from benchmarks.common.text import Books
 from memstore import MemoryStore
-from memstore.model import facts as language
 from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.settings import LookupSettings
 from memstore.model.units import Read
+from memstore.training.recipes import facts as language
 
 _ENDS = ".,;:!?\n"  # what may follow a value
 

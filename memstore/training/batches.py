@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from memstore.model import facts as language
-from memstore.model.fact_pools import Pools, pool_words
-from memstore.model.sentence_forms import Split
 from memstore.training.corpus import CorpusTokenizer, TokenCorpus
-from memstore.training.pages import Page, StatedFact, forms
-from memstore.training.recall_config import RecallConfig
-from memstore.training.source import Source
+from memstore.training.recipes import facts as language
+from memstore.training.recipes.fact_pools import Pools, pool_words
+from memstore.training.recipes.pages import Page, StatedFact, forms
+from memstore.training.recipes.recall_config import RecallConfig
+from memstore.training.recipes.sentence_forms import Split
+from memstore.training.recipes.source import Source
 
 Batch = TypeVar("Batch", "WindowBatch", "MemoryBatch", "QuestionBatch")
 

@@ -1,8 +1,8 @@
 """The language of recall: facts about made-up things, the sentences that state and update them, the
 questions that ask.
 
-Each list of sentence forms, and each pool of words (memstore.model.fact_pools), has a part that
-training never sees, for the "held_out" split.
+Each list of sentence forms, and each pool of words (fact_pools), has a part that training never
+sees, for the "held_out" split.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from memstore.model.fact_pools import (
+from memstore.training.recipes.fact_pools import (
     EntityKind,
     Pools,
     ValueKind,
@@ -18,7 +18,7 @@ from memstore.model.fact_pools import (
     draw_value,
     repeated_digits,
 )
-from memstore.model.sentence_forms import (
+from memstore.training.recipes.sentence_forms import (
     PASS_KEY_QUESTIONS,
     PASS_KEY_STATEMENTS,
     QUESTIONS,
