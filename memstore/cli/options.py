@@ -286,10 +286,7 @@ class Tiers:
         ),
     ] = None
     policy: Annotated[
-        str | None,
-        _option(
-            "--policy", "NAME", "Which blocks leave main memory first: arc, lru, s3fifo or lfu."
-        ),
+        str | None, _option("--policy", "NAME", "Which blocks leave main memory first: arc or lru.")
     ] = None
     prefetch: Annotated[
         str | None, _option("--prefetch", "P", "Blocks read ahead: off or speculative.")
