@@ -211,9 +211,7 @@ Seed = Annotated[int | None, _option("--seed", "S", "Makes random choices repeat
 IndexKind = Annotated[
     str | None,
     _option(
-        "--index",
-        "KIND",
-        "How landmarks are searched: auto (default), packed, faiss-ivf, faiss-ivf-sq8.",
+        "--index", "KIND", "How landmarks are searched: auto (default), packed, faiss-ivf-sq8."
     ),
 ]
 
