@@ -314,10 +314,12 @@ def test_an_updated_fact_is_asked_with_both_windows_in_view(tokenizer, corpus):
         unrelated=0,
         spans=0,
     )
-    data.config = dataclasses.replace(data.config, plain=0.0, copies=0.0, own_questions=0.0)
+    data.config = dataclasses.replace(
+        data.config, plain=0.0, copies=0.0, own_questions=0.0, gaps=(4,)
+    )
     followed = 0
     for _ in range(10):
-        memory = data.memory(6, 16, gap=4)
+        memory = data.memory(6, 16)
         moved = {
             (stated.replaces, stated.window): stated.fact
             for facts in memory.facts

@@ -104,7 +104,7 @@ def load_baseline(directory: Path | str, *, dtype: torch.dtype = torch.float32) 
     InvalidConfig.
     """
     directory = Path(directory)
-    memory = read_memory(directory)
+    memory = memory_of(directory)
     if memory is None:
         raise InvalidWeights(f"{directory} has no {MEMORY}: it is no baseline's")
     found, tokenizer = load_checkpoint(
@@ -114,7 +114,7 @@ def load_baseline(directory: Path | str, *, dtype: torch.dtype = torch.float32) 
     return BaselineModel(found, tokenizer)
 
 
-def read_memory(directory: Path) -> MemoryConfig | None:
+def memory_of(directory: Path) -> MemoryConfig | None:
     """Which memory the model of a directory has; None for landmarks. Raises InvalidConfig."""
     path = directory / MEMORY
     if not path.exists():

@@ -122,17 +122,17 @@ def question(fact: Fact, form: int | str = 0, split: Split = "train") -> Sentenc
     return _fill((QUESTIONS[split][form] if isinstance(form, int) else form) + " {v}.", fact)
 
 
-def pass_key_statement(key: Fact | str, form: int | str = 0, split: Split = "train") -> Sentence:
+def pass_key_statement(key: Fact | str, form: int | str = 0) -> Sentence:
     """The sentences that state the pass key; form 0 is the paper's."""
     fact = key if isinstance(key, Fact) else Fact("", "pass key", key)
-    return _fill(PASS_KEY_STATEMENTS[split][form] if isinstance(form, int) else form, fact)
+    return _fill(PASS_KEY_STATEMENTS["train"][form] if isinstance(form, int) else form, fact)
 
 
-def pass_key_question(key: Fact | str, form: int | str = 0, split: Split = "train") -> Sentence:
+def pass_key_question(key: Fact | str, form: int | str = 0) -> Sentence:
     """A question for the pass key with its answer; form 0 is the paper's."""
     fact = key if isinstance(key, Fact) else Fact("", "pass key", key)
     return _fill(
-        (PASS_KEY_QUESTIONS[split][form] if isinstance(form, int) else form) + " {v}.", fact
+        (PASS_KEY_QUESTIONS["train"][form] if isinstance(form, int) else form) + " {v}.", fact
     )
 
 
