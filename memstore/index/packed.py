@@ -186,11 +186,9 @@ class PackedIndex:
         candidate.
 
         open_rows: [H, T] bool, the rows that are searched (None = all); the others may find nothing
-        and are not counted. bias: [candidates of the scope] float32, added to their scores; None =
-        none.
-
-        Raises DocumentNotFound if the scope names blocks that are not held, InvalidInput for
-        queries of another shape than the keys or top_k < 1.
+        and are not counted. bias: [candidates of the scope] float32, added to their scores. Raises
+        DocumentNotFound if the scope names blocks that are not held, InvalidInput for queries of
+        another shape than the keys or top_k < 1.
         """
         q = self._checked(q, top_k)
         with self._lock:

@@ -14,6 +14,7 @@ from memstore.model.tokenizer import Tokenizer
 from memstore.training.batches import RecallData
 from memstore.training.corpus import CorpusTokenizer, passages, read_documents
 from memstore.training.curriculum import Stage
+from memstore.training.finetune import HuggingFaceModel
 from memstore.training.new_model import new_model
 from memstore.training.objectives import Trainee
 from memstore.training.optimizer import make_optimizers
@@ -108,6 +109,15 @@ class OwnModel:
     def save(self, directory: Path) -> None:
         """A checkpoint: see memstore.model.checkpoint."""
         save_checkpoint(self.model, self.tokenizer, directory)
+
+
+def by_landmarks(
+    config: "TrainConfig", texts: Sequence[Path], device: torch.device, resume: bool
+) -> Subject:
+    """A MakeSubject: a landmark model, or the Hugging Face decoder of `config.finetune`."""
+    if config.finetune is None:
+        return OwnModel(config, texts, device, resume)
+    return HuggingFaceModel(config.finetune, config.seed, device)
 
 
 def _begun_with(config: "TrainConfig") -> ModelConfig:

@@ -21,10 +21,10 @@ from memstore.model.config import ModelConfig
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.finetune import Finetune, HuggingFaceModel
+from memstore.training.finetune import Finetune
 from memstore.training.interrupts import put_off
 from memstore.training.metrics import Metrics, Report
-from memstore.training.subject import MakeSubject, OwnModel, Subject, TrainedModule
+from memstore.training.subject import MakeSubject, Subject, TrainedModule, by_landmarks
 
 _CLIP = 1.0
 
@@ -103,7 +103,7 @@ def train(
             "directory"
         )
     state = _read_state(state_path) if resume else None
-    trained = (subject or _subject)(config, texts, device, resume)
+    trained = (subject or by_landmarks)(config, texts, device, resume)
     corpus = TokenCorpus.build(texts, trained.tokenizer, config.out / "tokens")
     precision, reason = _precision(config.precision, device, state)
     run = _Run(config, trained, corpus, device, precision, report or (lambda line: None))
@@ -119,14 +119,6 @@ def train(
             run.save()
         raise
     return trained.model
-
-
-def _subject(
-    config: TrainConfig, texts: Sequence[Path], device: torch.device, resume: bool
-) -> Subject:
-    if config.finetune is None:
-        return OwnModel(config, texts, device, resume)
-    return HuggingFaceModel(config.finetune, config.seed, device)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
