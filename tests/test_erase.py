@@ -186,7 +186,7 @@ def test_erasing_removes_index_files_and_what_was_begun_and_other_openings_go_on
     path: Path,
 ) -> None:
     pytest.importorskip("faiss")
-    with opened(path) as store, MemoryStore.open(path, index="faiss-ivf") as other:
+    with opened(path) as store, MemoryStore.open(path, index="faiss-ivf-sq8") as other:
         ingest(other, "long", 300 * CHUNK, text=4)
         other.build_index()
         built = {file.name for file in (path / "index").iterdir()}

@@ -113,7 +113,7 @@ COMMANDS = {
     "ingest {origin}/story.txt --quota 1GB --store {memory}": "memory/data.mdb",
     "forget story --store {memory}": "memory/data.mdb",
     "compact --store {memory}": "",
-    "index --index faiss-ivf --store {memory}": "",
+    "index --index faiss-ivf-sq8 --store {memory}": "",
     "export story {disk}/story.memory --store {memory}": "",
     "import {origin}/story.memory --name again --store {memory}": "memory/data.mdb",
     "import {origin}/story.memory --store {disk}/new": "",

@@ -70,7 +70,7 @@ def test_weights_are_another_model_only_where_they_lose_digits(
     assert load_model(finer).signature != load_model(finer, dtype=dtype).signature
 
 
-@pytest.mark.parametrize("kind", ["packed", "faiss-ivf"])
+@pytest.mark.parametrize("kind", ["packed", "faiss-ivf-sq8"])
 def test_a_half_precision_query_is_scored_against_the_keys_as_they_are_held(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     index = make_index(kind, 2, 16)

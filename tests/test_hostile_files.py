@@ -150,7 +150,7 @@ def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path)
     outside.mkdir()
     (memory / "index").symlink_to(outside)
     with (
-        MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store,
+        MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store,
         pytest.raises(MemstoreError, match="link"),
     ):
         ingest(store, "b", text=2, tokens=300 * CHUNK)
@@ -291,7 +291,7 @@ def test_compacting_repairing_indexing_and_exporting_keep_who_may_read(
     export.chmod(wanted)
     umask = os.umask(0o000)
     try:
-        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
+        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
             ingest(store, "b", text=2, tokens=300 * CHUNK)
             store.compact()
             assert mode(memory / "data.mdb") == wanted
@@ -393,7 +393,7 @@ def test_what_a_killed_process_began_is_swept_by_the_next_writer_and_nothing_els
     memory: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("faiss")
-    with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf") as store:
+    with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
         ingest(store, "b", text=2, tokens=300 * CHUNK)
         store.build_index()
     kept = {entry.name for entry in (memory / "index").iterdir()}

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index import LandmarkIndex, PackedIndex, make_index
+from memstore.index import PackedIndex, make_index
 from memstore.kernels.api import NEG
 
 KV_HEADS, DIM = 2, 16
 
 
-@pytest.fixture(params=["packed", "auto", "faiss-ivf"])
-def index(request: pytest.FixtureRequest) -> LandmarkIndex:
+@pytest.fixture(params=["packed", "auto", "faiss-ivf-sq8"])
+def index(request: pytest.FixtureRequest) -> PackedIndex:
     return make_index(request.param, KV_HEADS, DIM)
 
 
@@ -37,7 +37,7 @@ def direct(
     return best.values, best.indices, scores.logsumexp(-1)
 
 
-def test_search_equals_the_direct_product_for_every_head_of_a_group(index: LandmarkIndex) -> None:
+def test_search_equals_the_direct_product_for_every_head_of_a_group(index: PackedIndex) -> None:
     stored, q = keys(200), queries()
     index.add(1, 3, 0, stored)
     hits = index.search(3, q, [(1, 0, 200)], 8, return_lse=True)
@@ -49,7 +49,7 @@ def test_search_equals_the_direct_product_for_every_head_of_a_group(index: Landm
     assert index.search(3, q, [(1, 0, 200)], 8).lse is None
 
 
-def test_a_bias_counts_like_the_scores_themselves(index: LandmarkIndex) -> None:
+def test_a_bias_counts_like_the_scores_themselves(index: PackedIndex) -> None:
     stored, q = keys(200), queries()
     index.add(1, 3, 0, stored)
     index.add(9, 3, 0, keys(30, 1))
@@ -91,7 +91,7 @@ def test_packed_equals_faiss_on_random_memories() -> None:
             assert torch.equal(hits.candidates[head], torch.from_numpy(candidates))
 
 
-def test_documents_that_grow_in_turns_stay_whole(index: LandmarkIndex) -> None:
+def test_documents_that_grow_in_turns_stay_whole(index: PackedIndex) -> None:
     whole: dict[int, list[torch.Tensor]] = {1: [], 2: [], -1: []}
     for step in range(30):
         for document in whole:
@@ -105,9 +105,7 @@ def test_documents_that_grow_in_turns_stay_whole(index: LandmarkIndex) -> None:
         assert torch.equal(index.keys(0, [(document, 0, len(stored))]), stored.transpose(0, 1))
 
 
-def test_scope_chooses_documents_and_runs_and_numbers_candidates_by_age(
-    index: LandmarkIndex,
-) -> None:
+def test_scope_chooses_documents_and_runs_and_numbers_candidates_by_age(index: PackedIndex) -> None:
     one, two, q = keys(40, 1), keys(30, 2), queries()
     index.add(1, 0, 0, one)
     index.add(2, 0, 0, two)
@@ -125,7 +123,7 @@ def test_scope_chooses_documents_and_runs_and_numbers_candidates_by_age(
     assert torch.equal(index.keys(0, scope), candidates.transpose(0, 1))
 
 
-def test_layers_do_not_mix(index: LandmarkIndex) -> None:
+def test_layers_do_not_mix(index: PackedIndex) -> None:
     index.add(1, 0, 0, keys(10, 1))
     index.add(1, 2, 0, keys(10, 2))
     q = queries()
@@ -134,7 +132,7 @@ def test_layers_do_not_mix(index: LandmarkIndex) -> None:
         assert torch.equal(index.search(layer, q, [(1, 0, 10)], 3).candidates, expected)
 
 
-def test_fewer_candidates_than_top_k_are_padded(index: LandmarkIndex) -> None:
+def test_fewer_candidates_than_top_k_are_padded(index: PackedIndex) -> None:
     index.add(1, 0, 0, keys(3))
     hits = index.search(0, queries(), [(1, 0, 3)], 5)
     assert (hits.candidates[..., :3] >= 0).all() and (hits.candidates[..., 3:] == -1).all()
@@ -142,7 +140,7 @@ def test_fewer_candidates_than_top_k_are_padded(index: LandmarkIndex) -> None:
 
 
 @pytest.mark.parametrize("scope", [[], [(1, 0, 0)], [(1, 4, 4), (9, 0, 0)]])
-def test_empty_scope_finds_nothing(index: LandmarkIndex, scope: list[tuple[int, int, int]]) -> None:
+def test_empty_scope_finds_nothing(index: PackedIndex, scope: list[tuple[int, int, int]]) -> None:
     index.add(1, 0, 0, keys(5))
     for layer in (0, 1):
         hits = index.search(layer, queries(), scope, 4, return_lse=True)
@@ -156,7 +154,7 @@ def test_empty_scope_finds_nothing(index: LandmarkIndex, scope: list[tuple[int, 
         assert index.gather(layer, scope, hits.candidates).shape == (4, 5, 4, DIM)
 
 
-def test_removed_document_is_not_found_and_others_keep_their_keys(index: LandmarkIndex) -> None:
+def test_removed_document_is_not_found_and_others_keep_their_keys(index: PackedIndex) -> None:
     for document in (1, 2, 3):
         index.add(document, 0, 0, keys(20, document))
     index.remove(2)
@@ -171,7 +169,7 @@ def test_removed_document_is_not_found_and_others_keep_their_keys(index: Landmar
     assert torch.equal(index.keys(0, [(2, 0, 4)]), keys(4, 5).transpose(0, 1))
 
 
-def test_truncate_and_trim_cut_both_ends(index: LandmarkIndex) -> None:
+def test_truncate_and_trim_cut_both_ends(index: PackedIndex) -> None:
     index.add(1, 0, 0, keys(20, 1))
     index.add(2, 0, 0, keys(20, 2))
     index.truncate(1, 15)
@@ -190,13 +188,13 @@ def test_truncate_and_trim_cut_both_ends(index: LandmarkIndex) -> None:
     assert index.span(1, 0) == (0, 0) and index.documents() == {2}
 
 
-def test_keys_must_be_added_in_order(index: LandmarkIndex) -> None:
+def test_keys_must_be_added_in_order(index: PackedIndex) -> None:
     index.add(1, 0, 0, keys(5))
     with pytest.raises(InvalidInput, match="after 5 blocks"):
         index.add(1, 0, 6, keys(5))
 
 
-def test_searches_and_rows_are_counted(index: LandmarkIndex) -> None:
+def test_searches_and_rows_are_counted(index: PackedIndex) -> None:
     index.add(1, 0, 0, keys(5))
     index.search(0, queries(rows=3), [(1, 0, 5)], 2)
     index.search(0, queries(rows=1), [(1, 0, 5)], 2)
@@ -225,7 +223,7 @@ def test_packed_keeps_memory_within_a_small_factor_when_documents_come_and_go() 
     assert torch.equal(index.keys(0, [(198, 0, 50)]), keys(50, 198).transpose(0, 1))
 
 
-def test_half_precision_keys_are_searched_exactly(index: LandmarkIndex) -> None:
+def test_half_precision_keys_are_searched_exactly(index: PackedIndex) -> None:
     stored = keys(64).to(torch.bfloat16)
     index.add(1, 0, 0, stored)
     scores, candidates, _ = direct(queries(), stored.float(), 4)
@@ -235,11 +233,11 @@ def test_half_precision_keys_are_searched_exactly(index: LandmarkIndex) -> None:
 
 
 def test_unknown_kind_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInput, match="faiss-ivf"):
+    with pytest.raises(InvalidInput, match="faiss-ivf-sq8"):
         make_index("hnsw", KV_HEADS, DIM)
 
 
-def test_heads_without_an_open_row_find_nothing_and_are_not_counted(index: LandmarkIndex) -> None:
+def test_heads_without_an_open_row_find_nothing_and_are_not_counted(index: PackedIndex) -> None:
     index.add(1, 0, 0, keys(40))
     q = queries()
     every = index.search(0, q, [(1, 0, 40)], 4)

@@ -29,8 +29,8 @@ from memstore.kernels.api import NEG
 
 KV_HEADS, DIM, TOP_K, EACH = 2, 16, 4, 250
 DOCUMENTS = 6
-FAISS_KINDS = [kind for kind in INDEX_KINDS if kind.startswith("faiss")]
-KINDS = ["auto", *FAISS_KINDS]
+FAISS = "faiss-ivf-sq8"
+KINDS = [kind for kind in INDEX_KINDS if kind != "packed"]
 
 
 def directions(seed: int) -> Tensor:
@@ -226,7 +226,7 @@ def test_keys_added_later_are_found_exactly_and_join_the_engine(
 
 
 def test_scopes_that_differ_every_time_take_no_memory(any_scope: None) -> None:
-    index, _ = filled("faiss-ivf", 2)
+    index, _ = filled(FAISS, 2)
     build(index)
     assert isinstance(index, FaissIndex)
     for end in range(1, 200):
@@ -236,7 +236,7 @@ def test_scopes_that_differ_every_time_take_no_memory(any_scope: None) -> None:
 
 def test_many_new_keys_join_an_engine_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faiss_index, "_LEAST_JOIN", 64)
-    index, _ = filled("faiss-ivf-sq8", 2)
+    index, _ = filled(FAISS, 2)
     build(index)
     assert isinstance(index, FaissIndex)
     for document in range(3, 9):
@@ -245,7 +245,7 @@ def test_many_new_keys_join_an_engine_by_themselves(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_engine_whose_keys_are_mostly_gone_is_stale_until_it_is_built_again() -> None:
-    index, scope = filled("faiss-ivf")
+    index, scope = filled(FAISS)
     build(index)
     assert isinstance(index, FaissIndex) and not index.built[0].stale
     for document in (1, 2, 3, 4):
@@ -333,7 +333,7 @@ def test_auto_asks_its_engine_only_where_that_costs_less() -> None:
 
 def test_an_index_may_be_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faiss_index, "_LEAST_JOIN", 200)
-    index, scope = filled("faiss-ivf-sq8")
+    index, scope = filled(FAISS)
     build(index)
     assert isinstance(index, FaissIndex)
     q, done, problems = queries(8), threading.Event(), []
@@ -365,16 +365,15 @@ def test_an_index_may_be_searched_while_it_grows(monkeypatch: pytest.MonkeyPatch
 # Files
 
 
-@pytest.mark.parametrize("kind", FAISS_KINDS)
-def test_engines_from_a_file_find_the_same(kind: str, tmp_path: Path) -> None:
-    index, scope = filled(kind)
+def test_engines_from_a_file_find_the_same(tmp_path: Path) -> None:
+    index, scope = filled(FAISS)
     build(index)
     assert isinstance(index, FaissIndex)
     faiss_format.write(tmp_path, index, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["layer-0.idx"]
     q = queries(30)
     before = index.search(0, q, scope, TOP_K)
-    for reader in (kind, "auto"):
+    for reader in (FAISS, "auto"):
         opened, _ = filled(reader)
         assert isinstance(opened, FaissIndex)
         opened.install(0, faiss_format.read(tmp_path, opened, 0))
@@ -390,7 +389,7 @@ def test_engines_from_a_file_find_the_same(kind: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The file of a faiss-ivf-sq8 index over the six documents."""
-    index, _ = filled("faiss-ivf-sq8")
+    index, _ = filled(FAISS)
     build(index)
     assert isinstance(index, FaissIndex)
     directory = tmp_path_factory.mktemp("index")
@@ -399,7 +398,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def test_no_damage_to_a_file_is_taken_for_an_engine(file: bytes, tmp_path: Path) -> None:
-    index, _ = filled("faiss-ivf-sq8")
+    index, _ = filled(FAISS)
     assert isinstance(index, FaissIndex)
     path = faiss_format.file_of(tmp_path, 0)
     places = [*range(60), *range(60, len(file), len(file) // 60), len(file) - 1]
@@ -419,19 +418,15 @@ def test_no_damage_to_a_file_is_taken_for_an_engine(file: bytes, tmp_path: Path)
         faiss_format.read(tmp_path, index, 0)
 
 
-def test_a_file_of_another_kind_or_recall_or_of_forgotten_documents_is_not_used(
+def test_a_file_of_another_recall_or_of_forgotten_documents_is_not_used(
     file: bytes, tmp_path: Path
 ) -> None:
     faiss_format.file_of(tmp_path, 0).write_bytes(file)
-    other, _ = filled("faiss-ivf")
-    assert isinstance(other, FaissIndex)
-    with pytest.raises(faiss_format.Unusable, match="of another kind, faiss-ivf-sq8"):
-        faiss_format.read(tmp_path, other, 0)
-    asked_more = make_index("faiss-ivf-sq8", KV_HEADS, DIM, recall=0.99)
+    asked_more = make_index(FAISS, KV_HEADS, DIM, recall=0.99)
     assert isinstance(asked_more, FaissIndex)
     with pytest.raises(faiss_format.Unusable, match=r"recall of 0\.95"):
         faiss_format.read(tmp_path, asked_more, 0)
-    index, _ = filled("faiss-ivf-sq8", 2)
+    index, _ = filled(FAISS, 2)
     assert isinstance(index, FaissIndex)
     with pytest.raises(faiss_format.Unusable, match="stale"):
         faiss_format.read(tmp_path, index, 0)
@@ -441,7 +436,7 @@ def test_a_document_whose_keys_changed_is_not_served_from_a_file(
     file: bytes, tmp_path: Path
 ) -> None:
     faiss_format.file_of(tmp_path, 0).write_bytes(file)
-    index, scope = filled("faiss-ivf-sq8")
+    index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
     index.remove(2)
     index.add(2, 0, 0, keys(EACH, 222))
@@ -465,7 +460,7 @@ def test_a_damaged_file_is_built_again_and_replaced_unless_read_only(
 ) -> None:
     path = faiss_format.file_of(tmp_path, 0)
     path.write_bytes(file[:-100])
-    index, scope = filled("faiss-ivf-sq8")
+    index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
     faiss_format.write_samples(tmp_path, samples())
     engines = FaissFiles(index, [0], tmp_path, read_only=read_only)
@@ -498,9 +493,8 @@ def test_without_faiss_only_what_needs_it_is_refused(
     file: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warnings: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    for kind in FAISS_KINDS:
-        with pytest.raises(InvalidInput, match=r"pip install '\.\[cpu\]'"):
-            make_index(kind, KV_HEADS, DIM)
+    with pytest.raises(InvalidInput, match=r"pip install '\.\[cpu\]'"):
+        make_index(FAISS, KV_HEADS, DIM)
     q = queries(5)
     for kind in ("packed", "auto"):
         index, scope = filled(kind)
@@ -517,9 +511,8 @@ def test_without_faiss_only_what_needs_it_is_refused(
     assert faiss_format.file_of(tmp_path, 0).read_bytes() == file
 
 
-@pytest.mark.parametrize("kind", FAISS_KINDS)
-def test_a_head_without_sampled_queries_looks_at_everything(kind: str) -> None:
-    index, scope = filled(kind)
+def test_a_head_without_sampled_queries_looks_at_everything() -> None:
+    index, scope = filled(FAISS)
     assert isinstance(index, FaissIndex)
     with index.sampled():  # the gates of the second KV head never open
         for seed in range(20):

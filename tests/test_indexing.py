@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
 def built(tmp_path_factory: pytest.TempPathFactory, model: LandmarkModel) -> Path:
     """A memory of two documents with an index."""
     path = tmp_path_factory.mktemp("built") / "memory"
-    with MemoryStore.create(path, model.signature, index="faiss-ivf") as store:
+    with MemoryStore.create(path, model.signature, index="faiss-ivf-sq8") as store:
         for seed, name in enumerate(("one", "two")):
             model.ingest(text(WORDS, seed), store, name=name)
         model.build_index(store)
@@ -63,10 +63,10 @@ def test_a_later_process_searches_with_the_engines_that_were_saved(
 ) -> None:
     with MemoryStore.open(memory, model.signature, index="packed") as store:
         scores, exact = hits(store)
-    with MemoryStore.open(memory, model.signature, index="faiss-ivf", read_only=True) as store:
+    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8", read_only=True) as store:
         found_scores, found = hits(store)
         described = store.stats()["index"]
-    assert described["asked"] == 1 and described["engines"][LAYER]["family"] == "ivf"
+    assert described["asked"] == 1 and described["engines"][LAYER]["family"] == "ivf-sq8"
     assert min(described["engines"][LAYER]["recall"]) >= 0.95
     assert recall(found, exact) > 0.7  # random queries are not what the engine was calibrated with
     same = found == exact
@@ -81,7 +81,7 @@ def test_auto_takes_whatever_engine_there_is_and_asks_it_where_it_pays(
         q = torch.randn(4, 1, store.signature.head_dim)
         store.search_landmarks(LAYER, q, ((document.id, 0, document.blocks),), 3)
         described = store.stats()["index"]
-    assert described["engines"][LAYER]["family"] == "ivf"
+    assert described["engines"][LAYER]["family"] == "ivf-sq8"
     assert described["asked"] == 0  # so few landmarks are searched faster exactly
 
 
@@ -91,7 +91,7 @@ def test_answers_are_the_same_where_the_engine_misses_nothing(
     for file in (memory / "index").iterdir():
         file.unlink()  # without a sample of queries an engine looks at everything
     answers = []
-    for kind in ("packed", "faiss-ivf"):
+    for kind in ("packed", "faiss-ivf-sq8"):
         with MemoryStore.open(memory, model.signature, index=kind) as store:
             answers.append(
                 model.ask(
@@ -104,7 +104,7 @@ def test_answers_are_the_same_where_the_engine_misses_nothing(
 def test_documents_that_come_later_are_found_and_forgotten_ones_are_not(
     memory: Path, model: LandmarkModel
 ) -> None:
-    with MemoryStore.open(memory, model.signature, index="faiss-ivf") as store:
+    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
         hits(store)
         model.ingest(text(700, 9), store, name="three")
         store.forget("one")
@@ -119,21 +119,23 @@ def test_documents_that_come_later_are_found_and_forgotten_ones_are_not(
 def test_a_damaged_file_is_built_again_with_a_warning(
     memory: Path, model: LandmarkModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with MemoryStore.open(memory, model.signature, index="faiss-ivf") as store:
+    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
         _, before = hits(store)
     file = memory / "index" / f"layer-{LAYER}.idx"
     damaged = bytearray(file.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     file.write_bytes(damaged)
     with caplog.at_level(logging.WARNING):
-        with MemoryStore.open(memory, model.signature, index="faiss-ivf", read_only=True) as store:
+        with MemoryStore.open(
+            memory, model.signature, index="faiss-ivf-sq8", read_only=True
+        ) as store:
             assert torch.equal(hits(store)[1], before)
         assert file.read_bytes() == damaged
-        with MemoryStore.open(memory, model.signature, index="faiss-ivf") as store:
+        with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
             assert torch.equal(hits(store)[1], before)
     assert caplog.text.count("is damaged; building it again") == 2
     caplog.clear()
-    with MemoryStore.open(memory, model.signature, index="faiss-ivf") as store:
+    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
         assert torch.equal(hits(store)[1], before)
     assert not caplog.text
 
@@ -147,7 +149,7 @@ def test_a_file_that_cannot_be_read_or_written_ends_no_search(
         (file / "in the way").touch()
     with (
         caplog.at_level(logging.WARNING),
-        MemoryStore.open(memory, model.signature, index="faiss-ivf") as store,
+        MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store,
     ):
         found = hits(store)[1]
         with pytest.raises(ReadOnlyMemory, match="cannot be written"):
@@ -186,7 +188,7 @@ def test_what_cannot_be_indexed_is_refused_by_name(
         model.build_index(store)
     with pytest.raises(InvalidInput, match="recall"):
         MemoryStore.open(memory, model.signature, index_recall=1.5)
-    with pytest.raises(InvalidInput, match="faiss-ivf"):
+    with pytest.raises(InvalidInput, match="faiss-ivf-sq8"):
         MemoryStore.open(memory, model.signature, index="hnsw")
 
 

@@ -7,16 +7,15 @@ import numpy as np
 import torch
 from tiny_model import text, tiny_model
 
+from benchmarks.baselines.config import MEMORIES
+from benchmarks.baselines.reading import load_baseline, save_baseline
+from benchmarks.baselines.transformer import BaselineTransformer
 from benchmarks.common.distinct import distinct_blocks
 from benchmarks.common.needle_memory import reply
 from benchmarks.common.needles import Plan, Question
 from benchmarks.common.reading import LONGEST_CHUNK, score_whole
 from benchmarks.common.sessions import Texts
 from benchmarks.common.streamed import ask_streamed
-from memstore.model.checkpoint import save_checkpoint
-from memstore.rivals.config import MEMORIES
-from memstore.rivals.reading import load_rival
-from memstore.rivals.transformer import RivalTransformer
 from memstore.training.objectives import encode_windows
 
 
@@ -62,10 +61,10 @@ def test_a_memory_without_documents_reads_again_what_stands_before_a_question(
     tmp_path: Path,
 ) -> None:
     landmarks = tiny_model(tmp_path / "landmarks")
-    rival = RivalTransformer(landmarks.config, MEMORIES["transformer-xl"])
-    rival.initialise(torch.Generator().manual_seed(1))
-    save_checkpoint(rival, landmarks.tokenizer, tmp_path / "model")
-    model = load_rival(tmp_path / "model")
+    baseline = BaselineTransformer(landmarks.config, MEMORIES["transformer-xl"])
+    baseline.initialise(torch.Generator().manual_seed(1))
+    save_baseline(baseline, landmarks.tokenizer, tmp_path / "model")
+    model = load_baseline(tmp_path / "model")
     texts = Texts(tmp_path)
     for number, name in enumerate(("filler 0", "a", "b")):
         texts.ids[name] = np.array(model.tokenizer.encode(text(70, seed=number)))

@@ -126,14 +126,7 @@ def test_a_question_equals_the_training_forward(cmt: bool, top_k: int) -> None:
     question = torch.stack([window(2, 9)])
     _, memory = encode_windows(built, windows, cmt=cmt)
     trained = read_memory(
-        built,
-        question,
-        memory,
-        torch.tensor([[0, 2]]),
-        torch.tensor([False]),
-        recent=TOP_K,
-        cmt=cmt,
-        top_k=top_k,
+        built, question, memory, torch.tensor([[0, 2]]), torch.tensor([False]), cmt=cmt, top_k=top_k
     )
     store = store_for(built.config)
     attention = session(built, store, SessionBlocks(attach(store, built, memory, [0, 2])))

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.intervals import mean_interval
-from benchmarks.paper import masked, rivals, rivals_measures, rivals_tables, table1
+from benchmarks.paper import baselines, baselines_measures, baselines_tables, masked, table1
 from benchmarks.paper import runs as paper_runs
 from benchmarks.paper.measures import Losses, Measured
 from benchmarks.paper.published import TABLE_1, blocks
@@ -20,7 +21,6 @@ from benchmarks.paper.runs import Run, Runs, spent
 from benchmarks.paper.scoring import Way, score
 from memstore.errors import InvalidInput
 from memstore.model.config import PRESETS, ModelConfig
-from memstore.rivals.reading import RivalModel
 
 TINY = ModelConfig(
     vocab_size=1024,
@@ -157,14 +157,14 @@ def test_table_1_trains_what_it_needs_and_measures_it_once(
     assert [line for line in again if line.startswith("|")] == lines
 
 
-def test_rivals_are_compared_once_they_are_trained(
+def test_baselines_are_compared_once_they_are_trained(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*more: str) -> list[str]:
         options = ["--runs", str(tmp_path), "--preset", "tiny", "--precision", "float32"]
         options += ["--books", str(book), "--test", str(book), "--texts", "2", "--steps", "2"]
-        monkeypatch.setattr(sys, "argv", ["rivals", *options, *more])
-        rivals.main()
+        monkeypatch.setattr(sys, "argv", ["baselines", *options, *more])
+        baselines.main()
         return capsys.readouterr().out.splitlines()
 
     both = ["--memories", "landmark", "infini"]
@@ -194,7 +194,7 @@ def test_ratios_at_equal_cost_lie_between_two_caches() -> None:
         ("transformer-xl", Way(cache=100), losses(2.0, 100, 1024)),
         ("landmark", Way(), losses(1.2, 200, 8192)),
     ]
-    line = rivals_tables.equal_table(points, "landmark", "transformer-xl").splitlines()[-1]
+    line = baselines_tables.equal_table(points, "landmark", "transformer-xl").splitlines()[-1]
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     # halfway between 100 and 400, and beyond all that was tried in bytes
     assert cells[:3] == ["as trained", "200", f"{math.exp(1.2 - 1.5):.3f} (0.741-0.741)"]
@@ -204,10 +204,12 @@ def test_ratios_at_equal_cost_lie_between_two_caches() -> None:
 def test_answers_of_all_seeds_stand_in_one_cell() -> None:
     rows = [[{"task": "passkey", "right": right, "trials": 4}] for right in (4, 2)]
     found = {"landmark": {2048: rows, 4096: rows}, "memorizing": {2048: rows, 4096: []}}
-    printed = [line for line in rivals_tables.recall_table(found).splitlines() if "passkey" in line]
+    printed = [
+        line for line in baselines_tables.recall_table(found).splitlines() if "passkey" in line
+    ]
     assert printed[0].count("0.750") == 2 and printed[0].count("0.50..1.00") == 2
     assert printed[1].count("0.750") == 1  # what was not asked is left empty
-    assert [rivals_measures.trials_of(n, 40, 200) for n in (2, 10, 100)] == [40, 20, 5]
+    assert [baselines_measures.trials_of(n, 40, 200) for n in (2, 10, 100)] == [40, 20, 5]
 
 
 def test_an_encoder_is_trained_on_masked_text(
@@ -242,7 +244,7 @@ def test_what_a_token_attends_to_is_counted(tmp_path: Path, book: Path) -> None:
     one_layer = 2 * 8 * (2 * 8 + 1) * 2  # bytes of a block: heads, head_dim, keys and values
     assert every.state == one_layer * (6 + 2)
     model = models[cached].model
-    assert isinstance(model, RivalModel)
+    assert isinstance(model, BaselineModel)
     rows = score(model, Way(16, cache=16), text)
     assert rows.attended == pytest.approx(8.5 + 16 * 3 / 4)
     assert rows.state == 2 * 16 * 16 * 2  # layers, tokens, hidden size

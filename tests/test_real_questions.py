@@ -10,13 +10,13 @@ from random import Random
 import pytest
 
 from benchmarks.real import babilong, infinite, ruler
+from benchmarks.real.baselines import Right
 from benchmarks.real.blocks import Blocks, Span
 from benchmarks.real.context_questions import TITLES, ContextFacts
 from benchmarks.real.methods import best_first, standing
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.questions import ATTRIBUTES, TASKS, UPDATES, build
 from benchmarks.real.results import Results
-from benchmarks.real.rivals import Right
 from memstore.training import selector_forms, selector_words
 from memstore.training.selector_questions import Facts, split
 

@@ -124,7 +124,7 @@ def test_opening_what_is_no_memory_or_another_models_is_refused(path: Path, tmp_
     with pytest.raises(BudgetExceeded):
         MemoryStore.create(tmp_path / "other", SIGNATURE, host_budget=10)
     assert not (tmp_path / "other").exists()
-    with pytest.raises(InvalidInput, match="faiss-ivf"):
+    with pytest.raises(InvalidInput, match="faiss-ivf-sq8"):
         MemoryStore.open(path, index="hnsw")
     MemoryStore.open(path, SIGNATURE).close()
 

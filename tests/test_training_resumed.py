@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_rival_training import MODEL
+from test_baseline_training import MODEL
 from typer.testing import CliRunner
 
 from memstore.cli.main import app
@@ -21,7 +21,6 @@ from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.model.checkpoint import read_configuration
 from memstore.model.config import PRESETS
 from memstore.model.tokenizer import Tokenizer
-from memstore.rivals.config import MEMORIES
 from memstore.training import steps, subject
 from memstore.training import train as training
 from memstore.training.curriculum import Stage, default_curriculum
@@ -79,10 +78,7 @@ def killed(run: TrainConfig, book: Path) -> None:
 
 
 @pytest.mark.usefixtures("_presets")
-@pytest.mark.parametrize("memory", ["landmark", "transformer-xl"])
-def test_the_command_resumes_a_run_in_its_own_shape(
-    tmp_path: Path, books: list[Path], memory: str
-) -> None:
+def test_the_command_resumes_a_run_in_its_own_shape(tmp_path: Path, books: list[Path]) -> None:
     def command(out: str, *arguments: str) -> Any:
         given = ["train", str(books[0]), "--out", str(tmp_path / out), "--precision", "float32"]
         return CliRunner().invoke(app, [*given, *arguments])
@@ -91,22 +87,22 @@ def test_the_command_resumes_a_run_in_its_own_shape(
         told = command(out, "--resume", *arguments)
         assert told.exit_code == 1 and why in " ".join(told.output.split()), told.output
 
-    begun = command("run", "--preset", "books", "--memory", memory, "--minutes", "0.0001")
+    begun = command("run", "--preset", "books", "--minutes", "0.0001")
     assert begun.exit_code == 0, begun.output
     resumed = command("run", "--resume")
     assert resumed.exit_code == 0, resumed.output
-    assert read_configuration(tmp_path / "run")[0] == LARGER
+    assert read_configuration(tmp_path / "run") == LARGER
     refused("begun with another model (num_layers 3, mlp_size 64", "run", "--preset", "test")
 
     weights = str(tmp_path / "run")
     assert command("of", "--init", weights, "--minutes", "0.0001").exit_code == 0
     resumed = command("of", "--resume")
     assert resumed.exit_code == 0, resumed.output
-    assert read_configuration(tmp_path / "of")[0] == LARGER
+    assert read_configuration(tmp_path / "of") == LARGER
 
     (tmp_path / "run" / "config.json").unlink()  # as one that is killed in its first save
-    refused("was begun", "run", "--memory", memory)
-    assert command("run", "--resume", "--memory", memory, "--preset", "books").exit_code == 0
+    refused("was begun", "run")
+    assert command("run", "--resume", "--preset", "books").exit_code == 0
 
 
 def test_a_run_is_resumed_in_the_shape_it_began_with(tmp_path: Path, books: list[Path]) -> None:
@@ -115,7 +111,7 @@ def test_a_run_is_resumed_in_the_shape_it_began_with(tmp_path: Path, books: list
     with pytest.raises(InvalidConfig, match=r"another model \(num_layers 2, mlp_size 48, memory_l"):
         train(replace(config(tmp_path), model=LARGER), books, resume=True)
     train(config(tmp_path), books, resume=True)
-    assert read_configuration(tmp_path)[0] == own
+    assert read_configuration(tmp_path) == own
     (tmp_path / "config.json").unlink()
     with pytest.raises(InvalidConfig, match="in another shape; name that with --preset"):
         train(replace(config(tmp_path), model=LARGER), books, resume=True)
@@ -215,14 +211,11 @@ def followed(run: TrainConfig, book: Path, *, resume: bool = False) -> tuple[lis
     return losses, load_file(run.out / "model.safetensors")
 
 
-@pytest.mark.parametrize("memory", ["landmark", "infini"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_interrupted_inside_a_step_ends_with_the_same_bits(
-    tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch, place: str, memory: str
+    tmp_path: Path, books: list[Path], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    whole, parts = (
-        config(tmp_path / name, memory=MEMORIES.get(memory)) for name in ("whole", "parts")
-    )
+    whole, parts = (config(tmp_path / name) for name in ("whole", "parts"))
     expected, interrupted = followed(whole, books[0]), []
 
     def interrupt() -> None:

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.needle_writer import PAPER_KEYS, Writer, needles
 from benchmarks.common.needles import STORED, Plan, Question, filler_sizes
 from benchmarks.common.options import named_model, prepare
 from benchmarks.common.sessions import AnyModel, AnySession, Texts, fresh_session
 from benchmarks.common.text import Books
 from memstore import MemoryStore
-from memstore.model import facts as language
 from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.settings import LookupSettings
 from memstore.model.units import Read
-from memstore.rivals.reading import RivalModel
+from memstore.training.recipes import facts as language
 
 _ENDS = ".,;:!?\n"  # what may follow a value
 
@@ -44,7 +44,7 @@ def build(directory: Path, settings: dict[str, Any]) -> float:
     began = time.perf_counter()
     prepare(settings["threads"])
     model = named_model(settings["model"])
-    weights = model.weights if isinstance(model, RivalModel) else model.signature.weights
+    weights = model.weights if isinstance(model, BaselineModel) else model.signature.weights
     settings = settings | {"weights": weights}
     known = Plan.load(directory)
     if known is not None and known.settings == settings:
@@ -87,7 +87,7 @@ def _keeping(
     """What takes documents (name, text) and tells their tokens: a memory, or a file of texts for a
     model that keeps no documents.
     """
-    if isinstance(model, RivalModel):
+    if isinstance(model, BaselineModel):
         texts, tokenizer = Texts(directory), model.tokenizer
 
         def note(name: str, text: str) -> int:

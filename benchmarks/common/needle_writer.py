@@ -9,11 +9,11 @@ import numpy as np
 
 from benchmarks.common.needles import Question
 from benchmarks.common.text import Books
-from memstore.model import facts as language
-from memstore.model.fact_pools import Pools, draw_value
-from memstore.model.facts import Fact, Sentence
-from memstore.model.sentence_forms import Split
 from memstore.training.corpus import CorpusTokenizer
+from memstore.training.recipes import facts as language
+from memstore.training.recipes.fact_pools import Pools, draw_value
+from memstore.training.recipes.facts import Fact, Sentence
+from memstore.training.recipes.sentence_forms import Split
 
 PAPER_KEYS = 50_000  # the paper draws its pass keys from 1 .. 50,000
 UNRELATED = 200  # tokens of text between memory and question

@@ -1,17 +1,16 @@
 """The options that benchmarks share, and the model under test."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.baselines.reading import MEMORY, BaselineModel, load_baseline
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
 from memstore.cli.readers import reader_for_command
 from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.rivals.reading import RivalModel, load_rival
 
 
 def add(
@@ -76,17 +75,16 @@ def landmark_reader(name: str | None) -> LandmarkVerbs:
     return reader
 
 
-def load_any(options: argparse.Namespace) -> LandmarkVerbs | RivalModel:
+def load_any(options: argparse.Namespace) -> LandmarkVerbs | BaselineModel:
     """The model under test, of whichever memory."""
     prepare(options.threads)
     return named_model(options.model)
 
 
-def named_model(name: str | None) -> LandmarkVerbs | RivalModel:
-    """`landmark_reader`, or a model of another memory (`memstore train --memory`)."""
-    config = Path(name or "") / "config.json"
-    if name and config.is_file() and "memory" in json.loads(config.read_text()):
-        return load_rival(Path(name))
+def named_model(name: str | None) -> LandmarkVerbs | BaselineModel:
+    """`landmark_reader`, or a model of another memory (`benchmarks.baselines.train`)."""
+    if name and (Path(name) / MEMORY).is_file():
+        return load_baseline(name)
     return landmark_reader(name)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.baselines.reading import BaselineModel
 from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.rivals.reading import RivalModel
 
 
 def machine() -> dict[str, Any]:
@@ -55,12 +55,12 @@ def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
 
 
 def write_results(
-    options: argparse.Namespace, model: LandmarkVerbs | RivalModel, results: dict[str, Any]
+    options: argparse.Namespace, model: LandmarkVerbs | BaselineModel, results: dict[str, Any]
 ) -> None:
     """`write`, with the hash of the model's weights, and of another memory than landmarks what it
     is.
     """
-    if isinstance(model, RivalModel):
+    if isinstance(model, BaselineModel):
         memory = model.transformer.memory_config.to_dict()
         write(options, {"weights": model.weights, "memory": memory, **results})
     else:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.baselines.reading import BaselineModel, Reading
 from memstore import MemoryStore
 from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.session import ScratchSession
-from memstore.rivals.reading import Reading, RivalModel
 
-AnyModel = LandmarkVerbs | RivalModel
+AnyModel = LandmarkVerbs | BaselineModel
 AnySession = ScratchSession | Reading
 
 
@@ -20,7 +20,7 @@ def fresh_session(model: AnyModel) -> Iterator[AnySession]:
     """A session before any text."""
     with ExitStack() as open_ones:
         session: AbstractContextManager[AnySession]
-        if isinstance(model, RivalModel):
+        if isinstance(model, BaselineModel):
             session = model.session()
         else:
             store = open_ones.enter_context(MemoryStore.in_memory(model.signature))

@@ -7,14 +7,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.needle_memory import Reply, asked, judged, reply
 from benchmarks.common.needles import Plan, Question
 from benchmarks.common.sessions import Texts
-from memstore.rivals.reading import RivalModel
 
 
 def ask_streamed(
-    model: RivalModel, directory: Path, task: str, length: int, *, trials: int, seed: int
+    model: BaselineModel, directory: Path, task: str, length: int, *, trials: int, seed: int
 ) -> dict[str, Any] | None:
     """Ask every question of a task behind `length` tokens of text, which are read again for each;
     None if that length cannot be asked.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.common.tables import table, tokens_text
 from benchmarks.index.data import TOP_K, Data, evenly_spread, run
-from memstore.index.faiss_head import RESCORED, HeadIndex, _inverted_lists, faiss
+from memstore.index.faiss_head import RESCORED, HeadIndex, faiss, inverted_lists
 from memstore.index.metric import QueryMetric
 
 PROBES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -54,9 +54,7 @@ def measure(data: Data, options: argparse.Namespace) -> dict[str, Any]:
             best = scores.topk(TOP_K, -1).indices
             row: dict[str, Any] = {"landmarks": size, "head": number, **directions(keys, train)}
             for name, of_name in coordinates.items():
-                lists = HeadIndex(
-                    "ivf", of_name, _inverted_lists(faiss(), of_name.keys(keys), False)
-                )
+                lists = HeadIndex(of_name, plain_lists(of_name.keys(keys)))
                 if name.startswith("faiss"):
                     lists = as_faiss_does(of_name, of_name.keys(keys), int(lists.index.nlist))
                 else:
@@ -74,6 +72,16 @@ def measure(data: Data, options: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
+def plain_lists(keys: np.ndarray) -> Any:
+    """memstore's inverted lists of keys, empty, that are not rounded."""
+    library, of_rounded = faiss(), inverted_lists(faiss(), keys)
+    index = library.IndexIVFFlat(
+        of_rounded.quantizer, keys.shape[1], of_rounded.nlist, library.METRIC_INNER_PRODUCT
+    )
+    index.is_trained, index.referenced_objects = True, [of_rounded]  # which has the centroids
+    return index
+
+
 def as_faiss_does(coordinates: QueryMetric, keys: np.ndarray, lists: int) -> HeadIndex:
     """IndexIVFFlat for products, trained and filled by FAISS itself; keys in these coordinates."""
     library = faiss()
@@ -84,7 +92,7 @@ def as_faiss_does(coordinates: QueryMetric, keys: np.ndarray, lists: int) -> Hea
     index.cp.max_points_per_centroid, index.cp.niter = 64, 8  # as memstore's
     index.train(keys)
     index.add(keys)
-    return HeadIndex("ivf", coordinates, index)
+    return HeadIndex(coordinates, index)
 
 
 def directions(keys: np.ndarray, queries: np.ndarray) -> dict[str, float]:

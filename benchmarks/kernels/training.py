@@ -79,7 +79,7 @@ class Sizes:
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def rivals(length: int, device: torch.device) -> dict[str, Attend | str]:
+def baselines(length: int, device: torch.device) -> dict[str, Attend | str]:
     """Causal attention by others, of rows that are scaled already; or why one is not here."""
     on_cuda = device.type == "cuda"
 
@@ -141,7 +141,7 @@ def grouped_softmax(
         f"ours, {size} + 1": partial(grouped_softmax_attention, block_size=size)
         for size in sizes.blocks
     }
-    for name, attend in (calls | rivals(length, device.place)).items():
+    for name, attend in (calls | baselines(length, device.place)).items():
         row = {"what": tokens_text(length), "by": name}
         if isinstance(attend, str):
             yield row | {"kernel": "forward", "note": attend}

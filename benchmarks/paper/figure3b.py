@@ -15,10 +15,11 @@ from typing import Any
 from benchmarks.common.needle_memory import streamed
 from benchmarks.common.options import add
 from benchmarks.common.results import plot, write
+from benchmarks.common.starting import start
 from benchmarks.common.tables import rate, table, tokens_number, tokens_text
 from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.published import FIGURE_3B
-from benchmarks.paper.runs import parser, start
+from benchmarks.paper.runs import parser
 
 MEMORIES = ("landmark", "none")
 Found = dict[str, dict[int, tuple[int, int]]]

@@ -18,10 +18,11 @@ from benchmarks.common.distinct import distinct_blocks
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.reading import TARGETS, segments
 from benchmarks.common.results import plot, write
+from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.published import blocks
-from benchmarks.paper.runs import parser, start
+from benchmarks.paper.runs import parser
 from memstore.model.config import PRESETS
 from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.settings import GRANULARITIES

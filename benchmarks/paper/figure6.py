@@ -18,9 +18,10 @@ from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import add
 from benchmarks.common.reading import TARGETS, score_whole, segments
 from benchmarks.common.results import plot, write
+from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Measured
-from benchmarks.paper.runs import parser, start
+from benchmarks.paper.runs import parser
 from memstore.model.landmark_verbs import LandmarkVerbs
 
 JUMPS = 100

@@ -23,13 +23,14 @@ from torch import Tensor
 
 from benchmarks.common.options import add, prepare
 from benchmarks.common.results import plot, write
+from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.common.text import Books
-from benchmarks.paper.runs import parser, shared_tokens, start
+from benchmarks.paper.encoder import Encoder
+from benchmarks.paper.runs import parser, shared_tokens
 from memstore.errors import InvalidInput
 from memstore.freed_memory import keep_freed_memory
 from memstore.model.config import PRESETS
-from memstore.model.encoder import Encoder
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import TokenCorpus
 from memstore.training.optimizer import make_optimizers

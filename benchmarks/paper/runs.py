@@ -16,21 +16,22 @@ import fcntl
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, NoReturn
+from typing import Any
 
+from benchmarks.baselines.config import MEMORIES
+from benchmarks.baselines.subject import BaselineSubject
 from benchmarks.common.options import add, plain_parser
 from benchmarks.common.tables import table
-from memstore.cli.signals import end_in_order
 from memstore.disk.files import replacement
-from memstore.errors import InvalidInput, MemstoreError
+from memstore.errors import InvalidInput
 from memstore.model.config import PRESETS
 from memstore.model.tokenizer import Tokenizer
-from memstore.rivals.config import MEMORIES
 from memstore.training.corpus import TokenCorpus, passages, read_documents
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.train import Precision, TrainConfig, train
@@ -176,7 +177,6 @@ class Runs:
                 out=out,
                 model=replace(PRESETS[run.preset], cmt=run.cmt),
                 stages=run.stages,
-                memory=MEMORIES.get("none" if run.memory == START else run.memory),
                 init=None if run.start is None else self.path(run.start),
                 tokenizer=out / "tokens" / "tokenizer.json",
                 minutes=run.minutes,
@@ -184,6 +184,8 @@ class Runs:
                 seed=run.seed,
                 precision=self._precision,
             )
+            memory = MEMORIES.get("none" if run.memory == START else run.memory)
+            subject = None if memory is None else partial(BaselineSubject, memory)
             line: dict[str, Any] = said.get("last", {})
             said = wanted | {"cpu_seconds": said.get("cpu_seconds", 0.0), "finished": False}
             began = time.process_time()
@@ -195,7 +197,7 @@ class Runs:
                     print("  " + ", ".join(f"{n} {metrics[n]}" for n in shown), flush=True)
 
             try:
-                train(config, texts, resume=resume, report=report)
+                train(config, texts, resume=resume, report=report, subject=subject)
                 said["finished"] = True
             finally:
                 said["cpu_seconds"] += time.process_time() - began
@@ -285,15 +287,3 @@ def trained_table(runs: Runs, wanted: Iterable[Run]) -> str:
         tokens = f"{last['tokens']:,}" if "tokens" in last else ""
         rows.append([run.name, state, last.get("precision", ""), tokens, minutes])
     return table(["run", "state", "precision", "tokens", "minutes of a core"], rows)
-
-
-def start(main: Callable[[], None]) -> NoReturn:
-    """Run a script: a signal ends it in order, training saved; a user's mistake is one line."""
-
-    def checked() -> None:
-        try:
-            main()
-        except MemstoreError as error:
-            raise SystemExit(str(error)) from None
-
-    end_in_order(checked)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from benchmarks.baselines.past import Attended
+from benchmarks.baselines.reading import BaselineModel, Reading
 from benchmarks.common.sessions import AnyModel
 from memstore import MemoryStore
 from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.session import ScratchSession
-from memstore.rivals.memorizing import MemorizingPast
-from memstore.rivals.past import Attended
-from memstore.rivals.reading import Reading, RivalModel
 
 NUMBER = 2  # bytes of a number of the past: what is held in more is counted as if it were not
 _AT_ONCE = 1 << 13
@@ -58,8 +57,8 @@ def score(model: AnyModel, way: Way, ids: np.ndarray, begin: int = 1) -> Scored:
     """Read a text from its beginning in a session of its own; the tokens from `begin` on, each
     after all that stand before it.
     """
-    if isinstance(model, RivalModel):
-        return _score_rival(model, way, ids, begin)
+    if isinstance(model, BaselineModel):
+        return _score_baseline(model, way, ids, begin)
     chunk = way.chunk and way.chunk // model.shape.block_size
     lookup = {
         name: getattr(way, name) for name in ("top_k", "own_blocks", "granularity", "cmt_cutoff")
@@ -108,7 +107,7 @@ def _score_landmarks(
     )
 
 
-def _score_rival(model: RivalModel, way: Way, ids: np.ndarray, begin: int) -> Scored:
+def _score_baseline(model: BaselineModel, way: Way, ids: np.ndarray, begin: int) -> Scored:
     transformer, trained = model.transformer, model.transformer.memory_config
     if way.chunk is not None:
         transformer.memory_config = replace(trained, segment=way.chunk)
@@ -120,8 +119,7 @@ def _score_rival(model: RivalModel, way: Way, ids: np.ndarray, begin: int) -> Sc
             began = time.process_time()
             scores = _log_probabilities(session, ids[begin - 1 : -1], ids[begin:])
             seconds = time.process_time() - began
-            stored = past.memory.bytes if isinstance(past, MemorizingPast) else 0
-            state = stored + (past.bytes - stored) * NUMBER // 4  # the rest is held in float32
+            state = past.bytes * NUMBER // 4  # held in float32
             return Scored(scores, past.attended.per_token, state, seconds)
     finally:
         transformer.memory_config = trained

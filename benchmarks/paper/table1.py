@@ -11,10 +11,11 @@ paper's (512 tokens), which is what the models were trained with. Ratios are to 
 """
 
 from benchmarks.common.results import write
+from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Losses, to
 from benchmarks.paper.published import TABLE_1, Row, blocks, kept
-from benchmarks.paper.runs import parser, start
+from benchmarks.paper.runs import parser
 from benchmarks.paper.scoring import Way
 from memstore.model.config import PRESETS
 

@@ -9,10 +9,11 @@ tokens of a chunk share is made with all of them in view, the later ones include
 """
 
 from benchmarks.common.results import write
+from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Losses, to
 from benchmarks.paper.published import TABLE_2, blocks, kept
-from benchmarks.paper.runs import parser, start
+from benchmarks.paper.runs import parser
 from benchmarks.paper.scoring import Way
 from memstore.model.config import PRESETS
 

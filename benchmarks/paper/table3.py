@@ -8,10 +8,11 @@ Everything else as in table1.py, length 2048 and four blocks retrieved in the pa
 """
 
 from benchmarks.common.results import write
+from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Losses, to
 from benchmarks.paper.published import TABLE_3, blocks, kept
-from benchmarks.paper.runs import parser, start
+from benchmarks.paper.runs import parser
 from benchmarks.paper.scoring import Way
 from memstore.model.config import PRESETS
 

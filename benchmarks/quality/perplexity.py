@@ -10,7 +10,7 @@ in them. The targets are then read from that same memory:
   attached    a fresh session that has the text attached as an old document, and nothing just before
   whole       (with --true-positions) no memory: text and targets in one chunk, at their true
               positions (the paper's figure 6 and appendix E), as far as a chunk can be long
-A model of another memory (`memstore train --memory`) reads the text and then the targets, as it
+A model of another memory (`benchmarks.baselines.train`) reads the text and then the targets, as it
 reads any: one column, "streamed", beside the tokens that a token attended to (the mean over
 layers) and the bytes that were kept of the past.
 Reading the text itself attends to the latest blocks (the way documents are ingested), or with
@@ -30,6 +30,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.baselines.past import Attended
+from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.options import add, load_any, parser
 from benchmarks.common.reading import TARGETS, Reading, score_whole, segments
@@ -37,8 +39,6 @@ from benchmarks.common.results import plot, write_results
 from benchmarks.common.sessions import AnyModel
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.text import Books
-from memstore.rivals.past import Attended
-from memstore.rivals.reading import RivalModel
 
 MODES = ("retrieved", "ageless", "recent", "attached")
 
@@ -54,7 +54,7 @@ def measure(model: AnyModel, options: argparse.Namespace) -> Iterator[dict[str, 
         costs: dict[str, float] = {}
         for size in options.sizes:
             before = segment.before[len(segment.before) - size :]
-            if isinstance(model, RivalModel):
+            if isinstance(model, BaselineModel):
                 with model.session() as session:
                     if size:
                         session.feed(before.tolist())
@@ -101,7 +101,7 @@ def main() -> None:
                 flush=True,
             )
     losses = {name: np.array([row["losses"][name] for row in rows]) for name in rows[0]["losses"]}
-    if isinstance(model, RivalModel):
+    if isinstance(model, BaselineModel):
         points = streamed(losses, rows[0]["costs"], given.sizes)
         print(f"\n{len(rows)} segments of {TARGETS} tokens; {model.transformer.memory_config}\n")
         print(streamed_table(points))

@@ -21,8 +21,8 @@ blocks); in_place (the needle inside one long document instead of a passage amon
 streamed (the paper's protocol: its whole prompt through one session that retrieves from its own
 blocks; streamed_grass: with the paper's filler too).
 
-With the --model of another memory (`memstore train --memory`) whatever stands before a question is
-read again for each, since there is nothing to keep documents in; nothing is varied then.
+With the --model of another memory (`benchmarks.baselines.train`) whatever stands before a question
+is read again for each, since there is nothing to keep documents in; nothing is varied then.
 
 Intervals are Wilson's, 95%.
 
@@ -36,6 +36,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.memories import workplace
 from benchmarks.common.needle_memory import ask, build, build_settings, streamed
 from benchmarks.common.needles import STORED, STREAMED, TASKS, Plan
@@ -50,7 +51,6 @@ from memstore import MemoryStore
 from memstore.index import INDEX_KINDS
 from memstore.model.landmark_verbs import LandmarkVerbs
 from memstore.model.settings import GRANULARITIES, LookupSettings
-from memstore.rivals.reading import RivalModel
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
             )
 
     stored = [task for task in options.tasks if task not in STREAMED]
-    if isinstance(model, RivalModel):
+    if isinstance(model, BaselineModel):
         for task in stored:
             for length in options.lengths if task != "in_place" else [options.in_place_length]:
                 settings = {"trials": options.trials, "seed": options.seed}

@@ -5,7 +5,7 @@ does, and only what the selector keeps of them stays (no keys and values). One
 document of 128K tokens carries the facts of real.recall, others of 128K are books without any; they
 compete in one search. A run goes on where it was killed, with --work.
 
-Rivals: BM25 (bm25s) and all-MiniLM-L6-v2 over the same blocks. Seconds are of scoring alone, the
+Baselines: BM25 (bm25s) and all-MiniLM-L6-v2 over the same blocks. Seconds are of scoring alone, the
 question's own walk to the tap told beside it.
 
     python -m benchmarks.real.choice_at_1m --text books-test.jsonl.zst --model smollm2/ --work real/
@@ -27,6 +27,7 @@ from benchmarks.common.options import add
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
+from benchmarks.real.baselines import Chooser, Sentences, Words, minilm
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.hay import Hay
 from benchmarks.real.methods import standing
@@ -35,7 +36,6 @@ from benchmarks.real.prompting import DTYPES, counting, tokenizer_of
 from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds, refusals
 from benchmarks.real.results import Results, Row
-from benchmarks.real.rivals import Chooser, Sentences, Words, minilm
 from benchmarks.real.running import parser, read
 from memstore.disk.block_words import BlockWords
 from memstore.hf.load import load_reader
@@ -133,9 +133,9 @@ def main() -> None:
     reader = load_reader(options.model, dtype=DTYPES[options.dtype])
     chosen = Chosen(reader, blocks, work, f"{options.dtype}-{options.seed}")
     choosers: dict[str, Chooser] = {"memory": chosen}
-    if "bm25" in options.rivals:
+    if "bm25" in options.baselines:
         choosers["bm25"] = Words(blocks)
-    if "minilm" in options.rivals:
+    if "minilm" in options.baselines:
         choosers["minilm"] = Sentences(blocks, minilm(work))
     rows: list[Row] = []
     asked = [
@@ -172,7 +172,7 @@ def read_options() -> argparse.Namespace:
     add(options, "--questions", 100, "of each task")
     tasks = [task for task in TASKS if task != "natural"]
     add(options, "--tasks", tasks, "that are asked now", choices=tasks)
-    add(options, "--rivals", ["bm25", "minilm"], choices=["bm25", "minilm"], nargs="*")
+    add(options, "--baselines", ["bm25", "minilm"], choices=["bm25", "minilm"], nargs="*")
     given = read(options)
     if given.work is None:
         options.error("--work is needed: what was read is kept there")

@@ -36,7 +36,7 @@ from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
 from memstore.model.chosen import Chosen
 from memstore.model.compact import CompactAttention, read_prefix
-from memstore.model.selectors import Gate, choose, confidence
+from memstore.model.selectors import Gate, confidence, in_range
 from memstore.model.tap import tap
 from memstore.training.corpus import read_documents
 
@@ -103,10 +103,9 @@ class Continuation:
         tapped = tap(self.reader, local).part(asking)
         words = self.reader.tokenizer.decode(local[asking.start :])
         scores = self.reader.selector.scores(tapped, words, self.store, [(number, first, last)])
-        blocks = [
-            Chosen(number, first + block, float(scores[block]))
-            for block in choose(scores, self.top_k, self.score_range).tolist()
-        ]
+        best = scores.topk(min(self.top_k, len(scores)))
+        chosen = best.indices[in_range(best.values, scores, self.score_range)].sort().values
+        blocks = [Chosen(number, first + block, float(scores[block])) for block in chosen.tolist()]
         return blocks, confidence(scores)
 
     def _ids(self, document: str, first: int, end: int) -> list[int]:

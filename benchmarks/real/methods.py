@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from benchmarks.real.baselines import Chooser, Fused, Right, Sentences, Words, minilm
 from benchmarks.real.blocks import Blocks
 from benchmarks.real.plan import Question
 from benchmarks.real.prompting import Prompted
 from benchmarks.real.results import Results, Row
-from benchmarks.real.rivals import Chooser, Fused, Right, Sentences, Words, minilm
 from benchmarks.real.tuning import Tuned
 from memstore.model.settings import LookupSettings
 
@@ -34,7 +34,7 @@ METHODS = {
     "none": "the question alone",
 }
 
-RIVALS = ("bm25", "minilm", "rrf")
+BASELINES = ("bm25", "minilm", "rrf")
 TOGETHER = 48  # questions that are asked by one method after the other
 
 
@@ -135,7 +135,7 @@ def standing(scores: np.ndarray, scope: list[Any], blocks: Blocks, question: Que
     }
 
 
-class Rivals:
+class Baselines:
     """The methods without a memory by name, each made when it is first needed."""
 
     def __init__(
@@ -161,17 +161,17 @@ class Rivals:
         if kind == "full":
             return Whole(self.prompted(), self.blocks.documents)
         kind = kind.removesuffix("~")
-        if kind not in (*RIVALS, "right") or name not in (kind, f"{kind}~", f"{kind}@{number}"):
+        if kind not in (*BASELINES, "right") or name not in (kind, f"{kind}~", f"{kind}@{number}"):
             raise SystemExit(f"no method {name!r}; choose of {', '.join(METHODS)}")
         how: dict[str, Any] = {"k": int(number) if number.isdigit() else None}
         if name.endswith("~"):
             assert self.lookup is not None
             how = {"k": self.lookup.top_k, "score_range": self.lookup.score_range}
-        elif name in RIVALS:
+        elif name in BASELINES:
             if name not in self.tuned:
                 raise SystemExit(f"{name} is not tuned; give --tuned, which --tune of a run writes")
             how = {"k": self.tuned[name].k, "threshold": self.tuned[name].threshold}
-        elif how["k"] is None and kind in RIVALS:
+        elif how["k"] is None and kind in BASELINES:
             raise SystemExit(f"no number in {name!r}; {kind}@4 reads the best four")
         return Retrieval(self.prompted(), self.blocks, self._chooser(kind), **how)
 

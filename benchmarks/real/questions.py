@@ -10,8 +10,8 @@ from benchmarks.real import context_questions
 from benchmarks.real.context_questions import ContextFacts, Told
 from benchmarks.real.hay import Hay, Needle, Offsets
 from benchmarks.real.plan import Plan, Question, Rule, Stated
-from memstore.model import facts as language
 from memstore.training import selector_words
+from memstore.training.recipes import facts as language
 from memstore.training.selector_questions import Fact, Facts, capital, of_split
 
 TASKS = {

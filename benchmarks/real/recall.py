@@ -14,10 +14,10 @@ rank), the best K blocks as text in the prompt; full (everything there, up to --
 none. Ceilings: memory-right (the right blocks out of the memory), memory-text (the blocks that it
 chose, as text), right (the blocks of the fact as text).
 
-Rivals at their best: a run over validation texts with many K and --tune FILE chooses K of each and
-the best score below which it says nothing, by right answers less false ones: the share of a kind's
-questions that are answered rightly, minus the share of questions that nothing answers which are
-answered all the same, the mean over kinds and lengths. With --tuned FILE, "bm25", "minilm" and
+Baselines at their best: a run over validation texts with many K and --tune FILE chooses K of each
+and the best score below which it says nothing, by right answers less false ones: the share of a
+kind's questions that are answered rightly, minus the share of questions that nothing answers which
+are answered all the same, the mean over kinds and lengths. With --tuned FILE, "bm25", "minilm" and
 "rrf" do so. "bm25~" and its like read as many as the memory would by its own rule.
 
 Beside it the refusals by scores alone: how many questions that nothing answers reach what 95% of
@@ -83,7 +83,7 @@ def read_options() -> argparse.Namespace:
     options = parser(__doc__, lengths=["2K", "8K", "32K", "128K"])
     add(options, "--trials", 0, "questions a task; 0: 50 up to 8K tokens, 100 beyond")
     add(options, "--tasks", list(TASKS), choices=TASKS, metavar="TASK")
-    add(options, "--tune", None, "write there what is best of the rivals' @K asked", type=Path)
+    add(options, "--tune", None, "write there what is best of the baselines' @K asked", type=Path)
     return read(options)
 
 

@@ -15,7 +15,7 @@ from benchmarks.common.tables import tokens_number
 from benchmarks.real import tuning
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.memory import Memory
-from benchmarks.real.methods import METHODS, RIVALS, Rivals, ask_all
+from benchmarks.real.methods import BASELINES, METHODS, Baselines, ask_all
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.prompting import DTYPES, tokenizer_of
 from benchmarks.real.results import Results, Row
@@ -92,9 +92,11 @@ def run(
         tuned = {} if options.tuned is None else tuning.load(options.tuned)
         by_memory = [name for name in options.methods if name.startswith("memory")]
         by_rule = [name for name in options.methods if name.endswith("~")]
-        by_tuning = [name for name in options.methods if name in RIVALS]
+        by_tuning = [name for name in options.methods if name in BASELINES]
         lookup = reader().lookup if by_rule else None
-        rivals = Rivals(options.model, options.dtype, blocks, work, tuned=tuned, lookup=lookup)
+        baselines = Baselines(
+            options.model, options.dtype, blocks, work, tuned=tuned, lookup=lookup
+        )
         others = [n for n in options.methods if n not in (*by_memory, *by_rule, *by_tuning)]
         rows: list[Row] = []
         for names, file in (
@@ -104,7 +106,7 @@ def run(
         ):
             if names:
                 results = Results(work / f"{file}.jsonl")
-                methods = {name: partial(rivals.method, name) for name in names}
+                methods = {name: partial(baselines.method, name) for name in names}
                 ask_all(questions, methods, results, applies=applies)
                 rows += [row for row in results if row["method"] in names]
         if by_memory:
@@ -117,7 +119,7 @@ def run(
                     dict.fromkeys(n for question in questions for n in question.documents)
                 )
                 methods = {
-                    name: partial(memory.as_text, rivals.prompted())
+                    name: partial(memory.as_text, baselines.prompted())
                     if name == "memory-text"
                     else partial(memory.method, name)
                     for name in by_memory

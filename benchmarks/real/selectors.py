@@ -25,6 +25,7 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number
 from benchmarks.common.timing import timed
+from benchmarks.real.baselines import Chooser, Sentences, Words, minilm
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.hay import Offsets
 from benchmarks.real.methods import standing
@@ -33,7 +34,6 @@ from benchmarks.real.prompting import DTYPES
 from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds
 from benchmarks.real.results import Row
-from benchmarks.real.rivals import Chooser, Sentences, Words, minilm
 from memstore.hf.load import load_reader
 from memstore.hf.reader import HuggingFaceReader
 from memstore.model.adaptation import Adaptation

@@ -36,6 +36,7 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
 from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
+from benchmarks.real.baselines import Words
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.choice_at_1m import Found
 from benchmarks.real.hay import Hay
@@ -43,7 +44,6 @@ from benchmarks.real.memory import Memory
 from benchmarks.real.methods import best_first
 from benchmarks.real.plan import Question
 from benchmarks.real.prompting import DTYPES, Prompted, tokenizer_of
-from benchmarks.real.rivals import Words
 from memstore import MemoryStore
 from memstore.disk.block_words import BlockWords
 from memstore.hf.load import load_reader

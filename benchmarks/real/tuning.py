@@ -1,4 +1,4 @@
-"""How many passages a rival reads, and below which best score it abstains: chosen on validation
+"""How many passages a baseline reads, and below which best score it abstains: chosen on validation
 texts, applied to others.
 """
 
@@ -16,8 +16,8 @@ COUNTS = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True)
 class Tuned:
-    """A rival reads its best `k` passages, nothing where its best score is below `threshold` (None:
-    never). worth: what this was worth on the validation texts.
+    """A baseline reads its best `k` passages, nothing where its best score is below `threshold`
+    (None: never). worth: what this was worth on the validation texts.
     """
 
     k: int
@@ -41,7 +41,7 @@ def worth(rows: Sequence[Row]) -> float:
 
 
 def tune(rows: Sequence[Row]) -> dict[str, Tuned]:
-    """Of each rival that has rows of methods "name@K" the K and the threshold of the greatest
+    """Of each baseline that has rows of methods "name@K" the K and the threshold of the greatest
     worth; of equal ones the smaller K, then the lower threshold.
     """
     methods: dict[str, dict[int, list[Row]]] = {}

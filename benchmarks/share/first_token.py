@@ -33,7 +33,6 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
-from memstore.model.generate import next_token
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_place import open_place
 from memstore.share.opening import PublishedCatalog
@@ -125,7 +124,7 @@ class Asking:
         return took
 
     def _first_token(self, session: Any) -> None:
-        next_token(session, session.feed(self.question)[-1], 0.0, None)
+        next(session.generate(session.feed(self.question)[-1], 1))
 
 
 def main() -> None:

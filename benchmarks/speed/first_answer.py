@@ -27,7 +27,6 @@ from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved, timed
 from benchmarks.speed.forwards import forwards
 from memstore import LandmarkModel, MemoryStore
-from memstore.model.generate import next_token
 
 QUESTION = 16  # tokens
 
@@ -41,7 +40,7 @@ def first_token(model: LandmarkModel, memory: Path, question: list[int], *, cold
         model.session(store, ["book"]) as session,
     ):
         state = session.feed(question)[-1]
-        next_token(session, state, 0.0, None)
+        next(session.generate(state, 1))
         return time.perf_counter() - began
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from memstore.model.checkpoint import SHIPPED
 from memstore.model.config import PRESETS, ModelConfig
-from memstore.model.generate import next_token
 from memstore.model.landmark_model import LandmarkModel
 from memstore.model.session import ScratchSession
 from memstore.model.tokenizer import Tokenizer
@@ -131,7 +130,7 @@ class Steps:
             wait(self.model.device)
             began = time.perf_counter()
             for token in ids[PROMPT:]:
-                next_token(session, session.feed([token])[-1], 0.0, None)
+                next(session.generate(session.feed([token])[-1], 1))
             seconds = time.perf_counter() - began
             found = {
                 "tokens": len(ids) - PROMPT,

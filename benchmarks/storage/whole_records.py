@@ -50,7 +50,7 @@ from memstore.tiers.disk import DiskTier
 
 RECORDS = (Shape("49 KB", 3, 64, 64), *(shape for shape in SHAPES if shape.record > 100_000))
 ASKED = 70  # batches before the first turn: after 64 the tier asks the disk in advance no more
-RIVAL = Path(__file__).with_name("lmcache_files.py")
+BASELINE = Path(__file__).with_name("lmcache_files.py")
 COUNTED = {"median": 0.5, "fast": 0.9}  # of the rates of a repeat's batches
 
 
@@ -71,8 +71,8 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
     runs: dict[str, Callable[[int], float]] = {
         name: partial(disk, tier) for name, tier in tiers.items()
     }
-    with loads(work / "files", shape, memory.records // BATCH, options) as rivals:
-        runs |= rivals
+    with loads(work / "files", shape, memory.records // BATCH, options) as baselines:
+        runs |= baselines
         for name, run in runs.items():
             for _ in range(ASKED if name in tiers else 5):
                 run(0)
@@ -89,8 +89,8 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
     for kind, of_kind in found.items():
         medians = {name: statistics.median(of_runs) for name, of_runs in of_kind.items()}
         row[kind] = {"gb_s": medians, "to_one": paired_ratio(of_kind["several"], of_kind["one"])}
-        if rivals:
-            best = max(rivals, key=medians.__getitem__)
+        if baselines:
+            best = max(baselines, key=medians.__getitem__)
             row[kind] |= {"best": best, "to_best": paired_ratio(of_kind["several"], of_kind[best])}
     return row
 
@@ -107,22 +107,22 @@ def loads(
     given = [shape.record, BATCH, batches, *options.workers]
     quiet = {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
     with subprocess.Popen(
-        [options.lmcache, RIVAL, files, *map(str, given)],
+        [options.lmcache, BASELINE, files, *map(str, given)],
         env={**os.environ, **quiet},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    ) as rival:
-        assert rival.stdin is not None and rival.stdout is not None
-        asked, answers = rival.stdin, rival.stdout
+    ) as baseline:
+        assert baseline.stdin is not None and baseline.stdout is not None
+        asked, answers = baseline.stdin, baseline.stdout
 
         def load(workers: int, _: int) -> float:
             print(workers, random.randrange(batches), file=asked, flush=True)
             return BATCH * shape.record / float(answers.readline()) / 1e9
 
         if answers.readline() != "ready\n":
-            raise SystemExit(f"{options.lmcache} {RIVAL} does not run; try it by hand")
+            raise SystemExit(f"{options.lmcache} {BASELINE} does not run; try it by hand")
         yield {f"lmcache {workers}": partial(load, workers) for workers in options.workers}
     shutil.rmtree(files)
 

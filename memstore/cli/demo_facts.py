@@ -19,7 +19,13 @@ from memstore.cli import console
 from memstore.cli.readers import reader_for_command
 from memstore.disk.document import SOURCE
 from memstore.errors import DocumentExists, InvalidInput, MemstoreError
-from memstore.model.facts import (
+from memstore.model.landmark_model import LandmarkModel
+from memstore.model.landmark_verbs import LandmarkVerbs
+from memstore.model.text import Text
+from memstore.model.tokenizer import Tokenizer
+from memstore.model.verbs import Verbs
+from memstore.store.memory_store import MemoryStore
+from memstore.training.recipes.facts import (
     Fact,
     Pools,
     draw_pass_key,
@@ -28,12 +34,6 @@ from memstore.model.facts import (
     question,
     statement,
 )
-from memstore.model.landmark_model import LandmarkModel
-from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.model.text import Text
-from memstore.model.tokenizer import Tokenizer
-from memstore.model.verbs import Verbs
-from memstore.store.memory_store import MemoryStore
 
 # read by default: by the model that ships, and by one that takes its time
 TOKENS, FEWER_TOKENS = 1 << 17, 1 << 13

@@ -187,7 +187,7 @@ def ingest(
 @command(
     "index",
     "memstore index --store mem",
-    "memstore index --store mem --index faiss-ivf --recall 0.99",
+    "memstore index --store mem --index faiss-ivf-sq8 --recall 0.99",
 )
 def index(
     store: Store,

@@ -211,9 +211,7 @@ Seed = Annotated[int | None, _option("--seed", "S", "Makes random choices repeat
 IndexKind = Annotated[
     str | None,
     _option(
-        "--index",
-        "KIND",
-        "How landmarks are searched: auto (default), packed, faiss-ivf, faiss-ivf-sq8.",
+        "--index", "KIND", "How landmarks are searched: auto (default), packed, faiss-ivf-sq8."
     ),
 ]
 
@@ -286,10 +284,7 @@ class Tiers:
         ),
     ] = None
     policy: Annotated[
-        str | None,
-        _option(
-            "--policy", "NAME", "Which blocks leave main memory first: arc, lru, s3fifo or lfu."
-        ),
+        str | None, _option("--policy", "NAME", "Which blocks leave main memory first: arc or lru.")
     ] = None
     prefetch: Annotated[
         str | None, _option("--prefetch", "P", "Blocks read ahead: off or speculative.")

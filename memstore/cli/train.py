@@ -15,7 +15,6 @@ from memstore.cli.options import Json, Seed, command
     "memstore train books.jsonl.zst --out run1 --minutes 60",
     "memstore train books.jsonl.zst --out run1 --minutes 60 --resume",
     "memstore train books.jsonl.zst --out run2 --init run1 --from-stage finish",
-    "memstore train books.jsonl.zst --out rival --memory transformer-xl --minutes 30",
     "memstore train books.jsonl.zst --out run3 --model ~/models/my-decoder --minutes 60",
     interrupted="interrupted; --resume goes on from the last checkpoint",
 )
@@ -49,15 +48,6 @@ def train(
         str | None,
         typer.Option(
             "--from-stage", metavar="NAME", help="Begin the plan at this stage (with --init)."
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            "--memory",
-            metavar="NAME",
-            help="landmark, or what it is compared with: none, full, transformer-xl, memorizing, "
-            "infini; default: that of --resume or --init, else landmark.",
         ),
     ] = None,
     model: Annotated[
@@ -96,7 +86,6 @@ def train(
     """Train a model on text; the directory of a landmark model can be given to --model."""
     from memstore.model.checkpoint import read_configuration
     from memstore.model.config import PRESETS
-    from memstore.rivals.config import MEMORIES, MemoryConfig
     from memstore.training.curriculum import default_curriculum, stages_from
     from memstore.training.finetune import Finetune, finetune_stages
     from memstore.training.train import TrainConfig
@@ -106,15 +95,10 @@ def train(
         raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")
     if minutes is not None and not minutes > 0:
         raise typer.BadParameter(f"--minutes must be above 0, is {minutes}")
-    if memory is not None and memory not in ("landmark", *MEMORIES):
-        known = ", ".join(["landmark", *MEMORIES])
-        raise typer.BadParameter(f"no memory {memory!r}; choose one of {known}")
     if model is None and (full or rank or block_size):
         raise typer.BadParameter("--full, --rank and --block-size go with --model")
     if model is not None and (preset or init):
         raise typer.BadParameter("--model is what is trained; --preset and --init name another")
-    if model is not None and memory not in (None, "landmark"):
-        raise typer.BadParameter("--model is fine-tuned with landmarks; leave --memory out")
     if full and rank:
         raise typer.BadParameter("--full trains all weights, --rank adapters; choose one")
     finetune = None
@@ -127,17 +111,13 @@ def train(
         lines.append(line)
         console.note(", ".join(f"{name} {value}" for name, value in line.items()))
 
-    shape, chosen = PRESETS[preset or "test"], MEMORIES.get(memory or "")
+    shape = PRESETS[preset or "test"]
     begun = out if resume and (out / "config.json").is_file() else init
-    if model is None and begun is not None:
-        its_shape, said = read_configuration(begun)
-        shape = shape if preset else its_shape
-        if memory is None:
-            chosen = None if said is None else MemoryConfig.from_dict(said)
+    if model is None and begun is not None and preset is None:
+        shape = read_configuration(begun)
     config = TrainConfig(
         out=out,
         model=shape,
-        memory=chosen,
         stages=stages_from(
             from_stage, default_curriculum() if finetune is None else finetune_stages()
         ),
@@ -153,10 +133,7 @@ def train(
     if as_json:
         console.emit({"out": str(out), "metrics": lines[-1] if lines else None})
     else:
-        ask = (
-            "ask with --model" if chosen is None else "python -m benchmarks.quality.recall --model"
-        )
-        console.say(f"trained; {ask} {out}")
+        console.say(f"trained; ask with --model {out}")
 
 
 COMMANDS = (train,)

@@ -44,12 +44,11 @@ class WalkCache(Cache):
     their queries attend to.
     """
 
-    def __init__(self, attend: Attend, length: int = 0) -> None:
-        """attend: as Reader.hidden takes it; length: tokens that came before, as the model's own
-        code is told.
-        """
+    def __init__(self, attend: Attend) -> None:
+        """attend: as Reader.hidden takes it."""
         super().__init__(layers=[])
-        self.attend, self.length = attend, length
+        self.attend = attend
+        self.length = 0  # tokens that came before, as the model's own code is told
         self.forms: dict[int, LayerForm] = {}  # of the layers that were walked through
         self.enter: Enter | None = None
         self.stop: int | None = None  # the layer at whose beginning to end

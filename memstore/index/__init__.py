@@ -5,23 +5,14 @@ which to choose. FAISS is imported where an engine is used.
 import torch
 
 from memstore.errors import InvalidInput
-from memstore.index.base import Hits, LandmarkIndex, Scope
-from memstore.index.faiss_head import FAMILIES, Family
+from memstore.index.base import Hits, Scope
+from memstore.index.faiss_head import FAMILY
 from memstore.index.faiss_index import FaissIndex
 from memstore.index.packed import PackedIndex
 
-__all__ = [
-    "INDEX_KINDS",
-    "FaissIndex",
-    "Hits",
-    "LandmarkIndex",
-    "PackedIndex",
-    "Scope",
-    "make_index",
-]
+__all__ = ["INDEX_KINDS", "FaissIndex", "Hits", "PackedIndex", "Scope", "make_index"]
 
-INDEX_KINDS = ("auto", "packed", *(f"faiss-{family}" for family in FAMILIES))
-AUTO_FAMILY: Family = "ivf-sq8"
+INDEX_KINDS = ("auto", "packed", f"faiss-{FAMILY}")
 
 
 def make_index(
@@ -35,7 +26,7 @@ def make_index(
 ) -> PackedIndex:
     """An empty index for keys [.., num_kv_heads, head_dim], held in `dtype` on `device`.
 
-    kind: "packed" (exact), "faiss-ivf", "faiss-ivf-sq8" (need FAISS), or "auto": exact until an
+    kind: "packed" (exact), "faiss-ivf-sq8" (needs FAISS), or "auto": exact until an
     engine is built, and after that whichever of the two costs less for a search.
     recall: the share of the true top blocks that an engine is calibrated to find (None: 0.95, and
     whatever one that is there already was built for).
@@ -48,8 +39,6 @@ def make_index(
         raise InvalidInput(f"the recall of an index must lie above 0 and up to 1, is {recall}")
     if kind == "packed":
         return PackedIndex(num_kv_heads, head_dim, dtype, device=device)
-    # of "auto"
-    family = next((family for family in FAMILIES if kind == f"faiss-{family}"), AUTO_FAMILY)
     return FaissIndex(
-        family, num_kv_heads, head_dim, dtype, recall=recall, auto=kind == "auto", device=device
+        num_kv_heads, head_dim, dtype, recall=recall, auto=kind == "auto", device=device
     )

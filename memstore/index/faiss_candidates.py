@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memstore.index.faiss_gpu import GpuHead
-from memstore.index.faiss_head import RESCORED, Family, HeadIndex, selector
+from memstore.index.faiss_head import RESCORED, HeadIndex, selector
 from memstore.index.packed import Lookup, gather
 from memstore.index.rows import Ranges, Remembered, Rows, join, to_candidates, to_rows, total
 from memstore.kernels.api import NEG
@@ -30,11 +30,6 @@ class Built:
     trained: int  # rows when it was trained
     scopes: Remembered = field(default_factory=Remembered)
     copies: list[GpuHead] = field(default_factory=list)  # of the heads, on the index's GPU
-
-    @property
-    def family(self) -> Family:
-        """What all of them are."""
-        return self.heads[0].family
 
     @property
     def stale(self) -> bool:

@@ -22,12 +22,12 @@ from memstore.decode import Block, Count, Layer, Positive, unpack
 from memstore.disk.files import DATA, mode_of, open_regular, replacement
 from memstore.errors import InvalidInput
 from memstore.index.faiss_candidates import Built
-from memstore.index.faiss_head import FAMILIES, Calibration, Family, HeadIndex
+from memstore.index.faiss_head import Calibration, HeadIndex
 from memstore.index.faiss_index import FaissIndex
 from memstore.index.metric import QueryMetric
 from memstore.index.rows import Rows, Run
 
-_MAGIC = b"memstore index 1\n"
+_MAGIC = b"memstore index 2\n"
 _FIXED = len(_MAGIC) + 16  # then the header's length and its checksum
 
 
@@ -36,7 +36,7 @@ class Unusable(Exception):
 
 
 def file_of(directory: Path, layer: int) -> Path:
-    """Where a layer's engines are kept, of whichever family."""
+    """Where a layer's engines are kept."""
     return directory / f"layer-{layer}.idx"
 
 
@@ -55,7 +55,6 @@ def write(directory: Path, index: FaissIndex, layer: int) -> None:
         for run in of_document
     ]
     header = {
-        "family": built.family,
         "recall": index.recall,
         "trained": built.trained,
         "end": built.rows.end,
@@ -69,13 +68,10 @@ def write(directory: Path, index: FaissIndex, layer: int) -> None:
 def read(directory: Path, index: FaissIndex, layer: int) -> Built:
     """A layer's engines, for those of the keys they hold that the memory still has.
 
-    An index that is "auto" takes any family; one of which no recall was asked takes what there is.
-    Raises Unusable, FileNotFoundError.
+    An index of which no recall was asked takes what there is. Raises Unusable, FileNotFoundError.
     """
     path = file_of(directory, layer)
     header, parts = _read(path, _Header)
-    if header.family not in FAMILIES or (header.family != index.family and not index.auto):
-        raise Unusable(f"{path.name} is of another kind, faiss-{header.family}")
     if index.wanted_recall not in (None, header.recall):
         raise Unusable(f"{path.name} is calibrated for a recall of {header.recall}")
     with _understood(path):
@@ -106,7 +102,7 @@ def _built(header: "_Header", parts: list[np.ndarray], index: FaissIndex, layer:
     heads = []
     for calibration, stored, part in zip(header.calibrations, header.metrics, parts):
         metric = _unpacked(stored, index.head_dim)
-        head = HeadIndex.load(header.family, metric, calibration, part)
+        head = HeadIndex.load(metric, calibration, part)
         head.check(index.head_dim, rows.end)
         heads.append(head)
     return Built(heads, rows, header.trained)
@@ -179,7 +175,6 @@ class _Parts(msgspec.Struct):
 
 
 class _Header(_Parts):
-    family: Family
     recall: float
     trained: Positive
     end: Positive

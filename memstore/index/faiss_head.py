@@ -1,5 +1,5 @@
-"""FAISS over the keys of one KV head: the families there are, how much each looks at, and how much
-it must look at.
+"""FAISS over the keys of one KV head: inverted lists of keys rounded to 8 bits, how much a search
+looks at, and how much it must look at.
 
 The only file that imports FAISS, and only where it is used.
 """
@@ -7,7 +7,7 @@ The only file that imports FAISS, and only where it is used.
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +16,8 @@ from memstore.decode import Count, Positive, Share
 from memstore.errors import InvalidInput, install_extra
 from memstore.index.metric import QueryMetric
 
-Family = Literal["ivf", "ivf-sq8"]
-"""Inverted lists of keys as they are, or rounded to 8 bits."""
-FAMILIES: tuple[Family, ...] = ("ivf", "ivf-sq8")
-
-# what FAISS calls them, in its files and in Python
-_CODES: dict[Family, bytes] = {"ivf": b"IwFl", "ivf-sq8": b"IwSq"}
-_CLASSES: dict[Family, str] = {"ivf": "IndexIVFFlat", "ivf-sq8": "IndexIVFScalarQuantizer"}
+FAMILY = "ivf-sq8"
+_CODE, _CLASS = b"IwSq", "IndexIVFScalarQuantizer"  # as FAISS calls it, in its files and in Python
 
 # candidates a wanted block that an engine proposes, before their exact scores choose
 RESCORED = 4
@@ -72,32 +67,27 @@ class HeadIndex:
     """
 
     def __init__(
-        self,
-        family: Family,
-        metric: QueryMetric,
-        index: Any,
-        calibration: Calibration | None = None,
+        self, metric: QueryMetric, index: Any, calibration: Calibration | None = None
     ) -> None:
         """Use `build` or `load`."""
-        self.family, self.metric, self.index = family, metric, index
+        self.metric, self.index = metric, index
         self.calibration = calibration or Calibration()
         quantizer = faiss().downcast_index(index.quantizer)
         self._centroids: np.ndarray = quantizer.reconstruct_n(0, int(index.nlist))
 
     @classmethod
-    def build(cls, family: Family, keys: np.ndarray, queries: np.ndarray) -> "HeadIndex":
+    def build(cls, keys: np.ndarray, queries: np.ndarray) -> "HeadIndex":
         """Train on keys [n, D] and a sample of queries [m, D] (none: as if they came from
         everywhere), and add the keys.
         """
         metric = QueryMetric.of(keys, queries)
-        index = _inverted_lists(faiss(), metric.keys(keys), family == "ivf-sq8")
-        head = cls(family, metric, index)
+        head = cls(metric, inverted_lists(faiss(), metric.keys(keys)))
         head.add(keys)
         return head
 
     @classmethod
     def calibrated(
-        cls, family: Family, keys: np.ndarray, queries: np.ndarray, top_k: int, recall: float
+        cls, keys: np.ndarray, queries: np.ndarray, top_k: int, recall: float
     ) -> "HeadIndex":
         """Built with half of the queries and calibrated with the others; a few serve for both.
 
@@ -107,7 +97,7 @@ class HeadIndex:
         train, held_out = (
             (queries[::2], queries[1::2]) if len(queries) >= 64 else (queries, queries)
         )
-        head = cls.build(family, keys, train)
+        head = cls.build(keys, train)
         if len(held_out):
             head.calibrate(keys, held_out, top_k, recall)
         else:
@@ -187,9 +177,7 @@ class HeadIndex:
     @property
     def bytes(self) -> int:
         """About what the index takes in memory."""
-        dim, n = int(self.index.d), self.size
-        a_key = dim + 8 if self.family == "ivf-sq8" else 4 * dim + 8
-        return int(n * a_key + self._centroids.nbytes)
+        return int(self.size * (int(self.index.d) + 8) + self._centroids.nbytes)
 
     # Files
 
@@ -199,15 +187,13 @@ class HeadIndex:
         return stored
 
     @classmethod
-    def load(
-        cls, family: Family, metric: QueryMetric, calibration: Calibration, stored: np.ndarray
-    ) -> "HeadIndex":
+    def load(cls, metric: QueryMetric, calibration: Calibration, stored: np.ndarray) -> "HeadIndex":
         """The inverse of `dump`; the bytes must be known to be whole. Raises what FAISS raises, and
         ValueError for an index of another kind: some kinds open files.
         """
-        if stored[:4].tobytes() != _CODES[family] or b"ilod" in stored.tobytes():
+        if stored[:4].tobytes() != _CODE or b"ilod" in stored.tobytes():
             raise ValueError("no inverted lists in memory")
-        return cls(family, metric, faiss().deserialize_index(stored), calibration)
+        return cls(metric, faiss().deserialize_index(stored), calibration)
 
     def check(self, dim: int, size: int) -> None:
         """Is it what `dump` was taken of, keys of `dim` numbers in rows 0 .. size - 1? Raises
@@ -216,7 +202,7 @@ class HeadIndex:
         library, index = faiss(), self.index
         lists = library.downcast_InvertedLists(index.invlists)
         right = (
-            type(index).__name__ == _CLASSES[self.family]
+            type(index).__name__ == _CLASS
             and isinstance(lists, library.ArrayInvertedLists)
             and int(index.d) == dim == self._centroids.shape[1]
             and int(index.ntotal) == size
@@ -235,7 +221,7 @@ class HeadIndex:
             raise ValueError("its rows are not each there once")
 
 
-def _inverted_lists(library: Any, keys: np.ndarray, rounded: bool) -> Any:
+def inverted_lists(library: Any, keys: np.ndarray) -> Any:
     """A trained and empty IVF index over keys in their metric: lists by distance, searched by
     product.
     """
@@ -247,14 +233,11 @@ def _inverted_lists(library: Any, keys: np.ndarray, rounded: bool) -> Any:
     quantizer = library.IndexFlatIP(dim)
     quantizer.add(means.centroids)
     product = library.METRIC_INNER_PRODUCT
-    if rounded:
-        index = library.IndexIVFScalarQuantizer(
-            quantizer, dim, lists, library.ScalarQuantizer.QT_8bit, product
-        )
-        nearest = _nearest(library, sample, means.centroids)
-        index.train_encoder(len(sample), library.swig_ptr(sample), library.swig_ptr(nearest))
-    else:
-        index = library.IndexIVFFlat(quantizer, dim, lists, product)
+    index = library.IndexIVFScalarQuantizer(
+        quantizer, dim, lists, library.ScalarQuantizer.QT_8bit, product
+    )
+    nearest = _nearest(library, sample, means.centroids)
+    index.train_encoder(len(sample), library.swig_ptr(sample), library.swig_ptr(nearest))
     index.is_trained = True
     index.own_fields = True  # the index frees the quantizer, not Python
     quantizer.this.disown()

@@ -26,7 +26,7 @@ from memstore.index.faiss_candidates import (
     propose_on_gpu,
     rescore,
 )
-from memstore.index.faiss_head import Family, HeadIndex, faiss
+from memstore.index.faiss_head import FAMILY, HeadIndex, faiss
 from memstore.index.packed import Lookup, PackedIndex
 from memstore.index.rows import Rows, to_candidates, to_rows
 from memstore.kernels.api import landmark_topk
@@ -39,7 +39,7 @@ _SAMPLED = 2048  # queries of a head that are kept
 
 
 class FaissIndex(PackedIndex):
-    """Candidates by a FAISS family a (layer, KV head), exact scores from the packed keys.
+    """Candidates by FAISS a (layer, KV head), exact scores from the packed keys.
 
     An engine is built by `build`; until then, for small scopes, and where every candidate counts
     (return_lse), the search is exact. recall: the share of the true top blocks that an engine's
@@ -49,7 +49,6 @@ class FaissIndex(PackedIndex):
 
     def __init__(
         self,
-        family: Family,
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype = torch.float32,
@@ -65,9 +64,9 @@ class FaissIndex(PackedIndex):
             faiss()
         super().__init__(num_kv_heads, head_dim, dtype, device=device)
         self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
-        self.family, self.wanted_recall, self.auto = family, recall, auto
+        self.wanted_recall, self.auto = recall, auto
         self.recall = RECALL if recall is None else recall
-        self.kind = "auto" if auto else f"faiss-{family}"
+        self.kind = "auto" if auto else f"faiss-{FAMILY}"
         self.built: dict[int, Built] = {}
         # for adding, dropping and building; taken before the lock of a search
         self._changing = threading.RLock()
@@ -202,7 +201,7 @@ class FaissIndex(PackedIndex):
             none = np.zeros((0, keys.shape[2]), np.float32)
             heads = [
                 HeadIndex.calibrated(
-                    self.family, of_head, samples.get((layer, number), none), top_k, self.recall
+                    of_head, samples.get((layer, number), none), top_k, self.recall
                 )
                 for number, of_head in enumerate(keys)
             ]
@@ -231,7 +230,7 @@ class FaissIndex(PackedIndex):
     def describe(self) -> dict[str, Any]:
         engines = {
             layer: {
-                "family": built.family,
+                "family": FAMILY,
                 "landmarks": built.rows.live,
                 "effort": [head.calibration.effort for head in built.heads],
                 "recall": [round(head.calibration.recall, 3) for head in built.heads],

@@ -83,7 +83,9 @@ class Lookup:
 
 
 class PackedIndex:
-    """Exact search by one matrix product over packed landmark keys."""
+    """Landmark keys of many documents, one namespace a layer, searched exactly by one matrix
+    product over all of them. Safe for several threads.
+    """
 
     kind = "packed"
 
@@ -100,12 +102,15 @@ class PackedIndex:
         self.device = torch.device(device)
         self._layers: dict[int, Layer] = {}
         self._lock = threading.RLock()
-        self.searches = 0
-        self.rows = 0
+        self.searches = 0  # calls of search
+        self.rows = 0  # query rows (a token of one head) searched in them
 
     # What is held
 
     def add(self, document: int, layer: int, first_block: int, keys: Tensor) -> None:
+        """Append keys [n, Hkv, D] of blocks first_block ..; they must follow the blocks the
+        document already has.
+        """
         with self._lock:
             packed = self._layers.get(layer)
             if packed is None:
@@ -119,12 +124,15 @@ class PackedIndex:
             self._layers.setdefault(layer, self._empty()).reserve(keys)
 
     def remove(self, document: int) -> None:
+        """Drop every key of a document; an unknown one is no error."""
         self._keep(document, 0, 0)
 
     def truncate(self, document: int, blocks: int) -> None:
+        """Drop the keys of blocks >= `blocks`, in every layer."""
         self._keep(document, 0, blocks)
 
     def trim(self, document: int, first_block: int, layer: int | None = None) -> None:
+        """Drop the keys of blocks < first_block, in one layer or in every layer."""
         self._keep(document, first_block, 1 << 62, layer)
 
     def _keep(self, document: int, first: int, end: int, layer: int | None = None) -> None:
@@ -135,20 +143,24 @@ class PackedIndex:
                     packed.scopes.clear()
 
     def span(self, document: int, layer: int) -> tuple[int, int]:
+        """The blocks [first, end) held for a document; (0, 0) if none."""
         with self._lock:
             packed = self._layers.get(layer)
             return packed.rows.span(document) if packed else (0, 0)
 
     def documents(self) -> set[int]:
+        """Every document with keys in some layer."""
         with self._lock:
             return {document for packed in self._layers.values() for document in packed.rows.runs}
 
     @property
     def bytes(self) -> int:
+        """Memory held for keys and for what is built over them."""
         with self._lock:
             return sum(packed.keys.nbytes for packed in self._layers.values())
 
     def describe(self) -> dict[str, Any]:
+        """What searches, as plain values."""
         with self._lock:
             landmarks = {layer: packed.rows.live for layer, packed in sorted(self._layers.items())}
         return {"kind": self.kind, "landmarks": landmarks}
@@ -166,6 +178,18 @@ class PackedIndex:
         open_rows: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Hits:
+        """The top_k blocks of the scope for each row of q [H, T, D] (rotated and scaled); of equals
+        the newer first.
+
+        The scores are exact whatever the engine; an approximate one may miss a block, never
+        misjudge it. With return_lse the whole search is exact, since a denominator needs every
+        candidate.
+
+        open_rows: [H, T] bool, the rows that are searched (None = all); the others may find nothing
+        and are not counted. bias: [candidates of the scope] float32, added to their scores. Raises
+        DocumentNotFound if the scope names blocks that are not held, InvalidInput for queries of
+        another shape than the keys or top_k < 1.
+        """
         q = self._checked(q, top_k)
         with self._lock:
             rows, kv_heads = self._count(q, open_rows)
@@ -212,6 +236,7 @@ class PackedIndex:
         return Hits(found.scores.to(q.device), candidates.to(q.device), lse)
 
     def keys(self, layer: int, scope: Scope) -> Tensor:
+        """Keys [Hkv, N, D] of the N candidates of a scope; do not write to it."""
         packed, ranges = self._resolve(layer, scope)
         if len(ranges) == 1:
             return packed.keys[:, ranges[0][0] : ranges[0][1]]
@@ -220,6 +245,9 @@ class PackedIndex:
         )
 
     def gather(self, layer: int, scope: Scope, candidates: Tensor) -> Tensor:
+        """Keys [H, ..., D] of candidates [H, ...] (-1 gives some key), each query head from its KV
+        head.
+        """
         packed, ranges = self._resolve(layer, scope)
         return gather(packed.keys, ranges, candidates.to(self.device)).to(candidates.device)
 

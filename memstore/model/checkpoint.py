@@ -28,11 +28,6 @@ SHIPPED_NAME = "books-1m"
 CMT_VALUES = "cmt_values"  # as it is called in model.safetensors, which need not have it
 _WEIGHT_DTYPES = {"F16", "BF16", "F32", "F64"}
 
-MakeOther = Callable[[ModelConfig, Any], Transformer]
-"""Makes the decoder of a configuration and of what its file says of another memory than landmarks
-(memstore.rivals). Raises InvalidConfig.
-"""
-
 
 def save_checkpoint(
     model: Transformer, tokenizer: Tokenizer, directory: Path, dtype: torch.dtype = torch.float32
@@ -48,7 +43,7 @@ def save_checkpoint(
     with replacement(directory / "model.safetensors", mode=0o644) as file:
         file.write(save(weights))
     with replacement(directory / "config.json", mode=0o644) as file:
-        file.write(json.dumps(model.configuration(), indent=2).encode() + b"\n")
+        file.write(json.dumps(model.config.to_dict(), indent=2).encode() + b"\n")
     tokenizer.save(directory / "tokenizer.json")
 
 
@@ -63,10 +58,8 @@ class _Uninitialised(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def read_configuration(directory: Path) -> tuple[ModelConfig, Any]:
-    """The configuration of a directory, and what it says of another memory than landmarks (None:
-    nothing). Raises InvalidWeights, InvalidConfig.
-    """
+def read_configuration(directory: Path) -> ModelConfig:
+    """The configuration of a directory. Raises InvalidWeights, InvalidConfig."""
     path = directory / "config.json"
     if not path.exists():
         raise InvalidWeights(f"{directory} is not a model: config.json is missing")
@@ -74,29 +67,22 @@ def read_configuration(directory: Path) -> tuple[ModelConfig, Any]:
         values = from_json(read_file(path), dict[str, Any])
     except ValueError as error:
         raise InvalidConfig(f"model configuration is no JSON object: {error}") from None
-    memory = values.pop("memory", None)
-    return ModelConfig.from_dict(values), memory
+    return ModelConfig.from_dict(values)
 
 
 def load_checkpoint(
-    directory: Path, dtype: torch.dtype = torch.float32, *, other: MakeOther | None = None
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    make: Callable[[ModelConfig], Transformer] = Transformer,
 ) -> tuple[Transformer, Tokenizer]:
-    """The model, with weights of a dtype and in evaluation mode, and the tokenizer of a directory;
-    InvalidWeights names what is wrong.
-
-    other: makes decoders of other memories than landmarks; without it such a directory is refused.
+    """The model that `make` makes of its configuration, with weights of a dtype and in evaluation
+    mode, and the tokenizer of a directory; InvalidWeights names what is wrong.
     """
-    config, memory = read_configuration(directory)
+    config = read_configuration(directory)
     for name in ("model.safetensors", "tokenizer.json"):
         if not (directory / name).is_file():
             raise InvalidWeights(f"{directory} is not a model: {name} is missing")
-    if memory is not None and other is None:
-        kind = memory.get("kind") if isinstance(memory, dict) else memory
-        raise InvalidWeights(
-            f"{directory} was trained with another memory than landmarks ({str(kind)[:40]!r}): "
-            "`memstore train` works with it (--resume, --init) and the benchmarks of perplexity "
-            "and recall do; for ask, ingest and search name a landmark model"
-        )
     tokenizer = Tokenizer.load(directory / "tokenizer.json")
     if tokenizer.vocab_size != config.vocab_size:
         raise InvalidWeights(
@@ -118,8 +104,8 @@ def load_checkpoint(
                 f"{path} holds numbers of type {', '.join(sorted(weights_in.dtypes))}"
             )
         with torch.device("meta"), _Uninitialised():
-            model = Transformer(config) if other is None else other(config, memory)
-            if memory is None and CMT_VALUES in shapes:
+            model = make(config)
+            if CMT_VALUES in shapes:
                 model.cmt_values = torch.empty(config.num_layers, config.num_heads, config.head_dim)
         _check_shapes(
             path, {name: tuple(p.shape) for name, p in model.state_dict().items()}, shapes

@@ -12,7 +12,6 @@ from memstore.model.reader import Shape
 from memstore.model.settings import LOOKUP_SETTINGS, Granularity, LookupSettings
 
 Size = Annotated[int, Meta(ge=1, lt=1 << 24)]
-Short = Annotated[int, Meta(ge=1, lt=1 << 16)]
 Layers = Annotated[int, Meta(ge=1, le=4096)]
 OldBlockPosition = Literal["fixed", "stingy"]
 

@@ -110,14 +110,6 @@ def ends_sentence(piece: str) -> bool:
     return piece.rstrip(" ").endswith((".", "?", "!")) or "\n" in piece
 
 
-@torch.no_grad()
-def next_token(
-    session: Continued, state: Tensor, temperature: float, generator: torch.Generator | None
-) -> int:
-    """The next token after `state` [hidden_size]."""
-    return draw(session.logits(state[None])[0], temperature, generator)
-
-
 def draw(
     logits: Tensor, temperature: float, generator: torch.Generator | None, top_p: float = 1.0
 ) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from memstore.model import facts
 from memstore.model.reader import LandmarkReader
 from memstore.model.session import ScratchSession
 from memstore.store.memory_store import MemoryStore
@@ -16,6 +15,8 @@ _TOKENS = 192  # of a stretch
 _QUESTIONS = 6  # after each
 # that the sampling sessions attend to at most: queries depend little on what else there is
 _BLOCKS = 32_768
+_ASKED = ("price", "name", "colour", "age", "number", "owner", "weight", "key")
+_OF = ("red fox", "old bridge", "silver lamp", "north gate", "small ship", "stone table")
 
 
 def build_index(
@@ -46,6 +47,7 @@ def build_index(
             with ScratchSession(reader, reader.lookup, store, attached) as session:
                 session.feed(store.tokens(document.id, first, first + _TOKENS).ids.tolist())
                 for _ in range(_QUESTIONS):
-                    asked = facts.question(facts.draw_fact(rng)).prompt
-                    session.feed(reader.tokenizer.encode(" " + asked))
+                    what = f"the {rng.choice(_ASKED)} of the {rng.choice(_OF)}"
+                    question = f" What is {what}? {what.capitalize()} is"
+                    session.feed(reader.tokenizer.encode(question))
     return store.build_index(reader.lookup.top_k, progress)

@@ -79,14 +79,6 @@ def in_range(some: Tensor, scores: Tensor, score_range: float | None) -> Tensor:
     return some >= scores.max() - score_range * scores.std(correction=0)
 
 
-def choose(scores: Tensor, k: int, score_range: float | None) -> Tensor:
-    """Numbers [n] of the best blocks by scores [blocks], those in range, at most k; in the order of
-    the text.
-    """
-    best = scores.topk(min(k, len(scores)))
-    return best.indices[in_range(best.values, scores, score_range)].sort().values
-
-
 def covered(adds: Tensor) -> Tensor:
     """Selector.adds of blocks -> [blocks]: what the first of them together have of a question,
     every row of it counted by the block that says most of it: the score of all as if they were one.

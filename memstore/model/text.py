@@ -63,8 +63,8 @@ class Text:
         source = {} if self.source is None else {SOURCE: self.source}
         return kind | pack_places(self.places) | source
 
-    def check(self, *, keep: bool = True) -> None:
-        """Read it through; again it does nothing. keep: in memory, what is small.
+    def check(self) -> None:
+        """Read it through, and keep what is small in memory; again it does nothing.
 
         Raises InvalidInput for bytes that are not UTF-8, NUL bytes, and if there is nothing in it;
         UnreadableDocument for what is known to be no text and cannot be converted.
@@ -72,16 +72,16 @@ class Text:
         if self.digest:
             return
         try:
-            self._check(keep=keep)
+            self._check()
         except _ToBeConverted:
             converted = read(Path(self.content), str(self.content))
             self.kind, self.places = converted.kind, converted.places
             self.content = converted.text
-            self._check(keep=keep)
+            self._check()
 
-    def _check(self, *, keep: bool) -> None:
+    def _check(self) -> None:
         small = isinstance(self.content, Path) and self._size() <= _KEPT
-        kept: list[str] | None = [] if keep and small else None
+        kept: list[str] | None = [] if small else None
         digest, characters, blank = _hash(), 0, True
         sample, between = list[str](), _BETWEEN
         for piece in self._read():

@@ -8,7 +8,6 @@ sessions pass different functions and share every weight.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,14 +53,8 @@ class DecoderLayer(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden states [B, T, hidden] -> position-free q [B, H, T, D] and k, v [B, Hkv, T, D]."""
         x = self.attention_norm(x)
-        return self._heads(self.q_norm, self.q_proj(x)), *self._keys_values(x)
-
-    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The same k and v alone."""
-        return self._keys_values(self.attention_norm(x))
-
-    def _keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._heads(self.k_norm, self.k_proj(x)), self._heads(None, self.v_proj(x))
+        q, k = self._heads(self.q_norm, self.q_proj(x)), self._heads(self.k_norm, self.k_proj(x))
+        return q, k, self._heads(None, self.v_proj(x))
 
     def _heads(self, norm: nn.Module | None, x: Tensor) -> Tensor:
         """[B, T, H * D] -> normalised [B, H, T, D]."""
@@ -138,10 +131,6 @@ class Transformer(nn.Module):
         assert isinstance(block, DecoderLayer) and isinstance(following, DecoderLayer)
         x = block.mlp(x + block.o_proj(attended.transpose(1, 2).flatten(2)))
         return following.project(x)
-
-    def configuration(self) -> dict[str, Any]:
-        """What its config.json says of it, as plain JSON values."""
-        return self.config.to_dict()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., hidden] -> next-token logits [..., vocab_size] through the tied

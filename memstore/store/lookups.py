@@ -41,7 +41,7 @@ class Lookups(OpenMemory):
         bias: "Tensor | None" = None,
     ) -> "Hits":
         """The top_k blocks of a scope for each row of q [H, T, D] (rotated, scaled): see
-        LandmarkIndex.search.
+        PackedIndex.search.
 
         Raises DocumentNotFound for a document that was forgotten, here or by another process.
         """

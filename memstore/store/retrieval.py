@@ -18,7 +18,7 @@ from memstore.disk.document import Document
 from memstore.disk.selector_table import SelectorTable
 from memstore.disk.signature import Signature
 from memstore.errors import CorruptMemory, InvalidInput
-from memstore.index import FaissIndex, LandmarkIndex, make_index
+from memstore.index import FaissIndex, PackedIndex, make_index
 from memstore.index.base import Scope
 from memstore.index.faiss_files import FaissFiles
 from memstore.store.chunk import StoredLayers
@@ -52,7 +52,7 @@ class Retrieval:
         self.selected = None if selector is None else Selected(selector, catalog)
         dtype = torch_dtype(signature.kv_dtype)
         self._signature, self._catalog = signature, catalog
-        self.index: LandmarkIndex = make_index(
+        self.index: PackedIndex = make_index(
             kind if selector is None else "packed",
             signature.num_kv_heads,
             signature.head_dim,

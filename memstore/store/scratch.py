@@ -8,7 +8,7 @@ from memstore.block import BlockKey
 from memstore.closing import Closing
 from memstore.disk.block_words import Words
 from memstore.errors import InvalidInput
-from memstore.index import LandmarkIndex
+from memstore.index import PackedIndex
 from memstore.store.selected import Selected
 from memstore.tiers.cascade import Cascade
 
@@ -21,7 +21,7 @@ class ScratchDocument(Closing):
     """
 
     def __init__(
-        self, number: int, tiers: Cascade, index: LandmarkIndex, selected: Selected | None
+        self, number: int, tiers: Cascade, index: PackedIndex, selected: Selected | None
     ) -> None:
         """Use MemoryStore.scratch."""
         self.document = number

@@ -11,14 +11,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from memstore.model import facts as language
-from memstore.model.fact_pools import Pools, pool_words
-from memstore.model.sentence_forms import Split
 from memstore.training.corpus import CorpusTokenizer, TokenCorpus
-from memstore.training.pages import Page, StatedFact, forms
-from memstore.training.recall_config import RecallConfig
-from memstore.training.source import Source
+from memstore.training.recipes import facts as language
+from memstore.training.recipes.fact_pools import Pools, pool_words
+from memstore.training.recipes.pages import Page, StatedFact, forms
+from memstore.training.recipes.recall_config import RecallConfig
+from memstore.training.recipes.sentence_forms import Split
+from memstore.training.recipes.source import Source
 
+_VISIBLE = 2  # windows that a chunk may read
 Batch = TypeVar("Batch", "WindowBatch", "MemoryBatch", "QuestionBatch")
 
 
@@ -126,7 +127,7 @@ class RecallData:
             pages.append(page)
         return WindowBatch(*self._with_landmarks(pages, blocks))
 
-    def memory(self, num_windows: int, blocks: int, *, gap: float | None = None) -> MemoryBatch:
+    def memory(self, num_windows: int, blocks: int) -> MemoryBatch:
         """`num_windows` windows of `blocks` blocks to remember, later ones newer.
 
         No two give different values to the same thing, except where the newer one says that it
@@ -135,7 +136,7 @@ class RecallData:
         config, rng = self.config, self._rng
         if rng.random() < config.readings:
             return self._reading(num_windows, blocks)
-        gap = rng.choice(config.gaps) if gap is None else gap
+        gap = rng.choice(config.gaps)
         pools = self._pools(config.hard)
         statements = forms("STATEMENTS", pools)
         if rng.random() < config.one_form:
@@ -194,9 +195,9 @@ class RecallData:
         )
 
     def questions(
-        self, memory: MemoryBatch, num_chunks: int, blocks: int, visible: int = 2, recents: int = 4
+        self, memory: MemoryBatch, num_chunks: int, blocks: int, recents: int = 4
     ) -> QuestionBatch:
-        """`num_chunks` chunks of `blocks` blocks that ask for facts of the `visible` windows each
+        """`num_chunks` chunks of `blocks` blocks that ask for facts of the two windows each
         of them may read.
 
         Half of those that directly follow a window ask first for what its last `recents` blocks
@@ -204,7 +205,7 @@ class RecallData:
         run.
         """
         config, rng = self.config, self._rng
-        visible = len(memory.runs[0]) if memory.runs else min(visible, len(memory.contents))
+        visible = len(memory.runs[0]) if memory.runs else min(_VISIBLE, len(memory.contents))
         pages, views, continues = [], [], []
         for _ in range(num_chunks):
             page = self._page(blocks)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from memstore.errors import InvalidConfig
-from memstore.training.recall_config import RecallConfig
+from memstore.training.recipes.recall_config import RecallConfig
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,14 @@ learns, and in which stages.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from memstore.errors import InvalidConfig
+from memstore.training.batches import RecallData
 from memstore.training.curriculum import Stage, default_curriculum
-
-if TYPE_CHECKING:
-    pass
+from memstore.training.steps import Steps
 
 _BLOCK_SIZE = 32
 _MUON = 0.0  # no matrix learns by it here
@@ -117,6 +116,10 @@ class HuggingFaceModel:
             {"params": list(self.model.rows.parameters()), "lr": stage.lr * _ROWS},
         ]
         return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
+
+    def steps(self, data: RecallData, device: torch.device, seed: int) -> Steps:
+        """Windows, and chunks that read them by landmarks."""
+        return Steps(self.model, data, device, seed)
 
     def state(self) -> dict[str, torch.Tensor]:
         """What learns."""

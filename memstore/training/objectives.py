@@ -124,7 +124,6 @@ def read_memory(
     continues: Tensor,
     negatives: list[Negatives] | None = None,
     negative_bias: float = 0.0,
-    recent: int | None = None,
     *,
     cmt: bool = True,
     top_k: int | None = None,
@@ -133,9 +132,8 @@ def read_memory(
 
     ids: [C, T] chunks, T a multiple of block_size + 1. visible: [C, V] the windows whose blocks a
     chunk may read. continues: [C] bool, chunks that directly follow the end of window visible[:,
-    0]: its last `recent` blocks
-        (default: the model's top_k) stand at their true positions before the chunk, the rest and
-        all other windows at the fixed distance.
+    0]: its last top_k blocks, as the model looks them up, stand at their true positions before the
+    chunk, the rest and all other windows at the fixed distance.
     negatives: per layer, landmark keys that compete without being visible, their scores lowered by
     negative_bias. top_k: of visible blocks and negatives together every (token, head) sees only its
     best, as inference does; None = all. All tensors are on the model's device. Returns hidden
@@ -148,7 +146,7 @@ def read_memory(
     chunks, length = ids.shape
     num_windows, num_blocks = memory[0].keys.shape[0], memory[0].keys.shape[2]
     count = visible.shape[1] * num_blocks
-    recent = min(model.lookup.top_k if recent is None else recent, num_blocks)
+    recent = min(model.lookup.top_k, num_blocks)
     steps = torch.arange(length, device=ids.device)
     positions = (steps + continues[:, None] * (recent * b))[:, None]  # (C, 1, T)
     like = torch.empty(0, dtype=model.dtype, device=ids.device)

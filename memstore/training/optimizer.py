@@ -1,6 +1,6 @@
 """Muon for the matrices of the layers, AdamW for everything else."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -57,21 +57,12 @@ class Muon(torch.optim.Optimizer):
                 p.add_(update, alpha=-group["lr"] * max(1.0, p.shape[0] / p.shape[1]) ** 0.5)
 
 
-def make_optimizers(
-    model: nn.Module, lr: float, muon_lr: float, own_rates: Mapping[str, float] | None = None
-) -> list[torch.optim.Optimizer]:
-    """AdamW at `lr` for embeddings and gains, Muon at `muon_lr` for the matrices of the layers.
-
-    own_rates: of parameters, by name, that AdamW shall move at another rate.
-    """
-    own = own_rates or {}
+def make_optimizers(model: nn.Module, lr: float, muon_lr: float) -> list[torch.optim.Optimizer]:
+    """AdamW at `lr` for embeddings and gains, Muon at `muon_lr` for the matrices of the layers."""
     named = list(model.named_parameters())
     matrices = {name for name, p in named if p.dim() == 2 and "embedding" not in name}
-    groups: list[dict[str, Any]] = [
-        {"params": [p for name, p in named if name not in matrices and name not in own]},
-        *({"params": [p], "lr": own[name]} for name, p in named if name in own),
-    ]
+    others = [p for name, p in named if name not in matrices]
     return [
-        torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
         Muon([p for name, p in named if name in matrices], lr=muon_lr),
     ]

@@ -1,7 +1,7 @@
 """What a run trains: a model with its tokenizer, the weights that learn, and how they are kept."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,12 +11,14 @@ from memstore.errors import InvalidConfig
 from memstore.model.checkpoint import load_checkpoint, read_configuration, save_checkpoint
 from memstore.model.config import ModelConfig
 from memstore.model.tokenizer import Tokenizer
-from memstore.rivals.transformer import RivalTransformer, make
+from memstore.training.batches import RecallData
 from memstore.training.corpus import CorpusTokenizer, passages, read_documents
 from memstore.training.curriculum import Stage
+from memstore.training.finetune import HuggingFaceModel
 from memstore.training.new_model import new_model
 from memstore.training.objectives import Trainee
 from memstore.training.optimizer import make_optimizers
+from memstore.training.steps import Steps
 
 if TYPE_CHECKING:
     from memstore.training.train import TrainConfig
@@ -47,6 +49,9 @@ class Subject(Protocol):
     def optimizers(self, stage: Stage) -> list[torch.optim.Optimizer]:
         """Fresh ones, of the weights that learn."""
 
+    def steps(self, data: RecallData, device: torch.device, seed: int) -> Steps:
+        """What its steps compute."""
+
     def state(self) -> dict[str, torch.Tensor]:
         """The weights that learn, by name."""
 
@@ -57,13 +62,17 @@ class Subject(Protocol):
         """Leave a model that --model takes. Raises OSError."""
 
 
+MakeSubject = Callable[["TrainConfig", Sequence[Path], torch.device, bool], Subject]
+"""Takes the run, its texts, the device, and whether a run in `config.out` is resumed, whose weights
+are `restore`d.
+"""
+
+
 class OwnModel:
-    """A Transformer of a configuration, with whichever memory: from nothing, or from weights of it
-    or of a smaller one.
-    """
+    """A Transformer of a configuration: from nothing, or from weights of it or of a smaller one."""
 
     def __init__(
-        self, config: "TrainConfig", texts: Sequence[Path], device: torch.device, *, resume: bool
+        self, config: "TrainConfig", texts: Sequence[Path], device: torch.device, resume: bool
     ) -> None:
         """resume: with the configuration and the tokenizer of the run in `config.out`, whose
         weights are `restore`d. Raises InvalidConfig, InvalidWeights, InvalidInput.
@@ -72,17 +81,16 @@ class OwnModel:
         self.tokenizer = _tokenizer(config, texts, model, resume=resume)
         self._out = config.out
         init = None if resume else config.init
-        self.model = new_model(model, config.memory, init, config.seed)
-        self.model.to(device)
+        self.model = new_model(model, init, config.seed).to(device)
         self.identity: dict[str, Any] = {}
-        self._own_rates: dict[str, float] = {}
-        if isinstance(self.model, RivalTransformer):
-            self.identity["memory"] = self.model.memory_config.to_dict()
-            self._own_rates = self.model.own_rates()
 
     def optimizers(self, stage: Stage) -> list[torch.optim.Optimizer]:
         """Muon for the matrices, AdamW for the rest."""
-        return make_optimizers(self.model, stage.lr, stage.muon_lr, self._own_rates)
+        return make_optimizers(self.model, stage.lr, stage.muon_lr)
+
+    def steps(self, data: RecallData, device: torch.device, seed: int) -> Steps:
+        """Windows, and chunks that read them by landmarks."""
+        return Steps(self.model, data, device, seed)
 
     def state(self) -> dict[str, torch.Tensor]:
         """All weights."""
@@ -103,11 +111,20 @@ class OwnModel:
         save_checkpoint(self.model, self.tokenizer, directory)
 
 
+def by_landmarks(
+    config: "TrainConfig", texts: Sequence[Path], device: torch.device, resume: bool
+) -> Subject:
+    """A MakeSubject: a landmark model, or the Hugging Face decoder of `config.finetune`."""
+    if config.finetune is None:
+        return OwnModel(config, texts, device, resume)
+    return HuggingFaceModel(config.finetune, config.seed, device)
+
+
 def _begun_with(config: "TrainConfig") -> ModelConfig:
     """The model of the run that is resumed. Raises InvalidConfig where another is asked for."""
     if not (config.out / "config.json").is_file():  # killed while it saved for the first time
         return config.model
-    begun = read_configuration(config.out)[0]
+    begun = read_configuration(config.out)
     asked = config.model.architecture()
     other = [f"{n} {x}" for n, x in begun.architecture().items() if x != asked[n]]
     if other:
@@ -128,7 +145,7 @@ def _tokenizer(
     if resume:
         tokenizer = Tokenizer.load(path)
     elif config.init is not None:
-        tokenizer = load_checkpoint(config.init, other=make)[1]
+        tokenizer = load_checkpoint(config.init)[1]
     elif config.tokenizer is not None:
         tokenizer = Tokenizer.load(config.tokenizer)
     else:

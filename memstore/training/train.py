@@ -18,15 +18,13 @@ from memstore.disk.files import replacement
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.freed_memory import keep_freed_memory
 from memstore.model.config import ModelConfig
-from memstore.rivals.config import MemoryConfig
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.finetune import Finetune, HuggingFaceModel
+from memstore.training.finetune import Finetune
 from memstore.training.interrupts import put_off
 from memstore.training.metrics import Metrics, Report
-from memstore.training.rival_steps import steps_of
-from memstore.training.subject import OwnModel, Subject, TrainedModule
+from memstore.training.subject import MakeSubject, Subject, TrainedModule, by_landmarks
 
 _CLIP = 1.0
 
@@ -42,7 +40,6 @@ class TrainConfig:
     out: Path  # the directory of the checkpoint, its metrics and its state
     model: ModelConfig = field(default_factory=ModelConfig)
     stages: tuple[Stage, ...] = field(default_factory=default_curriculum)
-    memory: MemoryConfig | None = None  # another than landmarks
     # shared among the stages in proportion to their steps times what a step costs
     minutes: float | None = None
     seed: int = 0
@@ -78,14 +75,16 @@ def train(
     *,
     resume: bool = False,
     report: Report | None = None,
+    subject: MakeSubject | None = None,
 ) -> TrainedModule:
     """Train on text files or .jsonl.zst and leave a checkpoint in `config.out`; returns the model.
 
     resume: go on from the run that stands there, with its model and tokenizer. report: called with
-    every line of metrics, the first of which says the precision. An interrupt takes effect when its
+    every line of metrics, the first of which says the precision. subject: makes what is trained, if
+    that is neither a landmark model nor `config.finetune`. An interrupt takes effect when its
     step is done: KeyboardInterrupt is raised after a checkpoint is saved, by a second one at once
     and without. Raises InvalidConfig for an unknown precision, a device that this machine does not
-    have, and another model or memory than the resumed run's.
+    have, and another model than the resumed run's.
     """
     if config.precision not in get_args(Precision):
         raise InvalidConfig(
@@ -104,14 +103,10 @@ def train(
             "directory"
         )
     state = _read_state(state_path) if resume else None
-    subject: Subject = (
-        OwnModel(config, texts, device, resume=resume)
-        if config.finetune is None
-        else HuggingFaceModel(config.finetune, config.seed, device)
-    )
-    corpus = TokenCorpus.build(texts, subject.tokenizer, config.out / "tokens")
+    trained = (subject or by_landmarks)(config, texts, device, resume)
+    corpus = TokenCorpus.build(texts, trained.tokenizer, config.out / "tokens")
     precision, reason = _precision(config.precision, device, state)
-    run = _Run(config, subject, corpus, device, precision, report or (lambda line: None))
+    run = _Run(config, trained, corpus, device, precision, report or (lambda line: None))
     if state is not None:
         run.restore(state)
     else:
@@ -123,7 +118,7 @@ def train(
         if run.between_steps:
             run.save()
         raise
-    return subject.model
+    return trained.model
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -176,7 +171,7 @@ class _Run:
         self.config, self.subject, self.device = config, subject, device
         self.precision, self.metrics = precision, Metrics(config.out / "metrics.jsonl", report)
         self.data = RecallData(subject.tokenizer, corpus, config.stages[0].data, config.seed + 2)
-        self.steps = steps_of(subject.model, self.data, device, config.seed)
+        self.steps = subject.steps(self.data, device, config.seed)
         self.progress = Progress()
         self.between_steps = True  # what `save` writes is that of a step's end
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -288,8 +283,8 @@ class _Run:
             )
         if state.get("identity", {}) != self.subject.identity:
             raise InvalidConfig(
-                f"{self.config.out} was begun with another model or memory, or other settings of "
-                f"it: {state.get('identity') or 'landmarks, and a model of its own'}"
+                f"{self.config.out} was begun with another model, or other settings of it: "
+                f"{state.get('identity') or 'a landmark model'}"
             )
         self.progress = Progress(**state["progress"])
         self._start_stage()

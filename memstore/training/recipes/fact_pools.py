@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from memstore.model.sentence_forms import Split
+from memstore.training.recipes.sentence_forms import Split
 
 ValueKind = Literal["digits", "repeats", "words", "colour_noun", "name", "code", "figure", "format"]
 # How often each kind of value is drawn: digits, where a mistake shows, make the most; the formats

@@ -5,33 +5,34 @@ drawn alike, one behind the other and without landmarks.
 import torch
 from torch import Tensor
 
-from memstore.rivals.transformer import RivalTransformer
+from benchmarks.baselines.transformer import BaselineTransformer
 from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData
 from memstore.training.curriculum import Stage
-from memstore.training.objectives import Loss, Trainee, next_token_loss
+from memstore.training.objectives import Loss, next_token_loss
 from memstore.training.steps import Steps
 
 
-class RivalSteps(Steps):
+class BaselineSteps(Steps):
     """Every text is read segment by segment from an empty past. Gradients reach back through all
     segments of it where the memory lets them (Infini-attention, full attention).
     """
 
-    def __init__(self, model: Trainee, data: RecallData, device: torch.device, seed: int) -> None:
+    def __init__(
+        self, model: BaselineTransformer, data: RecallData, device: torch.device, seed: int
+    ) -> None:
         super().__init__(model, data, device, seed)
-        assert isinstance(model, RivalTransformer)
-        self._rival = model
+        self._baseline = model
 
     def _windows(self, stage: Stage, share: float) -> tuple[Loss, None]:
         batch = self._drawn_windows(stage, share)
         self._count(batch.ids)
         ids, weights = self._content(batch.ids), self._content(batch.weights)
-        return next_token_loss(self._rival, self._states(ids), ids, weights), None
+        return next_token_loss(self._baseline, self._states(ids), ids, weights), None
 
     def _memory(self, stage: Stage, share: float) -> tuple[Loss, Loss]:
         memory, questions = self._drawn_memory(stage)
         # What Steps draws beside: the next step's texts shall be the same.
-        self._rng.randrange(self._rival.config.block_size)
+        self._rng.randrange(self._baseline.config.block_size)
         self._rng.random()
         ids, weights = in_a_row(memory, questions)
         self._count(ids)
@@ -40,22 +41,17 @@ class RivalSteps(Steps):
         states = self._states(ids)
         parts = (slice(0, -chunk), slice(-chunk, None))
         of_windows, of_chunks = (
-            next_token_loss(self._rival, states[:, p], ids[:, p], weights[:, p]) for p in parts
+            next_token_loss(self._baseline, states[:, p], ids[:, p], weights[:, p]) for p in parts
         )
         return of_windows, of_chunks
 
     def _states(self, ids: Tensor) -> Tensor:
-        return self._rival.read(ids, self._rival.begin(len(ids)))
+        return self._baseline.read(ids, self._baseline.begin())
 
     def _content(self, x: Tensor) -> Tensor:
         """[B, blocks * (block_size + 1)] without the landmarks."""
-        size = self._rival.config.block_size
+        size = self._baseline.config.block_size
         return x.unflatten(1, (-1, size + 1))[:, :, :size].flatten(1)
-
-
-def steps_of(model: Trainee, data: RecallData, device: torch.device, seed: int) -> Steps:
-    """The steps of a decoder with whichever memory."""
-    return (RivalSteps if isinstance(model, RivalTransformer) else Steps)(model, data, device, seed)
 
 
 def in_a_row(memory: MemoryBatch, questions: QuestionBatch) -> tuple[Tensor, Tensor]:

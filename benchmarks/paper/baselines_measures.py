@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.baselines.reading import BaselineModel
 from benchmarks.common.needle_memory import ask, build
 from benchmarks.common.needles import Plan
 from benchmarks.common.reading import TARGETS
@@ -19,7 +20,6 @@ from benchmarks.paper.measures import Bench, Losses, Measured
 from benchmarks.paper.runs import Run
 from benchmarks.paper.scoring import NUMBER, Way, score
 from memstore import MemoryStore
-from memstore.rivals.reading import RivalModel
 
 TASKS = ("passkey", "fact", "of_20")
 POINTS: dict[str, tuple[Way, ...]] = {
@@ -95,7 +95,7 @@ def _ask_all(
     about |= {"longest": length, "in_place": 0, "in_place_length": 0, "split": "held_out"}
     build(work, about | {"passage": _PASSAGE})
     model, given = measured.model, {"trials": trials, "seed": seed}
-    if isinstance(model, RivalModel):
+    if isinstance(model, BaselineModel):
         rows = [ask_streamed(model, work, task, length, **given) for task in TASKS]
     else:
         plan = Plan.load(work)
@@ -124,7 +124,7 @@ def cost(bench: Bench, run: Run, past: int) -> dict[str, float]:
         values = shape.head_dim * NUMBER
         remembered = found.attended - (chunk + 1) / 2
         read, searched = float(found.state), 0.0
-        if isinstance(model, RivalModel):
+        if isinstance(model, BaselineModel):
             memory = model.transformer.memory_config
             if memory.kind == "memorizing":
                 cached = shape.num_layers * (memory.cache or 0) * shape.hidden_size * NUMBER

@@ -5,9 +5,9 @@ from random import Random
 
 import numpy as np
 
-from memstore.model import facts as language
 from memstore.model.tokenizer import Tokenizer
 from memstore.training.corpus import CorpusTokenizer, TokenCorpus
+from memstore.training.recipes import facts as language
 
 # Where the pre-tokenizer cuts the sentences of facts.py: before a space, around a digit, around a
 # newline. Pieces between such cuts are encoded apart, and so from a cache, with the same ids as the

@@ -1,27 +1,27 @@
 """Training with other memories than landmarks: the same texts, resumable, and told apart."""
 
 import json
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from memstore.cli.main import app
-from memstore.errors import InvalidConfig
+from benchmarks.baselines import steps as baseline_steps
+from benchmarks.baselines import train as command
+from benchmarks.baselines.config import MEMORIES, MemoryConfig
+from benchmarks.baselines.reading import load_baseline
+from benchmarks.baselines.subject import BaselineSubject
+from benchmarks.common.options import named_model
+from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.model.config import ModelConfig
-from memstore.model.transformer import Transformer
-from memstore.rivals.config import MEMORIES, MemoryConfig
-from memstore.rivals.reading import load_rival
-from memstore.rivals.transformer import RivalTransformer
-from memstore.training import rival_steps
 from memstore.training.batches import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import default_curriculum
 from memstore.training.new_model import new_model
-from memstore.training.optimizer import make_optimizers
 from memstore.training.train import TrainConfig, train
 
 MODEL = ModelConfig(
@@ -72,10 +72,12 @@ def run(
                 raise KeyboardInterrupt
 
     settings = {"precision": "float32", "seed": 3, **settings}
-    config = TrainConfig(out, MODEL, stages(), memory=memory, log_every=1, **settings)
+    config = TrainConfig(out, MODEL, stages(), log_every=1, **settings)
+    subject = None if memory is None else partial(BaselineSubject, memory)
     for turn in range(turns):
         try:
-            return losses, dict(train(config, [book], resume=turn > 0, report=report).state_dict())
+            model = train(config, [book], resume=turn > 0, report=report, subject=subject)
+            return losses, dict(model.state_dict())
         except KeyboardInterrupt:
             continue
     raise AssertionError("the last turn was interrupted")
@@ -88,7 +90,7 @@ def test_an_interrupted_run_of_any_memory_ends_with_the_same_bits(
     whole, parts = (run(tmp_path / str(n), book, MEMORIES[name], n) for n in (1, 2))
     assert len(whole[0]) == 4 and whole[0] == parts[0]
     assert all(torch.equal(whole[1][n], x) for n, x in parts[1].items())
-    kept = load_rival(tmp_path / "2")
+    kept = load_baseline(tmp_path / "2")
     assert kept.transformer.memory_config == MEMORIES[name].of(MODEL)
     torch.testing.assert_close(dict(kept.transformer.state_dict()), whole[1])
     with kept.session() as reading:
@@ -99,7 +101,7 @@ def test_every_memory_is_shown_the_same_texts(
     tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, list[torch.Tensor]] = {}
-    real = rival_steps.Steps._drawn_memory
+    real = baseline_steps.Steps._drawn_memory
 
     for name in ("landmark", "none", "infini"):
         seen = drawn[name] = []
@@ -109,7 +111,7 @@ def test_every_memory_is_shown_the_same_texts(
             seen.extend([memory.ids, questions.ids, questions.visible])
             return memory, questions
 
-        monkeypatch.setattr(rival_steps.Steps, "_drawn_memory", noted)
+        monkeypatch.setattr(baseline_steps.Steps, "_drawn_memory", noted)
         run(tmp_path / name, book, MEMORIES.get(name))
     assert len(drawn["none"]) == 6
     tokens = {
@@ -135,26 +137,27 @@ def test_chunks_stand_behind_the_windows_that_they_may_read() -> None:
         torch.tensor([[0, 1], [3, 1], [2, 3], [0, 2], [1, 2]]),
         torch.tensor([False, True, False, False, False]),
     )
-    ids, weights = rival_steps.in_a_row(memory, questions)
+    ids, weights = baseline_steps.in_a_row(memory, questions)
     # 4 * 6 + 5 * 3 tokens in texts of 2 * 6 + 3
     assert ids[:, ::6].tolist() == [[0, 10, 100], [10, 30, 101]]
     assert weights[0].tolist() == [0, 1, 1, 1, 1, 1] * 2 + [0, 1, 1]
 
 
-def test_gates_learn_at_their_own_rate_and_without_decay() -> None:
-    for name, rate in (("infini", 0.01), ("infini-slow-gate", 0.002), ("memorizing", 0.002)):
-        model = RivalTransformer(MODEL, MEMORIES[name])
-        adam, muon = make_optimizers(model, 0.002, 0.02, model.own_rates())
-        gate = model.get_parameter("memory.gate")
-        (group,) = [g for g in adam.param_groups if any(p is gate for p in g["params"])]
-        assert (group["lr"], group["weight_decay"]) == (rate, 0.0)
-        grouped = [
-            p for optimizer in (adam, muon) for g in optimizer.param_groups for p in g["params"]
-        ]
-        assert len(grouped) == len(set(grouped)) == len(list(model.parameters()))
+@pytest.mark.parametrize(("name", "rate"), [("infini", 0.01), ("memorizing", 0.002)])
+def test_gates_learn_at_their_own_rate_and_without_decay(
+    tmp_path: Path, book: Path, name: str, rate: float
+) -> None:
+    config = TrainConfig(tmp_path, MODEL, stages())
+    subject = BaselineSubject(MEMORIES[name], config, [book], torch.device("cpu"), False)
+    adam, muon = subject.optimizers(replace(stages()[0], lr=0.002))
+    gate = subject.model.get_parameter("memory.gate")
+    (group,) = [g for g in adam.param_groups if any(p is gate for p in g["params"])]
+    assert (group["lr"], group["weight_decay"]) == (rate, 0.0)
+    grouped = [p for optimizer in (adam, muon) for g in optimizer.param_groups for p in g["params"]]
+    assert len(grouped) == len(set(grouped)) == len(list(subject.model.parameters()))
 
 
-@pytest.mark.parametrize("name", ["none", "transformer-xl-relative", "memorizing", "infini"])
+@pytest.mark.parametrize("name", ["none", "transformer-xl", "memorizing", "infini"])
 def test_half_precision_trains_every_memory(tmp_path: Path, book: Path, name: str) -> None:
     losses, weights = run(tmp_path, book, MEMORIES[name], precision="bfloat16")
     expected, _ = run(tmp_path / "exact", book, MEMORIES[name])
@@ -162,48 +165,41 @@ def test_half_precision_trains_every_memory(tmp_path: Path, book: Path, name: st
     assert {x.dtype for x in weights.values()} == {torch.float32}
 
 
-def test_a_memory_takes_the_layers_of_another_and_what_it_has_learned_of_its_own(
+def test_a_memory_takes_the_layers_of_landmarks_and_of_memories_that_learn_nothing(
     tmp_path: Path, book: Path
 ) -> None:
-    _, first = run(tmp_path / "infini", book, MEMORIES["infini"])
-    same = new_model(MODEL, MEMORIES["infini"], tmp_path / "infini", 9).state_dict()
-    assert all(torch.equal(x, first[name]) for name, x in same.items())
-    other = new_model(MODEL, MEMORIES["memorizing"], tmp_path / "infini", 9).state_dict()
-    fresh = RivalTransformer(MODEL, MEMORIES["memorizing"]).state_dict()
-    for name, x in other.items():
-        assert torch.equal(x, (fresh if name.startswith("memory.") else first)[name])
-    taller = replace(MODEL, num_layers=3, memory_layers=(2,))
-    grown = new_model(taller, MEMORIES["none"], tmp_path / "infini", 9)
-    assert len(grown.blocks) == 3
-    with_landmarks = new_model(MODEL, None, tmp_path / "infini", 9)
-    assert not isinstance(with_landmarks, RivalTransformer)
-    assert all(torch.equal(x, first[n]) for n, x in with_landmarks.state_dict().items())
-    _, landmarks = run(tmp_path / "landmarks", book, None)
-    from_landmarks = new_model(MODEL, MEMORIES["none"], tmp_path / "landmarks", 9)
-    assert not isinstance(new_model(MODEL, None, tmp_path / "landmarks", 9), RivalTransformer)
-    assert isinstance(from_landmarks, Transformer)
-    assert all(torch.equal(x, landmarks[n]) for n, x in from_landmarks.state_dict().items())
+    _, none = run(tmp_path / "none", book, MEMORIES["none"])
+    assert all(
+        torch.equal(x, none[name])
+        for name, x in new_model(MODEL, tmp_path / "none", 9).state_dict().items()
+    )
+    config = TrainConfig(tmp_path, MODEL, stages(), init=tmp_path / "none")
+    subject = BaselineSubject(MEMORIES["infini"], config, [book], torch.device("cpu"), False)
+    begun = subject.state()
+    assert not begun.pop("memory.gate").any()
+    assert begun.keys() == none.keys() and all(torch.equal(begun[n], x) for n, x in none.items())
+    run(tmp_path / "learned", book, MEMORIES["infini"])
+    with pytest.raises(InvalidWeights, match=r"memory\.gate is not part of it"):
+        new_model(MODEL, tmp_path / "learned", 9)
 
 
 def test_a_run_is_resumed_with_the_memory_that_it_began_with(tmp_path: Path, book: Path) -> None:
     run(tmp_path, book, MEMORIES["infini"])
-    for other in (None, MEMORIES["infini-linear"]):
-        config = TrainConfig(tmp_path, MODEL, stages(), memory=other)
+    config = TrainConfig(tmp_path, MODEL, stages())
+    for subject in (None, partial(BaselineSubject, MEMORIES["none"])):
         with pytest.raises(InvalidConfig, match=r"begun with another .*'infini', 'segment': 32"):
-            train(config, [book], resume=True)
+            train(config, [book], resume=True, subject=subject)
 
 
-def test_the_command_trains_a_memory_and_remembers_which(tmp_path: Path, book: Path) -> None:
-    def command(*arguments: str) -> Any:
-        return CliRunner().invoke(
-            app, ["train", str(book), "--out", str(tmp_path / "run"), *arguments]
-        )
-
-    assert command("--memory", "hopfield").exit_code == 2
-    done = command("--memory", "none", "--minutes", "0.0001")
-    assert done.exit_code == 0, done.output
-    assert load_rival(tmp_path / "run").transformer.memory_config.kind == "none"
-    assert command("--resume", "--minutes", "0.0001").exit_code == 0
-    refused = command("--resume", "--memory", "landmark")
-    assert refused.exit_code == 1
-    assert "begun with another model or memory" in " ".join(refused.output.split())
+def test_the_command_trains_a_memory_and_goes_on(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    given = ["train", str(book), "--out", str(out), "--memory", "infini", "--minutes", "0.0001"]
+    for more in ([], ["--resume"]):
+        monkeypatch.setattr(sys, "argv", [*given, *more])
+        command.main()
+        assert named_model(str(out)).transformer.memory_config.kind == "infini"
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(InvalidInput, match="already holds a training run"):
+        command.main()

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from memstore.errors import InvalidConfig
-from memstore.model import facts as language
-from memstore.model.sentence_forms import Split
+from memstore.training.recipes import facts as language
+from memstore.training.recipes.sentence_forms import Split
 
 
 @dataclass(frozen=True)

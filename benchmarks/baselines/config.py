@@ -1,16 +1,15 @@
 """Which memory a decoder has instead of landmarks, and its settings; those that are compared."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from memstore.decode import Amount, Layer, typed
+from memstore.decode import Layer
 from memstore.errors import InvalidConfig
 from memstore.model.config import ModelConfig
 
 Kind = Literal["none", "full", "transformer-xl", "memorizing", "infini"]
-KINDS = get_args(Kind)
 Tokens = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
@@ -23,15 +22,10 @@ class MemoryConfig:
     segment: Annotated[int, Meta(ge=1, lt=1 << 24)] | None = None
     # transformer-xl, memorizing: tokens before the segment that every layer sees; None = a segment
     cache: Tokens | None = None
-    # transformer-xl: rotary, by true distance, or the relative positions of its paper
-    positions: Literal["rope", "relative"] = "rope"
     # memorizing: the layer with a memory of tokens; None = three quarters up
     layer: Layer | None = None
     top_k: Annotated[int, Meta(ge=1, le=1024)] = 32  # memorizing: tokens that a row retrieves
     tokens: Tokens | None = None  # memorizing: the latest that are remembered; None = all
-    update: Literal["delta", "linear"] = "delta"  # infini: the rule that writes
-    # memorizing, infini: learning rate of the gates; None = that of gains and embeddings
-    gate_lr: Amount | None = None
 
     def of(self, config: ModelConfig) -> "MemoryConfig":
         """The same with the numbers that a decoder of this configuration gives to those left open.
@@ -51,29 +45,10 @@ class MemoryConfig:
         """Plain JSON values."""
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, values: Any) -> "MemoryConfig":
-        """What `to_dict` gave. Raises InvalidConfig."""
-        try:
-            for name in typed(values, dict[str, Any]):
-                if name not in cls.__dataclass_fields__:
-                    raise ValueError(f"unknown field {name!r}")
-            return typed(values, cls)
-        except ValueError as error:
-            raise InvalidConfig(f"memory of the model's configuration: {error}") from None
-
 
 MEMORIES: dict[str, MemoryConfig] = {
-    "none": MemoryConfig("none"),
-    "full": MemoryConfig("full"),
-    "transformer-xl": MemoryConfig("transformer-xl"),
-    "transformer-xl-relative": MemoryConfig("transformer-xl", positions="relative"),
-    "memorizing": MemoryConfig("memorizing"),
-    "infini": MemoryConfig("infini", gate_lr=0.01),
-    "infini-linear": MemoryConfig("infini", update="linear", gate_lr=0.01),
-    "infini-slow-gate": MemoryConfig("infini"),
+    kind: MemoryConfig(kind) for kind in ("none", "full", "transformer-xl", "memorizing", "infini")
 }
-"""What `memstore train --memory` takes beside landmark. none: the segment alone; full: all that was
-read (the ceiling). The gates of Infini-attention stay near one half unless they learn fast; the
-slow ones are the published recipe.
+"""What landmarks are compared with. none: the segment alone; full: all that was read (the
+ceiling).
 """

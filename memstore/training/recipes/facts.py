@@ -1,8 +1,8 @@
 """The language of recall: facts about made-up things, the sentences that state and update them, the
 questions that ask.
 
-Each list of sentence forms, and each pool of words (memstore.model.fact_pools), has a part that
-training never sees, for the "held_out" split.
+Each list of sentence forms, and each pool of words (fact_pools), has a part that training never
+sees, for the "held_out" split.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from memstore.model.fact_pools import (
+from memstore.training.recipes.fact_pools import (
     EntityKind,
     Pools,
     ValueKind,
@@ -18,7 +18,7 @@ from memstore.model.fact_pools import (
     draw_value,
     repeated_digits,
 )
-from memstore.model.sentence_forms import (
+from memstore.training.recipes.sentence_forms import (
     PASS_KEY_QUESTIONS,
     PASS_KEY_STATEMENTS,
     QUESTIONS,
@@ -122,17 +122,17 @@ def question(fact: Fact, form: int | str = 0, split: Split = "train") -> Sentenc
     return _fill((QUESTIONS[split][form] if isinstance(form, int) else form) + " {v}.", fact)
 
 
-def pass_key_statement(key: Fact | str, form: int | str = 0, split: Split = "train") -> Sentence:
+def pass_key_statement(key: Fact | str, form: int | str = 0) -> Sentence:
     """The sentences that state the pass key; form 0 is the paper's."""
     fact = key if isinstance(key, Fact) else Fact("", "pass key", key)
-    return _fill(PASS_KEY_STATEMENTS[split][form] if isinstance(form, int) else form, fact)
+    return _fill(PASS_KEY_STATEMENTS["train"][form] if isinstance(form, int) else form, fact)
 
 
-def pass_key_question(key: Fact | str, form: int | str = 0, split: Split = "train") -> Sentence:
+def pass_key_question(key: Fact | str, form: int | str = 0) -> Sentence:
     """A question for the pass key with its answer; form 0 is the paper's."""
     fact = key if isinstance(key, Fact) else Fact("", "pass key", key)
     return _fill(
-        (PASS_KEY_QUESTIONS[split][form] if isinstance(form, int) else form) + " {v}.", fact
+        (PASS_KEY_QUESTIONS["train"][form] if isinstance(form, int) else form) + " {v}.", fact
     )
 
 

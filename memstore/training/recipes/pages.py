@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memstore.model import facts as language
-from memstore.model.fact_pools import Pools, draw_value
-from memstore.model.facts import Fact, Sentence
-from memstore.training.recall_config import RecallConfig
-from memstore.training.source import Source
+from memstore.training.recipes import facts as language
+from memstore.training.recipes.fact_pools import Pools, draw_value
+from memstore.training.recipes.facts import Fact, Sentence
+from memstore.training.recipes.recall_config import RecallConfig
+from memstore.training.recipes.source import Source
 
 # tokens of the corpus kept free after a plain window, for chunks that continue it
 _TEXT_AFTER = 1024

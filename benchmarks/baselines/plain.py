@@ -4,7 +4,7 @@ where it sees all that was read.
 
 from torch import Tensor
 
-from memstore.rivals.past import Past, causal_attention
+from benchmarks.baselines.past import Past, causal_attention
 
 
 class NoPast(Past):

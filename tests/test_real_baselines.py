@@ -1,4 +1,4 @@
-"""The rivals of real models' memories: retrieval finds words, and a model that reads several
+"""The baselines of real models' memories: retrieval finds words, and a model that reads several
 prompts side by side answers as if it read each alone.
 """
 
@@ -10,7 +10,7 @@ import pytest
 from tiny_decoder import decoder, tokenizer
 
 from benchmarks.real.blocks import Blocks, passages
-from benchmarks.real.methods import Nothing, Retrieval, Rivals, Whole, ask_all
+from benchmarks.real.methods import Baselines, Nothing, Retrieval, Whole, ask_all
 from benchmarks.real.plan import Question, Stated
 from benchmarks.real.recall_tables import (
     answers,
@@ -27,10 +27,10 @@ from benchmarks.real.tuning import Tuned, load, outcome, save, tune, worth
 pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
 
+from benchmarks.real.baselines import Fused, Right, Words
 from benchmarks.real.choice_at_1m import Chosen
 from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import Prompted, tokenizer_of
-from benchmarks.real.rivals import Fused, Right, Words
 from memstore.hf.load import load_reader
 from memstore.model.adaptation import Adaptation
 from memstore.model.selector_learned import Learned, Projection
@@ -109,27 +109,27 @@ def test_ranks_are_fused_and_what_a_chooser_does_not_find_counts_nothing() -> No
     np.testing.assert_allclose(fused, expected, rtol=1e-6)
 
 
-def test_a_rival_says_nothing_below_its_threshold_and_reads_as_many_as_is_said(
+def test_a_baseline_says_nothing_below_its_threshold_and_reads_as_many_as_is_said(
     directory: Path, tmp_path: Path
 ) -> None:
     blocks = Blocks(passages(tokenizer_of(directory), 32), DOCUMENTS)
     best = float(Words(blocks).scores(QUESTIONS[0]).max())
     how = {"bm25": Tuned(2, best, 0.0)}
     lookup = LookupSettings(top_k=3, score_range=1.0)
-    rivals = Rivals(directory, "float32", blocks, tmp_path, tuned=how, lookup=lookup)
-    row = rivals.method("bm25").ask(QUESTIONS[:1])[0]
+    baselines = Baselines(directory, "float32", blocks, tmp_path, tuned=how, lookup=lookup)
+    row = baselines.method("bm25").ask(QUESTIONS[:1])[0]
     assert row["answered"] and len(row["read"]) == 2
-    rivals.tuned = {"bm25": Tuned(2, best + 0.01, 0.0)}
-    asked = rivals.method("bm25").ask([QUESTIONS[0]])[0]
+    baselines.tuned = {"bm25": Tuned(2, best + 0.01, 0.0)}
+    asked = baselines.method("bm25").ask([QUESTIONS[0]])[0]
     assert (asked["answered"], asked["read"], asked["right"]) == (False, [], 0.0)
     assert asked["near"] == 0  # where it would have found it is told all the same
-    (ruled,) = rivals.method("bm25~").ask(QUESTIONS[:1])
+    (ruled,) = baselines.method("bm25~").ask(QUESTIONS[:1])
     scores = Words(blocks).scores(QUESTIONS[0])
     near = int((scores >= scores.max() - scores.std()).sum())
     assert len(ruled["read"]) == min(3, near)
     for wrong, said in (("minilm", "--tune"), ("bm25@", "bm25@4"), ("owl@1", "no method")):
         with pytest.raises(SystemExit, match=said):
-            rivals.method(wrong)
+            baselines.method(wrong)
 
 
 def told(task: str, best: float, right: float = 0.0, method: str = "bm25@1") -> Row:

@@ -35,8 +35,8 @@ class Attended:
 class Past(ABC):
     """The past of a batch of texts, read side by side, and their open segment."""
 
-    def __init__(self, model: Transformer, batch: int) -> None:
-        self.model, self.batch = model, batch
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
         self.length = 0  # tokens of the open segment
         self.attended = Attended()
         self._window = Window(model)
@@ -63,33 +63,10 @@ class Past(ABC):
     def _close(self) -> None:  # noqa: B027
         """Take what the open segment holds into the past."""
 
-    def state(self) -> dict[str, Tensor]:
-        """All that the texts' continuation depends on, the open segment included; a copy."""
-        return {
-            "length": torch.tensor(self.length),
-            **{f"window.{name}": x for name, x in self._window.state().items()},
-            **{f"past.{name}": x.detach().clone() for name, x in self._held().items()},
-        }
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Go on as the past whose `state()` this is."""
-        self.length = int(state["length"])
-        self._window.restore(_part(state, "window."))
-        self._hold({name: x.clone() for name, x in _part(state, "past.").items()})
-
-    def _held(self) -> dict[str, Tensor]:
-        return {}
-
-    def _hold(self, held: dict[str, Tensor]) -> None:  # noqa: B027
-        """Take what `_held` gave."""
-
     @property
     def bytes(self) -> int:
         """Of what is kept of the past, the open segment left out."""
-        return sum(x.nbytes for x in self._held().values())
-
-    def close(self) -> None:  # noqa: B027
-        """Let go of what lies elsewhere; more than once is the same as once."""
+        return 0
 
     def _count(self, rows: int, seen: int) -> None:
         """rows that see `seen` keys each, and each one more than the one before it."""
@@ -111,11 +88,10 @@ class Window:
         self._keys: list[Tensor | None] = [None] * self._layers
         self._values: list[Tensor | None] = [None] * self._layers
 
-    def append(self, layer_idx: int, k: Tensor, v: Tensor, *, rotate: bool = True) -> None:
+    def append(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
         """Put k, v [B, Hkv, T, D] of the next T positions behind a layer's."""
         start = self.size(layer_idx)
-        if rotate:
-            k = self._rope.rotate(k, *self._rope.angles(start, start + k.shape[2], k))
+        k = self._rope.rotate(k, *self._rope.angles(start, start + k.shape[2], k))
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         self._keys[layer_idx] = k if keys is None else torch.cat([keys, k], 2)
         self._values[layer_idx] = v if values is None else torch.cat([values, v], 2)
@@ -135,23 +111,6 @@ class Window:
         """q [B, H, T, D] rotated to the window's last T positions."""
         end = self.size(layer_idx)
         return self._rope.rotate(q, *self._rope.angles(end - q.shape[2], end, q))
-
-    def state(self) -> dict[str, Tensor]:
-        """A copy of what is in it."""
-        return {
-            f"{name}.{layer}": x.detach().clone()
-            for name, of_layers in (("keys", self._keys), ("values", self._values))
-            for layer, x in enumerate(of_layers)
-            if x is not None
-        }
-
-    def restore(self, state: dict[str, Tensor]) -> None:
-        """Hold what `state` gave."""
-        self.clear()
-        for layer in range(self._layers):
-            if f"keys.{layer}" in state:
-                self._keys[layer] = state[f"keys.{layer}"].clone()
-                self._values[layer] = state[f"values.{layer}"].clone()
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -173,7 +132,3 @@ def visible(rows: int, positions: int, device: torch.device) -> Tensor:
     """[rows, positions] bool: what the last `rows` of the positions see."""
     at = torch.arange(positions - rows, positions, device=device)
     return torch.arange(positions, device=device) <= at[:, None]
-
-
-def _part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}

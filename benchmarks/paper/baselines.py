@@ -16,23 +16,24 @@ All but train take the runs that are there: of the seeds for which every memory 
 was measured is kept beside each model. Intervals are 95%: of paired differences over texts (seeds
 being means), and over seeds.
 
-    python -m benchmarks.paper.rivals --runs runs/ --books books-train-*.jsonl.zst \\
-        --test books-test.jsonl.zst --out rivals.json
+    python -m benchmarks.paper.baselines --runs runs/ --books books-train-*.jsonl.zst \\
+        --test books-test.jsonl.zst --out baselines.json
 """
 
 import argparse
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.baselines.config import MEMORIES
 from benchmarks.common.options import add
 from benchmarks.common.results import plot, write
+from benchmarks.common.starting import start
 from benchmarks.common.tables import tokens_number, tokens_text
-from benchmarks.paper import rivals_measures as measures
-from benchmarks.paper import rivals_tables as tables
+from benchmarks.paper import baselines_measures as measures
+from benchmarks.paper import baselines_tables as tables
 from benchmarks.paper.measures import Bench
-from benchmarks.paper.runs import MAIN, Run, parser, start, trained_table
+from benchmarks.paper.runs import MAIN, Run, parser, trained_table
 from memstore.errors import InvalidInput
-from memstore.rivals.config import MEMORIES
 
 PARTS = ("train", "perplexity", "recall", "cost")
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.common.intervals import mean_interval
 from benchmarks.common.tables import rate, table, tokens_text
+from benchmarks.paper.baselines_measures import TASKS, Losses_, matrix
 from benchmarks.paper.measures import mean
-from benchmarks.paper.rivals_measures import TASKS, Losses_, matrix
 from benchmarks.paper.scoring import Way
 
 Point = tuple[str, Way, Losses_]

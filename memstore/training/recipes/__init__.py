@@ -1,0 +1,1 @@
+"""What training and benchmarks plant in text and ask for: facts, words, sentences, pages."""
