@@ -329,6 +329,12 @@ def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
     url = f"file://{tmp_path}/published"
     expected = states(reader, store, "kept", [0, 3, 5], chained=False)
     store.publish(url, keep="text")
+    with MemoryStore.open(url) as away:
+        asked = [reader.ask(QUESTION, memory, max_new_tokens=4) for memory in (store, away)]
+        assert asked[0].tokens == asked[1].tokens
+        assert [s.text for s in asked[0].sources] == [s.text for s in asked[1].sources]
+        hits = [[s.text for s in reader.search("the copper anchor", m)] for m in (store, away)]
+        assert hits[0] == hits[1] and away.stats()["passages"]["computed"] > 0
     place, server = open_place(url), WildServer(Wild(0, 0.0))
     caches = LocalCache(tmp_path / "cache", 1 << 24), None
     for local, shared in ((None, server), caches):

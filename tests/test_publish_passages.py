@@ -256,6 +256,27 @@ def test_merging_writes_what_is_used_once(store, tmp_path) -> None:
         assert read(reader, "b", book(1, 5, 40)) == 0
 
 
+def test_merging_writes_anew_what_is_used_of_a_large_segment_to_less_than_half(
+    store, tmp_path
+) -> None:
+    place = WatchedPlace(in_memory())
+    write(store, "a", book(1))
+    write(store, "b", book(4))
+    send(store, place, segment_bytes=20_000)
+    before, left = records_of(place), 40
+    write(store, "a", book(1, 0, left))
+    send(store, place, replace=True)
+    assert merge(place, segment_bytes=4_000).before == 0  # large ones, most of which is used
+    write(store, "a", [*book(1, 20, 30), *book(2, 0, 3)])
+    send(store, place, replace=True)
+    assert merge(place, segment_bytes=4_000).before >= 1
+    prune(place, grace=-10)
+    used = bytes_of(store, [*book(1, 20, 30), *book(2, 0, 3), *book(4)])
+    assert used <= records_of(place) < used + before / 4
+    same_as(store, place, tmp_path, "a", "b")
+    assert merge(place, segment_bytes=4_000).documents == 0  # nothing is left to do
+
+
 def test_a_reader_follows_edits_whose_segments_were_removed(store) -> None:
     place = WatchedPlace(in_memory())
     write(store, "a", book(1))

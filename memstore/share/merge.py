@@ -1,7 +1,8 @@
 """Merging: what lies in many small segments, as publications of one small document each leave them,
-is written into few large ones, and the next manifest names these.
+is written into few large ones, and so is what is left of large ones of which edited documents use
+less than half; the next manifest names these.
 
-Nothing of what is held changes, so readers of either manifest answer alike; the small segments stay
+Nothing of what is held changes, so readers of either manifest answer alike; the old segments stay
 until `prune` removes them. What another publishes meanwhile is left as that publisher has it.
 """
 
@@ -20,7 +21,7 @@ from memstore.share.pieces import Piece, RecordIndex, Value, row_of
 from memstore.share.place import Place
 from memstore.share.prune import GRACE
 from memstore.share.reading import check_piece, damaged, index_of, values_of
-from memstore.share.segments import FOLDER, SEGMENT_BYTES
+from memstore.share.segments import FOLDER, SEGMENT_BYTES, read_footer
 from memstore.share.sending import Sending
 from memstore.share.threads import at_once
 
@@ -33,13 +34,14 @@ class Merged(NamedTuple):
 
     number: int  # of the manifest that is the newest now
     documents: int  # that lie elsewhere now
-    before: int  # small segments that were named
+    before: int  # small segments that were named, and those that were used to less than half
     after: int  # segments that were written in their place
     bytes: int  # of these
 
 
 def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BYTES) -> Merged:
-    """Write what lies in small segments into few, if there are several.
+    """Write what lies in small segments into few, if there are several, and what is used of those
+    that are used to less than half.
 
     grace: seconds, that of `prune`. Raises MemoryNotFound, CorruptMemory (a record or value is
     damaged; nothing is changed), StoreUnavailable.
@@ -47,15 +49,16 @@ def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BY
     newest = Published.open(place)
     sizes = {found.name: found.size for found in place.names(FOLDER)}
     small = {name for name, size in sizes.items() if size < segment_bytes // _SMALL}
-    manifest = newest.manifest
-    old = {entry.row.name: entry for entry in newest.documents() if _lies_in(entry, small)}
-    named = {piece.segment for entry in old.values() for piece in entry.pieces} & small
-    if len(named) < 2:
+    manifest, entries = newest.manifest, newest.documents()
+    wasted = _half_used(place, entries, {n: sizes[n] for n in sizes.keys() - small})
+    old = {entry.row.name: entry for entry in entries if _lies_in(entry, small | wasted)}
+    named = {piece.segment for entry in old.values() for piece in entry.pieces} & (small | wasted)
+    if len(named) < 2 and not wasted:
         return Merged(manifest.number, 0, len(named), 0, 0)
     with Sending(place, manifest.signature.digest, limit=segment_bytes, grace=grace) as sending:
         copying = _Copying(place, manifest, sending)
-        for entries, data in _batches(place, list(old.values()), named, sizes):
-            for entry in entries:
+        for some, data in _batches(place, list(old.values()), named, sizes):
+            for entry in some:
                 copying.copy(entry, data)
         sending.flush()
         sent = sending.sent
@@ -82,6 +85,40 @@ def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BY
 
 def _lies_in(entry: Entry, segments: set[str]) -> bool:
     return any(piece.segment in segments for piece in entry.pieces)
+
+
+def _half_used(place: Place, entries: Sequence[Entry], sizes: Mapping[str, int]) -> set[str]:
+    """Those of these segments of which documents of passages use less than half of the bytes.
+    Raises CorruptMemory, StoreUnavailable.
+    """
+    used: dict[str, dict[int, list[tuple[int, int]]]] = {}  # rows by segment and piece
+    for entry in entries if any(entry.row.of_passages for entry in entries) else ():
+        for piece in entry.pieces:
+            if piece.segment in sizes:
+                of = used.setdefault(piece.segment, {}).setdefault(piece.offset, [])
+                of.append((piece.row, piece.row + piece.take))
+    footers = at_once(lambda name: read_footer(place, name, sizes[name])[1], list(used))
+    return {
+        name
+        for (name, rows), pieces in zip(used.items(), footers)
+        if 2 * _used_bytes(rows, pieces) < sizes[name]
+    }
+
+
+def _used_bytes(rows: Mapping[int, list[tuple[int, int]]], pieces: Sequence[Piece]) -> int:
+    """Bytes of a segment that documents use, about: a part of a run counts by its rows. rows: by
+    offset of the pieces, as documents take them.
+    """
+    used = end = 0
+    for piece in sorted(pieces, key=lambda piece: piece.offset):
+        begin, end = end, piece.offset + piece.length  # records lie before their index
+        last = taken = 0
+        for low, high in sorted(rows.get(piece.offset, ())):
+            taken += max(0, high - max(low, last))
+            last = max(last, high)
+        part = taken > 0 if piece.kind != "records" else taken / max(1, piece.take)
+        used += int((end - begin) * part)
+    return used
 
 
 def _moved(entry: Entry, segments: set[str], pieces: Sequence[Piece]) -> Entry:

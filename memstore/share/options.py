@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 from memstore.errors import InvalidConfig
 
@@ -10,8 +10,6 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 LOCAL_BUDGET = 8 << 30
 DEADLINE = 20.0
 REFRESH = 5.0
-Keep = Literal["kv", "text"]
-"""What is published of documents of passages: all, or no keys and values, which are computed."""
 _LONGEST = 1e9  # seconds that every clock can wait for
 
 

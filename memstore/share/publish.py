@@ -18,7 +18,7 @@ import numpy as np
 
 from memstore.disk.catalog import Catalog
 from memstore.disk.document import Document
-from memstore.disk.passages import Passage, PassagePart, decode_part
+from memstore.disk.passages import Keep, Passage, PassagePart, decode_part
 from memstore.errors import (
     CorruptMemory,
     DocumentExists,
@@ -29,7 +29,6 @@ from memstore.errors import (
     WrongModel,
 )
 from memstore.share.manifest import Change, Manifest, Published, commit
-from memstore.share.options import Keep
 from memstore.share.pages import Entry
 from memstore.share.pieces import Piece
 from memstore.share.place import Place

@@ -12,9 +12,9 @@ from memstore.disk.database import Transaction
 from memstore.disk.document import Document
 from memstore.disk.keys import document_range, landmarks_key, tokens_key
 from memstore.disk.passage_table import StoredPassage
+from memstore.disk.passages import Keep
 from memstore.disk.record import WriteId
 from memstore.errors import CorruptMemory, InvalidInput
-from memstore.share.options import Keep
 from memstore.share.pages import Entry
 from memstore.share.passage_runs import Run
 from memstore.share.pieces import Kind, Piece, Value, ValueHead, record_pieces

@@ -15,10 +15,10 @@ from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings, is_of_prompt
 from memstore.disk.files import remove_index
 from memstore.disk.passage_table import PassageCounts
-from memstore.disk.passages import Passage
+from memstore.disk.passages import Keep, Passage
 from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, MemoryLocked
-from memstore.share.options import Keep, is_url
+from memstore.share.options import is_url
 from memstore.store import admission
 from memstore.store.admission import Mode, written_here
 from memstore.store.lookups import Lookups
