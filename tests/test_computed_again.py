@@ -10,11 +10,16 @@ from random import Random
 
 import pytest
 import torch
+from published import Wild, WildServer, open_at
 from tiny_decoder import decoder, tokenizer
 from typer.testing import CliRunner
 
 from memstore.disk.keys import record_range
-from memstore.errors import BlocksUnavailable, InvalidInput
+from memstore.errors import BlocksUnavailable, InvalidInput, StoreUnavailable
+from memstore.share.local_cache import LocalCache
+from memstore.share.manifest import Published
+from memstore.share.open_place import open_place
+from memstore.share.pieces import record_pieces
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
 
@@ -281,10 +286,11 @@ def test_an_append_to_an_import_keeps_its_codec(reader, tmp_path) -> None:
                     assert catalog.blocks.header(data, key, row.digest).codec == "raw"
 
 
-def test_passages_that_cannot_be_had_are_left_out_and_their_document_named(
+def test_passages_that_cannot_be_had_are_computed_or_left_out_and_their_document_named(
     reader, store, tmp_path, monkeypatch
 ) -> None:
     url = f"file://{tmp_path}/published"
+    expected = states(reader, store, "kept", [0, 1, 2], chained=False)
     store.publish(url)
     with MemoryStore.open(url) as away:
         number, lease = away.document("kept").id, away.lease
@@ -296,6 +302,17 @@ def test_passages_that_cannot_be_had_are_left_out_and_their_document_named(
             return lease(units)
 
         monkeypatch.setattr(away, "lease", leased)
+        found = states(reader, away, "kept", [0, 1, 2], chained=False)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+        assert (
+            away.stats()["passages"] | {"computed": 1, "damaged": 0, "away": 1}
+            == (away.stats()["passages"])
+        )
+
+        def no_tokens(*wanted):
+            raise StoreUnavailable("the store is away")
+
+        monkeypatch.setattr(away, "passages", no_tokens)
         with reader.session(away, top_k=8, chained=False) as session:
             passages = [Chosen(number, block) for block in (0, 1, 2)]
             with pytest.raises(BlocksUnavailable, match="is away"):
@@ -304,6 +321,58 @@ def test_passages_that_cannot_be_had_are_left_out_and_their_document_named(
             session.read(passages)
             assert [one.block for one in session.chosen] == [0, 2]
             assert session.absent == {number}
+
+
+def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
+    reader, store, tmp_path
+) -> None:
+    url = f"file://{tmp_path}/published"
+    expected = states(reader, store, "kept", [0, 3, 5], chained=False)
+    store.publish(url, keep="text")
+    with MemoryStore.open(url) as away:
+        asked = [reader.ask(QUESTION, memory, max_new_tokens=4) for memory in (store, away)]
+        assert asked[0].tokens == asked[1].tokens
+        assert [s.text for s in asked[0].sources] == [s.text for s in asked[1].sources]
+        hits = [[s.text for s in reader.search("the copper anchor", m)] for m in (store, away)]
+        assert hits[0] == hits[1] and away.stats()["passages"]["computed"] > 0
+    place, server = open_place(url), WildServer(Wild(0, 0.0))
+    caches = LocalCache(tmp_path / "cache", 1 << 24), None
+    for local, shared in ((None, server), caches):
+        for computed in (3, 0):
+            with open_at(place, local=local, shared=shared, host_budget=1 << 24) as away:
+                found = states(reader, away, "kept", [0, 3, 5], chained=False)
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+                told = away.stats()["passages"]
+                assert (told["computed"], told["damaged"]) == (computed, 0)
+                away._on_disk().catalog.source.settle()
+    for name, value in server.held.items():  # it is no more believed than what was published
+        server.held[name] = value[:-1] + bytes([value[-1] ^ 1])
+    with open_at(place, shared=server, host_budget=1 << 24) as away:
+        assert torch.equal(states(reader, away, "kept", [0, 3, 5], chained=False), found)
+        assert away.stats()["tiers"]["valkey"]["failed_damaged"] > 0
+
+
+@pytest.mark.parametrize("part", ["record", "index"])
+def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
+    reader, store, tmp_path, caplog, part
+) -> None:
+    url = f"file://{tmp_path}/published"
+    expected = states(reader, store, "kept", [0, 3], chained=False)
+    store.publish(url)
+    place = open_place(url)
+    (entry,) = Published.open(place).documents()
+    (piece,) = record_pieces(entry.pieces)
+    data = bytearray(place.get(piece.segment))
+    data[piece.offset + 30 if part == "index" else 200] ^= 1  # in the first record
+    place.put(piece.segment, bytes(data))
+    with (
+        MemoryStore.open(url, host_budget=1 << 24) as away,
+        caplog.at_level(logging.WARNING, logger="memstore"),
+    ):
+        found = states(reader, away, "kept", [0, 3], chained=False)
+        assert away.stats()["passages"]["damaged"] == (1 if part == "record" else 2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    assert "damaged passages were computed anew" in caplog.text
 
 
 def test_text_alone_needs_no_selector_that_looks_at_states(tmp_path) -> None:

@@ -112,7 +112,7 @@ def test_another_documents_pieces_are_refused(kind: str, tmp_path: Path) -> None
             piece = pieces.get(piece, piece)
             if kind != "records" and piece in pieces.values():  # as an attacker who has no other
                 piece = piece._replace(digest=mine[0].digest)
-            changed.append((*piece[:4], segments.index(piece.segment), *piece[5:]))
+            changed.append((*piece[:5], segments.index(piece.segment), *piece[6:]))
         assert changed != [tuple(piece) for piece in own]
         new = packed.pack(b"mRpage\0\0", pages.FORMAT, (segments, ((row, changed), other)))
         place.put(page[2], new)

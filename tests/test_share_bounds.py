@@ -78,7 +78,7 @@ def test_a_pipe_in_the_place_of_an_object_is_refused_and_never_opened(url: str, 
 def test_sizes_that_a_manifest_or_a_page_invents_are_refused(url: str) -> None:
     file, place = one_of(url, "pages"), open_place(url)
     segments, [(row, pieces)] = msgpack.unpackb(packed.decompressed(file.read_bytes()[16:-8]))
-    pieces[0][6] = PACKED_BYTES + 1
+    pieces[0][7] = PACKED_BYTES + 1
     file.write_bytes(packed.pack(b"mRpage\0\0", FORMAT, (segments, [(row, pieces)])))
     page = Published.open(place).manifest.pages[0]
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from commands import refused, run
+from passage_documents import ingest as ingest_passages
+from selected_documents import create
 from synthetic_documents import SIGNATURE, ingest
 
 from memstore.cli.options import Away
@@ -53,6 +55,22 @@ def test_a_memory_is_published_listed_checked_and_pulled(
     pruned = run("publish", "--prune", "--grace", 0, "--to", url, "--json").json["pruned"]
     assert pruned["manifests"] == 2 and pruned["objects"] == 3
     assert run("verify", "--store", url, "--json").json["documents"] == 1
+
+
+def test_passages_are_published_as_text_alone(memory: Path, url: str, tmp_path: Path) -> None:
+    with create(tmp_path / "passages") as store:
+        ingest_passages(store, "a", 40)
+    told = run("publish", "--keep", "text", "--store", tmp_path / "passages", "--to", url, "--json")
+    assert told.json["documents"] == ["a"] and told.json["bytes"] > 0
+    passages = run("stats", "--store", url, "--json").json["passages"]
+    assert (passages["different"], passages["stored"]) == (40, 0)
+    assert run("verify", "--store", url).out.endswith("clean\n")
+    run("publish", "--store", tmp_path / "passages", "--to", url)
+    assert run("stats", "--store", url, "--json").json["passages"]["stored"] == 40
+    other = f"file://{tmp_path}/other"
+    refused(run("publish", "--keep", "text", "--store", memory, "--to", other), "not made of pass")
+    refused(run("publish", "--keep", "x", "--store", memory, "--to", other), "kv or text")
+    refused(run("publish", "--keep", "text", "--prune", "--to", url), "--store", status=2)
 
 
 def test_who_prunes_with_another_grace_tells_publishers_of_it(

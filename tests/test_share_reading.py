@@ -134,7 +134,7 @@ def test_an_appended_document_is_noticed(model: LandmarkModel, tmp_path: Path) -
     with MemoryStore.create(tmp_path / "m", model.signature) as directory:
         model.ingest(Text(text(100, 1), "river"), directory)
         published(directory, url)
-        with MemoryStore.open(url, model.signature) as store:
+        with MemoryStore.open(url, model.signature, refresh=3600.0) as store:
             before = told(model, store)
             model.ingest(Text(text(100, 1) + text(90, 2), "river"), directory, mode="append")
             model.ingest(Text(text(50, 3), "other"), directory)

@@ -21,6 +21,7 @@ _WHERE = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:
     "publish",
     "memstore publish --store mem --to s3://team/library",
     "memstore publish diary --store mem --to file:///srv/library",
+    "memstore publish --keep text --store mem --to s3://team/library",
     "memstore publish --check --store mem --to s3://team/library",
     "memstore publish --merge --prune --to s3://team/library",
     interrupted="interrupted: nothing was published; publish again to go on",
@@ -37,6 +38,14 @@ def publish(
             "--store", metavar="DIR", help="Directory of the memory.", parser=parse_directory
         ),
     ] = None,
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            metavar="kv|text",
+            help="text: no keys and values of passages, which readers compute as they need them.",
+        ),
+    ] = "kv",
     replace: Annotated[
         bool,
         typer.Option("--replace", help="Also in place of other content published by these names."),
@@ -69,12 +78,13 @@ def publish(
     What is there already is not sent again. The credentials are those that the environment has for
     the object store's own tools.
     """
-    if store is None and (names or replace or check or not (prune or merge)):
+    if store is None and (names or keep != "kv" or replace or check or not (prune or merge)):
         raise typer.BadParameter("name the memory to publish from by --store")
     seconds = None if grace is None else 3600 * grace
     said: dict[str, Any] = {}
     if store is not None:
-        said |= _published(store, names or None, to, replace, check, seconds, quiet=as_json)
+        how = {"keep": keep, "replace": replace, "check": check, "grace": seconds}
+        said |= _published(store, names or None, to, how, quiet=as_json)
     if merge:
         said["merged"] = _merged(to, seconds, quiet=as_json)
     if prune:
@@ -84,14 +94,7 @@ def publish(
 
 
 def _published(
-    store: Path,
-    names: list[str] | None,
-    to: str,
-    replace: bool,
-    check: bool,
-    grace: float | None,
-    *,
-    quiet: bool,
+    store: Path, names: list[str] | None, to: str, how: dict[str, Any], *, quiet: bool
 ) -> dict[str, Any]:
     from memstore.store.memory_store import MemoryStore
 
@@ -99,9 +102,7 @@ def _published(
         MemoryStore.open(store, read_only=True) as memory,
         console.working("publishing", "documents") as show,
     ):
-        report = memory.publish(
-            to, names, replace=replace, check=check, grace=grace, progress=_now_and_then(show)
-        )
+        report = memory.publish(to, names, progress=_now_and_then(show), **how)
     if not quiet:
         sent = f"{report.segments:,} segments sent, {console.size(report.bytes)}"
         console.say(

@@ -109,11 +109,6 @@ class BlockTable:
         check_heads(record, key, header)
         return header.length
 
-    def check_as_told(self, record: bytes | memoryview, layer: int) -> int:
-        """The same for the record of a passage of a layer, by the digest that it tells itself."""
-        record = memoryview(record)
-        return self.check(record, RecordKey(0, 0, layer), self.form.told_write(record))
-
     def check_numbers(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> None:
         """Does a record decode to finite numbers? Raises CorruptBlock."""
         with np.errstate(all="ignore"):

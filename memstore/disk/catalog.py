@@ -526,6 +526,9 @@ class Catalog:
             return None
         return row.number if row is not None and row.bytes else None
 
+    def share(self, passages: Sequence[Any], halves: Sequence[Any]) -> None:
+        """Passages were computed: nobody else has use of what is in a directory."""
+
     def _release(self, txn: Transaction, document: Document, first: int) -> int:
         """Give up a document's references from block `first` on; the bytes of their records."""
         freed = 0

@@ -9,13 +9,16 @@ own, without passages, under the number of the block that would follow.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgpack
 import msgspec
 import numpy as np
 
 from memstore.decode import Count, Packed, unpack
+
+Keep = Literal["kv", "text"]
+"""What is kept of passages: all, or no keys and values, which are computed when they are needed."""
 
 
 class Passage(NamedTuple):

@@ -151,10 +151,6 @@ class RecordForm:
             raise damaged(key, f"{len(record)} bytes instead of {start + size}")
         return Header(start, _CODEC_NAMES[codec], length, offsets, sizes, digests)
 
-    def told_write(self, record: memoryview) -> WriteId:
-        """By what a record says that it is known; nothing of it is checked."""
-        return bytes(record[_FIXED.size : _FIXED.size + 16])
-
     def raw_digests(
         self, record: memoryview, key: RecordKey, write: WriteId
     ) -> Sequence[bytes] | None:

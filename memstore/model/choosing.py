@@ -6,12 +6,13 @@ from typing import Any, get_args
 
 import torch
 
+from memstore.disk.passages import Keep
 from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found
 from memstore.model.choosing_session import ChoosingSession
 from memstore.model.ingest import Ingesting, OnForecast
-from memstore.model.passages.ingest import Keep, find_again, ingest_passages
+from memstore.model.passages.ingest import find_again, ingest_passages
 from memstore.model.reader import ChoosingReader
 from memstore.model.settings import AnswerSettings
 from memstore.model.tap import tap

@@ -16,6 +16,7 @@ from memstore.errors import (
     InvalidConfig,
     InvalidInput,
     MissingBlock,
+    StoreUnavailable,
 )
 from memstore.model.chosen import Candidates, Chosen
 from memstore.model.compact import CompactAttention, KeysValues, computed, read_prefix
@@ -297,15 +298,20 @@ class ChoosingSession(Closing):
         without `compute`, the passages before that are returned.
         """
         places = self.store.stored_at([(one.document, one.block) for one in passages])
-        found, damaged = self._leased(places)
+        found, damaged, away = self._there(passages, places)
         missing = [at for at, one in enumerate(found) if one is None]
         if missing:
-            self.store.note_computed(len(missing), damaged=damaged)
+            self.store.note_computed(len(missing), damaged=damaged, away=away)
             if not compute:
                 passages = passages[: missing[0]]
             ids = [self._ids(passages[at]) for at in missing if compute]
             layers, tiers = self.reader.shape.memory_layers, ["computed"] * self._kv_heads
-            for at, made in zip(missing, encode(self.reader, ids)):
+            encoded = list(encode(self.reader, ids))
+            documents = [passages[at].document for at in missing if compute]
+            self.store.share_computed(
+                list(zip(documents, ids)), [(made.k, made.v) for made in encoded]
+            )
+            for at, made in zip(missing, encoded):
                 halves = dict(zip(layers, zip(made.k, made.v)))
                 found[at] = _Taken(halves, dict.fromkeys(layers, tiers))
         taken = [one for one in found[: len(passages)] if one is not None]
@@ -321,6 +327,28 @@ class ChoosingSession(Closing):
             )
             for layer in (taken[0].layers if taken else ())
         }
+
+    def _there(
+        self, passages: Sequence[Chosen], places: Sequence[tuple[int, int] | None]
+    ) -> tuple[list["_Taken | None"], int, int]:
+        """As _leased; and how many passages could not be had, of which the tokens are here. Raises
+        BlocksUnavailable where those are not, either.
+        """
+        try:
+            return *self._leased(places), 0
+        except BlocksUnavailable as error:
+            gone = {(number, block) for number, _, block, _ in error.units}
+            left = [None if place in gone else place for place in places]
+            away = [one for one, place in zip(passages, places) if place in gone]
+            try:
+                for one in away:
+                    self._ids(one)
+            except StoreUnavailable:
+                raise error from None
+            if not away:
+                raise
+        found, damaged, more = self._there(passages, left)
+        return found, damaged, len(away) + more
 
     def _leased(
         self, places: Sequence[tuple[int, int] | None]

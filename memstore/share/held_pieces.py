@@ -12,7 +12,7 @@ from memstore.errors import CorruptMemory, DocumentNotFound, StoreUnavailable
 from memstore.share.failures import Failure
 from memstore.share.local_cache import LocalCache
 from memstore.share.pages import Entry
-from memstore.share.pieces import BlockRange, Piece, RecordIndex, Value, record_ranges
+from memstore.share.pieces import Piece, RecordIndex, Value, piece_of, row_of
 from memstore.share.reading import Extent, check_piece, index_of, values_of
 from memstore.share.remote import Remote, as_failure
 
@@ -92,63 +92,61 @@ class HeldPieces:
         """Where the records of documents lie; None for one that its document has not, a Failure for
         one whose place could not be read. Raises DocumentNotFound, CorruptMemory.
         """
-        pieces = self._record_pieces(entries, wanted)
-        needed = {piece: key[0] for key, piece in zip(wanted, pieces) if piece is not None}
-        indexes = self._indexes_of(entries, needed, until)
+        pieces = [self._piece(entries, document, key.block) for document, key in wanted]
+        needed = {
+            (piece.segment, piece.offset): (entries[document], piece)
+            for (document, _), piece in zip(wanted, pieces)
+            if piece is not None
+        }
+        indexes = self._indexes_of(needed, until)
         places: list[Extent | Failure | None] = []
         for (_, key), piece in zip(wanted, pieces):
             if piece is None:
                 places.append(None)
                 continue
-            index = indexes[piece]
+            index = indexes[piece.segment, piece.offset]
             if isinstance(index, Failure):
                 places.append(index)
                 continue
-            extent = index.find(key.layer, key.block)
+            extent = index.find(key.layer, row_of(piece, key.block))
             places.append(None if extent is None else Extent(piece.segment, *extent))
         return places
 
-    def _record_pieces(
-        self, entries: Mapping[int, Entry], wanted: Sequence[tuple[int, RecordKey]]
-    ) -> list[Piece | None]:
-        """The pieces that hold these records."""
-        ranges: dict[int, list[BlockRange]] = {}
-        pieces = []
-        for document, key in wanted:
-            if document not in ranges:
-                if document not in entries:
-                    raise DocumentNotFound(
-                        f"document {document} is not in {self._remote.place.url}: it was "
-                        "unpublished"
-                    )
-                ranges[document] = record_ranges(entries[document].pieces)
-            of_block = (p for first, end, p in ranges[document] if first <= key.block < end)
-            pieces.append(next(of_block, None))
-        return pieces
+    def _piece(self, entries: Mapping[int, Entry], document: int, block: int) -> Piece | None:
+        """The piece that holds a document's records of a block."""
+        if document not in entries:
+            raise DocumentNotFound(
+                f"document {document} is not in {self._remote.place.url}: it was unpublished"
+            )
+        return piece_of(entries[document].pieces, block)
 
     def _indexes_of(
-        self, entries: Mapping[int, Entry], pieces: Mapping[Piece, int], until: float
-    ) -> dict[Piece, RecordIndex | Failure]:
-        """The indexes of pieces of records, each of a document."""
-        indexes: dict[Piece, RecordIndex | Failure] = {}
+        self, wanted: Mapping[tuple[str, int], tuple[Entry, Piece]], until: float
+    ) -> dict[tuple[str, int], RecordIndex | Failure]:
+        """Indexes of records by segment and offset, each a piece of a document."""
+        indexes: dict[tuple[str, int], RecordIndex | Failure] = {}
         with self._lock:
-            for piece in pieces:
-                which = piece.segment, piece.offset
+            for which in wanted:
                 if which in self._indexes:
                     self._indexes.move_to_end(which)
-                    indexes[piece] = self._indexes[which]
-        missing = [piece for piece in pieces if piece not in indexes]
+                    indexes[which] = self._indexes[which]
+        missing = [which for which in wanted if which not in indexes]
         try:
-            for piece, data in zip(missing, self._data(missing, until)):
-                index = index_of(self._remote.place, entries[pieces[piece]], piece, data)
-                indexes[piece] = index
+            parts = self._data([wanted[which][1] for which in missing], until)
+            for which, data in zip(missing, parts):
+                index = index_of(self._remote.place, *wanted[which], data)
+                indexes[which] = index
                 with self._lock:
-                    self._indexes[piece.segment, piece.offset] = index
+                    self._indexes[which] = index
                     while len(self._indexes) > _INDEXES:
                         self._indexes.popitem(last=False)
-        except StoreUnavailable as error:
-            failure = as_failure(error)
-            indexes |= {piece: failure for piece in missing if piece not in indexes}
+        except (StoreUnavailable, CorruptMemory) as error:
+            # of several it is told of all: who can do without one asks for one after the other
+            if isinstance(error, StoreUnavailable):
+                failure = as_failure(error)
+            else:
+                failure = Failure("damaged", str(error))
+            indexes |= {which: failure for which in missing if which not in indexes}
         return indexes
 
 

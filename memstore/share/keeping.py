@@ -64,6 +64,12 @@ class Keeping:
         size = sum(len(data) for _, data in items)
         self._behind.add(lambda: self._put(items, to_shared), size)
 
+    def keep_made(self, make: Callable[[], Sequence[tuple[Wanted, bytes]]], size: int) -> None:
+        """Keep records in all caches that are to be made first, some time; size: bytes that they
+        are made of.
+        """
+        self._behind.add(lambda: self._put(make(), self._shared is not None), size)
+
     def drop(self, name: str, record: Wanted) -> None:
         """Have a cache, by its name, keep a record no longer, some time."""
         cache: Any = self._local if name == "local" else self._shared

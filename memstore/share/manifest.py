@@ -32,7 +32,7 @@ from memstore.share.rollback import Remembering, Seen, check_newest, newest_seen
 from memstore.share.sizes import PACKED_BYTES
 from memstore.share.threads import at_once
 
-FORMAT = 3
+FORMAT = 4
 MANIFESTS = "manifests"
 _MANIFEST = b"mRmanife"
 _LAST = (1 << 64) - 1

@@ -1,7 +1,8 @@
 """Merging: what lies in many small segments, as publications of one small document each leave them,
-is written into few large ones, and the next manifest names these.
+is written into few large ones, and so is what is left of large ones of which edited documents use
+less than half; the next manifest names these.
 
-Nothing of what is held changes, so readers of either manifest answer alike; the small segments stay
+Nothing of what is held changes, so readers of either manifest answer alike; the old segments stay
 until `prune` removes them. What another publishes meanwhile is left as that publisher has it.
 """
 
@@ -9,18 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-import numpy as np
-
 from memstore.block import RecordKey
 from memstore.disk.blocks import BlockTable
+from memstore.disk.record import WriteId
 from memstore.errors import CorruptBlock, ObjectNotFound, StoreUnavailable
 from memstore.share.manifest import Change, Manifest, Published, commit
 from memstore.share.pages import Entry
-from memstore.share.pieces import Piece, RecordIndex, Value
+from memstore.share.passage_runs import Run
+from memstore.share.pieces import Piece, RecordIndex, Value, row_of
 from memstore.share.place import Place
 from memstore.share.prune import GRACE
 from memstore.share.reading import check_piece, damaged, index_of, values_of
-from memstore.share.segments import FOLDER, SEGMENT_BYTES
+from memstore.share.segments import FOLDER, SEGMENT_BYTES, read_footer
 from memstore.share.sending import Sending
 from memstore.share.threads import at_once
 
@@ -33,13 +34,14 @@ class Merged(NamedTuple):
 
     number: int  # of the manifest that is the newest now
     documents: int  # that lie elsewhere now
-    before: int  # small segments that were named
+    before: int  # small segments that were named, and those that were used to less than half
     after: int  # segments that were written in their place
     bytes: int  # of these
 
 
 def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BYTES) -> Merged:
-    """Write what lies in small segments into few, if there are several.
+    """Write what lies in small segments into few, if there are several, and what is used of those
+    that are used to less than half.
 
     grace: seconds, that of `prune`. Raises MemoryNotFound, CorruptMemory (a record or value is
     damaged; nothing is changed), StoreUnavailable.
@@ -47,26 +49,20 @@ def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BY
     newest = Published.open(place)
     sizes = {found.name: found.size for found in place.names(FOLDER)}
     small = {name for name, size in sizes.items() if size < segment_bytes // _SMALL}
-    manifest = newest.manifest
-    old = {entry.row.name: entry for entry in newest.documents() if _lies_in(entry, small)}
-    named = {piece.segment for entry in old.values() for piece in entry.pieces} & small
-    if len(named) < 2:
+    manifest, entries = newest.manifest, newest.documents()
+    wasted = _half_used(place, entries, {n: sizes[n] for n in sizes.keys() - small})
+    old = {entry.row.name: entry for entry in entries if _lies_in(entry, small | wasted)}
+    named = {piece.segment for entry in old.values() for piece in entry.pieces} & (small | wasted)
+    if len(named) < 2 and not wasted:
         return Merged(manifest.number, 0, len(named), 0, 0)
-    table = BlockTable(manifest.signature, manifest.codec)
     with Sending(place, manifest.signature.digest, limit=segment_bytes, grace=grace) as sending:
-        for entries, data in _batches(place, list(old.values()), named, sizes):
-            for entry in entries:
-                _copy(place, table, entry, data, sending)
+        copying = _Copying(place, manifest, sending)
+        for some, data in _batches(place, list(old.values()), named, sizes):
+            for entry in some:
+                copying.copy(entry, data)
         sending.flush()
-        pieces, sent = sending.pieces, sending.sent
-    new = {
-        name: entry._replace(
-            pieces=tuple(
-                sorted([*(p for p in entry.pieces if p.segment not in named), *pieces[name]])
-            )
-        )
-        for name, entry in old.items()
-    }
+        sent = sending.sent
+    new = {name: _moved(entry, named, sending.pieces(name)) for name, entry in old.items()}
     moved = 0
 
     def change(now: Published | None) -> tuple[Manifest, Change] | None:
@@ -89,6 +85,46 @@ def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BY
 
 def _lies_in(entry: Entry, segments: set[str]) -> bool:
     return any(piece.segment in segments for piece in entry.pieces)
+
+
+def _half_used(place: Place, entries: Sequence[Entry], sizes: Mapping[str, int]) -> set[str]:
+    """Those of these segments of which documents of passages use less than half of the bytes.
+    Raises CorruptMemory, StoreUnavailable.
+    """
+    used: dict[str, dict[int, list[tuple[int, int]]]] = {}  # rows by segment and piece
+    for entry in entries if any(entry.row.of_passages for entry in entries) else ():
+        for piece in entry.pieces:
+            if piece.segment in sizes:
+                of = used.setdefault(piece.segment, {}).setdefault(piece.offset, [])
+                of.append((piece.row, piece.row + piece.take))
+    footers = at_once(lambda name: read_footer(place, name, sizes[name])[1], list(used))
+    return {
+        name
+        for (name, rows), pieces in zip(used.items(), footers)
+        if 2 * _used_bytes(rows, pieces) < sizes[name]
+    }
+
+
+def _used_bytes(rows: Mapping[int, list[tuple[int, int]]], pieces: Sequence[Piece]) -> int:
+    """Bytes of a segment that documents use, about: a part of a run counts by its rows. rows: by
+    offset of the pieces, as documents take them.
+    """
+    used = end = 0
+    for piece in sorted(pieces, key=lambda piece: piece.offset):
+        begin, end = end, piece.offset + piece.length  # records lie before their index
+        last = taken = 0
+        for low, high in sorted(rows.get(piece.offset, ())):
+            taken += max(0, high - max(low, last))
+            last = max(last, high)
+        part = taken > 0 if piece.kind != "records" else taken / max(1, piece.take)
+        used += int((end - begin) * part)
+    return used
+
+
+def _moved(entry: Entry, segments: set[str], pieces: Sequence[Piece]) -> Entry:
+    """A document with these pieces in place of those that lie in some segments."""
+    others = [piece for piece in entry.pieces if piece.segment not in segments]
+    return entry._replace(pieces=tuple(sorted([*others, *pieces])))
 
 
 def _batches(
@@ -121,59 +157,80 @@ def _batches(
             size += sum(sizes[name] for name in new)
 
 
-def _copy(
-    place: Place,
-    table: BlockTable,
-    entry: Entry,
-    segments: Mapping[str, memoryview],
-    sending: Sending,
-) -> None:
-    """Put the pieces of a document that lie in these segments into others."""
+class _Copying:
+    """Puts pieces of documents into other segments, one document after the other."""
 
-    def of(piece: Piece) -> memoryview:
-        return segments[piece.segment][piece.offset : piece.offset + piece.length]
+    def __init__(self, place: Place, manifest: Manifest, sending: Sending) -> None:
+        self._place, self._sending, self._signature = place, sending, manifest.signature
+        self._table = BlockTable(manifest.signature, manifest.codec)
 
-    for (kind, part), some in groupby(sorted(entry.pieces), key=lambda piece: piece[:2]):
-        # neighbours among them become one piece
-        for here, run in groupby(some, key=lambda piece: piece.segment in segments):
-            if not here:
-                continue
-            if kind == "records":
-                for piece in run:
-                    index = index_of(place, entry, piece, of(piece))
-                    _copy_records(place, table, entry, piece, index, segments, sending)
-                continue
-            values: list[Value] = []
-            for piece in run:
-                check_piece(place, piece, of(piece))
-                values += values_of(place, piece, of(piece))
-            sending.add_values(entry.row.name, kind, part, values)
+    def copy(self, entry: Entry, segments: Mapping[str, memoryview]) -> None:
+        """The pieces of a document that lie in these segments."""
+        for (kind, part), some in groupby(sorted(entry.pieces), key=lambda piece: piece[:2]):
+            # neighbours among them become one piece
+            for here, run in groupby(some, key=lambda piece: piece.segment in segments):
+                if here and kind == "records" and entry.row.of_passages:
+                    self._copy_passages(entry, list(run), segments)
+                elif here and kind == "records":
+                    for piece in run:
+                        self._copy_records(entry, piece, segments)
+                elif here:
+                    values: list[Value] = []
+                    for piece in run:
+                        data = _data(piece, segments)
+                        check_piece(self._place, piece, data)
+                        values += values_of(self._place, piece, data)
+                    self._sending.add_values(entry.row.name, kind, part, values)
+
+    def _copy_records(self, entry: Entry, piece: Piece, segments: Mapping[str, memoryview]) -> None:
+        index = index_of(self._place, entry, piece, _data(piece, segments))
+        data, records = segments[piece.segment], list[memoryview]()
+        for block in range(piece.first, piece.first + piece.take):
+            for layer in index.layers:
+                found = index.find(layer, row_of(piece, block))
+                if found is not None:
+                    records.append(data[found[0] : found[0] + found[1]])
+                    key = RecordKey(entry.row.id, block, layer)
+                    self._check(piece, records[-1], key, index.writes[0])
+        sizes = index.sizes[piece.row : piece.row + piece.take]
+        self._sending.add_records(
+            entry.row.name, index.writes, piece.first, index.layers, sizes, records
+        )
+
+    def _copy_passages(
+        self, entry: Entry, pieces: Sequence[Piece], segments: Mapping[str, memoryview]
+    ) -> None:
+        """Records of passages, but for those that another document has brought already."""
+        layers = entry.row.layers_of(self._signature)
+        runs, run = self._sending.runs, Run()
+        indexes: dict[tuple[str, int], RecordIndex] = {}
+        for piece in pieces:
+            data, where = segments[piece.segment], (piece.segment, piece.offset)
+            if where not in indexes:
+                indexes[where] = index_of(self._place, entry, piece, _data(piece, segments))
+            index = indexes[where]
+            for block in range(piece.first, piece.first + piece.take):
+                row = row_of(piece, block)
+                digest = index.writes[row]
+                if not runs.knows(digest):
+                    records = []
+                    for layer in layers:
+                        start, length = index.find(layer, row) or (0, 0)
+                        records.append(data[start : start + length])
+                        self._check(piece, records[-1], RecordKey(0, 0, layer), digest)
+                    runs.add(digest, run, records)
+                runs.refer(entry.row.name, block, digest)
+                if run.size >= self._sending.room:
+                    self._sending.add_run(run, layers)
+                    run = Run()
+        self._sending.add_run(run, layers)
+
+    def _check(self, piece: Piece, record: memoryview, key: RecordKey, write: WriteId) -> None:
+        try:
+            self._table.check(record, key, write)
+        except CorruptBlock as error:
+            raise damaged(self._place, piece, error) from error
 
 
-def _copy_records(
-    place: Place,
-    table: BlockTable,
-    entry: Entry,
-    piece: Piece,
-    index: RecordIndex,
-    segments: Mapping[str, memoryview],
-    sending: Sending,
-) -> None:
-    data = segments[piece.segment]
-    records: list[memoryview] = []
-    sizes: np.ndarray = index.sizes[: piece.take]
-    for block in range(piece.first, piece.first + piece.take):
-        for layer in index.layers:
-            found = index.find(layer, block)
-            if found is None:
-                continue
-            start, length = found
-            records.append(data[start : start + length])
-            try:
-                if entry.row.of_passages:
-                    table.check_as_told(records[-1], layer)
-                else:
-                    table.check(records[-1], RecordKey(entry.row.id, block, layer), index.write)
-            except CorruptBlock as error:
-                raise damaged(place, piece, error) from error
-    sending.add_records(entry.row.name, index.write, piece.first, index.layers, sizes, records)
+def _data(piece: Piece, segments: Mapping[str, memoryview]) -> memoryview:
+    return segments[piece.segment][piece.offset : piece.offset + piece.length]

@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from memstore.disk.catalog import Catalog
-from memstore.disk.passage_table import Digest, PassageCounts
+from memstore.disk.passage_table import Digest, PassageCounts, digest_of
+from memstore.share.computed import Computed
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_place import open_place
 from memstore.share.options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
@@ -31,7 +35,7 @@ class PublishedCatalog(Catalog):
         Catalog.open.
         """
         self.allow_partial = allow_partial
-        self._places = database.places
+        self._published = database
         super().__init__(database)  # type: ignore[arg-type]
         self.source = SharedSource(
             self,
@@ -43,14 +47,33 @@ class PublishedCatalog(Catalog):
         )
 
     def counts(self) -> PassageCounts:
-        """Its passages, counted in each document that has them: all are stored."""
-        with self.database.read() as txn:
-            rows = [row for row in self.documents(txn) if row.of_passages]
-        blocks = sum(row.blocks for row in rows)
-        return PassageCounts(blocks, blocks, sum(row.bytes for row in rows))
+        """Its passages, counted in each document that has them."""
+        entries = [e for e in self._published.state.entries.values() if e.row.of_passages]
+        stored = sum(p.take for e in entries for p in e.pieces if p.kind == "records")
+        blocks, size = sum(e.row.blocks for e in entries), sum(e.row.bytes for e in entries)
+        return PassageCounts(blocks, stored, size)
 
     def _stored_number(self, txn: Any, digest: Digest, document: int, block: int) -> int | None:
-        return self._places.number(digest, document, block)
+        """A number, too, where nothing is published of it but a cache may have what another reader
+        computed.
+        """
+        number = self._published.places.number(digest, document, block)
+        return number if self.source.caches or txn.has_records(document, block) else None
+
+    def share(
+        self, passages: Sequence[tuple[int, Sequence[int]]], halves: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """As MemoryStore.share_computed."""
+        if not self.source.caches:
+            return
+        with self.database.read() as txn:
+            rows = [self.row(txn, document) for document, _ in passages]
+        known = [
+            Computed(digest_of(self.signature.digest, row.codec, np.asarray(ids)), row.codec, k, v)
+            for row, (_, ids), (k, v) in zip(rows, passages, halves)
+            if row is not None  # else it was unpublished
+        ]
+        self.source.keep_computed(known)
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
         """Read these documents' values of a table at the same time: they are needed next. Raises

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from memstore.decode import Count, Positive
+from memstore.decode import Block, Count, Positive
 from memstore.disk.document import Document
 from memstore.errors import CorruptMemory
 from memstore.share.packed import digest_of, open_packed, pack
@@ -20,7 +20,7 @@ from memstore.share.place import Place
 from memstore.share.sizes import PACKED_BYTES, PIECE_BYTES
 from memstore.share.threads import at_once
 
-FORMAT = 3
+FORMAT = 4
 PAGES = "pages"
 PAGE_ENTRIES = 256
 _PAGE = b"mRpage\0\0"
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     """A published document: its row, without a number, and where it lies."""
 
     row: Document  # its id is 1
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...]  # in order
 
     @classmethod
     def of(cls, row: Document, pieces: Iterable[Piece]) -> "Entry":
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 _PieceSize = Annotated[int, Meta(ge=1, le=PIECE_BYTES)]
-_Piece = tuple[Kind, Layer, Count, Positive, Count, Count, _PieceSize, Digest]
+_Piece = tuple[Kind, Layer, Count, Positive, Block, Count, Count, _PieceSize, Digest]
 
 
 class Entries(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -107,7 +107,7 @@ def plain_entries(entries: Sequence[Entry]) -> tuple[list[str], list[Any]]:
     for entry in entries:
         row = plain_row(entry.row)
         pieces = [
-            (*p[:4], segments.setdefault(p.segment, len(segments)), *p[5:]) for p in entry.pieces
+            (*p[:5], segments.setdefault(p.segment, len(segments)), *p[6:]) for p in entry.pieces
         ]
         told.append((row, pieces))
     return list(segments), told
@@ -120,6 +120,6 @@ def entries_of(held: Entries) -> list[Entry]:
         document = Document.decode({**row, "id": 1})
         if document.state != "ready":
             raise ValueError("a document is not ready")
-        pieces = [Piece(*p[:4], held.segments[p[4]], *p[5:]) for p in told]
+        pieces = sorted(Piece(*p[:5], held.segments[p[5]], *p[6:]) for p in told)
         entries.append(Entry(document, tuple(pieces)))
     return entries

@@ -12,12 +12,15 @@ A piece of values is, in little-endian order,
 so that its beginning tells what is the same in another state of the document. The index of a run
 of records is, compressed by zstd,
 
-    magic "mI", layers (u16), id of the write (16 bytes), first block, blocks (u32 each), where the
-        records begin in the segment (u64)
-    the layers (u16 each), then of each block and layer the bytes of its record (u32; 0: none)
+    magic "mI", layers (u16), writes, first block, rows (u32 each), where the records begin in the
+        segment (u64)
+    by what records are known (16 bytes each): the id of one write, of consecutive blocks; or of
+        passages, whose first block is 0, the digest of each
+    the layers (u16 each), then of each row and layer the bytes of its record (u32; 0: none)
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, NamedTuple
 
@@ -35,16 +38,22 @@ Kind = Literal["records", "landmarks", "tokens"]
 Digest = Annotated[int, Meta(ge=0)]
 
 _VALUES, _VALUE = struct.Struct("<2sHIQ"), struct.Struct("<QIHQ")
-_INDEX = struct.Struct("<2sH16sIIQ")
+_INDEX = struct.Struct("<2sHIIIQ")
+_WRITE_BYTES = 16
 
 
 class Piece(NamedTuple):
-    """Where a part of a document lies. The document has of it what no later piece begins with."""
+    """Where a part of a document lies. The document has of it what no later piece begins with.
+
+    Records of passages are known by what they say: pieces of several documents, or several of one,
+    may take rows of the same index.
+    """
 
     kind: Kind
     part: Layer  # landmarks: layer, or part of a selector; else 0
     first: Count  # block that it begins with; tokens: token
     take: Positive  # how many blocks (records), or values, of it are the document's
+    row: Block  # of records: the row of their index that it begins with; else 0
     segment: str  # the object
     offset: Count  # of the values, or of the index of the records
     length: Positive  # in bytes
@@ -126,15 +135,21 @@ def decode_values(data: bytes | memoryview, take: int | None = None) -> Iterator
 
 
 class RecordIndex:
-    """Where the records of consecutive blocks lie in their segment."""
+    """Where records lie in their segment: a row for each of consecutive blocks, or of passages."""
 
     def __init__(
-        self, write: WriteId, first: int, layers: Sequence[int], start: int, sizes: np.ndarray
+        self,
+        writes: Sequence[WriteId],
+        first: int,
+        layers: Sequence[int],
+        start: int,
+        sizes: np.ndarray,
     ) -> None:
-        """sizes: bytes of each record [blocks, layers], 0 for none; they lie one after the other
-        in that order, the first at byte `start`.
+        """writes: by what the records are known: one write's id, or of each passage its digest.
+        first: block; of passages 0. sizes: bytes of each record [rows, layers], 0 for none; they
+        lie one after the other in that order, the first at byte `start`.
         """
-        self.write, self.first, self.layers = write, first, tuple(layers)
+        self.writes, self.first, self.layers = tuple(writes), first, tuple(layers)
         self.start, self.sizes = start, sizes.astype(np.uint32)
         ends = np.cumsum(self.sizes, dtype=np.int64)
         self.starts = (start + ends - self.sizes.ravel()).reshape(self.sizes.shape)
@@ -142,13 +157,13 @@ class RecordIndex:
         self._column = {layer: at for at, layer in enumerate(self.layers)}
 
     @property
-    def blocks(self) -> int:
+    def rows(self) -> int:
         """How many."""
         return len(self.sizes)
 
-    def find(self, layer: int, block: int) -> tuple[int, int] | None:
+    def find(self, layer: int, row: int) -> tuple[int, int] | None:
         """First byte and length of a record; None where there is none."""
-        row, column = block - self.first, self._column.get(layer)
+        column = self._column.get(layer)
         if column is None or not 0 <= row < len(self.sizes) or not self.sizes[row, column]:
             return None
         return int(self.starts[row, column]), int(self.sizes[row, column])
@@ -156,38 +171,47 @@ class RecordIndex:
     def encode(self) -> bytes:
         """The index as it lies in its segment."""
         head = _INDEX.pack(
-            b"mI", len(self.layers), self.write, self.first, len(self.sizes), self.start
+            b"mI", len(self.layers), len(self.writes), self.first, len(self.sizes), self.start
         )
         layers = np.asarray(self.layers, "<u2").tobytes()
-        return zstandard.compress(head + layers + self.sizes.astype("<u4").tobytes())
+        sizes = self.sizes.astype("<u4").tobytes()
+        return zstandard.compress(b"".join((head, *self.writes, layers, sizes)))
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> "RecordIndex":
         """The index of these bytes. Raises ValueError."""
         raw = decompressed(bytes(data), INDEX_BYTES)
-        magic, count, write, first, blocks, start = _unpack(_INDEX, raw, 0)
-        at = _INDEX.size + 2 * count
-        if magic != b"mI" or len(raw) != at + 4 * count * blocks or first + blocks > 1 << 32:
+        magic, count, known, first, rows, start = _unpack(_INDEX, raw, 0)
+        names = _INDEX.size + _WRITE_BYTES * known
+        at = names + 2 * count
+        if magic != b"mI" or len(raw) != at + 4 * count * rows or first + rows > 1 << 32:
             raise ValueError("it is no index of records")
-        layers = np.frombuffer(raw, "<u2", count, _INDEX.size).tolist()
+        if known not in (1, rows):
+            raise ValueError("it does not tell by what its records are known")
+        layers = np.frombuffer(raw, "<u2", count, names).tolist()
         if layers != sorted(set(layers)) or start >= 1 << 62:
             raise ValueError("its layers are not in order")
-        sizes = np.frombuffer(raw, "<u4", count * blocks, at).reshape(blocks, count)
-        return cls(write, first, layers, start, sizes)
+        sizes = np.frombuffer(raw, "<u4", count * rows, at).reshape(rows, count)
+        writes = [raw[n : n + _WRITE_BYTES] for n in range(_INDEX.size, names, _WRITE_BYTES)]
+        return cls(writes, first, layers, start, sizes)
 
 
-class BlockRange(NamedTuple):
-    """Blocks of a document that one piece of records holds."""
-
-    first: Block
-    end: Block
-    piece: Piece
+def record_pieces(pieces: Sequence[Piece]) -> list[Piece]:
+    """Those that hold records, in order of blocks."""
+    return sorted(piece for piece in pieces if piece.kind == "records")
 
 
-def record_ranges(pieces: Sequence[Piece]) -> list[BlockRange]:
-    """Which piece holds the records of which blocks, in order; they do not overlap."""
-    own = sorted((piece for piece in pieces if piece.kind == "records"), key=lambda p: p.first)
-    return [BlockRange(piece.first, piece.first + piece.take, piece) for piece in own]
+def piece_of(pieces: Sequence[Piece], block: int) -> Piece | None:
+    """The piece that holds the records of a block, or None. pieces: of a document, in order."""
+    at = bisect_left(pieces, ("records", 0, block + 1)) - 1
+    if at < 0 or pieces[at].kind != "records" or block >= pieces[at].first + pieces[at].take:
+        return None
+    return pieces[at]
+
+
+def row_of(piece: Piece, block: int) -> int:
+    """The row of a piece's index that is a block's."""
+    return piece.row + block - piece.first
 
 
 def _unpack(form: struct.Struct, data: bytes | memoryview, at: int) -> tuple:

@@ -2,30 +2,35 @@
 manifest.
 
 What is there already is not sent again: of a document, the records of writes that are published,
-and values (landmarks, tokens) that are the same from the beginning on; of a publisher that was
-interrupted, the segments that it had sent. Until the manifest is written nobody sees any of it.
+and values (landmarks, tokens) that are the same from the beginning on; of passages, the records of
+those that a former version of one of the documents has, or that another one of them has sent; of a
+publisher that was interrupted, the segments that it had sent. Until the manifest is written nobody
+sees any of it.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from memstore.disk.catalog import Catalog
 from memstore.disk.document import Document
-from memstore.disk.passages import Passage, PassagePart, decode_part
+from memstore.disk.passages import Keep, Passage, PassagePart, decode_part
 from memstore.errors import (
     CorruptMemory,
     DocumentExists,
     DocumentNotFound,
+    InvalidInput,
     ObjectNotFound,
     StoreUnavailable,
     WrongModel,
 )
 from memstore.share.manifest import Change, Manifest, Published, commit
 from memstore.share.pages import Entry
+from memstore.share.pieces import Piece
 from memstore.share.place import Place
 from memstore.share.prune import GRACE
 from memstore.share.reading import read_values
@@ -60,6 +65,7 @@ def publish(
     documents: Sequence[Document],
     place: Place,
     *,
+    keep: Keep = "kv",
     replace: bool = False,
     check: bool = False,
     grace: float = GRACE,
@@ -68,23 +74,36 @@ def publish(
 ) -> Report:
     """Publish ready documents of a memory.
 
-    replace: also in place of published documents of these names that hold other content. check:
-    read what is published of the documents, and send again what is damaged. grace: seconds, that of
-    `prune`, by whoever prunes: nothing that no manifest names is relied on once it is older than
-    half of it.
+    keep: "text" for no keys and values of their passages, which readers compute. replace: also in
+    place of published documents of these names that hold other content. check: read what is
+    published of the documents, and send again what is damaged. grace: seconds, that of `prune`, by
+    whoever prunes: nothing that no manifest names is relied on once it is older than half of it.
 
     Raises WrongModel (another model's memory is published there), DocumentExists, InvalidInput (a
-    document that changed meanwhile), CorruptMemory, StoreUnavailable,
-    MemoryNotFound (no bucket). What was published before stays whatever happens.
+    document that changed meanwhile, or that is not made of passages and to be kept as text),
+    CorruptMemory, StoreUnavailable, MemoryNotFound (no bucket). What was published before stays
+    whatever happens.
     """
+    _check_keep(documents, keep)
     for _ in range(_TRIES):
         try:
-            return _Publishing(catalog, documents, place, replace, check, grace, segment_bytes).run(
-                progress
-            )
+            return _Publishing(
+                catalog, documents, place, keep, replace, check, grace, segment_bytes
+            ).run(progress)
         except _Changed:
             continue  # what was sent is found again
     raise StoreUnavailable(f"{place.url}: others keep changing what is published; try again")
+
+
+def _check_keep(documents: Sequence[Document], keep: Keep) -> None:
+    if keep not in get_args(Keep):
+        raise InvalidInput(f"keep is {' or '.join(get_args(Keep))}, not {keep!r}")
+    for document in documents:
+        if keep == "text" and not document.of_passages:
+            raise InvalidInput(
+                f"document {document.name!r} is not made of passages, whose keys and values alone "
+                "can be computed; publish it without --keep text"
+            )
 
 
 def unpublish(place: Place, names: Sequence[str]) -> int:
@@ -115,13 +134,14 @@ class _Publishing:
         catalog: Catalog,
         documents: Sequence[Document],
         place: Place,
+        keep: Keep,
         replace: bool,
         check: bool,
         grace: float,
         segment_bytes: int,
     ) -> None:
         self._catalog, self._place = catalog, place
-        self._replace, self._check = replace, check
+        self._keep, self._replace, self._check = keep, replace, check
         self._continued: dict[str, Entry] = {}  # what was found to be appended to
         self._documents = sorted(documents, key=lambda document: document.name)
         self._sending = Sending(place, catalog.signature.digest, limit=segment_bytes, grace=grace)
@@ -137,18 +157,20 @@ class _Publishing:
             for document in self._documents
             if new_form
             or (entry := old.get(document.name)) is None
-            or entry.row != Entry.of(document, ()).row
             or whole[document.name] != entry
+            or not self._is_there(document, entry)
         ]
         with self._sending as sending:
-            documents = DocumentSending(self._catalog, place, sending)
+            sending.runs.learn(whole[d.name] for d in wanted if d.name in whole)
+            documents = DocumentSending(
+                self._catalog, place, sending, keep=self._keep, others=list(whole.values())
+            )
             for done, document in enumerate(wanted):
                 progress(done, len(wanted))
                 documents.add(document, whole.get(document.name))
             sending.flush()
         progress(len(wanted), len(wanted))
-        pieces = sending.pieces
-        entries = {d.name: Entry.of(d, pieces[d.name]) for d in wanted}
+        entries = {d.name: self._entry(d, sending.pieces(d.name)) for d in wanted}
         change = Change(entries, form, new_form)
 
         def next_manifest(now: Published | None) -> tuple[Manifest, Change] | None:
@@ -176,7 +198,20 @@ class _Publishing:
             0, b"", 0.0, catalog.signature, catalog.codec, time.time(), catalog.selector_form, (),
         )  # fmt: skip
 
+    def _entry(self, document: Document, pieces: Sequence[Piece]) -> Entry:
+        """What is published of a document."""
+        if self._keep == "text":
+            document = replace(document, bytes=0)
+        return Entry.of(document, pieces)
+
     # What is there
+
+    def _is_there(self, document: Document, published: Entry) -> bool:
+        """Is a document published as it is to be?"""
+        kinds = {piece.kind for piece in published.pieces}
+        if self._keep == "text" and "records" in kinds:
+            return False
+        return published.row == self._entry(document, ()).row
 
     def _admitted(self, newest: Published | None) -> dict[str, Entry]:
         """The published documents of these names, which may be changed. Raises WrongModel,

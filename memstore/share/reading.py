@@ -18,7 +18,9 @@ from memstore.share.pieces import (
     ValueHead,
     decode_heads,
     decode_values,
-    record_ranges,
+    piece_of,
+    record_pieces,
+    row_of,
 )
 from memstore.share.place import Place
 from memstore.share.sizes import most_record_bytes
@@ -78,18 +80,35 @@ def read_heads(place: Place, piece: Piece) -> list[ValueHead]:
 
 
 def index_of(place: Place, entry: Entry, piece: Piece, data: bytes | memoryview) -> RecordIndex:
-    """The index that a piece of records is, of the write that its document's row names. Raises
-    CorruptMemory.
+    """The index that a piece of records is: of the write that its document's row names, or of
+    passages. Raises CorruptMemory.
     """
+    if entry.row.of_passages:
+        return passages_index(place, piece, data)
+    index = _index(place, piece, data)
+    if index.first + piece.row != piece.first:
+        raise damaged(place, piece, "it is the index of other blocks")
+    if index.writes != (entry.row.write_of(piece.first),):
+        raise damaged(place, piece, "it is the index of another write")
+    return index
+
+
+def passages_index(place: Place, piece: Piece, data: bytes | memoryview) -> RecordIndex:
+    """The index of a run of passages. Raises CorruptMemory."""
+    index = _index(place, piece, data)
+    if len(index.writes) != index.rows:
+        raise damaged(place, piece, "it does not tell which passages it is of")
+    return index
+
+
+def _index(place: Place, piece: Piece, data: bytes | memoryview) -> RecordIndex:
     check_piece(place, piece, data)
     try:
         index = RecordIndex.decode(data)
-        if index.first != piece.first or index.blocks < piece.take:
-            raise ValueError("it is the index of other blocks")
-        if index.write != entry.row.write_of(piece.first):
-            raise ValueError("it is the index of another write")
     except ValueError as error:
         raise damaged(place, piece, error) from error
+    if index.rows < piece.row + piece.take:
+        raise damaged(place, piece, "it is the index of other blocks")
     return index
 
 
@@ -116,11 +135,11 @@ class Indexes:
         """Where the records of a document's (layer, block) lie; None for those that it has not.
         Raises CorruptMemory, StoreUnavailable.
         """
-        ranges = record_ranges(entry.pieces)
         found: list[Extent | None] = []
         for layer, block in keys:
-            piece = next((p for first, end, p in ranges if first <= block < end), None)
-            place = None if piece is None else self.index(entry, piece).find(layer, block)
+            piece, place = piece_of(entry.pieces, block), None
+            if piece is not None:
+                place = self.index(entry, piece).find(layer, row_of(piece, block))
             found.append(None if place is None or piece is None else Extent(piece.segment, *place))
         return found
 
@@ -139,15 +158,15 @@ def records(place: Place, entry: Entry, signature: Signature) -> Iterator[Publis
     row, indexes = entry.row, Indexes(place)
     starts = row.first_blocks(signature)
     most = most_record_bytes(RecordForm(signature.geometry, signature.digest).raw_record_bytes)
-    for first, end, piece in record_ranges(entry.pieces):
+    for piece in record_pieces(entry.pieces):
         index = indexes.index(entry, piece)
-        block = first
+        block, end = piece.first, piece.first + piece.take
         while block < end:
             keys: list[RecordKey] = []
             extents: list[tuple[int, int]] = []
             while block < end:
                 for layer in index.layers:
-                    found = index.find(layer, block)
+                    found = index.find(layer, row_of(piece, block))
                     if found is not None and found[1] > most:
                         raise damaged(place, piece, f"a record of {found[1]:,} bytes")
                     if found is not None and block >= starts.get(layer, block + 1):

@@ -5,7 +5,7 @@ A segment is
     magic "mRsegmnt", format (u32), a zero (u32), digest of the memory's signature (16 bytes)
     records as they lie on disk, indexes of runs of them, values (memstore.share.pieces)
     footer: msgpack, compressed by zstd, of each piece its kind, part, first block or token, number
-        of blocks or values, offset, length and XXH3-64
+        of rows or values, first of these, offset, length and XXH3-64
     where the footer begins (u64), its bytes (u64), XXH3-64 of it, begun with that of the first 32
         bytes, magic "mRfooter"
 
@@ -28,11 +28,12 @@ from memstore.decode import unpack
 from memstore.disk.record import WriteId
 from memstore.errors import CorruptMemory, ObjectNotFound
 from memstore.share.packed import check_format, decompressed
+from memstore.share.passage_runs import Run
 from memstore.share.pieces import Digest, Kind, Piece, RecordIndex, Value, encode_values
 from memstore.share.place import Place
 from memstore.share.sizes import PACKED_BYTES
 
-FORMAT = 3
+FORMAT = 4
 SEGMENT_BYTES = 32 << 20
 FOLDER = "segments"
 
@@ -46,33 +47,36 @@ class Segment:
         """signature: its digest (Signature.digest)."""
         self._parts: list[bytes] = [_HEAD.pack(b"mRsegmnt", FORMAT, 0, signature)]
         self.size = _HEAD.size
-        self.pieces: list[tuple[str, Piece]] = []  # of which document; their segment has no name
+        # of which document, or run of passages; their segment has no name
+        self.pieces: list[tuple[str | Run, Piece]] = []
 
     def add_records(
         self,
-        document: str,
-        write: WriteId,
+        owner: str | Run,
+        writes: Sequence[WriteId],
         first: int,
         layers: Sequence[int],
         sizes: np.ndarray,
         records: Sequence[bytes | memoryview],
     ) -> None:
-        """Consecutive blocks of one write; sizes: of each record [blocks, layers], 0 for none."""
-        index = RecordIndex(write, first, layers, self.size, sizes)
+        """Consecutive blocks of one write of a document, or a run of passages. writes, first,
+        sizes: as RecordIndex takes them.
+        """
+        index = RecordIndex(writes, first, layers, self.size, sizes)
         self._append(b"".join(records))
         assert self.size == index.end
-        self._add(document, "records", 0, first, len(sizes), index.encode())
+        self._add(owner, "records", 0, first, len(sizes), index.encode())
 
     def add_values(self, document: str, kind: Kind, part: int, values: Sequence[Value]) -> None:
         """Values of one kind and part, in order."""
         self._add(document, kind, part, values[0].first, len(values), encode_values(values))
 
     def _add(
-        self, document: str, kind: Kind, part: int, first: int, take: int, data: bytes
+        self, owner: str | Run, kind: Kind, part: int, first: int, take: int, data: bytes
     ) -> None:
         digest = xxh3_64_intdigest(data)
-        piece = Piece(kind, part, first, take, "", self.size, len(data), digest)
-        self.pieces.append((document, piece))
+        piece = Piece(kind, part, first, take, 0, "", self.size, len(data), digest)
+        self.pieces.append((owner, piece))
         self._append(data)
 
     def _append(self, data: bytes) -> None:
@@ -83,14 +87,14 @@ class Segment:
         """Take in the values of another; it has no records."""
         assert not any(piece.kind == "records" for _, piece in other.pieces)
         by = self.size - _HEAD.size
-        for document, piece in other.pieces:
-            self.pieces.append((document, piece._replace(offset=piece.offset + by)))
+        for owner, piece in other.pieces:
+            self.pieces.append((owner, piece._replace(offset=piece.offset + by)))
         for part in other._parts[1:]:
             self._append(part)
 
     def encode(self) -> bytes:
         """All of it."""
-        told = [(*piece[:4], *piece[5:]) for _, piece in self.pieces]
+        told = [(*piece[:5], *piece[6:]) for _, piece in self.pieces]
         footer = zstandard.compress(msgpack.packb(told))
         digest = xxh3_64_intdigest(footer, xxh3_64_intdigest(self._parts[0]))
         tail = _TAIL.pack(self.size, len(footer), digest, b"mRfooter")
@@ -130,7 +134,7 @@ def is_there(place: Place, name: str) -> bool:
     return any(found.name == name for found in place.names(name.rpartition("/")[0]))
 
 
-_Told = tuple[Kind, int, int, int, int, int, Digest]
+_Told = tuple[Kind, int, int, int, int, int, int, Digest]
 
 
 def read_footer(place: Place, name: str, size: int) -> tuple[bytes, list[Piece]]:
@@ -154,7 +158,7 @@ def read_footer(place: Place, name: str, size: int) -> tuple[bytes, list[Piece]]
         if xxh3_64_intdigest(footer, xxh3_64_intdigest(head)) != digest:
             raise ValueError("the checksum of its footer does not match")
         told = unpack(decompressed(bytes(footer)), list[_Told])
-        return signature, [Piece(*piece[:4], name, *piece[4:]) for piece in told]
+        return signature, [Piece(*piece[:5], name, *piece[5:]) for piece in told]
     except ValueError as error:
         raise CorruptMemory(
             f"{place.url}: {name} is damaged ({error}); publish its documents again with --check"

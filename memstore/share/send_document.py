@@ -7,15 +7,17 @@ from itertools import groupby
 
 import numpy as np
 
-from memstore.disk.blocks import StoredRecord
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document
 from memstore.disk.keys import document_range, landmarks_key, tokens_key
+from memstore.disk.passage_table import StoredPassage
+from memstore.disk.passages import Keep
 from memstore.disk.record import WriteId
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.share.pages import Entry
-from memstore.share.pieces import Kind, Piece, Value, ValueHead, record_ranges
+from memstore.share.passage_runs import Run
+from memstore.share.pieces import Kind, Piece, Value, ValueHead, record_pieces
 from memstore.share.place import Place
 from memstore.share.reading import read_heads
 from memstore.share.sending import Sending
@@ -24,25 +26,38 @@ from memstore.share.sending import Sending
 class DocumentSending:
     """Sends documents of a memory, one after the other."""
 
-    def __init__(self, catalog: Catalog, place: Place, sending: Sending) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        place: Place,
+        sending: Sending,
+        *,
+        keep: Keep,
+        others: Sequence[Entry],
+    ) -> None:
+        """keep: "text" for no records of passages. others: published documents of this memory, of
+        which it is learned what they hold once a passage stands in several documents.
+        """
         self._catalog, self._place, self._sending = catalog, place, sending
+        self._keep, self._others = keep, others
 
     def add(self, document: Document, old: Entry | None) -> None:
         """Send what is not there of a document; old: as it is published, if it is. Raises
         InvalidInput (it was changed meanwhile), CorruptMemory, StoreUnavailable.
         """
-        pieces = self._sending.pieces.setdefault(document.name, [])
-        first = 0
-        for piece in _reused(document, old):
-            self._send_records(document, first, piece.first)
-            pieces.append(piece)
-            first = piece.first + piece.take
-        self._send_records(document, first, document.blocks)
+        if not document.of_passages:
+            self._send_blocks(document, old)
+        elif self._keep == "kv":
+            first = 0
+            while first < document.blocks:
+                first = self._add_passages(document, first)
+        elif old is not None and record_pieces(old.pieces):
+            old = None  # or keys and values would stay where tokens are that are used again
         kinds: list[tuple[Kind, int]] = [("landmarks", part) for part in self._parts(document)]
         for kind, part in [*kinds, ("tokens", 0)]:
             values = self._values(document, kind, part)
             same: list[Piece] = [] if old is None else self._same(old, kind, part, values)
-            pieces += same
+            self._sending.reuse(document.name, same)
             rest = values[sum(piece.take for piece in same) :]
             self._sending.add_values(document.name, kind, part, rest)
 
@@ -52,6 +67,14 @@ class DocumentSending:
         if selector is not None:
             return selector._replace(generation=0).parts
         return document.layers_of(self._catalog.signature)
+
+    def _send_blocks(self, document: Document, old: Entry | None) -> None:
+        first = 0
+        for piece in _reused(document, old):
+            self._send_records(document, first, piece.first)
+            self._sending.reuse(document.name, [piece])
+            first = piece.first + piece.take
+        self._send_records(document, first, document.blocks)
 
     def _send_records(self, document: Document, first: int, end: int) -> None:
         for write, low, high in _by_write(document, first, end):
@@ -70,42 +93,73 @@ class DocumentSending:
         held, block = 0, first - 1
         with catalog.database.read() as txn:
             self._check_unchanged(txn, document)
-            for at, known_by, some in self._stored(txn, document, write, first):
+            walked = catalog.blocks.walk(txn, document.id, first)
+            for at, some in groupby(walked, key=lambda record: record.key.block):
                 if at >= end or (sizes and held >= full):
                     break
                 _expect_block(document, at, block)
                 block = at
                 sizes.append([0] * len(layers))
                 for key, view in some:
-                    catalog.blocks.check(view, key, known_by)
+                    catalog.blocks.check(view, key, write)
                     sizes[-1][layers.index(key.layer)] = len(view)
                     records.append(bytes(view))
                     held += len(view)
         for at, found in enumerate(sizes):
             for layer, size in zip(layers, found):
-                needed = any(found) if document.of_passages else first + at >= starts.get(layer, 0)
-                if not size and needed:
+                if not size and first + at >= starts.get(layer, 0):
                     raise _missing(document, f"block {first + at}, layer {layer}")
         if not sizes:
             raise _missing(document, f"block {first}")
         table = np.array(sizes, dtype=np.uint32)
-        self._sending.add_records(document.name, write, first, layers, table, records)
+        self._sending.add_records(document.name, [write], first, layers, table, records)
         return first + len(sizes)
 
-    def _stored(
-        self, txn: Transaction, document: Document, write: WriteId, first: int
-    ) -> Iterator[tuple[int, WriteId, Iterator[StoredRecord]]]:
-        """Blocks from `first` on, in order, by what their records are known, and these; a passage
-        may have none.
+    def _add_passages(self, document: Document, first: int) -> int:
+        """Refer to passages from `first` on: those that are not there go into a run, as many as the
+        segment has room for. Return the first that is left.
         """
-        blocks = self._catalog.blocks
-        if document.of_passages:
-            for block, passage in self._catalog.passages_of(txn, document, first):
-                yield block, passage.digest, blocks.walk(txn, passage.number)
-            return
-        records = blocks.walk(txn, document.id, first)
-        for block, some in groupby(records, key=lambda record: record.key.block):
-            yield block, write, some
+        catalog, runs, run = self._catalog, self._sending.runs, Run()
+        layers, full = document.layers_of(catalog.signature), self._sending.room
+        block = first - 1
+        with catalog.database.read() as txn:
+            self._check_unchanged(txn, document)
+            for at, passage in catalog.passages_of(txn, document, first):
+                if run.digests and run.size >= full:
+                    break
+                _expect_block(document, at, block)
+                block = at
+                there = self._knows(passage)
+                if not there and passage.bytes:
+                    runs.add(passage.digest, run, self._records(txn, document, at, passage))
+                if there or passage.bytes:
+                    runs.refer(document.name, at, passage.digest)
+        if block < first:
+            raise _missing(document, f"block {first}")
+        self._sending.add_run(run, layers)
+        return block + 1
+
+    def _knows(self, passage: StoredPassage) -> bool:
+        """Is a passage there, or on its way?"""
+        runs = self._sending.runs
+        if not runs.knows(passage.digest) and passage.references > 1:
+            others, self._others = self._others, ()
+            runs.learn(others)
+        return runs.knows(passage.digest)
+
+    def _records(
+        self, txn: Transaction, document: Document, block: int, passage: StoredPassage
+    ) -> list[bytes]:
+        """The records of a passage, checked, in order of layers. Raises CorruptMemory."""
+        blocks, found = self._catalog.blocks, dict[int, bytes]()
+        for key, view in blocks.walk(txn, passage.number):
+            blocks.check(view, key, passage.digest)
+            found[key.layer] = bytes(view)
+        layers = document.layers_of(self._catalog.signature)
+        for layer in layers:
+            if layer not in found:
+                raise _missing(document, f"block {block}, layer {layer}")
+        return [found[layer] for layer in layers]
 
     def _values(self, document: Document, kind: Kind, part: int) -> list[Value]:
         """What the memory holds of a kind, as it is published."""
@@ -170,7 +224,8 @@ def _reused(document: Document, old: Entry | None) -> Iterator[Piece]:
     if old is None:
         return
     ends = {write: (low, high) for write, low, high in _by_write(document, 0, document.blocks)}
-    for first, end, piece in record_ranges(old.pieces):
+    for piece in record_pieces(old.pieces):
+        first, end = piece.first, piece.first + piece.take
         low, high = ends.get(old.row.write_of(first), (0, 0))
         if low <= first < high:
             yield piece._replace(take=min(end, high) - first)

@@ -3,7 +3,7 @@ several, and segments are sent while the next are filled.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from memstore.closing import Closing
 from memstore.disk.record import WriteId
+from memstore.share.passage_runs import PassageRuns, Run
 from memstore.share.pieces import Kind, Piece, Value
 from memstore.share.place import Place
 from memstore.share.segments import Segment, is_there, send
@@ -38,7 +39,8 @@ class Sending(Closing):
         self._records, self._keys, self._tokens = (self._segment() for _ in range(3))
         self._threads = Threads(_SENDS, "memstore-publish")
         self._futures: list[Future[None]] = []
-        self.pieces: dict[str, list[Piece]] = {}  # by document; whole once `flush` has returned
+        self.runs = PassageRuns(place)
+        self._pieces: dict[str, list[Piece]] = {}  # by document, but for records of passages
         self.sent: list[int] = []  # bytes of each segment that was not there
         self._since: dict[str, float | None] = {}  # of each segment, as `send` returns it
 
@@ -47,17 +49,33 @@ class Sending(Closing):
         """Bytes of records until a segment is full."""
         return self._limit - self._records.size
 
+    def pieces(self, document: str) -> list[Piece]:
+        """Those of a document, once `flush` has returned."""
+        return [*self._pieces.get(document, ()), *self.runs.pieces(document)]
+
+    def reuse(self, document: str, pieces: Iterable[Piece]) -> None:
+        """A document has these pieces, which are published."""
+        self._pieces.setdefault(document, []).extend(pieces)
+
+    def add_run(self, run: Run, layers: Sequence[int]) -> None:
+        """The records of new passages, in these layers, if there are any. Raises
+        StoreUnavailable.
+        """
+        if run.digests:
+            sizes = np.array(run.sizes, dtype=np.uint32)
+            self.add_records(run, run.digests, 0, layers, sizes, run.take_records())
+
     def add_records(
         self,
-        document: str,
-        write: WriteId,
+        owner: str | Run,
+        writes: Sequence[WriteId],
         first: int,
         layers: Sequence[int],
         sizes: np.ndarray,
         records: Sequence[bytes | memoryview],
     ) -> None:
         """As Segment.add_records. Raises StoreUnavailable."""
-        self._records.add_records(document, write, first, layers, sizes, records)
+        self._records.add_records(owner, writes, first, layers, sizes, records)
         if self._records.size >= self._limit:
             self._send(self._records)
             self._records = self._segment()
@@ -113,8 +131,12 @@ class Sending(Closing):
             self._since[name] = since
             if since is None:
                 self.sent.append(len(data))
-            for document, piece in segment.pieces:
-                self.pieces.setdefault(document, []).append(piece._replace(segment=name))
+            for owner, piece in segment.pieces:
+                piece = piece._replace(segment=name)
+                if isinstance(owner, Run):
+                    owner.piece = piece
+                else:
+                    self._pieces.setdefault(owner, []).append(piece)
 
         self._futures.append(self._threads.submit(work))
 

@@ -24,6 +24,7 @@ from memstore.errors import (
     MissingBlock,
     StoreUnavailable,
 )
+from memstore.share.computed import Computed, encode
 from memstore.share.deadlines import Breaker
 from memstore.share.failures import Failure, Reason
 from memstore.share.keeping import Keeping, record_name, record_names
@@ -320,6 +321,17 @@ class SharedSource:
             else:
                 gone.append((record, Failure("missing", "it was written anew; read it again")))
         return there, gone
+
+    @property
+    def caches(self) -> bool:
+        """Is there one between it and the readers, which may have what was never published?"""
+        return self.local is not None or self.shared is not None
+
+    def keep_computed(self, passages: Sequence[Computed]) -> None:
+        """Keep passages that a reader computed in the caches, some time."""
+        layers, table = self._catalog.signature.memory_layers, self._catalog.blocks
+        size = sum(2 * each.k.nbytes for each in passages)
+        self._keeping.keep_made(lambda: list(encode(table, layers, passages)), size)
 
     def settle(self) -> None:
         """Wait until what was read is kept."""

@@ -33,7 +33,7 @@ from memstore.share.manifest import Manifest, Published, newest_number
 from memstore.share.options import REFRESH
 from memstore.share.pages import Entry, plain_row
 from memstore.share.passage_places import PassagePlaces
-from memstore.share.pieces import Piece, Value
+from memstore.share.pieces import Piece, Value, piece_of
 from memstore.share.reading import Extent
 from memstore.share.remote import Remote
 from memstore.share.rollback import note_newest
@@ -252,6 +252,11 @@ class Snapshot:
     def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
         """For a walk over values, which are all read when the first is."""
         return iter(())
+
+    def has_records(self, document: int, block: int) -> bool:
+        """Are keys and values published of a document's block?"""
+        entry = self._state.entries.get(document)
+        return entry is not None and piece_of(entry.pieces, block) is not None
 
     def bring(self, documents: Sequence[int], table: str) -> None:
         """Read all of some documents' values of a table, at the same time. Raises CorruptMemory,

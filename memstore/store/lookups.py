@@ -105,17 +105,34 @@ class Lookups(OpenMemory):
             found = iter(catalog.stored_at(txn, stored))
         return [next(found) if place[0] > 0 else place for place in places]
 
-    def note_computed(self, passages: int, *, damaged: int = 0) -> None:
+    def note_computed(self, passages: int, *, damaged: int = 0, away: int = 0) -> None:
         """Count passages that a session computed, since their keys and values are not stored or,
-        some of them, damaged.
+        some of them, damaged or not to be had.
         """
         with self._counting:
             self.computed["passages"] += passages
             self.computed["damaged"] += damaged
+            self.computed["away"] += away
         if damaged:
             _log.warning(
                 "%s: %d damaged passages were computed anew; run verify", self.place, damaged
             )
+        if away:
+            _log.warning("%s: %d passages that could not be read were computed", self.place, away)
+
+    def share_computed(
+        self,
+        passages: Sequence[tuple[int, Sequence[int]]],
+        halves: "Sequence[tuple[Tensor, Tensor]]",
+    ) -> None:
+        """Have the caches of a published memory keep what a session computed, some time, so that
+        other readers find it; of another memory nothing is kept.
+
+        passages: of each its document and ids; halves: its k and v [memory layers, Hkv, n, D] in
+        the KV dtype, k without position.
+        """
+        if self._committed is not None:
+            self._committed.catalog.share(passages, halves)
 
     def lease(self, units: Sequence[BlockKey]) -> "Lease":
         """Slots of the top tier that hold these units (repeats allowed) until the lease is

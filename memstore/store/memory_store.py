@@ -15,7 +15,7 @@ from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings, is_of_prompt
 from memstore.disk.files import remove_index
 from memstore.disk.passage_table import PassageCounts
-from memstore.disk.passages import Passage
+from memstore.disk.passages import Keep, Passage
 from memstore.disk.selector_form import SelectorForm
 from memstore.errors import InvalidInput, MemoryLocked
 from memstore.share.options import is_url
@@ -365,6 +365,7 @@ class MemoryStore(Lookups):
         url: str,
         names: Sequence[str] | None = None,
         *,
+        keep: Keep = "kv",
         replace: bool = False,
         check: bool = False,
         grace: float | None = None,
@@ -373,6 +374,7 @@ class MemoryStore(Lookups):
         """Publish the named documents, or every ready one, where a URL says (s3://, gs://, az://,
         file:///, memory://): see docs/share.md. What is there already is not sent again.
 
+        keep: "text" for no keys and values of passages, which readers compute as they need them.
         replace: also in place of published documents of these names that hold other content.
         check: read what is published of the documents, and send again what is damaged.
         grace: seconds, where who prunes there gives another than 24 hours.
@@ -394,6 +396,7 @@ class MemoryStore(Lookups):
             catalog,
             documents,
             place,
+            keep=keep,
             replace=replace,
             check=check,
             grace=GRACE if grace is None else grace,
@@ -464,7 +467,8 @@ class MemoryStore(Lookups):
 
         "bytes" are those of the records. "passages": how many different ones there are, of how many
         of them keys and values are stored, the bytes of those that are referred to more than once,
-        and how many sessions computed, damaged ones among them. "landmarks" are the bytes of
+        and how many sessions computed, among them damaged ones and such as a published memory could
+        not be asked for. "landmarks" are the bytes of
         landmark keys in main memory. Where nothing was looked up yet there are no "tiers".
         """
         documents = self.documents()
@@ -485,6 +489,7 @@ class MemoryStore(Lookups):
                 "shared_bytes": held.shared,
                 "computed": self.computed["passages"],
                 "damaged": self.computed["damaged"],
+                "away": self.computed["away"],
             },
             "file_bytes": 0
             if self._committed is None

@@ -52,8 +52,9 @@ class OpenMemory(Closing):
         self._retrieval: Retrieval | None = None
         self._building = threading.RLock()
         self._closed = False
-        # passages that sessions computed, and how many of them since they are damaged
-        self.computed = {"passages": 0, "damaged": 0}
+        # passages that sessions computed, and how many of them since they are damaged, or could
+        # not be read
+        self.computed = {"passages": 0, "damaged": 0, "away": 0}
         self._counting = threading.Lock()
 
     # Opening

@@ -136,12 +136,19 @@ def _check_footers(
             signature, told = read_footer(place, name, sizes[name])
             if signature != published.manifest.signature.digest:
                 raise CorruptMemory(f"{name} is a segment of another model's memory")
-            known = {piece._replace(take=1): piece.take for piece in told}
+            known = {_where(piece): piece.row + piece.take for piece in told}
             for entry, piece in pieces:
-                if known.get(piece._replace(take=1), 0) < piece.take:
+                told_first = 0 if entry.row.of_passages and piece.kind == "records" else piece.first
+                own = piece._replace(first=told_first)
+                if known.get(_where(own), 0) < piece.row + piece.take:
                     yield Problem(None, entry.row.name, f"{name} does not tell of its {piece.kind}")
         except MemstoreError as error:
             yield _problem(pieces[0][0], error)
+
+
+def _where(piece: Piece) -> Piece:
+    """A piece without what documents take of it."""
+    return piece._replace(take=1, row=0)
 
 
 def _problem(entry: Entry, error: MemstoreError) -> Problem:

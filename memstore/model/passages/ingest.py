@@ -3,13 +3,12 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, tee
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from memstore.disk.document import Document, IngestSettings
-from memstore.disk.passages import Passage
+from memstore.disk.passages import Keep, Passage
 from memstore.disk.places import Place
 from memstore.freed_memory import return_freed_memory
 from memstore.model.ingest import Ingesting, IngestProgress, OnForecast, begin_document, described
@@ -22,9 +21,6 @@ from memstore.store.admission import Mode
 from memstore.store.known_passages import Known
 from memstore.store.memory_store import MemoryStore
 from memstore.store.writer import DocumentWriter
-
-Keep = Literal["kv", "text"]
-"""What is stored of passages beside their text and what they are found by."""
 
 _AT_ONCE = 16  # passages that are stored together
 _LOOKED_UP = 64  # passages that are looked up together

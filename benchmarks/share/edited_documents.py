@@ -1,0 +1,133 @@
+"""What does publishing documents of passages cost again once a little of them has changed, and what
+without their keys and values?
+
+A part of a book is cut into documents, which are read into a memory and published to a directory
+(file://): all of them; again as they are; with one sentence of one of them changed, by --replace;
+with one of them under another name, too; to another directory with --keep text; and there again
+after another sentence has changed. Told of each are seconds, requests, bytes sent, these by token
+of all documents, and the bytes of the records of passages that are new since the step before.
+
+    python -m benchmarks.share.edited_documents --text books-test.jsonl.zst --model smollm2/
+"""
+
+import argparse
+import re
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.common.options import add, plain_parser, prepare
+from benchmarks.common.results import write
+from benchmarks.common.tables import table
+from benchmarks.common.timing import timed
+from benchmarks.real.prompting import DTYPES
+from benchmarks.real.stored_once import CHANGED, part
+from benchmarks.share.many_documents import Requests
+from memstore.disk.passages import Keep
+from memstore.hf.load import load_reader
+from memstore.hf.reader import HuggingFaceReader
+from memstore.model.text import Text
+from memstore.store.memory_store import MemoryStore
+
+_CHARACTERS = 4.4  # of a token, about
+
+
+def main() -> None:
+    options = read_options()
+    prepare(options.threads)
+    reader = load_reader(str(options.model), dtype=DTYPES[options.dtype])
+    count, characters = options.documents, int(options.tokens * _CHARACTERS)
+    text = part(options.text, count * characters, options.seed)
+    texts = [text[at * characters : (at + 1) * characters] for at in range(count)]
+    with tempfile.TemporaryDirectory() as place:
+        steps = Steps(reader, Path(place), options.codec)
+        steps.run(texts, Random(options.seed))
+    print(
+        table(
+            ("", "seconds", "requests", "bytes sent", "a token", "new records, bytes"),
+            [
+                (
+                    name,
+                    f"{row['seconds']:.3g}",
+                    f"{row['requests']}",
+                    f"{row['sent']:,}",
+                    f"{row['sent'] / row['tokens']:,.1f}",
+                    f"{row['records']:,}",
+                )
+                for name, row in steps.rows.items()
+            ],
+        )
+    )
+    write(options, {"rows": steps.rows})
+
+
+def read_options() -> argparse.Namespace:
+    options = plain_parser(__doc__)
+    options.add_argument("--text", nargs="+", required=True, help="books: .jsonl.zst or .txt")
+    options.add_argument("--model", type=Path, required=True, help="of Hugging Face's make")
+    add(options, "--dtype", "bfloat16", "of the weights", choices=DTYPES)
+    add(options, "--codec", "int8", "of the memory")
+    add(options, "--documents", 20)
+    add(options, "--tokens", 1500, "of a document, about")
+    return options.parse_args()
+
+
+class Steps:
+    """Publications of a memory's documents, one after the other."""
+
+    def __init__(self, reader: HuggingFaceReader, place: Path, codec: str) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self._reader, self._place = reader, place
+        self._store = MemoryStore.create(
+            place / "memory", reader.signature, codec=codec, selector=reader.keeps
+        )
+        self._held = dict[bytes, int]()  # bytes of each passage's records, at the last step
+
+    def run(self, texts: list[str], rng: Random) -> None:
+        """All of them. texts: of the documents."""
+        with self._store as store:
+            for number, text in enumerate(texts):
+                self._reader.ingest(Text(text, f"document {number:02}"), store)
+            self._publish("all documents")
+            self._publish("all again")
+            self._edit(texts, rng)
+            self._publish("one sentence of one changed")
+            self._reader.ingest(Text(texts[0], "copy"), store)
+            self._publish("one under another name, too")
+            self._publish("all, --keep text", "text")
+            self._edit(texts, rng)
+            self._publish("one sentence of one changed, --keep text", "text")
+
+    def _edit(self, texts: list[str], rng: Random) -> None:
+        """Change one sentence of one document."""
+        number = rng.randrange(len(texts))
+        sentences = re.split(r"(?<=[.!?]) ", texts[number])
+        at = rng.randrange(1, len(sentences) - 1)
+        sentences[at] = CHANGED.format(at)
+        texts[number] = " ".join(sentences)
+        text = Text(texts[number], f"document {number:02}")
+        self._reader.ingest(text, self._store, mode="replace")
+
+    def _publish(self, name: str, keep: Keep = "kv") -> None:
+        """Publish all of them, to a directory of those that are kept so."""
+        url, requests = f"file://{self._place}/{keep}", Requests()
+        with requests.counted():
+            seconds, report = timed(lambda: self._store.publish(url, keep=keep, replace=True))
+        catalog, before = self._store._on_disk().catalog, self._held
+        with catalog.database.read() as txn:
+            self._held = {row.digest: row.bytes for row in catalog.passages.all(txn)}
+        self.rows[name] = {
+            "seconds": seconds,
+            "requests": requests.count,
+            "sent": requests.sent,
+            "read": requests.read,
+            "documents": len(report.documents),
+            "tokens": sum(document.tokens for document in self._store.documents()),
+            "records": sum(self._held[digest] for digest in self._held.keys() - before.keys()),
+        }
+        print(f"{name}: {seconds:.3g} s, {requests.sent:,} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main()
