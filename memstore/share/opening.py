@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from memstore.disk.catalog import Catalog
+from memstore.disk.catalog import Catalog, StoredAt
 from memstore.disk.passage_table import Digest, PassageCounts
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_place import open_place
@@ -49,8 +49,8 @@ class PublishedCatalog(Catalog):
         blocks = sum(row.blocks for row in rows)
         return PassageCounts(blocks, blocks, sum(row.bytes for row in rows))
 
-    def _stored_number(self, txn: Any, digest: Digest, document: int, block: int) -> int | None:
-        return self._places.number(digest, document, block)
+    def _passage_at(self, txn: Any, digest: Digest, document: int, block: int) -> StoredAt:
+        return StoredAt(self._places.number(digest, document, block), 0, True, digest)
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
         """Read these documents' values of a table at the same time: they are needed next. Raises
