@@ -153,6 +153,22 @@ def shared_job(path: str, export: str) -> int:
     return RIGHT
 
 
+def budget_job(path: str) -> int:
+    """Questions to a memory with a budget, and other budgets."""
+    rng = random.Random(os.getpid())
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        document = store.document("book")
+        for turn in range(60):
+            block = min(int(rng.expovariate(0.1)), document.blocks - 1)
+            passage_documents.ask(store, document, 1, block)
+            if turn % 9 == 0:
+                store.set_kv_budget(rng.randint(0, 60_000))
+            if turn % 20 == 0:
+                passage_documents.ingest_known(store, "other", 30, text=2)
+                store.forget("other")
+    return RIGHT
+
+
 def crowd_job(path: str, seconds: str, processes: str) -> int:
     """Several processes that write, read and forget documents of the same passages."""
     signal.alarm(2 * int(seconds) + 300)
@@ -184,12 +200,18 @@ def _crowd(path: str, until: float, seed: int) -> int:
                     passage_documents.ingest_known(store, name, count, text=text, mode=mode)
                 elif what < 0.4:
                     store.forget(name)
+                elif what < 0.45 and store.kv_budget is not None:
+                    store.set_kv_budget(rng.randint(0, 60_000))
                 else:
                     document = store.document(name)
                     if document.state != "ready":  # another is at it
                         continue
                     text = int(document.source_hash.split(":")[0])
-                    passage_documents.check_content(store, document, text, whole=False)
+                    if what < 0.7:
+                        block = min(int(rng.expovariate(0.2)), document.blocks - 1)
+                        passage_documents.ask(store, document, text, block)
+                    else:
+                        passage_documents.check_content(store, document, text, whole=False)
             except (errors.DocumentNotFound, errors.DocumentExists):
                 continue  # another process was there before
             except AssertionError:
@@ -269,6 +291,7 @@ JOBS = {
         several_job,
         changes_job,
         shared_job,
+        budget_job,
         crowd_job,
         killed_job,
         index_job,

@@ -15,7 +15,7 @@ from tiny_decoder import decoder, tokenizer
 from typer.testing import CliRunner
 
 from memstore.disk.keys import record_range
-from memstore.errors import BlocksUnavailable, InvalidInput, StoreUnavailable
+from memstore.errors import BlocksUnavailable, InvalidInput, StorageFull, StoreUnavailable
 from memstore.share.local_cache import LocalCache
 from memstore.share.manifest import Published
 from memstore.share.open_place import open_place
@@ -100,8 +100,8 @@ def spoil(store: MemoryStore, name: str, block: int) -> None:
     catalog = store._on_disk().catalog
 
     def work(txn) -> None:
-        ((number, _),) = catalog.stored_at(txn, [(store.document(name).id, block)])
-        for key, value in list(txn.scan("blocks", *record_range(number))):
+        (place,) = catalog.stored_at(txn, [(store.document(name).id, block)])
+        for key, value in list(txn.scan("blocks", *record_range(place.number))):
             data = bytearray(value)
             data[-3] ^= 4
             txn.put("blocks", bytes(key), bytes(data))
@@ -202,11 +202,13 @@ def test_a_repair_drops_what_is_damaged_of_a_passage_and_no_document(reader, sto
     assert not report.clean and "passage 1 of document 'kept'" in report.problems[0].what
     report = store.verify(repair=True)
     assert not report.dropped and len(report.problems) == 1 and store.verify().clean
-    for name in ("kept", "copy"):
-        found = states(reader, store, name, [1])
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
-    assert store.stats()["passages"]["computed"] == 2
-    assert store.stats()["passages"]["damaged"] == 0
+    with MemoryStore.open(store.path) as opened:
+        for name in ("kept", "copy"):
+            found = states(reader, opened, name, [1])
+            atol = 1e-4 * float(expected.abs().max())
+            torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+        assert opened.stats()["passages"]["computed"] == 1  # and then held for the other
+        assert opened.stats()["passages"]["damaged"] == 0
     stored = store.stats()["passages"]["stored"]
     reader.ingest(TEXT + " More.", store, name="again")  # which stores it again
     assert store.stats()["passages"]["stored"] > stored
@@ -243,8 +245,10 @@ def test_whatever_bit_of_a_record_flips_what_is_read_is_right(reader, store) -> 
     for flip in range(FLIPS):
         block = rng.randrange(blocks)
         with catalog.database.read() as txn:
-            ((number, _),) = catalog.stored_at(txn, [(store.document("kept").id, block)])
-            records = [(bytes(k), bytes(v)) for k, v in txn.scan("blocks", *record_range(number))]
+            (place,) = catalog.stored_at(txn, [(store.document("kept").id, block)])
+            records = [
+                (bytes(k), bytes(v)) for k, v in txn.scan("blocks", *record_range(place.number))
+            ]
         key, whole = rng.choice(records)
         data = bytearray(whole)
         at, bit = rng.randrange(len(data)), rng.randrange(8)
@@ -385,3 +389,101 @@ def test_text_alone_needs_no_selector_that_looks_at_states(tmp_path) -> None:
         assert answers[0].sources[0].span == answers[1].sources[0].span
         words.ingest(TEXT, text, name="copy", keep="text")
         assert text.stats()["passages"]["different"] == text.document("list").blocks
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_no_answer_depends_on_what_a_budget_keeps(reader, tmp_path, chained) -> None:
+    ids, _ = reader.turn_ids(QUESTION, first=True)
+    with create(reader, tmp_path / "whole", codec="int8") as store:
+        reader.ingest(TEXT, store, name="list")
+        size, number = store.stats()["bytes"], store.document("list").id
+        blocks = store.document("list").blocks
+        expected = {}
+        for block in range(blocks):
+            with reader.session(store, top_k=8, chained=chained) as session:
+                session.read([Chosen(number, block)])
+                expected[block] = session.feed(ids)
+    for budget, keep in ((0, "kv"), (size // 3, "kv"), (size // 3, "text"), (size, "text")):
+        path = tmp_path / f"{budget}-{keep}"
+        with create(reader, path, codec="int8", kv_budget=budget) as store:
+            reader.ingest(TEXT, store, name="list", keep=keep)
+        for _ in range(2):
+            with MemoryStore.open(path) as store:
+                for block in range(blocks):
+                    with reader.session(store, top_k=8, chained=chained) as session:
+                        session.read([Chosen(store.document("list").id, block)])
+                        assert torch.equal(session.feed(ids), expected[block]), (budget, keep)
+                    store.store_computed()
+                    assert store.stats()["passages"]["bytes"] <= budget
+        assert verify_memory(path).clean
+
+
+@pytest.mark.parametrize("chained", [True, False])
+@pytest.mark.parametrize("budget", [None, 1 << 30])
+def test_what_one_question_computed_the_next_one_finds(reader, tmp_path, chained, budget) -> None:
+    path = tmp_path / "text"
+    with create(reader, path, kv_budget=budget) as text:
+        reader.ingest(TEXT, text, name="text", keep="text")
+        first = reader.ask(QUESTION, text, max_new_tokens=4, chained=chained)
+        computed = text.stats()["passages"]["computed"]
+        assert computed and first.tiers["computed"]["hits"] == first.tiers["host"]["misses"] > 0
+        assert first.tiers["computed"]["seconds"] > 0
+        again = reader.ask(QUESTION, text, max_new_tokens=4, chained=chained)
+        assert again.tokens == first.tokens and again.tiers["computed"]["hits"] == 0
+        assert text.stats()["passages"]["computed"] == computed
+        stored = text.stats()["passages"]["stored"]
+        assert (stored == 0) == (budget is None)
+    with MemoryStore.open(path) as opened:  # and another process, where there is a budget
+        other = reader.ask(QUESTION, opened, max_new_tokens=4, chained=chained)
+        assert other.tokens == first.tokens
+        assert (opened.stats()["passages"]["computed"] == 0) == (budget is not None)
+
+
+def test_a_command_that_asks_stores_what_it_computed(reader, tmp_path, monkeypatch) -> None:
+    from memstore.cli import ask as asking
+
+    with create(reader, tmp_path / "m", kv_budget=1 << 30) as store:
+        reader.ingest(TEXT, store, name="list", keep="text")
+    monkeypatch.setattr(asking, "reader_for_command", lambda model: reader)
+    ask = ["ask", QUESTION, "--store", str(tmp_path / "m"), "--max-new-tokens", "2"]
+    ran = CliRunner().invoke(app, ask)
+    assert ran.exit_code == 0 and "; computed " in ran.output
+    ran = CliRunner().invoke(app, ask)
+    assert ran.exit_code == 0 and "; computed " not in ran.output
+    ran = CliRunner().invoke(app, ["stats", "--store", str(tmp_path / "m")])
+    assert "of a kv budget of 1.1 GB" in ran.output
+
+
+@pytest.mark.parametrize(
+    "budget, words",
+    [("lots", "is no size"), ("-1", "is no size"), ("5000000TB", "larger than any")],
+)
+def test_a_wrong_budget_is_one_line(tmp_path, budget, words) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    ran = CliRunner().invoke(
+        app, ["ingest", str(file), "--store", str(tmp_path / "m"), "--kv-budget", budget]
+    )
+    assert ran.exit_code == 2 and words in ran.output.replace("\n", " ")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_model_without_passages_has_no_budget_for_them(tmp_path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    ran = CliRunner().invoke(
+        app, ["ingest", str(file), "--store", str(tmp_path / "m"), "--kv-budget", "1MB"]
+    )
+    assert ran.exit_code == 1 and "a kv budget is of passages" in ran.output
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_small_edit_needs_no_room_for_what_is_stored(reader, tmp_path) -> None:
+    with create(reader, tmp_path / "m") as store:
+        text = " ".join(f"{TEXT} Part {number}." for number in range(3))
+        reader.ingest(text, store, name="list")
+        store.set_quota(int(store.stats()["file_bytes"] + 0.2 * store.stats()["bytes"]))
+        with pytest.raises(StorageFull, match="are left of the quota"):
+            reader.ingest(" ".join(reversed(text.split())), store, name="other")
+        edited = text.replace("The grey ladder of the mill has the number 40", "It is gone", 1)
+        assert reader.ingest(edited, store, name="list", mode="replace").state == "ready"

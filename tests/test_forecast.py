@@ -127,7 +127,7 @@ def test_what_was_read_before_an_interrupt_needs_no_room_again(reader, tmp_path)
         # room for the rest, not for all of it
         store.set_quota(store.stats()["bytes"] + int(0.7 * whole.bytes))
         with pytest.raises(StorageFull):
-            reader.ingest(content + " ", store, name="again")
+            reader.ingest(" ".join(reversed(content.split())), store, name="again")
         rest = []
         try:
             reader.ingest(content, store, name="book", expect=rest.append)

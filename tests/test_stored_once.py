@@ -164,7 +164,7 @@ def change_row(store: MemoryStore, **what: int) -> None:
 
     def work(txn) -> None:
         row = next(catalog.passages.all(txn))._replace(**what)
-        value = msgpack.packb([row.digest, row.references, row.bytes, *row.home])
+        value = msgpack.packb([row.digest, row.references, row.bytes, row.worth, *row.home])
         txn.put_checked("passages", passage_key(row.number), value)
 
     catalog.database.write(work)

@@ -200,13 +200,16 @@ def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> di
 def _opened(
     path: str, model: str | None, tiers: Tiers, away: Away
 ) -> Iterator[tuple["Verbs", "MemoryStore"]]:
-    """The model, and a memory of its own that is only read."""
+    """The model, and a memory of its own. It is only read, but for what a passage model computes,
+    which a memory with a budget stores behind the answer.
+    """
     from memstore.store.memory_store import MemoryStore
 
     reader = reader_for_command(model)
+    only_read = reader.keeps is None
     options = tiers.options(ASK_BUDGET)
     options.update(away.options(path))
-    with MemoryStore.open(path, reader.signature, read_only=True, **options) as memory:
+    with MemoryStore.open(path, reader.signature, read_only=only_read, **options) as memory:
         yield reader, memory
 
 

@@ -141,9 +141,15 @@ def tier(counts: Mapping[str, Any]) -> str:
 
 
 def cost(answer: Mapping[str, Any]) -> str:
-    """One line: the lookups, tiers and seconds of an answer."""
+    """One line: the lookups, tiers and seconds of an answer; of a tier that computes, where it
+    did.
+    """
     lookups = answer["lookups"]
-    tiers = "; ".join(f"{name} {tier(counts)}" for name, counts in answer["tiers"].items())
+    tiers = "; ".join(
+        f"{name} {tier(counts)}"
+        for name, counts in answer["tiers"].items()
+        if name != "computed" or counts["hits"]
+    )
     looked_up = f"lookups {lookups['done']:,} done, {lookups['skipped']:,} skipped"
     return f"{looked_up}; {tiers}; {answer['seconds']:.2f} s"
 

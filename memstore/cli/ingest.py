@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +18,7 @@ from memstore.cli.options import (
     Tiers,
     TopK,
     command,
+    parse_budget,
     parse_size,
 )
 from memstore.cli.readers import reader_for_command
@@ -97,6 +98,16 @@ def ingest(
             help="Most that the memory's file may take.",
         ),
     ] = None,
+    kv_budget: Annotated[
+        Any,
+        typer.Option(
+            "--kv-budget",
+            metavar="SIZE|none",
+            parser=parse_budget,
+            help="Most that keys and values of passages may take, for good: what is asked seldom "
+            "is dropped, and computed when it is asked for (a selector chooses blocks).",
+        ),
+    ] = None,
     codec: Annotated[
         str | None,
         typer.Option(
@@ -164,7 +175,7 @@ def ingest(
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
     reading = Reading(
         reader,
-        lambda make: _open_or_create(store, reader, codec, quota, options, make=make),
+        lambda make: _open_or_create(store, reader, codec, quota, kv_budget, options, make=make),
         mode,
         lookup,
         quiet=as_json,
@@ -247,6 +258,7 @@ def _open_or_create(
     reader: "Verbs",
     codec: str | None,
     quota: int | None,
+    kv_budget: int | Literal["none"] | None,
     tiers: "OpenOptions",
     *,
     make: bool,
@@ -264,6 +276,7 @@ def _open_or_create(
             reader.signature,
             codec=codec or reader.codec,
             quota=quota,
+            kv_budget=None if kv_budget == "none" else kv_budget,
             selector=reader.keeps,
             **tiers,
         )
@@ -272,6 +285,9 @@ def _open_or_create(
             console.note(f"note: {path} exists and keeps its codec, {memory.codec}")
         if quota is not None and quota != memory.quota:
             memory.set_quota(quota)
+        budget = memory.kv_budget if kv_budget is None else kv_budget
+        if budget != memory.kv_budget:
+            memory.set_kv_budget(None if budget == "none" else budget)
     except BaseException:
         memory.close()
         raise

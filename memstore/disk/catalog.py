@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import msgspec
@@ -62,12 +62,13 @@ from memstore.errors import (
     DocumentNotFound,
     InvalidConfig,
     InvalidInput,
+    MissingBlock,
     NewerFormat,
     OlderFormat,
     WrongModel,
 )
 
-FORMAT = 5
+FORMAT = 6
 _MOST = 4096  # documents whose writes are remembered
 
 
@@ -82,17 +83,36 @@ class _Description(msgspec.Struct):
     selector: bool  # has it one, which then says of itself what it is
 
 
-def _check_quota(quota: int | None) -> None:
-    """What is no quota would be committed, and the memory not be opened any more. Raises
-    InvalidInput.
+class StoredAt(NamedTuple):
+    """Where records of a block lie, or would."""
+
+    number: int
+    block: int
+    stored: bool = True
+    digest: Digest = b""  # of a passage
+
+
+def _check_bound(what: str, size: int | None) -> None:
+    """What is no number of bytes would be committed, and not be read any more. Raises InvalidInput;
+    what: it bounds.
     """
     try:
-        typed(0 if quota is None else quota, Count)
+        typed(0 if size is None else size, Count)
     except ValueError:
         raise InvalidInput(
-            "a quota is a whole number of bytes below 2**62, or None for no bound; it is not "
-            f"{quota!r}"
+            f"a {what} is a whole number of bytes below 2**62, or None for no bound; it is not "
+            f"{size!r}"
         ) from None
+
+
+def _check_budget(budget: int | None, selector: object) -> None:
+    """Raises InvalidInput for no bound, and for one of a memory that has no passages."""
+    _check_bound("kv budget", budget)
+    if budget is not None and selector is None:
+        raise InvalidInput(
+            "a kv budget is of passages, which a selector chooses, and this memory has none; leave "
+            "it out, or set a quota"
+        )
 
 
 class Catalog:
@@ -148,19 +168,22 @@ class Catalog:
         *,
         codec: str = "zstd",
         quota: int | None = None,
+        kv_budget: int | None = None,
         selector: SelectorForm | None = None,
     ) -> "Catalog":
         """Make a new memory in `path` (a directory that is absent or empty) and open it for
         writing.
 
-        quota: bytes that the data file may reach; None for no bound. selector: what blocks are
-        found by; None for landmark keys of the model's own layers. All or nothing: killed at any
+        quota: bytes that the data file may reach; None for no bound. kv_budget: bytes that records
+        of passages may take; likewise. selector: what blocks are found by; None for landmark keys
+        of the model's own layers. All or nothing: killed at any
         point, the directory holds a whole memory or none, and creating can be tried again.
 
         Raises MemoryExists, InvalidInput (not an empty directory; a network file system; no quota),
         InvalidConfig (codec), ReadOnlyMemory, StorageFull, MemoryLocked.
         """
-        _check_quota(quota)
+        _check_bound("quota", quota)
+        _check_budget(kv_budget, selector)
         row = {
             "format": FORMAT,
             "signature": signature.to_dict(),
@@ -175,6 +198,8 @@ class Catalog:
             txn.put_checked("meta", b"next_document", msgpack.packb(1))
             if selector is not None:
                 SelectorTable(selector).write(txn)
+            if kv_budget is not None:
+                PassageTable.begin(txn, kv_budget)
 
         return cls(Database.create(path, first, limit=quota))
 
@@ -212,7 +237,7 @@ class Catalog:
 
         Raises InvalidInput.
         """
-        _check_quota(quota)
+        _check_bound("quota", quota)
 
         def change(txn: Transaction) -> None:
             row = self._description(txn)
@@ -220,6 +245,23 @@ class Catalog:
 
         self.database.write(change, beyond_limit=True)
         self.database.limit = quota
+
+    @property
+    def kv_budget(self) -> int | None:
+        """Bytes that records of passages may take; None for no bound. Raises CorruptMemory."""
+        with self.database.read() as txn:
+            return self.passages.kept(txn).budget
+
+    def set_kv_budget(self, budget: int | None, *, wait: bool = False) -> None:
+        """Change that, for good; what is beyond it is dropped. wait: for another process that
+        writes. Raises InvalidInput, and what Database.write raises.
+        """
+        _check_budget(budget, self.selector)
+
+        def change(txn: Transaction) -> None:
+            self.passages.set_budget(txn, budget)
+
+        self.database.write(change, wait=wait, beyond_limit=True)
 
     def read_selector(self, which: bytes = CURRENT) -> SelectorTable | None:
         """What the memory says of its selector now. Raises CorruptMemory."""
@@ -284,7 +326,7 @@ class Catalog:
 
     def writes(self, txn: Transaction, document: int) -> tuple[Write, ...]:
         """The writes that a document was made by; of a passage's number its digest, as one. Raises
-        DocumentNotFound.
+        DocumentNotFound, MissingBlock (a passage of which no records are stored).
 
         Told anew only when the row is another: readers ask at every batch.
         """
@@ -293,6 +335,8 @@ class Catalog:
             passage = self.passages.row(txn, document)
             if passage is not None and passage.bytes:
                 return (Write(0, passage.digest),)
+            if passage is not None:
+                raise MissingBlock(f"no keys and values of passage {document} are stored")
         if value is None:
             raise DocumentNotFound(
                 f"document {document} is not in {self.database.path}: it was forgotten"
@@ -440,6 +484,11 @@ class Catalog:
         signature = self.signature.digest
         return [digest_of(signature, document.codec, passage.ids) for passage in passages]
 
+    def is_stored(self, txn: Transaction, passage: Passage, codec: str) -> bool:
+        """Are there records of a passage in a codec? Raises CorruptMemory."""
+        row = self.passages.find(txn, digest_of(self.signature.digest, codec, passage.ids))
+        return row is not None and row.bytes > 0
+
     def refer(
         self, txn: Transaction, document: Document, first_block: int, digests: Sequence[Digest]
     ) -> list[StoredPassage]:
@@ -494,40 +543,38 @@ class Catalog:
 
     def stored_at(
         self, txn: Transaction, places: Sequence[tuple[int, int]]
-    ) -> list[tuple[int, int] | None]:
-        """Under which number and block records lie, of blocks (document, block): those of a passage
-        under its own; None where they are not stored. Raises DocumentNotFound, CorruptMemory.
+    ) -> list[StoredAt | None]:
+        """Where records lie, of blocks (document, block): those of a passage under its own number;
+        None where nothing is told of it. Raises DocumentNotFound, CorruptMemory.
         """
         rows: dict[int, Document] = {}
-        found: list[tuple[int, int] | None] = []
+        found: list[StoredAt | None] = []
         for document, block in places:
             if document not in rows:
                 rows[document] = self.document(txn, document)
             row = rows[document]
             if not row.of_passages:
-                found.append((document, block))
+                found.append(StoredAt(document, block))
                 continue
             part = next(self.passage_parts(txn, document, block, block + 1), None)
             if part is None or not part.first_block <= block < part.end_block:
                 raise CorruptMemory(f"{self.database.path}: {_no_passage(row, block)}")
-            passage = part.passages[block - part.first_block]
-            (digest,) = self.digests(row, [passage])
-            number = self._stored_number(txn, digest, document, block)
-            found.append(None if number is None else (number, 0))
+            (digest,) = self.digests(row, [part.passages[block - part.first_block]])
+            found.append(self._passage_at(txn, digest, document, block))
         return found
 
-    def _stored_number(
+    def _passage_at(
         self, txn: Transaction, digest: Digest, document: int, block: int
-    ) -> int | None:
-        """The number of a passage that stands there and has records, or None."""
+    ) -> StoredAt | None:
+        """Where those of a passage that stands there lie, or would."""
         try:
             row = self.passages.find(txn, digest)
         except CorruptMemory:  # its tokens say all that there is to it
             return None
-        return row.number if row is not None and row.bytes else None
+        return None if row is None else StoredAt(row.number, 0, row.bytes > 0, digest)
 
-    def share(self, passages: Sequence[Any], halves: Sequence[Any]) -> None:
-        """Passages were computed: nobody else has use of what is in a directory."""
+    def share(self, digest: Digest, codec: str, k: Any, v: Any) -> None:
+        """A passage was computed: nobody else has use of what is in a directory."""
 
     def _release(self, txn: Transaction, document: Document, first: int) -> int:
         """Give up a document's references from block `first` on; the bytes of their records."""

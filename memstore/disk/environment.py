@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -175,14 +175,13 @@ class Environment:
             self._read_write = read_write
             self.page_size = self._inner.stat()["psize"]
             self._inner.reader_check()
-            try:
-                # In an environment open for writing this begins a writing transaction, so the
-                # writer lock is held by then, and nobody waits.
-                self.tables = {
-                    name: self._inner.open_db(name.encode(), create=False) for name in TABLES
-                }
-            except lmdb.NotFoundError:
-                self.tables = {}
+            # In an environment open for writing this begins a writing transaction, so the
+            # writer lock is held by then, and nobody waits. A memory of another format may lack
+            # some, which its catalog refuses.
+            self.tables = {}
+            for name in TABLES:
+                with suppress(lmdb.NotFoundError):
+                    self.tables[name] = self._inner.open_db(name.encode(), create=False)
 
     def in_transaction(self) -> bool:
         return getattr(self._thread, "transaction", None) is not None

@@ -32,6 +32,17 @@ def read_passage_key(key: bytes) -> int:
     return number
 
 
+def worth_key(worth: int, number: int) -> bytes:
+    """Key of a passage with records, in order of worth."""
+    return _TOKENS.pack(worth, number)
+
+
+def read_worth_key(key: bytes) -> tuple[int, int]:
+    """Worth and number of such a key."""
+    worth, number = _unpack_key(_TOKENS, key)
+    return worth, number
+
+
 def tokens_key(document: int, first: int) -> bytes:
     """Key of the part of a document's tokens that begins with token `first`; of a document of
     passages, with block `first`.

@@ -20,7 +20,14 @@ from memstore.disk.files import (
     sync_directory,
     try_alone,
 )
-from memstore.disk.keys import document_key, landmarks_key, passage_key, record_key, tokens_key
+from memstore.disk.keys import (
+    document_key,
+    landmarks_key,
+    passage_key,
+    record_key,
+    tokens_key,
+    worth_key,
+)
 from memstore.disk.lmdb_errors import named_lmdb_errors
 from memstore.disk.locks import WriterLock
 from memstore.disk.meta_pages import read_states
@@ -37,6 +44,7 @@ _KEY_SIZES = {
     "landmarks": {len(landmarks_key(0, 0, 0))},
     "passages": {len(passage_key(0))},
     "digests": {DIGEST_BYTES},
+    "worth": {len(worth_key(0, 0))},
     "blocks": {len(record_key(RecordKey(0, 0, 0)))},
 }
 
@@ -154,7 +162,7 @@ def _rescued(tree: Tree, root: int) -> Iterator[Entry]:
                     continue
                 counted |= key == _NEXT
             elif len(key) in _KEY_SIZES[table]:
-                if table != "digests":
+                if table not in ("digests", "worth"):
                     last = max(last, int.from_bytes(key[:8], "big"))
             else:
                 continue

@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 from memstore.disk.pages import Place, ask, place_of, places_of
 from memstore.errors import CorruptMemory
 
-TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "blocks")
+TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "worth", "blocks")
 _AHEAD_BYTES = 8 << 20  # that a walk over values asks for in advance
 
 

@@ -2,6 +2,7 @@
 and every memory layer reads them with the question, where a prompt would have them.
 """
 
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ from memstore.model.settings import LookupSettings
 from memstore.model.tap import STEP, pieces
 from memstore.model.tapped import Tapped
 from memstore.model.units import Lookups, OnRead, Read
+from memstore.store.chunk import finite
 from memstore.store.memory_store import MemoryStore
 
 
@@ -89,6 +91,9 @@ class ChoosingSession(Closing):
         # tokens behind stored passages that are still to be computed, and what is stored of these
         self._behind: list[int] = []
         self._kept: dict[int, KeysValues] = {}
+        self._first: Chosen | None = (
+            None  # of the passages among these tokens, which no other affects
+        )
 
     # The text
 
@@ -131,10 +136,19 @@ class ChoosingSession(Closing):
             before, self._behind, self._kept = self._behind, [], {}
             attention.computed = len(before)
             given = torch.tensor([[*before, *piece]], device=self.reader.device)
+            made: list[KeysValues] = []
+
+            def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                if self._first is not None:
+                    made.append((k[0], v[0]))  # noqa: B023 (runs now)
+                return self.attend(layer_idx, q, k, v)
+
+            began = time.perf_counter()
             try:
-                states.append(self.reader.hidden(given, self.attend)[0, len(before) :])
+                states.append(self.reader.hidden(given, attend)[0, len(before) :])
             finally:
                 attention.computed = 0
+            self._hold_first(made, time.perf_counter() - began)
             self._local.extend(piece)
         return states[1] if len(states) == 2 else torch.cat(states)
 
@@ -255,10 +269,13 @@ class ChoosingSession(Closing):
 
     def _read(self, passages: Sequence[Chosen]) -> None:
         chained = self.settings.chained and all(one.document > 0 for one in passages)
+        # of what is stored behind the answer every number is as if it had been read in
+        compute = not chained or self.store.kv_budget is not None
         self._tiers = {layer: [] for layer in self.reader.shape.memory_layers}
         self._lengths = []
-        stored, kept = self._taken(passages[:1] if chained else passages, compute=not chained)
+        stored, kept = self._taken(passages[:1] if chained else passages, compute=compute)
         behind: list[int] = []
+        self._first = passages[0] if passages and not stored else None
         for at, one in enumerate(passages[len(stored) :], len(stored)):
             ids = self._ids(one, behind=passages[at - 1] if at else None)
             behind += ids
@@ -283,7 +300,10 @@ class ChoosingSession(Closing):
         context = CompactAttention(self.reader, self._attention.prefix)
         for layer, halves in self._kept.items():
             context.remember(layer, *halves)
-        for layer, more in enumerate(computed(context, behind)):
+        began = time.perf_counter()
+        made = computed(context, behind)
+        self._hold_first(made, time.perf_counter() - began)
+        for layer, more in enumerate(made):
             halves = self._kept.get(layer, self._nothing)
             self._attention.remember(
                 layer, *(torch.cat((half.to(new), new), 1) for half, new in zip(halves, more))
@@ -300,20 +320,21 @@ class ChoosingSession(Closing):
         places = self.store.stored_at([(one.document, one.block) for one in passages])
         found, damaged, away = self._there(passages, places)
         missing = [at for at, one in enumerate(found) if one is None]
+        self.store.note_used([place for place, one in zip(places, found) if place and one])
         if missing:
             self.store.note_computed(len(missing), damaged=damaged, away=away)
             if not compute:
                 passages = passages[: missing[0]]
             ids = [self._ids(passages[at]) for at in missing if compute]
             layers, tiers = self.reader.shape.memory_layers, ["computed"] * self._kv_heads
-            encoded = list(encode(self.reader, ids))
-            documents = [passages[at].document for at in missing if compute]
-            self.store.share_computed(
-                list(zip(documents, ids)), [(made.k, made.v) for made in encoded]
-            )
-            for at, made in zip(missing, encoded):
-                halves = dict(zip(layers, zip(made.k, made.v)))
-                found[at] = _Taken(halves, dict.fromkeys(layers, tiers))
+            began = time.perf_counter()
+            for at, made in zip(missing, encode(self.reader, ids)):
+                chosen, seconds = passages[at], time.perf_counter() - began
+                k, v = self.store.take_computed(
+                    chosen.document, chosen.block, made.k, made.v, seconds
+                )
+                found[at] = _Taken(dict(zip(layers, zip(k, v))), dict.fromkeys(layers, tiers))
+                began = time.perf_counter()
         taken = [one for one in found[: len(passages)] if one is not None]
         for one in taken:
             self._lengths.append(next(iter(one.layers.values()))[0].shape[1])
@@ -349,6 +370,25 @@ class ChoosingSession(Closing):
                 raise
         found, damaged, more = self._there(passages, left)
         return found, damaged, len(away) + more
+
+    def _hold_first(self, layers: Sequence[KeysValues], seconds: float) -> None:
+        """Have the store hold the passage that was computed first, with what follows it: that is no
+        other than if it had been alone. layers: k and v of all tokens of that pass, which took so
+        many seconds, in every layer.
+        """
+        first, self._first = self._first, None
+        if first is None or not layers:
+            return
+        n, shape = self._lengths[0], self.reader.shape
+        k, v = (
+            torch.stack([layers[layer][half][:, :n] for layer in shape.memory_layers])
+            .to(shape.kv_dtype)
+            .cpu()
+            for half in (0, 1)
+        )
+        if finite((k, v)):
+            share = seconds * n / layers[0][0].shape[1]
+            self.store.take_computed(first.document, first.block, k, v, share)
 
     def _leased(
         self, places: Sequence[tuple[int, int] | None]

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from memstore.disk.document import Document, IngestSettings
 from memstore.disk.places import append_places, pack_places, unpack_places
-from memstore.errors import MemoryLocked, ReadOnlyMemory
+from memstore.errors import MemoryLocked, ReadOnlyMemory, StorageFull
 from memstore.freed_memory import return_freed_memory
 from memstore.model.reader import TextTokenizer
 from memstore.model.text import Text
@@ -164,18 +165,26 @@ def begin_document(
     mode: Mode,
     *,
     about: int | None,
+    stored: Callable[[], int] | None = None,
 ) -> tuple[DocumentWriter | None, Foreseen]:
     """The writer of a text, None where it is there already, and what it will be; about: how many
-    tokens that are, None where nothing is foreseen. Raises InvalidInput, StorageFull, and what
+    tokens that are, None where nothing is foreseen; stored: counts those that need not be stored
+    again, and is asked where there is no room for all. Raises InvalidInput, StorageFull, and what
     MemoryStore.write_document raises.
     """
 
     def look() -> Forecast | None:
         if about is None:
             return None
-        return store.forecast(
-            text.name, about, source_hash=text.digest, settings=settings, mode=mode
+        wanted = partial(
+            store.forecast, text.name, about, source_hash=text.digest, settings=settings, mode=mode
         )
+        try:
+            return wanted()
+        except StorageFull:
+            if stored is None or mode == "append":
+                raise
+        return wanted(stored=stored())
 
     foreseen = Foreseen(look)
     writer = store.write_document(

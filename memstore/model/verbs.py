@@ -308,7 +308,8 @@ class Chat:
                 yield piece
         if rest := said.rest():
             yield rest
-        after = store.tier_stats()
+        after, seconds = store.tier_stats(), time.perf_counter() - began
+        store.store_computed()
         return Answer(
             text=said.text,
             tokens=said.tokens,
@@ -320,7 +321,7 @@ class Chat:
                 for name, counts in tiers.items()
             },
             absent=[row.name for row in store.documents() if row.id in session.absent],
-            seconds=time.perf_counter() - began,
+            seconds=seconds,
             first_token_seconds=first,
         )
 

@@ -173,6 +173,7 @@ class Answering(Iterator[str]):
                     service.sessions.end(warm, outcome.key)
                     warm = None  # it is kept
             yield said.rest()
+            service.store.store_computed()
         except BaseException as error:
             failed = error
             raise

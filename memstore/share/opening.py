@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from memstore.disk.catalog import Catalog
-from memstore.disk.passage_table import Digest, PassageCounts, digest_of
+from memstore.disk.catalog import Catalog, StoredAt
+from memstore.disk.passage_table import Digest, PassageCounts
 from memstore.share.computed import Computed
 from memstore.share.local_cache import LocalCache
 from memstore.share.open_place import open_place
@@ -53,27 +52,20 @@ class PublishedCatalog(Catalog):
         blocks, size = sum(e.row.blocks for e in entries), sum(e.row.bytes for e in entries)
         return PassageCounts(blocks, stored, size)
 
-    def _stored_number(self, txn: Any, digest: Digest, document: int, block: int) -> int | None:
-        """A number, too, where nothing is published of it but a cache may have what another reader
+    def _passage_at(self, txn: Any, digest: Digest, document: int, block: int) -> StoredAt:
+        """Stored, too, where nothing is published of it but a cache may have what another reader
         computed.
         """
         number = self._published.places.number(digest, document, block)
-        return number if self.source.caches or txn.has_records(document, block) else None
+        stored = self.source.caches or txn.has_records(document, block)
+        return StoredAt(number, 0, bool(stored), digest)
 
-    def share(
-        self, passages: Sequence[tuple[int, Sequence[int]]], halves: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
-        """As MemoryStore.share_computed."""
-        if not self.source.caches:
-            return
-        with self.database.read() as txn:
-            rows = [self.row(txn, document) for document, _ in passages]
-        known = [
-            Computed(digest_of(self.signature.digest, row.codec, np.asarray(ids)), row.codec, k, v)
-            for row, (_, ids), (k, v) in zip(rows, passages, halves)
-            if row is not None  # else it was unpublished
-        ]
-        self.source.keep_computed(known)
+    def share(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
+        """Have the caches keep what a session computed of a passage, some time, so that other
+        readers find it; k, v as in share.computed.Computed.
+        """
+        if self.source.caches:
+            self.source.keep_computed([Computed(digest, codec, k, v)])
 
     def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
         """Read these documents' values of a table at the same time: they are needed next. Raises

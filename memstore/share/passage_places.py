@@ -37,7 +37,7 @@ class PassagePlaces:
         at = number - _FIRST
         if not 0 <= at < len(self._digests):
             return None
-        row: bytes = msgpack.packb([self._digests[at], 1, 1, *self._places[at]])
+        row: bytes = msgpack.packb([self._digests[at], 1, 1, 0, *self._places[at]])
         return row
 
     def in_documents(self, wanted: Sequence[tuple[int, RecordKey]]) -> list[tuple[int, RecordKey]]:

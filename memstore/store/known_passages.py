@@ -19,7 +19,7 @@ class Known(NamedTuple):
     """A passage that the memory has."""
 
     landmarks: np.ndarray | None  # [tokens, heads, width], where the selector keeps some
-    stored: bool  # are its keys and values, too
+    stored: bool  # are its keys and values, too, or left to the questions that need them
 
 
 class KnownPassages:
@@ -41,20 +41,23 @@ class KnownPassages:
         self._part = self._run = None  # which others may have written anew since
         with self._catalog.database.read() as txn:
             self._catalog.check_selector(txn)
-            return [self._known(txn, digest) for digest in digests]
+            # what a budget has no room for is not read in again
+            bounded = self._catalog.passages.kept(txn).budget is not None
+            return [self._known(txn, digest, bounded) for digest in digests]
 
-    def _known(self, txn: Transaction, digest: Digest) -> Known | None:
+    def _known(self, txn: Transaction, digest: Digest, bounded: bool) -> Known | None:
         row = self._catalog.passages.find(txn, digest)
         if row is None:
             return None
+        stored = bounded or row.bytes > 0
         selector = self._catalog.selector
         if selector is None or not selector.form.heads:
-            return Known(None, row.bytes > 0)
+            return Known(None, stored)
         try:
             landmarks = self._landmarks(txn, *row.home, digest)
         except CorruptMemory:  # what is damaged elsewhere is no reason to be as damaged
             return None
-        return None if landmarks is None else Known(landmarks, row.bytes > 0)
+        return None if landmarks is None else Known(landmarks, stored)
 
     def _landmarks(
         self, txn: Transaction, document: int, block: int, digest: Digest

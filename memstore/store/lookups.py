@@ -1,11 +1,11 @@
 """What is looked up in a memory: landmarks that a query points to, and the blocks behind them."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from memstore.block import BlockKey
+from memstore.disk.catalog import StoredAt
 from memstore.errors import InvalidInput, StoreUnavailable
 from memstore.store.open_memory import OpenMemory
 from memstore.tiers.options import Predictor
@@ -21,9 +21,6 @@ if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is
     from memstore.tiers.base import Lease
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.stats import TierStats
-
-
-_log = logging.getLogger("memstore")
 
 
 class Lookups(OpenMemory):
@@ -94,8 +91,8 @@ class Lookups(OpenMemory):
 
     def stored_at(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
         """Under which number and block the units of blocks (document, block) are leased: those of a
-        passage under its own, whatever documents hold it; None of one whose keys and values are not
-        stored. Raises DocumentNotFound, CorruptMemory.
+        passage under its own, whatever documents hold it; None of one whose keys and values are
+        neither stored nor held by a cache. Raises DocumentNotFound, CorruptMemory.
         """
         if self._committed is None:
             return list(places)
@@ -103,36 +100,42 @@ class Lookups(OpenMemory):
         stored = [place for place in places if place[0] > 0]
         with catalog.database.read() as txn:
             found = iter(catalog.stored_at(txn, stored))
-        return [next(found) if place[0] > 0 else place for place in places]
+        told = [next(found) if place[0] > 0 else StoredAt(*place) for place in places]
+        return [
+            at[:2] if at is not None and (at.stored or self._holds(at)) else None for at in told
+        ]
+
+    def _holds(self, at: StoredAt) -> bool:
+        """Do the caches hold all units of a passage?"""
+        heads = range(self.signature.num_kv_heads)
+        return self._retrieval is not None and all(
+            any(tier.holds(BlockKey(at.number, layer, 0, head)) for tier in self.tiers.caches)
+            for layer in self.signature.memory_layers
+            for head in heads
+        )
 
     def note_computed(self, passages: int, *, damaged: int = 0, away: int = 0) -> None:
         """Count passages that a session computed, since their keys and values are not stored or,
         some of them, damaged or not to be had.
         """
-        with self._counting:
-            self.computed["passages"] += passages
-            self.computed["damaged"] += damaged
-            self.computed["away"] += away
-        if damaged:
-            _log.warning(
-                "%s: %d damaged passages were computed anew; run verify", self.place, damaged
-            )
-        if away:
-            _log.warning("%s: %d passages that could not be read were computed", self.place, away)
+        self._built.computed.count(passages=passages, damaged=damaged, away=away)
 
-    def share_computed(
-        self,
-        passages: Sequence[tuple[int, Sequence[int]]],
-        halves: "Sequence[tuple[Tensor, Tensor]]",
-    ) -> None:
-        """Have the caches of a published memory keep what a session computed, some time, so that
-        other readers find it; of another memory nothing is kept.
+    def note_used(self, places: Sequence[tuple[int, int]]) -> None:
+        """Count uses of passages that are read, as `stored_at` tells them."""
+        self._built.computed.used([number for number, _ in places if number > 0])
 
-        passages: of each its document and ids; halves: its k and v [memory layers, Hkv, n, D] in
-        the KV dtype, k without position.
+    def take_computed(
+        self, document: int, block: int, k: "Tensor", v: "Tensor", seconds: float
+    ) -> "tuple[Tensor, Tensor]":
+        """Hold what a session computed of a passage: see Computed.take."""
+        return self._built.computed.take(document, block, k, v, seconds)
+
+    def store_computed(self) -> None:
+        """Behind an answer: store what was computed for it, if the memory has a budget for that and
+        nobody is writing. Neither waits nor raises.
         """
-        if self._committed is not None:
-            self._committed.catalog.share(passages, halves)
+        if self._retrieval is not None:
+            self._retrieval.computed.store()
 
     def lease(self, units: Sequence[BlockKey]) -> "Lease":
         """Slots of the top tier that hold these units (repeats allowed) until the lease is

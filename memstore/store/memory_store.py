@@ -2,7 +2,7 @@
 sees a model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -260,9 +260,11 @@ class MemoryStore(Lookups):
         source_hash: str,
         settings: IngestSettings,
         mode: Mode = "new",
+        stored: int = 0,
     ) -> "Forecast | None":
         """What a document of about so many tokens will be here, before it is written; None if the
-        same content is there already. The rest as for write_document.
+        same content is there already. stored: tokens of it whose passages are stored, which cost
+        nothing (`stored_tokens`). The rest as for write_document.
 
         Raises StorageFull if the quota or the disk have no room for it.
         """
@@ -285,7 +287,17 @@ class MemoryStore(Lookups):
             layers=layers,
             codec=admission.codec_of(settings, committed.catalog.codec),
         )
-        return forecast(committed.catalog, rows, wanted, tokens)
+        return forecast(committed.catalog, rows, wanted, tokens, stored)
+
+    def stored_tokens(self, passages: Iterable[Passage]) -> int:
+        """How many tokens of some passages have keys and values here in the memory's codec,
+        whatever documents they are of. Raises CorruptMemory.
+        """
+        catalog = self._on_disk().catalog
+        with catalog.database.read() as txn:
+            return sum(
+                len(one.ids) for one in passages if catalog.is_stored(txn, one, catalog.codec)
+            )
 
     def _store_staged(self) -> None:
         for writer in list(self._on_disk().writers.values()):
@@ -466,9 +478,9 @@ class MemoryStore(Lookups):
         """What the memory holds and what was looked up since it was opened, as plain values.
 
         "bytes" are those of the records. "passages": how many different ones there are, of how many
-        of them keys and values are stored, the bytes of those that are referred to more than once,
-        and how many sessions computed, among them damaged ones and such as a published memory could
-        not be asked for. "landmarks" are the bytes of
+        of them keys and values are stored, their bytes, those of them that are referred to more
+        than once, the bytes that they may take, and how many sessions computed, among them damaged
+        ones and such as a published memory could not be asked for. "landmarks" are the bytes of
         landmark keys in main memory. Where nothing was looked up yet there are no "tiers".
         """
         documents = self.documents()
@@ -486,10 +498,12 @@ class MemoryStore(Lookups):
             "passages": {
                 "different": held.passages,
                 "stored": held.stored,
+                "bytes": held.bytes,
                 "shared_bytes": held.shared,
-                "computed": self.computed["passages"],
-                "damaged": self.computed["damaged"],
-                "away": self.computed["away"],
+                "kv_budget": self.kv_budget,
+                "computed": looked_up.get("computed", 0),
+                "damaged": looked_up.get("damaged", 0),
+                "away": looked_up.get("away", 0),
             },
             "file_bytes": 0
             if self._committed is None

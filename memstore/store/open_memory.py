@@ -52,10 +52,6 @@ class OpenMemory(Closing):
         self._retrieval: Retrieval | None = None
         self._building = threading.RLock()
         self._closed = False
-        # passages that sessions computed, and how many of them since they are damaged, or could
-        # not be read
-        self.computed = {"passages": 0, "damaged": 0, "away": 0}
-        self._counting = threading.Lock()
 
     # Opening
 
@@ -67,6 +63,7 @@ class OpenMemory(Closing):
         *,
         codec: str = "zstd",
         quota: int | None = None,
+        kv_budget: int | None = None,
         selector: SelectorForm | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
@@ -74,14 +71,16 @@ class OpenMemory(Closing):
         signature.
 
         codec: "zstd" or "raw" (lossless), "int8" or "int4" (see memstore.disk.codec). quota: bytes
-        that the memory's file may reach. selector: what blocks are found by, if not by landmark
-        keys of the model's own layers. options: see OpenOptions.
+        that the memory's file may reach. kv_budget: see set_kv_budget. selector: what blocks are
+        found by, if not by landmark keys of the model's own layers. options: see OpenOptions.
 
         Raises MemoryExists, InvalidInput, InvalidConfig, ReadOnlyMemory, StorageFull, MemoryLocked,
         BudgetExceeded.
         """
         check_open_options(options, signature, Path(path))  # a bad option leaves nothing behind
-        catalog = Catalog.create(path, signature, codec=codec, quota=quota, selector=selector)
+        catalog = Catalog.create(
+            path, signature, codec=codec, quota=quota, kv_budget=kv_budget, selector=selector
+        )
         return cls(catalog, signature, **options)
 
     @classmethod
@@ -213,6 +212,20 @@ class OpenMemory(Closing):
     def set_quota(self, quota: int | None) -> None:
         """Change the quota, for good. Raises InvalidInput, ReadOnlyMemory, MemoryLocked."""
         self._writable().catalog.set_quota(quota)
+
+    @property
+    def kv_budget(self) -> int | None:
+        """Bytes that keys and values of passages may take; None for no bound."""
+        return None if self._committed is None else self._on_disk().catalog.kv_budget
+
+    def set_kv_budget(self, budget: int | None) -> None:
+        """Change that, for good: what is beyond it is dropped now, those first that are least
+        worth, and questions compute what they need of it. With a budget, what was computed is
+        stored behind the answer, and uses are counted.
+
+        Raises InvalidInput (also for a memory without passages), ReadOnlyMemory, MemoryLocked.
+        """
+        self._writable().catalog.set_kv_budget(budget, wait=self._wait_for_writer)
 
     # What the rest begins with
 

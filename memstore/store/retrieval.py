@@ -22,6 +22,7 @@ from memstore.index import FaissIndex, PackedIndex, make_index
 from memstore.index.base import Scope
 from memstore.index.faiss_files import FaissFiles
 from memstore.store.chunk import StoredLayers
+from memstore.store.computed import Computed
 from memstore.store.options import OpenOptions
 from memstore.store.selected import Selected
 from memstore.tiers.base import LowestTier, UnitSource
@@ -75,10 +76,12 @@ class Retrieval:
             block_size=signature.block_size,
             head_dim=signature.head_dim,
             dtype=dtype,
+            computes=() if selector is None else tuple(sorted(signature.memory_layers)),
             **cast(TierOptions, options),
         )
         if source is not None:
             self.tiers.host.source = source
+        self.computed = Computed(catalog, self.tiers)
         # ready documents whose landmark keys are in the index, or wait to be searched
         self._loaded: dict[int, Document] = {}
         # of a memory elsewhere: those that wait, since nothing searched them yet
@@ -87,13 +90,17 @@ class Retrieval:
         self._scratch_numbers = itertools.count(-1, -1)
 
     def close(self) -> None:
-        """End the tiers' threads and the trace; more than once is the same as once."""
+        """Store what was computed, and end the tiers' threads and the trace; more than once is the
+        same as once.
+        """
+        self.computed.store(all_uses=True)
         self.tiers.close()
 
     def reopened(self, catalog: Catalog) -> None:
         """The memory was opened anew: read from there."""
         self._catalog = catalog
         self.tiers.replace_disk(_lowest(catalog))
+        self.computed.reopened(catalog)
         if self.selected is not None:
             self.selected.reopened(catalog)
 
@@ -256,6 +263,9 @@ class Retrieval:
         return {
             "landmarks": self.index.bytes + (self.selected.bytes if self.selected else 0),
             "tiers": self.tiers.stats(),
+            "computed": self.computed.passages,
+            "damaged": self.computed.damaged,
+            "away": self.computed.away,
             "prefetch": {
                 "predictor": self.tiers.predictor,
                 **self.tiers.prefetcher.stats.to_dict(),

@@ -29,9 +29,12 @@ class Forecast(NamedTuple):
     most: bool  # the bytes are an upper bound: nobody knows yet how well they compress
 
 
-def forecast(catalog: Catalog, rows: Sequence[Document], wanted: Document, tokens: int) -> Forecast:
+def forecast(
+    catalog: Catalog, rows: Sequence[Document], wanted: Document, tokens: int, stored: int = 0
+) -> Forecast:
     """What `wanted`, a row without content, will be when it has about so many tokens; rows: of all
-    documents, by which is known how well they compress.
+    documents, by which is known how well they compress; stored: tokens of passages that are there
+    already, and cost nothing.
 
     Raises StorageFull if that exceeds what the quota or the disk leave, and is no upper bound.
     """
@@ -43,10 +46,15 @@ def forecast(catalog: Catalog, rows: Sequence[Document], wanted: Document, token
         share, most = known or 1.0, known is None
     told = Forecast(tokens, round(share * records), most)
     begun = [row for row in rows if _is_part(row, wanted)]
-    there = max((row.tokens - row.appended_to for row in begun), default=0)
+    there = max([stored, *(row.tokens - row.appended_to for row in begun)])
     needed = round(share * (pages - record_bytes(signature, codec, wanted, there)[1]))
-    used = sum(row.bytes for row in rows)  # at least; what was forgotten is written over
     database, quota = catalog.database, catalog.quota
+    with database.read() as txn:
+        kept = catalog.passages.kept(txn)
+    if wanted.of_passages and kept.budget is not None and records:
+        needed = min(needed, round((kept.budget - kept.bytes) * pages / records))
+    # at least; what was forgotten is written over
+    used = kept.bytes + sum(row.bytes for row in rows if not row.of_passages)
     free = shutil.disk_usage(database.path).free + max(0, database.file_bytes - used)
     size = f"{wanted.name!r} has about {tokens:,} tokens and needs {needed / 1e6:,.1f} MB more"
     if not most and quota is not None and needed > quota - used:

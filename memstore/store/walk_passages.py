@@ -74,18 +74,30 @@ class PassageWalk:
 
     def problems(self) -> Iterator[str]:
         """What is wrong with the counts, now that all documents were read."""
+        passages = self._catalog.passages
         with self._catalog.database.read() as txn:
             try:
-                wanted = _references(txn, self._catalog)
-                for row in self._catalog.passages.all(txn):
+                wanted, size = _references(txn, self._catalog), 0
+                ordered = set(passages.by_worth(txn))
+                for row in passages.all(txn):
+                    size += row.bytes
+                    if row.bytes:
+                        ordered ^= {(row.worth, row.number)}
                     right = wanted.pop(row.digest, 0)
                     if row.references != right:
                         yield (
                             f"passage {row.number} counts {row.references} references instead of "
                             f"{right}"
                         )
-                    if self._catalog.passages.number(txn, row.digest) != row.number:
+                    if passages.number(txn, row.digest) != row.number:
                         yield f"passage {row.number} is not found by its digest"
+                kept = passages.kept(txn)
+                if ordered:
+                    yield f"{len(ordered)} passages are not in the order of their worth"
+                if kept.bytes != size:
+                    yield f"keys and values of {size} bytes are counted as {kept.bytes}"
+                if kept.budget is not None and size > kept.budget:
+                    yield f"keys and values take {size} bytes, and may take {kept.budget}"
             except CorruptMemory as error:
                 yield str(error)
                 return
@@ -117,8 +129,9 @@ def recount(txn: Transaction, catalog: Catalog) -> None:
             txn.delete("digests", bytes(key))
     numbers = catalog.new_numbers(txn)
     for digest in wanted.keys() - there:
-        row = StoredPassage(next(numbers), digest, 0, 0, (0, 0))
+        row = StoredPassage(next(numbers), digest, 0, 0, 0, (0, 0))
         passages.correct(txn, row, wanted[digest])
+    passages.recount(txn)
 
 
 def _references(txn: Transaction, catalog: Catalog) -> Counter[Digest]:

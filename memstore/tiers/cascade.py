@@ -24,7 +24,7 @@ from memstore.tiers.host import HostTier, NoSource
 from memstore.tiers.options import DEFAULT_POLICY, HOST_BUDGET, Predictor, check_options
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.stats import TierStats
+from memstore.tiers.stats import TierCounter, TierStats
 from memstore.tiers.trace import TraceWriter
 
 
@@ -46,9 +46,12 @@ class Cascade:
         device: str | None = None,
         device_budget: int = HOST_BUDGET,
         trace: Path | str | None = None,
+        computes: Sequence[int] = (),
     ) -> None:
-        """Raises BudgetExceeded, InvalidConfig, and InvalidInput or OSError for a trace that cannot
-        be written.
+        """computes: layers whose units sessions compute where no tier has them.
+
+        Raises BudgetExceeded, InvalidConfig, and InvalidInput or OSError for a trace that cannot be
+        written.
         """
         check_options({"policy": policy, "prefetch": prefetch})
         shape: dict[str, Any] = {
@@ -65,6 +68,7 @@ class Cascade:
         self.top: SlabTier = self.host if self.device is None else self.device
         self.predictor: Predictor = prefetch
         self.prefetcher = Prefetcher(self.top)
+        self._computes, self._computed = computes, TierCounter()
         self.trace = None if trace is None else TraceWriter(trace, unit_bytes=self.host.unit_bytes)
 
     def replace_disk(self, disk: LowestTier | None) -> None:
@@ -139,6 +143,15 @@ class Cascade:
 
     # Units of sessions
 
+    def computed_in(self, heads: int, seconds: float) -> Sequence[int]:
+        """Count a passage that a session computed in so many seconds, as a hit of a lowest tier;
+        the layers of its units.
+        """
+        for layer in self._computes:
+            size, share = heads * self.host.unit_bytes, seconds / len(self._computes)
+            self._computed.count(layer, hits=heads, bytes=size, seconds=share)
+        return self._computes
+
     def pin(
         self,
         document: int,
@@ -187,6 +200,8 @@ class Cascade:
                 if failures:
                     tiers[name]["failed"] = sum(failures.values())
                     tiers[name] |= {f"failed_{reason}": n for reason, n in failures.items()}
+        if self._computes:
+            tiers["computed"] = dict(self._computed.snapshot().to_dict())
         return tiers
 
     def layers(self) -> dict[str, dict[int, TierStats]]:
@@ -194,6 +209,8 @@ class Cascade:
         layers = {tier.name: tier.layers() for tier in self.caches}
         if self.disk is not None:
             layers |= {name: counter.layers() for name, counter in self.disk.counters.items()}
+        if self._computes:
+            layers["computed"] = self._computed.layers()
         return layers
 
 

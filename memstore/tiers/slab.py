@@ -407,6 +407,27 @@ class SlabTier:
             else:
                 hit(unit)
 
+    def admit(self, units: Sequence[BlockKey], k: Tensor, v: Tensor, length: int) -> None:
+        """Cache units of so many valid content tokens that were computed instead of being read from
+        below; they count as missed. Those that there is no room for now are passed over.
+
+        k, v: [n, block_size, D], zero from `length` on.
+        """
+        with self._lock:
+            self._counts.lookups(units, units, 0.0, self.unit_bytes)
+            new = [
+                at
+                for at, unit in enumerate(units)
+                if unit not in self._slots and unit not in self._arriving
+            ]
+            new = new[: 0 if self._short else self._room()]
+            wanted = [units[at] for at in new]
+            taken = self._take(wanted)
+            self.k[taken], self.v[taken] = k[new], v[new]
+            self._note_lengths(taken, [length] * len(taken))
+            self._slots.update(zip(wanted, taken))
+            self._changed.notify_all()
+
     # Pinned units
 
     def pin(

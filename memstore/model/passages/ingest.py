@@ -45,7 +45,13 @@ def ingest_passages(
     text.check()
     about = None if keep == "text" else _about_tokens(reader, text)  # which takes little room
     writer, foreseen = begin_document(
-        store, text, reader.tokenizer, settings_of(reader), mode, about=about
+        store,
+        text,
+        reader.tokenizer,
+        settings_of(reader),
+        mode,
+        about=about,
+        stored=lambda: _stored_tokens(reader, store, text),
     )
     if writer is None:
         return described(store, text)
@@ -127,6 +133,14 @@ def _about_tokens(reader: ChoosingReader, text: Text) -> int:
     """How many tokens the passages of a text have, about, contexts included."""
     tokens = sum(len(one.ids) for one in passages_of(reader, text.sample))
     return -(-tokens * text.characters // sum(map(len, text.sample)))
+
+
+def _stored_tokens(reader: ChoosingReader, store: MemoryStore, text: Text) -> int:
+    """How many tokens of a text are of passages whose keys and values are stored."""
+    passages, tokens = iter(passages_of(reader, text.pieces(), text.places)), 0
+    while some := list(islice(passages, _LOOKED_UP)):
+        tokens += store.stored_tokens(some)
+    return tokens
 
 
 def settings_of(reader: ChoosingReader) -> IngestSettings:
