@@ -36,7 +36,7 @@ from memstore.training.selector_questions import Fact, Facts
 
 METHODS: dict[str, dict[str, Any]] = {
     "remembers": {},
-    "whole": {"local_blocks": 1 << 20},
+    "whole": {"local_tokens": 1 << 20},
     "window": {"retrieve": False},
 }
 PASSAGE, DOCUMENT = 320, 2048  # tokens
