@@ -25,6 +25,7 @@ from benchmarks.common.tables import table, tokens_text
 from benchmarks.real import babilong, infinite, ruler
 from benchmarks.real.plan import Plan
 from benchmarks.real.prompting import counting
+from benchmarks.real.recall_tables import counts
 from benchmarks.real.results import Row
 from benchmarks.real.running import parser, read, run
 from memstore.training.corpus import read_documents
@@ -39,7 +40,7 @@ def main() -> None:
     rows = run("other", options, lambda: build(options), decides=decides)
     for length in options.lengths:
         print("\n" + marks(rows, length, options.methods))
-    write(options, {"rows": rows})
+    write(options, {"answers": counts(rows)})
     plot(options, lambda figure: draw(figure, rows, options.methods), (11, 3.6))
 
 
