@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from memstore.block import RecordKey
 from memstore.disk import catalog as catalog_module
+from memstore.disk import environment
 from memstore.disk.catalog import Catalog
 from memstore.disk.database import Transaction
 from memstore.disk.document import Document, IngestSettings, Write
 from memstore.disk.keys import landmarks_key, tokens_key
 from memstore.disk.signature import Signature
+from memstore.disk.transaction import TABLES
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -178,6 +180,15 @@ def test_another_format_is_refused_in_one_line(path, monkeypatch, by, error, wor
     with pytest.raises(error, match=words) as caught:
         Catalog.open(path)
     assert "\n" not in str(caught.value)
+
+
+def test_an_older_format_with_fewer_tables_is_refused_as_such(path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog_module, "FORMAT", catalog_module.FORMAT - 1)
+        patch.setattr(environment, "TABLES", tuple(t for t in TABLES if t != "worth"))
+        Catalog.create(path, SIGNATURE).close()
+    with pytest.raises(OlderFormat, match="read the documents in again"):
+        Catalog.open(path)
 
 
 def test_a_signature_survives_and_says_what_differs():

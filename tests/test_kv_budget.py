@@ -21,6 +21,7 @@ from memstore.disk.passage_table import StoredPassage
 from memstore.errors import InvalidInput, MissingBlock
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify import verify_memory
+from memstore.tiers.trace import read_trace
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "12"))
 SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "4"))
@@ -272,3 +273,27 @@ def test_the_units_of_a_passage_are_admitted_once(tmp_path) -> None:
         for _ in range(2):
             store.take_computed(document.id, 0, k, k, 0.0)
         assert tiers.host.bytes - held == 2 * len(LAYERS) * tiers.host.unit_bytes
+
+
+def test_what_is_computed_of_a_document_that_is_gone_is_read_and_not_held(tmp_path) -> None:
+    with memory(tmp_path / "m", 1 << 20) as store:
+        document = ingest(store, "book", 3)
+        with MemoryStore.open(tmp_path / "m", host_budget=1 << 20) as other:
+            other.forget("book")
+        k = torch.ones(len(LAYERS), 2, 1, store.signature.head_dim, dtype=torch.float16)
+        for half in store.take_computed(document.id, 0, k, k, 0.0):
+            assert torch.equal(half, k)
+        store.store_computed()
+        assert not told(store)
+
+
+def test_a_trace_has_what_was_computed_as_missed(tmp_path) -> None:
+    with memory(tmp_path / "m", 0) as store:
+        document = ingest(store, "book", 3)
+    with MemoryStore.open(
+        tmp_path / "m", read_only=True, host_budget=1 << 20, trace=tmp_path / "trace"
+    ) as store:
+        ask(store, document, 1, 0)
+        ask(store, document, 1, 0)
+    lookups = [(len(one.units), len(one.missed)) for one in read_trace(tmp_path / "trace")]
+    assert lookups == [(2, 2)] * len(LAYERS) + [(2, 0)] * len(LAYERS)

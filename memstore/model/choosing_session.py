@@ -91,9 +91,7 @@ class ChoosingSession(Closing):
         # tokens behind stored passages that are still to be computed, and what is stored of these
         self._behind: list[int] = []
         self._kept: dict[int, KeysValues] = {}
-        self._first: Chosen | None = (
-            None  # of the passages among these tokens, which no other affects
-        )
+        self._first: Chosen | None = None  # the passage that these tokens begin with
 
     # The text
 

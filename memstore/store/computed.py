@@ -15,7 +15,7 @@ from memstore.block import BlockKey, RecordKey
 from memstore.disk.catalog import Catalog, StoredAt
 from memstore.disk.codec import get_codec
 from memstore.disk.transaction import Transaction
-from memstore.errors import MemstoreError
+from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
 from memstore.store.admission import names_written
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.raw_bits import from_raw, raw_view
@@ -67,18 +67,20 @@ class Computed:
     ) -> tuple[Tensor, Tensor]:
         """Hold a passage's keys and values [memory layers, Hkv, n, D], on the CPU in the KV dtype;
         return them as they would be read if they were stored, of a memory with a budget: so no
-        answer depends on what is kept. seconds: that computing them took.
-
-        Raises DocumentNotFound, CorruptMemory.
+        answer depends on what is kept. seconds: that computing them took. Nothing is held of a
+        document that is gone by now.
         """
         catalog = self._catalog
         layers = self._tiers.computed_in(k.shape[1], seconds)
         if catalog is None:
             return k, v
-        with catalog.database.read() as txn:
-            (at,) = catalog.stored_at(txn, [(document, block)])
-            codec = catalog.document(txn, document).codec
-            cached = catalog.passages.kept(txn).budget is not None
+        try:
+            with catalog.database.read() as txn:
+                (at,) = catalog.stored_at(txn, [(document, block)])
+                codec = catalog.document(txn, document).codec
+                cached = catalog.passages.kept(txn).budget is not None
+        except (DocumentNotFound, CorruptMemory):
+            return k, v
         if at is None:
             return k, v
         catalog.share(at.digest, codec, k, v)
@@ -90,7 +92,7 @@ class Computed:
         units = [
             BlockKey(at.number, layer, 0, head) for layer in layers for head in range(k.shape[1])
         ]
-        self._tiers.host.admit(units, k.flatten(0, 1), v.flatten(0, 1), n)
+        self._tiers.admit(units, k.flatten(0, 1), v.flatten(0, 1), n)
         return k[:, :, :n], v[:, :, :n]
 
     def _keep(self, at: StoredAt, records: dict[int, bytes]) -> None:

@@ -143,6 +143,12 @@ class Cascade:
 
     # Units of sessions
 
+    def admit(self, units: Sequence[BlockKey], k: Tensor, v: Tensor, length: int) -> None:
+        """Hold units that a session computed in the host tier: see SlabTier.admit."""
+        if self.trace is not None:
+            self.trace.lookup(units, list(range(len(units))))
+        self.host.admit(units, k, v, length)
+
     def computed_in(self, heads: int, seconds: float) -> Sequence[int]:
         """Count a passage that a session computed in so many seconds, as a hit of a lowest tier;
         the layers of its units.
