@@ -118,7 +118,7 @@ def test_values_of_another_shape_are_refused(tmp_path: Path, shape: tuple[int, .
 def test_training_goes_on_without_the_values_of_what_it_began_with(tmp_path: Path) -> None:
     begun = with_values(tmp_path / "m")
     config = load_checkpoint(begun)[0].config
-    model = new_model(config, None, begun, 0)
+    model = new_model(config, begun, 0)
     assert model.cmt_values is None and "cmt_values" not in model.state_dict()
     assert torch.equal(model.embedding.weight, load_checkpoint(begun)[0].embedding.weight)
 

@@ -362,6 +362,6 @@ def test_a_change_after_compacting_is_noticed_whatever_the_number_of_its_transac
             store.compact()
             ingest(store, "4", 10, text=4)
             while database.last_transaction < seen:
-                store.set_quota(None)
+                store.describe("4", {"turn": database.last_transaction})
             assert database.last_transaction == seen  # as if nothing had happened
             assert len(other.documents()) == 4

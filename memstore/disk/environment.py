@@ -46,7 +46,14 @@ from memstore.disk.locks import Gate, WriterLock
 from memstore.disk.meta_pages import check_commits, check_length
 from memstore.disk.new_file import fill
 from memstore.disk.transaction import TABLES, Transaction
-from memstore.errors import InvalidInput, MemoryExists, MemoryLocked, MemoryNotFound, StorageFull
+from memstore.errors import (
+    CorruptMemory,
+    InvalidInput,
+    MemoryExists,
+    MemoryLocked,
+    MemoryNotFound,
+    StorageFull,
+)
 
 T = TypeVar("T")
 
@@ -58,6 +65,13 @@ class Version(NamedTuple):
 
     file: int  # how often this process has made the file anew
     transaction: int  # numbers count from 1 in each
+
+
+class _Tables(dict[str, Any]):
+    """Handles of tables, by name."""
+
+    def __missing__(self, name: str) -> Any:
+        raise CorruptMemory(f"the memory lacks its table of {name}; run verify --repair")
 
 
 class Environment:
@@ -178,7 +192,7 @@ class Environment:
             # In an environment open for writing this begins a writing transaction, so the
             # writer lock is held by then, and nobody waits. A memory of another format may lack
             # some, which its catalog refuses.
-            self.tables = {}
+            self.tables = _Tables()
             for name in TABLES:
                 with suppress(lmdb.NotFoundError):
                     self.tables[name] = self._inner.open_db(name.encode(), create=False)

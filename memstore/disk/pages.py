@@ -59,6 +59,8 @@ def places_of(
     are asked for at once. What leads through a page that is not as it must be is not found. Raises
     OSError.
     """
+    if len(table) != _TABLE.size:
+        return [None] * len(keys)
     _, depth, root = _TABLE.unpack(table)
     end = os.fstat(file).st_size // page_size
     found: dict[bytes, Place] = {}

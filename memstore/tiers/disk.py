@@ -152,7 +152,8 @@ class DiskTier:
         keys = [record[0] for record in wanted]
         views = txn.views("blocks", keys)
         if len(views) < len(keys):
-            key = next(record[1] for record in wanted if txn.view("blocks", record[0]) is None)
+            lost = (record[1] for record in wanted if txn.view("blocks", record[0]) is None)
+            key = next(lost, wanted[0][1])  # damaged keys may hide from one search alone
             raise MissingBlock(f"{key}: no such record in {self.database.path}; run verify")
         return views
 
