@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,14 +62,16 @@ def run(*arguments: object, stdin: str | bytes = b"") -> Result:
     return Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
-def start(*arguments: object, **options: Any) -> "subprocess.Popen[str]":
+def start(
+    *arguments: object, env: Mapping[str, str] = {}, **options: Any
+) -> "subprocess.Popen[str]":
     """The command in a process of its own, where SIGINT is what it is on a terminal, however the
-    tests were started.
+    tests were started; env: variables that it has beside those of this process.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "memstore", *map(str, arguments)],
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         **options,
     )

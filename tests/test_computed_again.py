@@ -30,7 +30,7 @@ from memstore.cli.main import app
 from memstore.hf.reader import HuggingFaceReader
 from memstore.model.adaptation import Adaptation
 from memstore.model.chosen import Chosen
-from memstore.model.passages import ingest as ingesting
+from memstore.model.passages import stack
 from memstore.model.selector_heads import PointerHeads
 from memstore.model.selector_sum import Sum, Words
 
@@ -84,14 +84,14 @@ def states(reader, store: MemoryStore, name: str, blocks: list[int], **lookup) -
 def computed(monkeypatch) -> list[int]:
     """How many passages went through the model to be read in."""
     counts: list[int] = []
-    encode = ingesting.encode
+    encode = stack.encode
 
     def counting(reader, passages, **how):
         some = list(passages)
         counts.append(len(some))
         return encode(reader, some, **how)
 
-    monkeypatch.setattr(ingesting, "encode", counting)
+    monkeypatch.setattr(stack, "encode", counting)
     return counts
 
 

@@ -8,6 +8,10 @@ ingest  Tokens a second of `reader.ingest`, against the stock model of transform
 short   The same for documents of --short tokens, one after the other; and what reading several of
         them side by side would gain at most: a batch through the stock model against its rows one
         by one, and whether they give the same bits.
+workers How fast --workers processes read the long document, and the --documents short ones of each
+        length as files of a folder, against one: of one thread, and of as many threads as there
+        are processes. In turns, by the clock; the workers have loaded the model before, in seconds
+        that are told apart. Wants as many idle cores.
 peak    Peak main memory of a process of its own that ingests --peak tokens; its host tier holds
         --host-budget bytes.
 
@@ -36,9 +40,11 @@ from memstore import MemoryStore
 from memstore.disk.codec import NEW_CODECS
 from memstore.hf.load import load_reader
 from memstore.hf.reader import HuggingFaceReader
+from memstore.model.passages.workers import Workers
+from memstore.model.text import Text
 from memstore.training.corpus import read_documents
 
-PARTS = ["ingest", "short", "peak"]
+PARTS = ["ingest", "short", "workers", "peak"]
 
 
 def main() -> None:
@@ -46,8 +52,9 @@ def main() -> None:
     prepare(options.threads)
     hay = Hay(counting(options.model), list(read_documents(options.text)), Random(options.seed))
     found: dict[str, Any] = {}
-    if "ingest" in options.parts or "short" in options.parts:
+    if {"ingest", "short", "workers"} & set(options.parts):
         reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    if "ingest" in options.parts or "short" in options.parts:
         stock = Stock(options.model, options.dtype, reader)
         if "ingest" in options.parts:
             found["ingest"] = against_prefill(reader, stock, [hay.prose(options.tokens)], options)
@@ -56,6 +63,8 @@ def main() -> None:
                 texts = [hay.prose(length) for _ in range(options.documents)]
                 found[f"short {length}"] = against_prefill(reader, stock, texts, options)
                 found[f"batches {length}"] = batches(reader, stock, texts, options)
+    if "workers" in options.parts:
+        found["workers"] = by_workers(reader, hay, options)
     if "peak" in options.parts:
         found["peak"] = peaks(hay, options)
     write(options, found)
@@ -72,6 +81,7 @@ def read_options() -> argparse.Namespace:
     add(options, "--short", [128, 512], "tokens")
     add(options, "--documents", 8, "short ones")
     add(options, "--batches", [2, 4, 8], "documents side by side")
+    add(options, "--workers", 2, "processes, of which one writes")
     add(options, "--peak", ["32K", "128K"], "tokens")
     add(options, "--host-budget", 64 * 1024**2, "bytes")
     add(options, "--repeats", 3)
@@ -189,6 +199,49 @@ def batches(
         lines.append([batch, tokens_text(ids.shape[1]), spread(gain), "yes" if same else "no"])
     head = ["side by side", "tokens each", f"gain in {options.dtype}", "the same bits"]
     print(table(head, lines) + "\n", flush=True)
+    return found
+
+
+def by_workers(reader: HuggingFaceReader, hay: Hay, options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second of several processes, and of one."""
+    folders = [[hay.prose(options.tokens)]]
+    folders += [[hay.prose(length) for _ in range(options.documents)] for length in options.short]
+    lines, found = [], dict[str, Any]()
+    one, several = options.threads, options.workers
+    with reader.workers(several) as crew:
+        found["loading"], _ = timed(crew.start)
+
+        def read(texts: Sequence[str], threads: int, workers: Workers | None = None) -> float:
+            """Tokens a second. The texts are cut and stored like those of files."""
+            files = [Text(text, f"{number}") for number, text in enumerate(texts)]
+            torch.set_num_threads(threads)
+            with tempfile.TemporaryDirectory() as where, created(reader, where, options) as store:
+                if workers is not None:
+                    workers.expect(files[1:])
+                began, tokens = time.perf_counter(), 0
+                for text in files:
+                    tokens += reader.ingest(text, store, workers=workers or 1).tokens
+                return tokens / (time.perf_counter() - began)
+
+        for texts in folders:
+            ways = {
+                f"one of {one}": lambda _, t=texts: read(t, one),
+                f"one of {one * several}": lambda _, t=texts: read(t, one * several),
+                f"{several} of {one}": lambda _, t=texts: read(t, one, crew),
+            }
+            for way in ways.values():
+                way(-1)
+            rates = interleaved(ways, options.repeats)
+            alone, wide, together = rates.values()
+            gains = paired_ratio(together, alone), paired_ratio(together, wide)
+            what = f"{len(texts)} of {tokens_text(len(reader.tokenizer.encode(texts[0])))} tokens"
+            shown = " / ".join(f"{statistics.median(rate):,.0f}" for rate in rates.values())
+            lines.append([what, shown, *map(spread, gains)])
+            found[what] = {"tokens_per_second": rates, "gains": gains}
+    names = " / ".join(rates)
+    head = [f"{options.dtype}, {options.codec}", f"tokens a second: {names} threads"]
+    print(table([*head, "gain", "gain over as many threads"], lines))
+    print(f"the workers loaded the model in {found['loading']:.1f} s\n", flush=True)
     return found
 
 

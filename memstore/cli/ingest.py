@@ -1,6 +1,7 @@
 """The commands that read documents into a memory, and index them."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,6 +40,7 @@ INGEST_BUDGET = 128 << 20
     "memstore ingest book.txt --store mem",
     "memstore ingest notes.txt --store mem --name diary --append",
     "memstore ingest papers --recursive --sync --store mem",
+    "memstore ingest library --recursive --store mem --model smollm2 --workers 4",
     interrupted="interrupted; what was read is kept, and the same command goes on from there",
 )
 def ingest(
@@ -126,6 +128,15 @@ def ingest(
             "chooses blocks).",
         ),
     ] = "kv",
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            help="Processes that read, which share the cores; what is stored is the same (a "
+            "selector chooses blocks).",
+        ),
+    ] = 1,
     *,
     tiers: Tiers,
     as_json: Json = False,
@@ -171,6 +182,7 @@ def ingest(
         lookup["retrieve"] = True
     if keep != "kv":
         lookup["keep"] = keep
+    computing = None if workers == 1 else reader.workers(workers)
     mode: Mode = "append" if append else "replace" if replace else "new"
     options = tiers.options(ASK_BUDGET if retrieve else INGEST_BUDGET)
     reading = Reading(
@@ -178,9 +190,10 @@ def ingest(
         lambda make: _open_or_create(store, reader, codec, quota, kv_budget, options, make=make),
         mode,
         lookup,
+        workers=computing,
         quiet=as_json,
     )
-    with reading:
+    with computing or nullcontext(), reading:
         reading.files(found, first)
         if sync:
             reading.forget_lost(found)

@@ -5,7 +5,7 @@ cannot be read is said and left out, what is gone is forgotten.
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from memstore.disk.document import Document
     from memstore.documents.folder import File, Files, Source
     from memstore.model.ingest import IngestProgress
+    from memstore.model.passages.workers import Workers
     from memstore.model.text import Text
     from memstore.model.verbs import Verbs
     from memstore.store.admission import Mode
@@ -62,16 +63,21 @@ class Reading(Closing):
         mode: "Mode",
         lookup: dict[str, Any],
         *,
+        workers: "Workers | None" = None,
         quiet: bool,
     ) -> None:
-        """open_memory: whether it may be made -> the memory, or None; quiet: nothing is said on
-        stdout.
+        """open_memory: whether it may be made -> the memory, or None; workers: compute beside this
+        process; quiet: nothing is said on stdout.
         """
         self.memory: MemoryStore | None = None
         self._made = False
         self.failed: list[dict[str, Any]] = []
         self._reader, self._open, self._mode, self._lookup = reader, open_memory, mode, lookup
-        self._quiet = quiet
+        self._quiet, self._workers = quiet, workers
+        if workers is not None:
+            self._lookup = {**lookup, "workers": workers}
+        self._turn = 0  # the number of the file that is read
+        self._ahead: dict[str, Text] = {}  # of files that come, by name
         self._results: list[dict[str, Any]] = []
         self._forgotten: list[Document] = []
 
@@ -86,7 +92,10 @@ class Reading(Closing):
             return
         self.memory = self._open(False)
         many = len(found.files) if found.folders else 0
+        if self._workers is not None:
+            self._workers.expect(self._coming(found.files))
         for number, file in enumerate(found.files, 1):
+            self._turn = number
             try:
                 self._file(file, f"[{number:,} of {many:,}] " if many else "")
             except _OWN as error:
@@ -138,22 +147,47 @@ class Reading(Closing):
         return f"{len(self._results) + len(self.failed):,} files: {', '.join(parts) or 'nothing'}"
 
     def _file(self, file: "File", which: str) -> None:
+        seen, known, done = self._look(file)
+        if done is not None and seen is not None:
+            if seen.hash:
+                self._describe(done, seen)
+            self._add(done, "unchanged")
+            return
+        text = self._ahead.pop(file.name, None)
+        if text is None or text.source != (None if seen is None else seen.to_dict()):
+            text = checked(text_of(file, seen), which)
+        self._read(text, self._mode if known is None else "replace", which)
+
+    def _coming(self, files: "Sequence[File]") -> "Iterator[Text]":
+        """The texts of files whose turn has not come; what is wrong with one is said when it is."""
+        from memstore.documents.folder import STDIN
+
+        for number, file in enumerate(files, 1):
+            if number <= self._turn or str(file.path) == STDIN:
+                continue
+            with suppress(MemstoreError):
+                seen, _, done = self._look(file)
+                if done is None:
+                    text = self._ahead[file.name] = text_of(file, seen)
+                    text.check()
+                    yield text
+
+    def _look(self, file: "File") -> "tuple[Source | None, Source | None, Document | None]":
+        """What is seen of a file, what the document of its name says that was seen of it, and that
+        document, if it is there and of the same text. The file is read, and has a hash, where its
+        time and size do not tell.
+        """
         seen, there = file.look(), self._there(file)
         known = self._known(there, seen)
-        if seen is not None:
-            done = known is not None and there is not None and there.state == "ready"
-            if done and known is not None and known.mtime_ns == seen.mtime_ns != 0:
-                done = known.size == seen.size
-            if not done or known is None or known.mtime_ns != seen.mtime_ns or not seen.mtime_ns:
-                seen = msgspec.structs.replace(seen, hash=file.hash())
-                done = done and known is not None and known.hash == seen.hash
-                if done and there is not None:
-                    self._describe(there, seen)
-            if done and there is not None:
-                self._add(there, "unchanged")
-                return
-        text = checked(text_of(file, seen), which)
-        self._read(text, self._mode if known is None else "replace", which)
+        if seen is None:
+            return None, known, None
+        done = known is not None and there is not None and there.state == "ready"
+        if done and known is not None and known.mtime_ns == seen.mtime_ns != 0:
+            done = known.size == seen.size
+        if not done or known is None or known.mtime_ns != seen.mtime_ns or not seen.mtime_ns:
+            seen = msgspec.structs.replace(seen, hash=file.hash())
+            done = done and known is not None and known.hash == seen.hash
+        return seen, known, there if done else None
 
     def _there(self, file: "File") -> "Document | None":
         """The document of its name, if there is one."""

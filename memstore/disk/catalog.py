@@ -479,10 +479,10 @@ class Catalog:
 
     # Passages
 
-    def digests(self, document: Document, passages: Iterable[Passage]) -> list[Digest]:
-        """By what passages of a document are known."""
-        signature = self.signature.digest
-        return [digest_of(signature, document.codec, passage.ids) for passage in passages]
+    def digests(self, document: Document | None, passages: Iterable[Passage]) -> list[Digest]:
+        """By what passages of a document are known; None: of one that comes."""
+        signature, codec = self.signature.digest, self.codec if document is None else document.codec
+        return [digest_of(signature, codec, passage.ids) for passage in passages]
 
     def is_stored(self, txn: Transaction, passage: Passage, codec: str) -> bool:
         """Are there records of a passage in a codec? Raises CorruptMemory."""

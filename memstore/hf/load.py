@@ -75,7 +75,11 @@ def _loaded(
     read.to(place, fast_dtype(place) if dtype is None else dtype)
     if isinstance(read, LandmarkDecoder):
         return LandmarkDecoderReader(read, tokenizer, weights=digest)
-    return HuggingFaceReader(model, tokenizer, adaptation, weights=digest)
+    reader = HuggingFaceReader(model, tokenizer, adaptation, weights=digest)
+    if adaptation is None:
+        of = (str(reader.dtype).removeprefix("torch."), reader.signature.digest.hex())
+        reader.worker = ("memstore.hf.worker", str(directory.resolve()), *of, reader.keeps.digest)
+    return reader
 
 
 def load_stock(name: str | Path) -> tuple[Any, Any, Path]:

@@ -1,6 +1,8 @@
 """What a passage model can do with a memory: it chooses passages once for a question."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +15,7 @@ from memstore.model.answer import Found
 from memstore.model.choosing_session import ChoosingSession
 from memstore.model.ingest import Ingesting, OnForecast
 from memstore.model.passages.ingest import find_again, ingest_passages
+from memstore.model.passages.workers import Workers
 from memstore.model.reader import ChoosingReader
 from memstore.model.settings import AnswerSettings
 from memstore.model.tap import tap
@@ -28,6 +31,9 @@ class ChoosingVerbs(Verbs, ChoosingReader):
 
     answering = AnswerSettings(max_new_tokens=64, until_sentence=False)
     codec = "int8"  # the answers are the same: docs/models-results.md
+    # the module that computes passages of this model in another process, and its arguments (see
+    # passages.worker); None where no other can load it
+    worker: Sequence[str] | None = None
 
     @property
     def keeps(self) -> SelectorForm:
@@ -42,12 +48,15 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         name: str | None = None,
         mode: Mode = "new",
         keep: Keep = "kv",
+        workers: int | Workers = 1,
         expect: OnForecast | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """As Verbs.ingesting; none of the settings changes what is stored. keep: "text" stores no
-        keys and values: those of a passage that a question needs are computed then. Raises
-        InvalidInput for chunk_blocks: passages are read each alone.
+        keys and values: those of a passage that a question needs are computed then. workers: how
+        many processes compute, this one among them; or what `workers` gave, for several documents.
+        Raises InvalidInput for chunk_blocks: passages are read each alone; and what `workers`
+        raises.
         """
         if keep not in get_args(Keep):
             raise InvalidInput(f"keep is {' or '.join(get_args(Keep))}, not {keep!r}")
@@ -55,7 +64,34 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
             raise InvalidInput("this model reads passages, each alone; leave chunk_blocks out")
         text = source if isinstance(source, Text) else Text(source, name)
-        return ingest_passages(self, store, text, mode=mode, keep=keep, expect=expect)
+        read = partial(ingest_passages, self, store, text, mode=mode, keep=keep, expect=expect)
+        if workers == 1:
+            return read()
+        if isinstance(workers, Workers):
+            return read(workers=workers)
+        return _ending(self.workers(workers), read)
+
+    def workers(self, number: int) -> Workers:
+        """Processes that compute what `ingest` needs; `ingest(.., workers=)` takes them, for one
+        document after the other.
+
+        number: how many, this one among them. Raises InvalidInput for less than one, and for a
+        model that other processes cannot load (wrapped, or with an adaptation given in memory) or
+        that computes on another device than the CPU.
+        """
+        if not isinstance(number, Integral) or isinstance(number, bool) or number < 1:
+            raise InvalidInput(f"workers is a number of processes, at least 1; not {number!r}")
+        if self.device.type != "cpu":
+            raise InvalidInput(
+                f"workers share the cores of a CPU, and this model is on {self.device}; leave "
+                "workers out"
+            )
+        if number > 1 and self.worker is None:
+            raise InvalidInput(
+                "other processes cannot load this model, which was wrapped or given an adaptation "
+                "in memory; load it by name (load_reader), or leave workers out"
+            )
+        return Workers(self, self.worker or (), int(number))
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
@@ -126,3 +162,9 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         for score, place in zip(best.values.tolist(), best.indices.tolist()):
             document, block = places[place]
             yield Found(document, block, score, {})
+
+
+def _ending(workers: Workers, read: Callable[..., Ingesting]) -> Ingesting:
+    """An ingest by workers that end with it."""
+    with workers:
+        return (yield from read(workers=workers))

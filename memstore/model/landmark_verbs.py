@@ -36,13 +36,16 @@ class LandmarkVerbs(Verbs, LandmarkReader):
         mode: Mode = "new",
         retrieve: bool = False,
         keep: str = "kv",
+        workers: int = 1,
         expect: OnForecast | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """As Verbs.ingesting. retrieve: attend to retrieved blocks while reading instead of the
-        latest ones (slower, for perplexity). keep: "kv"; blocks depend on each other, and are
-        computed once.
+        latest ones (slower, for perplexity). keep: "kv", workers: 1; blocks depend on each other,
+        and are computed once, one after the other.
         """
+        if workers != 1:
+            self.workers(workers)
         if keep != "kv":
             raise InvalidInput(
                 "this model's blocks are computed one after the other, and kept: leave keep out"

@@ -20,6 +20,7 @@ from memstore.errors import InvalidInput
 from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Source
 from memstore.model.generate import Continuation, ends_sentence
 from memstore.model.ingest import Ingesting, OnForecast, OnProgress, finish
+from memstore.model.passages.workers import Workers
 from memstore.model.reader import Reader
 from memstore.model.said import Said
 from memstore.model.settings import ANSWER_SETTINGS
@@ -121,6 +122,14 @@ class Verbs(Reader):
         **lookup: Any,
     ) -> Ingesting:
         """`ingest` one chunk at a time, for who has other work to do between them."""
+
+    def workers(self, number: int) -> Workers:
+        """Processes that compute what `ingest` needs, for one document after the other. Raises
+        InvalidInput for a model whose documents cannot be read in by several.
+        """
+        raise InvalidInput(
+            "this model's blocks are computed in turn, by one process; leave workers out"
+        )
 
     def build_index(
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None

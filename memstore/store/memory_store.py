@@ -112,6 +112,15 @@ class MemoryStore(Lookups):
         """
         return self._read(document, partial(read_passages, first=first, end=end))
 
+    def has_passages(self, passages: Sequence[Passage], *, whole: bool) -> list[bool]:
+        """Which of these passages some document holds; whole: with keys and values. Raises
+        CorruptMemory.
+        """
+        catalog = self._on_disk().catalog
+        with catalog.database.read() as txn:
+            rows = [catalog.passages.find(txn, one) for one in catalog.digests(None, passages)]
+        return [row is not None and (row.bytes > 0 or not whole) for row in rows]
+
     def tail(self, document: str | int) -> str:
         """The text of a document of passages behind its last one. Raises what `passages` raises."""
 

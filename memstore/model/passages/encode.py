@@ -23,7 +23,7 @@ from memstore.model.tapped import Tapped, Taps
 from memstore.store.chunk import finite
 
 _TOKENS = 256  # of a pass: as fast as more on a CPU, and a short document fills few for nothing
-_AHEAD = 32  # passages of which those are chosen that fill a pass
+AHEAD = 32  # passages of which those are chosen that fill a pass
 
 
 class Encoded(NamedTuple):
@@ -56,7 +56,7 @@ def encode(
     coming = iter(passages)
     waiting: deque[_Waiting] = deque()
     while True:
-        waiting.extend(_Waiting(ids) for ids in islice(coming, _AHEAD - len(waiting)))
+        waiting.extend(_Waiting(ids) for ids in islice(coming, AHEAD - len(waiting)))
         if not waiting:
             return
         if waiting[0].encoded is None:
@@ -73,6 +73,11 @@ def encode(
 class _Waiting:
     ids: Sequence[int]
     encoded: Encoded | None = None
+
+
+def pass_tokens(reader: ChoosingReader) -> int:
+    """How many tokens a pass has; no passage has more."""
+    return max(_TOKENS, reader.shape.block_size)
 
 
 def fitting(lengths: Sequence[int], size: int) -> tuple[int, ...]:
@@ -101,7 +106,7 @@ class _Walk:
     """Computes passages, a pass at a time; layers, taps: as in encode."""
 
     def __init__(self, reader: ChoosingReader, layers: int | None, taps: Taps) -> None:
-        self.size = max(_TOKENS, reader.shape.block_size)
+        self.size = pass_tokens(reader)
         self._reader, self._layers, self._taps = reader, layers, taps
         self._prefix = _rotated(reader, read_prefix(reader))
 

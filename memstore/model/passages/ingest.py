@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice, tee
 
 import torch
@@ -13,8 +14,9 @@ from memstore.disk.places import Place
 from memstore.freed_memory import return_freed_memory
 from memstore.model.ingest import Ingesting, IngestProgress, OnForecast, begin_document, described
 from memstore.model.passages.cut import Passages
-from memstore.model.passages.encode import Encoded, encode
-from memstore.model.passages.stack import landmarks_of, padded, words_of
+from memstore.model.passages.encode import encode
+from memstore.model.passages.stack import Computed, compute, landmarks_of, padded, words_of
+from memstore.model.passages.workers import Workers
 from memstore.model.reader import ChoosingReader
 from memstore.model.text import Text
 from memstore.store.admission import Mode
@@ -34,10 +36,12 @@ def ingest_passages(
     mode: Mode = "new",
     keep: Keep = "kv",
     expect: OnForecast | None = None,
+    workers: Workers | None = None,
 ) -> Ingesting:
     """Read a text into the store under text.name, passage by passage; the finished document is
     returned. keep: keys and values of its passages, or their text alone, of which a question
-    computes those that it needs. Raises what memstore.model.ingest.ingest raises.
+    computes those that it needs. workers: compute beside this process; what is stored is the same.
+    Raises what memstore.model.ingest.ingest raises, and what Workers.compute does.
 
     A document already there with the same content is returned as it is; one whose ingest was
     interrupted goes on behind the passages that are stored. An appended text begins a passage.
@@ -70,21 +74,22 @@ def ingest_passages(
         passages = chain(writer.replaced_passages(), cutting)
         coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
         through = reader.selector.taps.layers if keep == "text" else None
-        encoded = encode(
-            reader,
-            (one.ids.tolist() for one, known in ahead if _missing(known, keep)),
-            layers=through,
-        )
+        missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
+        if workers is None or through == 0:  # words alone are no work
+            computed = compute(reader, missing, through)
+        else:
+            lacking = partial(_lacking, reader, store, keep)
+            computed = workers.compute(missing, text, layers=through, lacking=lacking)
         while pairs := list(islice(coming, _AT_ONCE)):
             some = [one for one, _ in pairs]
             new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
-            found = list(islice(encoded, len(new)))
+            found = list(islice(computed, len(new)))
             given = new if keep == "kv" else []
             writer.add_passages(
                 some,
                 padded(reader, found) if given else {},
                 given=given,
-                landmarks=_landmarks(reader, pairs, new, found),
+                landmarks=_landmarks(pairs, new, found),
                 words=words_of(reader, some),
             )
             return_freed_memory()
@@ -110,21 +115,30 @@ def _missing(known: Known | None, keep: Keep) -> bool:
     return known is None or (keep == "kv" and not known.stored)
 
 
+def _lacking(
+    reader: ChoosingReader, store: MemoryStore, keep: Keep, text: Text
+) -> Iterator[list[int]]:
+    """Of a text that is not read in yet the passages that will have to be computed, as far as that
+    can be told: where it is appended to another, it may be cut in another way.
+    """
+    coming = iter(passages_of(reader, text.pieces(), text.places))
+    while some := list(islice(coming, _LOOKED_UP)):
+        there = store.has_passages(some, whole=keep == "kv")
+        yield from (one.ids.tolist() for one, known in zip(some, there) if not known)
+
+
 def _landmarks(
-    reader: ChoosingReader,
-    pairs: Sequence[tuple[Passage, Known | None]],
-    new: Sequence[int],
-    encoded: Sequence[Encoded],
+    pairs: Sequence[tuple[Passage, Known | None]], new: Sequence[int], computed: Sequence[Computed]
 ) -> Tensor | None:
     """What the reader's selector keeps of the tokens of passages, of which the new ones were
-    encoded, and the others are known.
+    computed, and the others are known.
     """
     parts: list[Tensor | None] = [
         None if known is None or known.landmarks is None else torch.from_numpy(known.landmarks)
         for _, known in pairs
     ]
-    for at, one in zip(new, encoded):
-        parts[at] = landmarks_of(reader, [one])
+    for at, one in zip(new, computed):
+        parts[at] = one.landmarks
     kept = [part for part in parts if part is not None]
     return torch.cat(kept) if kept else None
 

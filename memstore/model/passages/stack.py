@@ -1,16 +1,37 @@
 """What is stored of several passages, as the store takes it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from memstore.disk.passages import Passage
-from memstore.model.passages.encode import Encoded
+from memstore.model.passages.encode import Encoded, encode
 from memstore.model.reader import ChoosingReader, TextTokenizer
 
 
-def padded(reader: ChoosingReader, encoded: Sequence[Encoded]) -> dict[int, tuple[Tensor, Tensor]]:
+class Computed(NamedTuple):
+    """What is stored of a passage: k, v as in Encoded; landmarks [tokens, heads, width], where the
+    reader's selector keeps some.
+    """
+
+    k: Tensor
+    v: Tensor
+    landmarks: Tensor | None
+
+
+def compute(
+    reader: ChoosingReader, passages: Iterable[Sequence[int]], layers: int | None = None
+) -> Iterator[Computed]:
+    """What is stored of each of these passages (ids), by `encode`; raises what that raises."""
+    for one in encode(reader, passages, layers=layers):
+        yield Computed(one.k, one.v, landmarks_of(reader, [one]))
+
+
+def padded(
+    reader: ChoosingReader, encoded: Sequence[Encoded | Computed]
+) -> dict[int, tuple[Tensor, Tensor]]:
     """K and V of every memory layer, [n, Hkv, block_size, D]; the rows behind a passage are 0."""
     layers = reader.shape.memory_layers
     size = (reader.shape.num_kv_heads, reader.shape.block_size, reader.shape.head_dim)
