@@ -70,7 +70,7 @@ def test_an_answer_that_is_cut_in_a_shared_walk_leaves_the_others_as_they_are(
     """Its client goes away while a walk reads a token of it and of the others."""
     model, rows = load_model(), []
     hidden = model.hidden
-    go, shared, cut = threading.Event(), threading.Event(), threading.Event()
+    go, shared, cut, held = (threading.Event() for _ in range(4))
 
     def walking(ids, attend, **options):
         rows.append(len(ids))
@@ -99,7 +99,8 @@ def test_an_answer_that_is_cut_in_a_shared_walk_leaves_the_others_as_they_are(
             ):
                 lines = answer.iter_lines()
                 next(lines)
-                worker.call("holder/0", go.wait)
+                worker.call("holder/0", lambda: (held.set(), go.wait()))
+                assert held.wait(60)  # those that come now wait behind it
                 others = [pool.submit(said, question) for question in QUESTIONS[:2]]
                 try:
                     served.settled(active=2, waiting=2, jobs=0)  # both have come
