@@ -10,11 +10,11 @@ from diary import DIARY
 
 from memstore import MemoryStore, load_model
 from memstore.disk.document import is_of_prompt
-from memstore.serve.asking import Answering, Outcome, Question
-from memstore.serve.sampling import Sampling
+from memstore.serve.answering.answers import Answering, Outcome, Question
+from memstore.serve.answering.sampling import Sampling
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
-from memstore.serve.turns import Turn
+from memstore.serve.state.turns import Turn
 
 
 class Asked:

@@ -13,8 +13,8 @@ from diary import DIARY
 
 from memstore import MemoryStore, load_model
 from memstore.model.verbs import Verbs
-from memstore.serve.keys import Keys
-from memstore.serve.run import configured
+from memstore.serve.api_keys import Keys
+from memstore.serve.http.run import configured
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
 

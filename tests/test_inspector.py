@@ -15,7 +15,7 @@ pytest.importorskip("fastapi")
 from diary import ANSWER, QUESTION
 from serving import serving
 
-from memstore.serve.keys import Access, Keys
+from memstore.serve.api_keys import Access, Keys
 from memstore.store.memory_store import MemoryStore
 
 pytestmark = [

@@ -8,8 +8,8 @@ from tiny_decoder import decoder, tokenizer
 import memstore
 from memstore.model.answer import Collector
 from memstore.model.units import Read
-from memstore.serve.reading import passage, pieces, sources, told, unit_bytes
-from memstore.serve.trace import BLOCKS, OF_TOKEN, Trace
+from memstore.serve.answering.trace import BLOCKS, OF_TOKEN, Trace
+from memstore.serve.answering.trace_report import passage, pieces, sources, told, unit_bytes
 from memstore.store.memory_store import MemoryStore
 
 DIARY = (

@@ -18,16 +18,16 @@ from pydantic import ValidationError
 from serving import Served, serving
 from starlette.exceptions import HTTPException
 
-from memstore.serve import connections
-from memstore.serve.app import create_app
-from memstore.serve.chat import ChatRequest
-from memstore.serve.checks import Checks
-from memstore.serve.keys import Keys
-from memstore.serve.line import Busy
-from memstore.serve.mcp_tools import TOOLS, Ask
-from memstore.serve.responses import ResponseRequest
+from memstore.serve.answering.admission_queue import Busy
+from memstore.serve.answering.worker import Worker
+from memstore.serve.api_keys import Keys
+from memstore.serve.http import connections
+from memstore.serve.http.app import create_app
+from memstore.serve.http.checks import Checks
+from memstore.serve.http.openai.chat import ChatRequest
+from memstore.serve.http.openai.responses import ResponseRequest
+from memstore.serve.mcp.tools import TOOLS, Ask
 from memstore.serve.settings import ServeSettings
-from memstore.serve.worker import Worker
 
 PAGE = "https://friend.example"
 

@@ -21,15 +21,15 @@ from serving import Served, serving
 
 from memstore.disk.document import is_of_prompt
 from memstore.model.answer import Source
-from memstore.serve import uploads as uploads_module
-from memstore.serve import vector_tables
-from memstore.serve.adopting import Adopting
-from memstore.serve.errors import ApiError
-from memstore.serve.keys import Access, Keys
+from memstore.serve.api_errors import ApiError
+from memstore.serve.api_keys import Access, Keys
+from memstore.serve.background.backfill import Adopting
+from memstore.serve.http.openai.vector_stores import scores
 from memstore.serve.settings import ServeSettings
-from memstore.serve.uploads import file_name
-from memstore.serve.vector_stores import scores
-from memstore.serve.vector_tables import Entry
+from memstore.serve.state import uploads as uploads_module
+from memstore.serve.state import vector_tables
+from memstore.serve.state.uploads import file_name
+from memstore.serve.state.vector_tables import Entry
 from memstore.store.admission import Mode
 
 TOWNS = {

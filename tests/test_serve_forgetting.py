@@ -10,8 +10,8 @@ import pytest
 from asked_service import Asked, asked
 from diary import QUESTION
 
-from memstore.serve.errors import ApiError
-from memstore.serve.turns import Turn
+from memstore.serve.api_errors import ApiError
+from memstore.serve.state.turns import Turn
 
 NEXT = "What is the price of the brown mare?"
 

@@ -26,12 +26,12 @@ from memstore.errors import (
     StorageFull,
     StoreUnavailable,
 )
-from memstore.serve.app import create_app
-from memstore.serve.errors import as_api_error
-from memstore.serve.keys import Access
+from memstore.serve.api_errors import as_api_error
+from memstore.serve.api_keys import Access
+from memstore.serve.http.app import create_app
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
-from memstore.serve.vector_tables import Entry
+from memstore.serve.state.vector_tables import Entry
 
 REQUESTS = int(os.environ.get("MEMSTORE_SERVE_HOSTILE", "600"))  # 2,000 in `make soak`
 TABLES = {  # of what the parameters name

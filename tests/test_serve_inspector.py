@@ -11,10 +11,10 @@ from diary import ANSWER, DIARY, QUESTION
 from serving import serving
 
 import memstore.serve
-from memstore.serve.keys import Access, Keys
-from memstore.serve.tier_history import TierHistory
+from memstore.serve.api_keys import Access, Keys
+from memstore.serve.http.tier_history import TierHistory
 
-PAGE = Path(memstore.serve.__file__).parent / "page"
+PAGE = Path(memstore.serve.__file__).parent / "http" / "page"
 READER, WRITER = "reader-key-0123456789", "writer-key-0123456789"
 
 

@@ -19,7 +19,7 @@ from diary import QUESTION
 from fork_server import ForkServer
 from serving import serving
 
-from memstore.serve.keys import Keys
+from memstore.serve.api_keys import Keys
 from memstore.serve.settings import ServeSettings
 
 DEEDS = int(os.environ.get("MEMSTORE_KEY_DEEDS", "40"))  # of all keys; 2,000 in `make soak`
@@ -33,8 +33,8 @@ from pathlib import Path
 signal.alarm(int(arguments[3]))
 sys.path += json.loads(arguments[1])
 from serving import serving
-from memstore.serve import app
-from memstore.serve.keys import Keys
+from memstore.serve.http import app
+from memstore.serve.api_keys import Keys
 from memstore.serve.settings import ServeSettings
 app._BETWEEN = 0.1
 keys = Keys.of_file(Path(arguments[0]) / "keys")

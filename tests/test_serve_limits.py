@@ -19,10 +19,10 @@ import pytest
 from diary import ANSWER, DIARY, LETTER, QUESTION
 from serving import Served, serving
 
-from memstore.serve import long_prompts
-from memstore.serve.long_prompts import Plan, Window
+from memstore.serve.answering import long_prompts
+from memstore.serve.answering.long_prompts import Plan, Window
 from memstore.serve.settings import ServeSettings
-from memstore.serve.turns import Turn
+from memstore.serve.state.turns import Turn
 
 ROOT = Path(__file__).parents[1]
 ENDLESS = {"model": "memstore", "prompt": "The valley", "max_tokens": 4000, "stream": True}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from memstore.serve.line import Busy, Line, Task
+from memstore.serve.answering.admission_queue import Busy, Line, Task
 
 
 def task(owner: str) -> Task:
@@ -23,7 +23,9 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr("memstore.serve.line.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(
+        "memstore.serve.answering.admission_queue.time", SimpleNamespace(monotonic=lambda: now)
+    )
     return later
 
 

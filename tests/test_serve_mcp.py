@@ -21,8 +21,8 @@ from mcp.client.streamable_http import streamable_http_client
 from serving import Served, serving
 
 from memstore.model.landmark_model import LandmarkModel, load_model
-from memstore.serve import mcp_tools
-from memstore.serve.keys import Access, Keys
+from memstore.serve.api_keys import Access, Keys
+from memstore.serve.mcp import tools
 
 ROOT = Path(__file__).parent.parent
 KEYS = Keys(
@@ -284,7 +284,7 @@ def test_errors_are_one_line_without_a_path_of_the_server(keyed: Served, tmp_pat
 def test_an_ingest_that_is_given_up_ends_and_can_be_resumed(
     keyed: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_tools, "_SECONDS_BETWEEN", 0.01)  # it is told long before the end
+    monkeypatch.setattr(tools, "_SECONDS_BETWEEN", 0.01)  # it is told long before the end
     text = "".join(f"On day {day} the tide was {day * 7 % 13} feet high.\n" for day in range(2000))
     given = {"name": "tides", "text": text}
     seen: list[float] = []

@@ -29,10 +29,10 @@ from memstore import load_model
 from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable
 from memstore.integrations.opened import Opened
 from memstore.model.landmark_model import LandmarkModel
-from memstore.serve import uploads
-from memstore.serve.database import Database
-from memstore.serve.keys import Access, Keys
+from memstore.serve.api_keys import Access, Keys
 from memstore.serve.settings import ServeSettings
+from memstore.serve.state import uploads
+from memstore.serve.state.database import Database
 from memstore.share.open_place import open_place
 from memstore.share.publish import publish
 from memstore.store.memory_store import MemoryStore

@@ -12,8 +12,8 @@ from serving import Served, serving
 
 from memstore import MemoryStore, load_model
 from memstore.errors import InvalidInput, MemoryLocked
-from memstore.serve.keys import Keys
-from memstore.serve.run import check_exposed
+from memstore.serve.api_keys import Keys
+from memstore.serve.http.run import check_exposed
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
 

@@ -11,11 +11,11 @@ from asked_service import asked
 from diary import ANSWER, LETTER, QUESTION
 
 from memstore.disk.document import PROMPT, is_of_prompt
-from memstore.serve import tidying
-from memstore.serve.database import Database
-from memstore.serve.errors import ApiError
-from memstore.serve.turn_tree import TurnTree
-from memstore.serve.turns import Turn, root_key
+from memstore.serve.api_errors import ApiError
+from memstore.serve.background import garbage_collection
+from memstore.serve.state.database import Database
+from memstore.serve.state.turn_tree import TurnTree
+from memstore.serve.state.turns import Turn, root_key
 
 NEXT = "What is the price of the brown mare?"
 
@@ -23,7 +23,7 @@ NEXT = "What is the price of the brown mare?"
 def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was used for the last time until now was so long ago."""
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
-    monkeypatch.setattr("memstore.serve.sessions.time", later)
+    monkeypatch.setattr("memstore.serve.answering.warm_sessions.time", later)
 
 
 def test_a_conversation_that_is_left_becomes_a_document_before_it_goes_on(
@@ -194,6 +194,6 @@ def test_the_document_of_a_prompt_that_was_never_answered_goes(
         server.ask(f"{LETTER}\n\n{QUESTION}")
         server.tidy()
         assert len(server.hidden) == 2  # it may be one that is being answered
-        monkeypatch.setattr(tidying, "UNCLAIMED", -1.0)
+        monkeypatch.setattr(garbage_collection, "UNCLAIMED", -1.0)
         server.tidy()
         assert len(server.hidden) == 1 and server.hidden != [PROMPT + "0" * 32]

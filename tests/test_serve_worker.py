@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from memstore.serve.line import Busy
-from memstore.serve.worker import Job, Stopped, Worker
+from memstore.serve.answering.admission_queue import Busy
+from memstore.serve.answering.worker import Job, Stopped, Worker
 
 
 @contextmanager

@@ -43,9 +43,9 @@ def mcp(
     try:
         import anyio
 
-        from memstore.serve.keys import Access
-        from memstore.serve.mcp_stdio import serve_stdio
-        from memstore.serve.mcp_tools import Asker
+        from memstore.serve.api_keys import Access
+        from memstore.serve.mcp.stdio import serve_stdio
+        from memstore.serve.mcp.tools import Asker
         from memstore.serve.service import Service
     except ImportError as error:
         raise InvalidInput(

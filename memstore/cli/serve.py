@@ -190,9 +190,9 @@ def serve(
     start. With --json one object is printed when it answers.
     """
     try:
-        from memstore.serve.keys import Keys
-        from memstore.serve.run import check_exposed
-        from memstore.serve.run import serve as run
+        from memstore.serve.api_keys import Keys
+        from memstore.serve.http.run import check_exposed
+        from memstore.serve.http.run import serve as run
         from memstore.serve.service import Service
         from memstore.serve.settings import ServeSettings
     except ImportError as error:

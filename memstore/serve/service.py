@@ -10,19 +10,19 @@ from pathlib import Path
 from memstore.disk.document import is_of_prompt
 from memstore.errors import DocumentNotFound, MemoryLocked
 from memstore.model.verbs import Verbs
-from memstore.serve.asking import read_ahead
-from memstore.serve.conversations import Conversations
-from memstore.serve.database import Database
-from memstore.serve.errors import not_found
-from memstore.serve.ingesting import Ingests
-from memstore.serve.keys import Access, Keys
-from memstore.serve.sessions import Sessions
+from memstore.serve.answering.answers import read_ahead
+from memstore.serve.answering.warm_sessions import Sessions
+from memstore.serve.answering.worker import Stopped, Worker
+from memstore.serve.api_errors import not_found
+from memstore.serve.api_keys import Access, Keys
+from memstore.serve.background.file_ingest import Ingests
+from memstore.serve.background.garbage_collection import Tidying
 from memstore.serve.settings import ServeSettings
+from memstore.serve.state.conversations import Conversations
+from memstore.serve.state.database import Database
+from memstore.serve.state.turn_tree import TurnTree
+from memstore.serve.state.vector_tables import VectorStores
 from memstore.serve.telemetry import Telemetry
-from memstore.serve.tidying import Tidying
-from memstore.serve.turn_tree import TurnTree
-from memstore.serve.vector_tables import VectorStores
-from memstore.serve.worker import Stopped, Worker
 from memstore.store.memory_store import MemoryStore
 
 

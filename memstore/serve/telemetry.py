@@ -9,11 +9,11 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from memstore.errors import InvalidInput
-from memstore.serve.keys import ReadsAll
+from memstore.serve.api_keys import ReadsAll
 from memstore.serve.metrics import Metrics, new_registry
 
 if TYPE_CHECKING:
-    from memstore.serve.asking import Outcome, Question
+    from memstore.serve.answering.answers import Outcome, Question
     from memstore.serve.service import Service
 
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)

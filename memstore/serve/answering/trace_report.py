@@ -1,0 +1,245 @@
+"""What was read for an answer, as plain JSON values: the `memstore` field of answers.
+
+Every source with its text and its place in its document; for every head of every memory layer how
+much of its attention went to memory, and which lookups the gate skipped; for a reader that chooses
+once for a question the candidates with their scores; for every token its sources; and what it all
+cost.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memstore.disk.document import Document
+from memstore.errors import DocumentNotFound
+from memstore.model.answer import Source
+from memstore.model.choosing_session import ChoosingSession
+from memstore.model.document_text import block_texts
+from memstore.model.reader import Reader
+from memstore.model.verbs import AskingSession
+from memstore.serve.answering.trace import Place, TokenRead, Trace
+from memstore.store.memory_store import MemoryStore
+
+_CUT = 3  # tokens at most in which a character ends that began before them
+CANDIDATES = 12  # that are told of a choice, the best, beside those that were chosen
+
+MayRead = Callable[[str], bool]
+"""May a document of this name be shown?"""
+
+
+def told(
+    trace: Trace,
+    session: AskingSession,
+    *,
+    text: str | None = None,
+    most: int = 12,
+    may_read: MayRead = lambda name: True,
+) -> dict[str, Any]:
+    """All that is known of how an answer came about.
+
+    text: of the answer, where it is less than all tokens say (stripped, or ended by a stop); most:
+    sources at most. Documents that may not be shown, or are there no more, are left out.
+    """
+    reader, store = trace.reader, session.store
+    known = _Known(reader, store, may_read)
+    shown: list[dict[str, Any]] = []
+    number: dict[Place, int] = {}
+    for place, block in trace.ranked(most):
+        source = known.source(place, block.mass)
+        if source is None:
+            continue
+        number[place] = len(shown)
+        shown.append(
+            _place_of(source)
+            | {
+                "weight": source.weight,
+                "heads": _rows(block.heads, trace),
+                "tiers": {
+                    tier: {"units": units, "bytes": units * unit_bytes(reader)}
+                    for tier, units in sorted(block.units.items())
+                },
+            }
+        )
+    tokens = _tokens_of(text, trace)
+    return {
+        "reader": "choosing" if trace.once else "landmarks",
+        "answered": session.answered,
+        "absent": absent(session, may_read),
+        "sources": shown,
+        "attention": _attention(trace, [read for _, read in tokens]),
+        "choice": _choice(trace, session, known),
+        "tokens": [
+            {
+                "text": piece,
+                "sources": [
+                    [number[place], round(mass, 4)]
+                    for place, mass in read.blocks
+                    if place in number
+                ],
+                "own": round(read.own, 4),
+                "heads": _rows(read.heads, trace),
+            }
+            for piece, read in tokens
+        ],
+        "lookups": dict(trace.lookups),
+        "tiers": trace.tiers,
+        "unit_bytes": unit_bytes(reader),
+        "seconds": round(trace.seconds, 4),
+        "model_seconds": round(trace.model_seconds, 4),
+        "first_token_seconds": round(trace.first_token_seconds, 4),
+    }
+
+
+def absent(session: AskingSession, may_read: MayRead) -> list[str]:
+    """Documents of a published memory that could not be had, they or blocks of them."""
+    if not session.absent:
+        return []
+    rows = session.store.documents()
+    return [row.name for row in rows if row.id in session.absent and may_read(row.name)]
+
+
+def sources(trace: Trace, store: MemoryStore, most: int) -> list[Source]:
+    """The blocks of documents that were read most, best first."""
+    known = _Known(trace.reader, store, lambda name: True)
+    found = (known.source(place, block.mass) for place, block in trace.ranked(most))
+    return [source for source in found if source is not None]
+
+
+def passage(
+    reader: Reader, store: MemoryStore, name: str, first: int, end: int
+) -> list[dict[str, Any]]:
+    """Blocks first .. end - 1 of a document, fewer at its end: {"block", "span", "text"} each, the
+    texts one after the other. Raises DocumentNotFound, CorruptMemory.
+    """
+    document = store.document(name)
+    return [
+        {
+            "block": one.block,
+            "span": [one.start - len(one.gap), one.end],
+            "text": one.gap + one.text,
+        }
+        for one in block_texts(reader.tokenizer, store, document, max(0, first), end)
+    ]
+
+
+def unit_bytes(reader: Reader) -> int:
+    """Decoded bytes of a unit: keys and values of a block of one KV head."""
+    shape = reader.shape
+    return 2 * shape.block_size * shape.head_dim * shape.kv_dtype.itemsize
+
+
+def pieces(reader: Reader, tokens: Sequence[int]) -> list[str]:
+    """The text that begins in each token; together they are the text of all."""
+    whole = reader.tokenizer.whole_characters
+    return [
+        whole([token], tokens[number + 1 : number + 1 + _CUT])
+        for number, token in enumerate(tokens)
+    ]
+
+
+class _Known:
+    """The documents that may be shown, by their id."""
+
+    def __init__(self, reader: Reader, store: MemoryStore, may_read: MayRead) -> None:
+        self._reader, self._store = reader, store
+        self._documents: dict[int, Document] = {
+            document.id: document for document in store.documents() if may_read(document.name)
+        }
+
+    def source(self, place: Place, weight: float) -> Source | None:
+        """A block with its text; None where it may not be shown, or was forgotten."""
+        document, block = self._documents.get(place[0]), place[1]
+        if document is None:
+            return None
+        try:
+            return Source.of(self._reader, self._store, document, block, {}, weight)
+        except DocumentNotFound:  # meanwhile
+            return None
+
+
+def _place_of(source: Source) -> dict[str, Any]:
+    return {
+        "document": source.document,
+        "block": source.block,
+        "span": list(source.span),
+        "place": source.place,
+        "text": source.text,
+    }
+
+
+def _rows(heads: Sequence[float], trace: Trace) -> list[list[float | None]]:
+    """[layers * heads] -> [layers][heads], rounded; None where a lookup was skipped."""
+    rounded = [None if math.isnan(mass) else round(mass, 4) for mass in heads]
+    return [rounded[at : at + trace.num_heads] for at in range(0, len(rounded), trace.num_heads)]
+
+
+def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
+    """The tokens of a text, a part of what all of them say, and what was read for each."""
+    texts = pieces(trace.reader, [read.token for read in trace.tokens])
+    whole = "".join(texts)
+    begin = whole.find(text) if text is not None else 0
+    if text is None or begin < 0:
+        return list(zip(texts, trace.tokens))
+    found, at = [], 0
+    for piece, read in zip(texts, trace.tokens):
+        part = piece[max(0, begin - at) : max(0, begin + len(text) - at)]
+        at += len(piece)
+        if part:
+            found.append((part, read))
+    return found
+
+
+def _attention(trace: Trace, tokens: Sequence[TokenRead]) -> dict[str, Any]:
+    """Over these tokens: by memory layer and head the mass that went to memory, and how many
+    lookups were skipped.
+    """
+    places = range(len(trace.layers) * trace.num_heads)
+    by_head = list(zip(*(read.heads for read in tokens))) or [()] * len(places)
+    mass = [sum(part for part in of_head if not math.isnan(part)) for of_head in by_head]
+    skipped = [sum(map(math.isnan, of_head)) for of_head in by_head]
+    return {
+        "layers": list(trace.layers),
+        "heads": trace.num_heads,
+        "tokens": len(tokens),
+        "mass": _rows(mass, trace),
+        "skipped": _rows(skipped, trace),
+        "own": round(sum(read.own for read in tokens), 4),
+    }
+
+
+def _choice(trace: Trace, session: AskingSession, known: _Known) -> dict[str, Any] | None:
+    """The last choice of a session that chooses once for a question: its best candidates and what
+    was chosen, in the order of the scores, with how much each layer took of it.
+    """
+    if not isinstance(session, ChoosingSession) or session.candidates is None:
+        return None
+    candidates, gate = session.candidates, session.reader.gate
+    chosen = {(block.document, block.block): block for block in session.chosen}
+    best = {(block.document, block.block): block for block in candidates.best(CANDIDATES)}
+    ranked = sorted({**best, **chosen}.items(), key=lambda item: (-item[1].score, item[0]))
+    rows = []
+    for place, block in ranked:
+        source = known.source(place, block.score)
+        if source is None:  # also a block of the conversation itself
+            continue
+        read = trace.blocks.get(place)
+        rows.append(
+            _place_of(source)
+            | {
+                "score": source.weight,
+                "chosen": place in chosen,
+                "layers": [
+                    round(sum(mass or 0.0 for mass in of_layer), 4)
+                    for of_layer in _rows(read.heads, trace)
+                ]
+                if read is not None
+                else None,
+            }
+        )
+    scores = candidates.scores
+    return {
+        "blocks": len(scores),
+        "confidence": round(float(scores.max()), 4) if len(scores) else None,
+        "threshold": None if gate is None else round(gate.threshold(len(scores)), 4),
+        "candidates": rows,
+    }

@@ -1,0 +1,1 @@
+"""What a server does behind the answers: ingest of uploads, backfill, garbage collection."""

@@ -1,0 +1,292 @@
+"""Reading uploaded files into the memory, in the background: those of a key one after the other,
+those of several keys in turn, behind the questions, resumed after a restart; and forgetting them.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from sqlite3 import Row
+from typing import TYPE_CHECKING
+
+from memstore.disk.document import Document
+from memstore.documents import read
+from memstore.errors import (
+    DocumentExists,
+    DocumentNotFound,
+    InvalidInput,
+    MemoryLocked,
+    MemstoreError,
+)
+from memstore.model.ingest import Ingesting, IngestProgress
+from memstore.model.text import Text
+from memstore.serve.answering.worker import Job, Stopped
+from memstore.serve.background.backfill import Adopting
+from memstore.serve.state.uploads import Uploads
+
+if TYPE_CHECKING:
+    from memstore.serve.service import Service
+
+_log = logging.getLogger("memstore")
+_SECONDS = 15.0  # between two looks for what expired, or could not be forgotten
+_SECONDS_LOCKED = 0.5  # until a memory that another process writes is tried again
+_SECONDS_A_CHUNK = 30.0  # that a deletion waits for the end of a chunk
+# Documents that are converted at once, one of each key: a slow one keeps none of another waiting
+_CONVERTED_AT_ONCE = max(2, min(4, os.cpu_count() or 1))
+
+
+class Ingests:
+    """Reads files that are queued: a thread for each key that has some prepares their texts, and
+    the model's thread reads them.
+
+    Which files wait is said by their rows alone: a server that is killed goes on with them when it
+    is started again, from the chunk where it was.
+    """
+
+    def __init__(self, service: "Service") -> None:
+        self._service = service
+        self.uploads = Uploads(service)
+        self._adopting = Adopting(service, self.uploads)
+        self._changed = threading.Condition()
+        self._reading: dict[int, Job] = {}  # by the numbers of files
+        self._progress: dict[int, IngestProgress] = {}
+        self._threads: dict[str, threading.Thread] = {}  # by whose files they read
+        self._converting = 0
+        self._to_convert: deque[object] = deque()  # a ticket for each that waits to, in order
+        self._called = self._locked = False
+        self._looking, self._forgetting = threading.Lock(), threading.Lock()
+        self._ending = False
+        self.uploads.requeue()
+        self._thread = threading.Thread(target=self._run, name="memstore-files", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Read what is queued."""
+        with self._changed:
+            self._called = True
+            self._changed.notify_all()
+
+    def progress(self, row: Row) -> IngestProgress | None:
+        """How far the reading of a file is, while it goes on."""
+        return self._progress.get(row["number"])
+
+    def delete(self, row: Row) -> None:
+        """Delete a file, and forget its document; killed in between, the next start goes on with
+        it. Raises MemoryLocked where another process writes the memory: then it goes soon after;
+        ReadOnlyMemory.
+        """
+        self._service.store.check_writable()
+        self.uploads.leave(row)
+        self._forget(row["number"])
+
+    def forget(self, name: str) -> None:
+        """Forget a document, and the file that it was. Raises DocumentNotFound, MemoryLocked,
+        ReadOnlyMemory.
+        """
+        row = self._service.database.row(
+            "SELECT * FROM files WHERE document = ? AND state != 'leaving'", (name,)
+        )
+        if row is not None:
+            self.delete(row)
+        else:
+            self._service.store.forget(name)
+
+    def close(self, seconds: float = 2.0) -> None:
+        """End; the worker was stopped before. What is half read is gone on with by the next."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+            threads = [self._thread, *self._threads.values()]
+        until = time.monotonic() + seconds
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    # The threads
+
+    def _run(self) -> None:
+        while not self._ending:
+            try:
+                self._forget_leaving()
+                with self._looking:
+                    self._adopting.look()
+                self._begin_queued()
+            except Exception:
+                if self._ending:  # the database was closed
+                    return
+                _log.exception("uploaded files are looked at again in %.0f seconds", _SECONDS)
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._ending or self._called or self._locked, _SECONDS
+                )
+                if self._locked:
+                    self._changed.wait_for(lambda: self._ending, _SECONDS_LOCKED)
+                self._called = self._locked = False
+
+    def _begin_queued(self) -> None:
+        """Have a thread read the files of everybody who has some."""
+        with self._changed:
+            for owner in self.uploads.waiting_owners():
+                if owner not in self._threads and not self._ending:
+                    thread = threading.Thread(
+                        target=self._read_files, args=(owner,), name="memstore-file", daemon=True
+                    )
+                    self._threads[owner] = thread
+                    thread.start()
+
+    def _read_files(self, owner: str) -> None:
+        """Read what is queued of an owner."""
+        try:
+            while True:
+                with self._changed:  # who queues one finds this thread, or that there is none
+                    row = None if self._ending else self.uploads.next_queued(owner)
+                    if row is None:
+                        del self._threads[owner]
+                        return
+                if not self._read(row):
+                    with self._changed:
+                        self._locked = True
+                    break
+        except Exception:
+            if not self._ending:  # else the database was closed
+                _log.exception("uploaded files are read again in %.0f seconds", _SECONDS)
+        finally:
+            with self._changed:
+                if self._threads.get(owner) is threading.current_thread():
+                    del self._threads[owner]
+                self._changed.notify_all()
+
+    def _read(self, row: Row) -> bool:
+        """Read a file as far as it goes; False if another process writes the memory now."""
+        text, number = None, row["number"]
+        try:
+            with self._turn_to_convert():
+                content = b"".join(self.uploads.content(row))
+                text = text_of(row["filename"], row["document"], content)
+            with self._changed:  # who deletes it finds the job, or there is none
+                if not self.uploads.move(row, "reading", digest=text.digest):
+                    return True
+                steps = self._service.reader.ingesting(text, self._service.store)
+                owner = f"{row['owner'] or 'local'}/files"
+                job = self._service.worker.in_background(owner, self._told(row, steps))
+                self._reading[number] = job
+            job.finished.wait()
+        except Stopped:
+            return False
+        except Exception as error:
+            self._failed(row, text, error)
+            return True
+        finally:
+            self._reading.pop(number, None)
+            self._progress.pop(number, None)
+        if job.state == "done":
+            read: Document = job.result
+            with self._looking:  # which finds a file of every document, and of every file its own
+                self.uploads.move(row, "ready", tokens=read.tokens, stored_bytes=read.bytes)
+                self._adopting.look_anew()  # it may have been forgotten since
+        elif job.state == "failed" and not isinstance(job.error, MemoryLocked):
+            assert job.error is not None
+            self._failed(row, text, job.error)
+        else:  # deleted, or the server ends, or another process writes
+            self.uploads.move(row, "queued")
+            return job.error is None
+        return True
+
+    @contextmanager
+    def _turn_to_convert(self) -> Iterator[None]:
+        """As long as a document is converted; who waits longest is next. Raises Stopped."""
+        ticket = object()
+        with self._changed:
+            self._to_convert.append(ticket)
+            self._changed.wait_for(
+                lambda: (
+                    self._ending
+                    or (self._to_convert[0] is ticket and self._converting < _CONVERTED_AT_ONCE)
+                )
+            )
+            self._to_convert.remove(ticket)
+            self._changed.notify_all()
+            if self._ending:
+                raise Stopped
+            self._converting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._converting -= 1
+                self._changed.notify_all()
+
+    def _told(self, row: Row, steps: Ingesting) -> Ingesting:
+        number = row["number"]
+        try:
+            while True:
+                state = next(steps)
+                self._progress[number] = state
+                yield state
+        except StopIteration as end:
+            document: Document = end.value
+            return document
+        finally:
+            steps.close()
+
+    def _failed(self, row: Row, text: Text | None, error: BaseException) -> None:
+        """Nothing of a file that cannot be read stays in the memory."""
+        store = self._service.store
+        if text is not None:
+            for found in store.documents():
+                if found.name == row["document"] and found.source_hash == text.digest:
+                    with suppress(MemstoreError):  # the disk may be full
+                        store.forget(found.name)
+        code, message = told_of(error, store.path)
+        self.uploads.move(row, "failed", error_code=code, error=message)
+
+    # Forgetting
+
+    def _forget_leaving(self) -> None:
+        for row in self.uploads.leaving():
+            with suppress(MemoryLocked):
+                self._forget(row["number"])
+
+    def _forget(self, file: int) -> None:
+        """Forget the document of a file that left, then the file. Raises MemoryLocked."""
+        with self._changed:
+            job = self._reading.get(file)
+        if job is not None:
+            self._service.worker.cancel(job)
+            if not job.finished.wait(_SECONDS_A_CHUNK):
+                raise MemoryLocked("the file is being read; it is forgotten soon")
+        with self._forgetting:
+            row = self.uploads.left(file)
+            if row is None:
+                return  # somebody else was faster
+            store = self._service.store
+            for found in store.documents():
+                mine = row["tokens"] or found.source_hash == row["digest"]
+                if found.name == row["document"] and mine:
+                    with suppress(DocumentNotFound):
+                        store.forget(found.name)
+            self.uploads.remove(row)
+
+
+def text_of(filename: str, document: str, content: bytes) -> Text:
+    """What an uploaded file says, to be read as a document, converted where it is none of text.
+    Raises InvalidInput for what cannot be read.
+    """
+    text = Text(read(content, filename), document)
+    text.check()
+    return text
+
+
+def told_of(error: BaseException, path: Path | None) -> tuple[str, str]:
+    """(code, message) of a file that could not be read, as OpenAI's last_error; without the place
+    of the memory.
+    """
+    if not isinstance(error, MemstoreError):
+        return "server_error", "the server failed to read it"
+    said = str(error) if path is None else str(error).replace(str(path), "the memory")
+    if isinstance(error, DocumentExists):
+        return "invalid_file", said
+    return ("unsupported_file" if isinstance(error, InvalidInput) else "server_error"), said

@@ -1,0 +1,1 @@
+"""HTTP: what every request passes, how an answer is sent, and the inspector."""

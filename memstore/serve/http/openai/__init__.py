@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: completions, responses, conversations, files and vector stores."""

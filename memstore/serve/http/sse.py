@@ -1,0 +1,83 @@
+"""Answers on their way: a whole one, unless its client goes away, or one event after the other."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import StreamingResponse
+
+from memstore.serve.api_errors import ApiError, as_api_error
+
+T = TypeVar("T")
+DONE = "data: [DONE]\n\n"
+
+
+async def whole(request: Request, pieces: AsyncGenerator[str, None]) -> str:
+    """All pieces together. Where the client goes away first they are stopped, and ApiError 499 is
+    raised for nobody.
+    """
+
+    async def gather() -> str:
+        async with aclosing(pieces) as held:
+            return "".join([piece async for piece in held])
+
+    return await _unless_gone(request, gather())
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; it is cancelled, and ApiError 499 raised, when the client goes away."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    made, gone = asyncio.create_task(work), asyncio.create_task(left())
+    try:
+        await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not made.done():
+            raise ApiError(499, "the client went away", type="server_error", code="cancelled")
+        return made.result()
+    finally:
+        for task in (made, gone):
+            task.cancel()
+        await asyncio.gather(made, gone, return_exceptions=True)
+
+
+def event(data: Mapping[str, Any], name: str | None = None) -> str:
+    """One server-sent event."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+async def streamed(
+    request: Request, events: AsyncIterator[str], pieces: AsyncGenerator[str, None]
+) -> StreamingResponse:
+    """A response of events that are made of an answer's pieces. The first is waited for, so that
+    what fails before it is an ordinary error, and who goes away before it leaves the line; what
+    fails behind it is an event of its own.
+    """
+
+    async def begun() -> str | None:
+        return await anext(events, None)
+
+    try:
+        first = await _unless_gone(request, begun())
+    except BaseException:
+        await pieces.aclose()
+        raise
+
+    async def body() -> AsyncIterator[str]:
+        async with aclosing(pieces):  # its client goes away: the answer ends
+            if first is not None:
+                yield first
+            try:
+                async for one in events:
+                    yield one
+            except Exception as error:
+                yield event(as_api_error(error).body)
+
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(body(), media_type="text/event-stream", headers=headers)

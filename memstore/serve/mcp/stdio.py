@@ -1,0 +1,92 @@
+"""The MCP server over stdin and stdout, for the one client that started this process."""
+
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import mcp_types as types
+from mcp.server.stdio import stdio_server
+from starlette.concurrency import run_in_threadpool
+
+from memstore.serve.mcp.server import mcp_server
+from memstore.serve.mcp.tools import Asker
+from memstore.serve.service import Service
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Streams = tuple[Any, Any]
+"""What a server reads requests from, and what it writes answers to."""
+
+_LAST_ANSWERS = 10.0  # seconds that requests may take which were sent before stdin was closed
+
+
+async def serve_stdio(service: Service, asker: Asker, end: Callable[[int], None]) -> None:
+    """Serve one client over stdin and stdout until it closes them; what it asked before that is
+    answered (for 10 seconds more), so that requests may come from a pipe.
+
+    end: called with a signal that asks the process to end, and does so: what waits for stdin does
+    not see that it is cancelled.
+    """
+    server = mcp_server(service, lambda ctx: asker)
+    heeded = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+    async def heed() -> None:
+        with anyio.open_signal_receiver(*heeded) as arrived:
+            async for number in arrived:
+                await run_in_threadpool(end, number)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            if heeded:
+                tasks.start_soon(heed)
+            async with (
+                stdio_server() as (stdin, stdout),
+                _between(stdin, stdout) as (requests, answers),
+            ):
+                await server.run(requests, answers, server.create_initialization_options())
+            tasks.cancel_scope.cancel()
+    except* (BrokenPipeError, anyio.BrokenResourceError):
+        pass  # the client has closed stdout, and wants no answer
+
+
+@asynccontextmanager
+async def _between(stdin: Any, stdout: Any) -> AsyncIterator[_Streams]:
+    """The streams of a server between those of its client. A server drops what it works on where
+    its requests end, so these end when what was asked is answered.
+    """
+    to_server, requests = anyio.create_memory_object_stream[Any](0)
+    to_client, answers = anyio.create_memory_object_stream[Any](0)
+    unanswered = set[Any]()
+    answered = anyio.Condition()
+
+    async def bring() -> None:
+        async with to_server:
+            async for sent in stdin:
+                if isinstance(sent, Exception):  # a line that is no message
+                    pass
+                elif isinstance(sent.message, types.JSONRPCRequest):
+                    unanswered.add(sent.message.id)
+                elif getattr(sent.message, "method", "") == "notifications/cancelled":
+                    cancelled = (sent.message.params or {}).get("requestId")
+                    if isinstance(cancelled, str | int):  # else it names no request
+                        unanswered.discard(cancelled)
+                await to_server.send(sent)
+            with anyio.move_on_after(_LAST_ANSWERS):
+                async with answered:
+                    while unanswered:
+                        await answered.wait()
+
+    async def give() -> None:
+        async with stdout:
+            async for answer in answers:
+                await stdout.send(answer)
+                async with answered:
+                    unanswered.discard(getattr(answer.message, "id", None))
+                    answered.notify_all()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bring)
+        tasks.start_soon(give)
+        async with to_client:
+            yield requests, to_client

@@ -1,0 +1,1 @@
+"""What a server stores beside the memory, in one SQLite file."""
