@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from memstore.serve.answering.admission_queue import Busy, Line, Task
+from memstore.serve.answering.admission_queue import Line, Task
+from memstore.serve.api_errors import Busy
 
 
 def task(owner: str) -> Task:

@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,14 +33,14 @@ def test_a_conversation_that_is_left_becomes_a_document_before_it_goes_on(
             server.said_in("barns", question)
         server.said_in("brief", "Who?")
         an_hour_later(monkeypatch)
-        server.tidy()
+        server.collect_garbage()
         assert server.service.sessions.count == 0
         (name,) = server.hidden  # what fits into a prompt is none
-        server.tidy()
+        server.collect_garbage()
         third = server.said_in("barns", QUESTION)
         assert third.cached_tokens == server.service.store.document(name).tokens
         assert third.text.endswith(ANSWER) and server.hidden == [name]
-        server.service.forget_conversation("local", "barns")
+        server.service.forgetting.conversation("local", "barns")
         assert server.hidden == []
 
 
@@ -53,10 +52,10 @@ def test_what_is_forgotten_while_it_becomes_a_document_leaves_none(
         for question in (QUESTION, NEXT):
             server.said_in("barns", question)
         an_hour_later(monkeypatch)
-        service.worker.call("test/1", service.sessions.tidy).result(60)
-        service.worker.call("test/1", service.tidying.remember).result(60)
-        service.forget_conversation("local", "barns")
-        server.tidy()
+        service.worker.call("test/1", service.sessions.evict).result(60)
+        service.worker.call("test/1", service.garbage.remember).result(60)
+        service.forgetting.conversation("local", "barns")
+        server.collect_garbage()
         assert not [row for row in service.store.documents() if is_of_prompt(row.name)]
 
 
@@ -99,7 +98,7 @@ def test_beyond_so_many_the_longest_unused_conversations_are_forgotten(tmp_path:
         for name in ("first", "second", "third"):
             server.said_in(name, f"{name.title()}: who?")
         server.said_in("first", NEXT)
-        server.tidy()
+        server.collect_garbage()
         assert known.find("local", "second") is None
         assert len(server.service.tree.turns(known.get("local", "first").head)) == 2
         assert len(server.service.tree.turns(known.get("local", "third").head)) == 1
@@ -113,10 +112,10 @@ def test_who_stores_much_has_his_own_forgotten_and_nothing_of_others(tmp_path: P
 
         def say(owner: str, text: str) -> bytes:
             """As a response in a conversation of its own does."""
-            name = known.create(owner).id
-            key = tree.add(owner, root_key(owner), Turn(text, "Yes."), [])
-            known.move(owner, name, key)
-            body = {"id": key.hex(), "created_at": 1, "conversation": {"id": name}}
+            made = known.create(owner)
+            with known.continuing(owner, made):
+                key = known.add_turn(owner, [], Turn(text, "Yes."), [], made)
+            body = {"id": key.hex(), "created_at": 1, "conversation": {"id": made.id}}
             known.add_response(owner, key, [], body)
             return key
 
@@ -124,7 +123,7 @@ def test_who_stores_much_has_his_own_forgotten_and_nothing_of_others(tmp_path: P
         for number in range(40):
             known.create("crowd")
             say("crowd", f"{number}")
-        server.tidy()
+        server.collect_garbage()
         assert all(map(tree.known, kept))
         rows = service.database.rows("SELECT owner, COUNT(*) AS n FROM responses GROUP BY owner")
         assert {row["owner"]: row["n"] for row in rows} == {"few": 2, "crowd": 1}
@@ -132,7 +131,7 @@ def test_who_stores_much_has_his_own_forgotten_and_nothing_of_others(tmp_path: P
         assert Counter(row["owner"] for row in rows) == {"few": 2, "crowd": 2}
 
         long, longer = say("crowd", "x" * 60_000), say("crowd", "y" * 60_000)
-        server.tidy()
+        server.collect_garbage()
         assert all(map(tree.known, kept)) and tree.known(longer) and not tree.known(long)
 
 
@@ -164,7 +163,7 @@ def test_what_was_not_used_for_so_long_is_forgotten_with_its_documents(tmp_path:
         service.database.execute("UPDATE turns SET used = used - 2000")
         service.database.execute("UPDATE conversations SET used = used - 2000")
         new = server.said_in("new", NEXT)
-        server.tidy()
+        server.collect_garbage()
         assert server.hidden == [] and not service.tree.known(old.key)
         assert service.tree.known(new.key)
         with pytest.raises(ApiError):
@@ -172,18 +171,19 @@ def test_what_was_not_used_for_so_long_is_forgotten_with_its_documents(tmp_path:
 
 
 def test_conversations_take_no_more_than_their_quota(tmp_path: Path) -> None:
-    with asked(tmp_path / "mem") as server:
-        service = server.service
+    with asked(tmp_path / "one") as server:
+        server.ask(f"{LETTER}\n\n{QUESTION}")
+        (only,) = server.hidden
+        size = server.service.store.document(only).bytes
+    with asked(tmp_path / "mem", conversations_bytes=size + size // 2) as server:
         server.ask(f"{LETTER}\n\n{QUESTION}")
         (first,) = server.hidden
-        size = service.store.document(first).bytes
-        service.settings = replace(service.settings, conversations_bytes=size + size // 2)
-        server.tidy()
+        server.collect_garbage()
         assert server.hidden == [first]
         kept = server.ask(f"A second one. {LETTER}\n\n{QUESTION}")
-        server.tidy()
+        server.collect_garbage()
         (second,) = server.hidden
-        assert second != first and service.tree.known(kept.key)
+        assert second != first and server.service.tree.known(kept.key)
 
 
 def test_the_document_of_a_prompt_that_was_never_answered_goes(
@@ -192,8 +192,8 @@ def test_the_document_of_a_prompt_that_was_never_answered_goes(
     with asked(tmp_path / "mem") as server:
         server.service.reader.ingest(LETTER, server.service.store, name=PROMPT + "0" * 32)
         server.ask(f"{LETTER}\n\n{QUESTION}")
-        server.tidy()
+        server.collect_garbage()
         assert len(server.hidden) == 2  # it may be one that is being answered
         monkeypatch.setattr(garbage_collection, "UNCLAIMED", -1.0)
-        server.tidy()
+        server.collect_garbage()
         assert len(server.hidden) == 1 and server.hidden != [PROMPT + "0" * 32]

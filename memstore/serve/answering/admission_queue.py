@@ -9,16 +9,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from memstore.serve.api_errors import Busy
+
 _ENDS_KEPT = 64  # of the latest questions, to tell how fast the line goes on
 _LONGEST = 60  # seconds to come again after: what OpenAI's clients heed
-
-
-class Busy(Exception):
-    """Too much is waiting already. retry_after: whole seconds until there will be room."""
-
-    def __init__(self, message: str, retry_after: int) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 @dataclass(eq=False)

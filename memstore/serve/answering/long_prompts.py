@@ -141,9 +141,9 @@ class Window:
 def name_of(owner: str, text: Text) -> str:
     """The name of the hidden document of a prompt's part: the same text has the same one."""
     said = f"{owner}\n{text.digest}".encode("utf-8", "replace")
-    return beginning_of(owner) + hashlib.blake2b(said, digest_size=12).hexdigest()
+    return name_prefix(owner) + hashlib.blake2b(said, digest_size=12).hexdigest()
 
 
-def beginning_of(owner: str) -> str:
+def name_prefix(owner: str) -> str:
     """How the names of all of an owner's hidden documents begin."""
     return PROMPT + hashlib.blake2b(owner.encode("utf-8", "replace"), digest_size=4).hexdigest()

@@ -27,7 +27,7 @@ MayRead = Callable[[str], bool]
 """May a document of this name be shown?"""
 
 
-def told(
+def report(
     trace: Trace,
     session: AskingSession,
     *,

@@ -13,13 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from memstore.serve.answering.admission_queue import Line, Task
+from memstore.serve.api_errors import Stopped
 
 T = TypeVar("T")
 _SHORT = 0.05  # seconds of a step that every turn has
-
-
-class Stopped(Exception):
-    """The server ends: nothing new is begun."""
 
 
 @dataclass(eq=False)
@@ -61,12 +58,12 @@ class Worker:
         waiting: int = 512,
         wait_seconds: float = 60.0,
         between: int = 32,
-        together: Callable[[Sequence[Iterator[Any]]], None] | None = None,
+        before_step: Callable[[Sequence[Iterator[Any]]], None] | None = None,
     ) -> None:
-        """together: told, before a step, its work and then that of all others that are active: it
-        may do what several of them wait for at once.
+        """before_step: called with the work of the next step and then that of all others that are
+        active: it may do what several of them wait for at once.
         """
-        self._most_active, self._between, self._together = active, between, together
+        self._most_active, self._between, self._before_step = active, between, before_step
         self._changed = threading.Condition()
         self._line = Line(waiting, wait_seconds)
         self._active: deque[Task] = deque()
@@ -293,10 +290,10 @@ class Worker:
         self._line.step(task)
         began = time.thread_time()
         try:
-            if self._together is not None:
+            if self._before_step is not None:
                 with self._changed:
                     others = [one for one in self._active if one is not task and not one.cancelled]
-                self._together([task.work, *(one.work for one in others)])
+                self._before_step([task.work, *(one.work for one in others)])
             task.told(next(task.work))
         except StopIteration:
             self._end(task, None)

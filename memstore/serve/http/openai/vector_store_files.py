@@ -3,23 +3,22 @@ many together.
 """
 
 import json
+from functools import partial
 from sqlite3 import Row
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Query
 from pydantic import model_validator
 
 from memstore.serve.api_errors import ApiError
-from memstore.serve.api_keys import Access, Reads, Writes
+from memstore.serve.api_keys import Access
+from memstore.serve.http.authorization import Reads, Writes
 from memstore.serve.http.openai.filters import Attributes
 from memstore.serve.http.openai.vector_stores import MOST_FILES, Chunking, FileId
 from memstore.serve.http.paging import Paging, page
-from memstore.serve.state.uploads import text_of_document
-from memstore.serve.state.vector_tables import LINKS, Entry
+from memstore.serve.state.uploads import Uploads
+from memstore.serve.state.vector_tables import LINKS, Entry, VectorStores
 from memstore.serve.strict import Strict, entries
-
-if TYPE_CHECKING:
-    from memstore.serve.service import Service
 
 
 class AttachFile(Strict):
@@ -71,10 +70,9 @@ class LinkPaging(Paging):
     filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
 
 
-def router(service: "Service") -> APIRouter:
+def router(stores: VectorStores, uploads: Uploads) -> APIRouter:
     """The routes."""
     routes = APIRouter()
-    stores = service.vector_stores
     at = "/v1/vector_stores/{store_id}"
 
     def listed(
@@ -85,8 +83,7 @@ def router(service: "Service") -> APIRouter:
         if paging.filter is not None:
             select, values = f"{select} AND status = ?", [*values, paging.filter]
         keep = (lambda row: access.sees(row["document"])) if access.only else None
-        told = lambda row: _link(store_id, row)  # noqa: E731
-        return page(service.database, select, values, paging, told, keep=keep)
+        return page(stores.database, select, values, paging, partial(_link, store_id), keep=keep)
 
     @routes.post(f"{at}/files")
     def attach(store_id: str, access: Writes, asked: AttachFile) -> dict[str, Any]:
@@ -123,14 +120,13 @@ def router(service: "Service") -> APIRouter:
                 code="invalid_value",
                 param="file_id",
             )
-        said = text_of_document(service, link["document"])
-        told = {"type": "text", "text": said.decode(errors="replace")}
+        text = uploads.text_of_document(link["document"]).decode(errors="replace")
         return {
             "object": "vector_store.file_content.page",
             "file_id": file_id,
             "filename": link["filename"],
             "attributes": json.loads(link["attributes"]),
-            "data": [told],
+            "data": [{"type": "text", "text": text}],
             "has_more": False,
             "next_page": None,
         }
@@ -138,17 +134,17 @@ def router(service: "Service") -> APIRouter:
     @routes.post(f"{at}/file_batches")
     def create_batch(store_id: str, access: Writes, asked: CreateBatch) -> dict[str, Any]:
         row = stores.create_batch(store_id, asked.entries, access)
-        return _batch(service, access, store_id, row)
+        return _batch(stores, access, store_id, row)
 
     @routes.get(f"{at}/file_batches/{{batch_id}}")
     def batch(store_id: str, batch_id: str, access: Reads) -> dict[str, Any]:
         row = stores.batch(stores.row(store_id, access), batch_id)
-        return _batch(service, access, store_id, row)
+        return _batch(stores, access, store_id, row)
 
     @routes.post(f"{at}/file_batches/{{batch_id}}/cancel")
     def cancel(store_id: str, batch_id: str, access: Writes) -> dict[str, Any]:
         row = stores.cancel(stores.row(store_id, access), batch_id)
-        return _batch(service, access, store_id, row)
+        return _batch(stores, access, store_id, row)
 
     @routes.get(f"{at}/file_batches/{{batch_id}}/files")
     def batch_files(
@@ -176,8 +172,8 @@ def _link(store_id: str, row: Row) -> dict[str, Any]:
     }
 
 
-def _batch(service: "Service", access: Access, store_id: str, row: Row) -> dict[str, Any]:
-    counts = service.vector_stores.batch_counts(row, access)
+def _batch(stores: VectorStores, access: Access, store_id: str, row: Row) -> dict[str, Any]:
+    counts = stores.batch_counts(row, access)
     if counts["in_progress"]:
         status = "in_progress"
     elif row["cancelled"]:

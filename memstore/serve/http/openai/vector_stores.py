@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from sqlite3 import Row
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field, StringConstraints
@@ -14,15 +14,16 @@ from starlette.concurrency import run_in_threadpool
 
 from memstore.errors import DocumentNotFound
 from memstore.model.answer import Matches, Source
+from memstore.model.verbs import Verbs
+from memstore.serve.answering.worker import Worker
 from memstore.serve.api_errors import unsupported
-from memstore.serve.api_keys import Access, Reads, Writes, owner
+from memstore.serve.api_keys import Access
+from memstore.serve.http.authorization import Reads, Writes, owner
 from memstore.serve.http.openai.filters import Filters, Metadata, holds
 from memstore.serve.http.paging import Paging, page
 from memstore.serve.state.vector_tables import Entry, VectorStores, expires_at, may_see
 from memstore.serve.strict import Strict, entries
-
-if TYPE_CHECKING:
-    from memstore.serve.service import Service
+from memstore.store.memory_store import MemoryStore
 
 Name = Annotated[str, StringConstraints(max_length=256)]
 FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -79,10 +80,9 @@ class Search(Strict):
     rewrite_query: bool | None = None
 
 
-def router(service: "Service") -> APIRouter:
-    """The routes."""
+def router(stores: VectorStores, reader: Verbs, store: MemoryStore, worker: Worker) -> APIRouter:
+    """The routes. reader, store: of what is searched, by the worker."""
     routes = APIRouter()
-    stores = service.vector_stores
 
     @routes.post("/v1/vector_stores")
     def create(access: Writes, asked: CreateStore) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def router(service: "Service") -> APIRouter:
     def listed(access: Reads, paging: Annotated[Paging, Query()]) -> dict[str, Any]:
         stores.expire()
         select = "SELECT * FROM vector_stores WHERE number > 0"
-        told, keep = partial(_store, stores, access), partial(may_see, access=access)
-        return page(service.database, select, (), paging, told, keep=keep)
+        show, keep = partial(_store, stores, access), partial(may_see, access=access)
+        return page(stores.database, select, (), paging, show, keep=keep)
 
     @routes.get("/v1/vector_stores/{store_id}")
     def retrieve(store_id: str, access: Reads) -> dict[str, Any]:
@@ -126,23 +126,20 @@ def router(service: "Service") -> APIRouter:
         if asked.rewrite_query:
             raise unsupported("rewrite_query")
         phrases = [asked.query] if isinstance(asked.query, str) else asked.query
-        found = await run_in_threadpool(_files, stores, store_id, access, asked)
-        names = list(found)
-
+        links = await run_in_threadpool(_files, stores, store_id, access, asked)
         sources = Matches[Source]()
-        if names:
-            work = _searching(service, phrases, names, asked.max_num_results)
-            async with aclosing(service.worker.steps(owner(request), work)) as steps:
+        if links:
+            work = _searching(reader, store, phrases, list(links), asked.max_num_results)
+            async with aclosing(worker.steps(owner(request), work)) as steps:
                 async for best in steps:
                     sources = best  # the last are those of all phrases
-        ranking = asked.ranking_options or Ranking()
-        least = ranking.score_threshold or 0.0
-        scored = zip(sources, scores(sources, shares=service.reader.keeps is None))
+        scored = zip(sources, scores(sources, shares=reader.keeps is None))
+        least = (asked.ranking_options or Ranking()).score_threshold or 0.0
         return {
             "object": "vector_store.search_results.page",
             "search_query": phrases,
             "data": [
-                search_result(found[source.document], source, score)
+                search_result(links[source.document], source, score)
                 for source, score in scored
                 if score >= least
             ],
@@ -173,11 +170,11 @@ def search_result(link: Row, source: Source, score: float) -> dict[str, Any]:
         "score": score,
         "attributes": json.loads(link["attributes"]),
         "content": [{"type": "text", "text": source.text}],
-        "memstore": {**place(source), "weight": source.weight},
+        "memstore": {**location(source), "weight": source.weight},
     }
 
 
-def place(source: Source) -> dict[str, Any]:
+def location(source: Source) -> dict[str, Any]:
     """Where a source stands: its document, its block there, its characters, and on which page or
     under which headings they are.
     """
@@ -195,7 +192,7 @@ def _files(stores: VectorStores, id_: str, access: Access, asked: Search) -> dic
 
 
 def _searching(
-    service: "Service", phrases: Sequence[str], documents: Sequence[str], most: int
+    reader: Verbs, store: MemoryStore, phrases: Sequence[str], documents: Sequence[str], most: int
 ) -> Iterator[Matches[Source]]:
     """The places where most of a phrase is found, best first, each once: after each of the phrases,
     a step on the model's thread.
@@ -203,9 +200,9 @@ def _searching(
     best: dict[tuple[str, int], Source] = {}
     absent: dict[str, None] = {}
     for phrase in phrases:
-        found = _search(service, phrase, documents, most)
-        absent.update(dict.fromkeys(found.absent))
-        for source in found:
+        matches = _search(reader, store, phrase, documents, most)
+        absent.update(dict.fromkeys(matches.absent))
+        for source in matches:
             at = source.document, source.block
             if at not in best or source.weight > best[at].weight:
                 best[at] = source
@@ -214,14 +211,14 @@ def _searching(
 
 
 def _search(
-    service: "Service", phrase: str, documents: Sequence[str], most: int
+    reader: Verbs, store: MemoryStore, phrase: str, documents: Sequence[str], most: int
 ) -> Matches[Source]:
     """As Verbs.search, of those documents that are still there."""
-    while there := [name for name in documents if service.store.has(name)]:
+    while there := [name for name in documents if store.has(name)]:
         try:
-            return service.reader.search(phrase, service.store, documents=there, top_k=most)
+            return reader.search(phrase, store, documents=there, top_k=most)
         except DocumentNotFound:
-            if there == [name for name in there if service.store.has(name)]:
+            if there == [name for name in there if store.has(name)]:
                 raise  # it is there, and was another meanwhile
     return Matches()
 

@@ -1,0 +1,56 @@
+"""Deletion of what was said: turns with their responses, warm sessions and hidden documents."""
+
+from contextlib import suppress
+
+from memstore.errors import DocumentNotFound, MemoryLocked
+from memstore.serve.answering.warm_sessions import WarmSessions
+from memstore.serve.answering.worker import Worker
+from memstore.serve.api_errors import Stopped
+from memstore.serve.state.conversations import Conversations
+from memstore.serve.state.turn_tree import TurnTree
+from memstore.store.memory_store import MemoryStore
+
+
+class Forgetting:
+    """Deletes from the tree of turns, then closes sessions, then forgets documents. Any thread but
+    the model's may call; the model's is waited for.
+    """
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        tree: TurnTree,
+        conversations: Conversations,
+        sessions: WarmSessions,
+        worker: Worker,
+    ) -> None:
+        self.store, self.tree, self.conversations = store, tree, conversations
+        self._sessions, self._worker = sessions, worker
+
+    def conversation(self, owner: str, name: str) -> None:
+        """Forget a conversation, what was said in it alone, and what it alone needs. Raises
+        ApiError (404).
+        """
+        self._forget(*self.conversations.forget(owner, name))
+
+    def response(self, owner: str, name: str) -> None:
+        """Forget a response, what was said for it alone, and what it alone needs. Raises ApiError
+        (404).
+        """
+        key, documents = self.conversations.forget_response(owner, name)
+        self._forget([key], documents)
+
+    def origin(self, origin: bytes) -> None:
+        """Forget all that was said after a first turn, whoever needs it."""
+        keys = self.tree.keys_from(origin)
+        self._forget(keys, self.tree.forget_origin(origin))
+
+    def _forget(self, keys: list[bytes], documents: list[str]) -> None:
+        """Close sessions in which one of these was said last, then forget hidden documents."""
+        with suppress(Stopped):
+            self._worker.call(
+                "server/forget", lambda: self._sessions.forget(keys), at_once=True
+            ).result()
+        for name in documents:
+            with suppress(DocumentNotFound, MemoryLocked):
+                self.store.forget(name)
