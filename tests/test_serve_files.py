@@ -3,11 +3,9 @@
 import io
 import os
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,10 @@ from memstore.model.answer import Source
 from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access, Keys
 from memstore.serve.background.backfill import Backfill
-from memstore.serve.http.openai.vector_stores import scores
+from memstore.serve.http.openai.vector_store_search import scores
 from memstore.serve.settings import ServeSettings
+from memstore.serve.state import file_batches, vector_tables
 from memstore.serve.state import uploads as uploads_module
-from memstore.serve.state import vector_tables
 from memstore.serve.state.uploads import file_name
 from memstore.serve.state.vector_tables import Entry
 from memstore.store.admission import Mode
@@ -409,27 +407,29 @@ def test_keys_see_and_write_only_their_documents_and_quotas_hold(tmp_path: Path)
 def test_stores_batches_and_what_agents_bring_have_quotas_of_each_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_STORES", "_LINKS", "_BATCHES"):
+    for name in ("_STORES", "_LINKS"):
         monkeypatch.setattr(vector_tables, name, 1)
+    monkeypatch.setattr(file_batches, "_MOST", 1)
     first, second = Access("first"), Access("second")
     with serving(tmp_path / "m", ServeSettings(files=2, files_bytes=100), diary=False) as served:
         stores, uploads = served.service.vector_stores, served.service.uploads
+        batches = served.service.file_batches
         files = [uploads.add(first, name, io.BytesIO(b"text"), "assistants", None) for name in "ab"]
         entries = [Entry(file["id"], {}) for file in files]
         store = stores.create("", None, {}, None, [], first)
         for one_too_many in (
             lambda: stores.create("", None, {}, None, [], first),
-            lambda: stores.create_batch(store["id"], entries, first),
+            lambda: batches.create(store["id"], entries, first),
             lambda: uploads.count(first, "third", 1, more=False),
         ):
             with pytest.raises(ApiError, match="a key may have"):
                 one_too_many()
-        batches = [stores.create_batch(store["id"], [], first) for _ in range(2)]
+        made = [batches.create(store["id"], [], first) for _ in range(2)]
         with pytest.raises(ApiError, match="no file batch"):
-            stores.batch(store, batches[0]["id"])
+            batches.row(store, made[0]["id"])
         stores.create("", None, {}, None, [], second)
-        assert stores.create_batch(store["id"], entries[:1], second) is not None
-        assert stores.batch(store, batches[1]["id"]) is not None
+        assert batches.create(store["id"], entries[:1], second) is not None
+        assert batches.row(store, made[1]["id"]) is not None
 
         uploads.count(second, "agent's", 60, more=False)
         with pytest.raises(ApiError, match="100 bytes"):
@@ -450,10 +450,6 @@ def test_a_slow_document_of_one_key_holds_up_none_of_another(tmp_path: Path) -> 
     keys = Keys(
         (("the-key-of-the-slow", Access("slow")), ("the-key-of-the-others", Access("other")))
     )
-    with serving(tmp_path / "m", keys=keys, diary=False):
-        pass
-    with closing(sqlite3.connect(tmp_path / "m" / "serve.sqlite")) as database:
-        database.execute("ALTER TABLE files DROP COLUMN owner")  # as it was before
     before = set(children_of(os.getpid()))
     with serving(tmp_path / "m", keys=keys, diary=False) as served:
         slow, other = (served.openai(key) for key, _ in keys.known)

@@ -134,7 +134,9 @@ def _provide(service: Service) -> None:
     files = service.database.rows("SELECT id FROM files WHERE state != 'leaving'")
     if len(service.database.rows("SELECT 1 FROM vector_stores WHERE NOT expired")) < 2:
         store = stores.create("towns", None, {}, None, [], access)
-        stores.create_batch(store["id"], [Entry(file["id"], {"key": 1}) for file in files], access)
+        service.file_batches.create(
+            store["id"], [Entry(file["id"], {"key": 1}) for file in files], access
+        )
 
 
 @pytest.mark.parametrize("seed", [15])

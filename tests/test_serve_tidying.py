@@ -10,11 +10,12 @@ from asked_service import asked
 from diary import ANSWER, LETTER, QUESTION
 
 from memstore.disk.document import PROMPT, is_of_prompt
+from memstore.errors import InvalidInput
 from memstore.serve.api_errors import ApiError
 from memstore.serve.background import garbage_collection
 from memstore.serve.state.database import Database
 from memstore.serve.state.turn_tree import TurnTree
-from memstore.serve.state.turns import Turn, root_key
+from memstore.serve.state.turns import Turn
 
 NEXT = "What is the price of the brown mare?"
 
@@ -143,16 +144,14 @@ def test_a_prompt_beyond_the_quota_is_refused_while_it_is_read(tmp_path: Path) -
         assert server.ask(QUESTION).text == ANSWER
 
 
-def test_a_database_of_before_there_were_quotas_is_taken_over(tmp_path: Path) -> None:
+def test_a_database_of_another_format_is_refused_by_one_line(tmp_path: Path) -> None:
     before = Database(tmp_path)
-    TurnTree(before).add("local", root_key("local"), Turn(QUESTION, ANSWER), [])
-    for table in ("turns", "responses"):
-        before.execute(f"DROP INDEX {table}_owner")
-        before.execute(f"ALTER TABLE {table} DROP COLUMN size")
+    TurnTree(before)
+    before.execute("PRAGMA user_version = 0")
     before.close()
-    after = Database(tmp_path)
-    assert TurnTree(after).sizes() == {"local": len(QUESTION) + len(ANSWER)}
-    after.close()
+    for _ in range(2):  # it is closed again
+        with pytest.raises(InvalidInput, match="another version of memstore; move it away"):
+            Database(tmp_path)
 
 
 def test_what_was_not_used_for_so_long_is_forgotten_with_its_documents(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from memstore.serve.answering.worker import Job, Worker
+from memstore.serve.answering.jobs import Job
+from memstore.serve.answering.worker import Worker
 from memstore.serve.api_errors import Busy, Stopped
 
 

@@ -20,6 +20,7 @@ from memstore.serve.mcp.tools import MemoryTools
 from memstore.serve.settings import ServeSettings
 from memstore.serve.state.conversations import Conversations
 from memstore.serve.state.database import Database
+from memstore.serve.state.file_batches import FileBatches
 from memstore.serve.state.turn_tree import TurnTree
 from memstore.serve.state.uploads import Uploads
 from memstore.serve.state.vector_tables import VectorStores
@@ -63,6 +64,7 @@ class Service:
             most_bytes=settings.files_bytes,
         )
         self.vector_stores = VectorStores(self.database)
+        self.file_batches = FileBatches(self.vector_stores)
         self.worker = Worker(
             active=settings.active,
             waiting=settings.waiting,
@@ -70,9 +72,7 @@ class Service:
             between=settings.between_chunks,
             before_step=decode_batch,
         )
-        most_bytes = settings.conversations_bytes
-        if store.quota is not None:  # all keys' together take no more than half of it
-            most_bytes = min(most_bytes, store.quota // (2 * keys.count))
+        most_bytes = _conversations_bytes(settings, store, keys)
         self.sessions = WarmSessions(reader, store, settings, most_bytes=most_bytes)
         self.telemetry.observe(
             store, lambda: {**self.worker.load, "warm_sessions": self.sessions.count}
@@ -95,15 +95,18 @@ class Service:
             self.sessions, self.worker, self.forgetting, settings=settings, most_bytes=most_bytes
         )
 
-        self.tools = MemoryTools(
-            reader,
-            store,
+    @property
+    def tools(self) -> MemoryTools:
+        """What MCP offers of it."""
+        return MemoryTools(
+            self.reader,
+            self.store,
             self.worker,
             self.answers,
             self.documents,
             self.uploads,
             self.file_ingest,
-            settings.max_tokens,
+            self.settings.max_tokens,
         )
 
     def collect_garbage(self) -> None:
@@ -117,3 +120,11 @@ class Service:
         self.file_ingest.close()
         self.sessions.forget()
         self.database.close()
+
+
+def _conversations_bytes(settings: ServeSettings, store: MemoryStore, keys: Keys) -> int:
+    """What conversations of one key may take: of a memory with a quota all keys' together no more
+    than half.
+    """
+    most, quota = settings.conversations_bytes, store.quota
+    return most if quota is None else min(most, quota // (2 * keys.count))

@@ -1,5 +1,5 @@
-"""What becomes of a prompt that is longer than the model's window: the part in front is read as a
-document of its conversation, the rest stays a prompt.
+"""Prompts longer than the model's context window: the part in front is read as a document of its
+conversation, the rest stays a prompt.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ AHEAD = 1 << 18  # characters of a conversation, beyond which planning would hol
 @dataclass
 class Plan:
     """How a conversation is read anew. keys: of all that was said, after each turn; documents: what
-    is read as such, named and checked; told: the turns behind them; question: what is asked.
+    is read as such, named and checked; recent: the turns behind them; question: what is asked.
     """
 
     keys: list[bytes] = field(default_factory=list)
     documents: list[Text] = field(default_factory=list)
-    told: list[Turn] = field(default_factory=list)
+    recent: list[Turn] = field(default_factory=list)
     question: str = ""
 
     @property
@@ -106,7 +106,7 @@ class Window:
         plan = Plan(keys_of(owner, turns))
         if self._most is not None:
             self.takes(turns, question)
-            plan.told, plan.question = [*turns], question
+            plan.recent, plan.question = [*turns], question
             return plan
 
         def document(content: str) -> None:
@@ -128,12 +128,12 @@ class Window:
 
         tokens = 0
         for turn in turns:
-            told = Turn(short(turn.question), short(turn.answer))
-            plan.told.append(told)
-            tokens += self.count(told.question) + self.count(told.answer)
+            kept = Turn(short(turn.question), short(turn.answer))
+            plan.recent.append(kept)
+            tokens += self.count(kept.question) + self.count(kept.answer)
             if tokens > self.tokens:
-                document("\n".join(f"{turn.question}\n{turn.answer}" for turn in plan.told))
-                plan.told, tokens = [], 0
+                document("\n".join(f"{turn.question}\n{turn.answer}" for turn in plan.recent))
+                plan.recent, tokens = [], 0
         plan.question = short(question)
         return plan
 

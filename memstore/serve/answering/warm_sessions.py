@@ -172,7 +172,7 @@ class WarmSessions:
         warm = self._opened(owner, [*documents, *names], scope)
         warm.documents, warm.document_tokens, warm.cached_tokens = names, tokens, cached
         warm.question = plan.question
-        yield from self._tell(warm, plan.told)
+        yield from self._tell(warm, plan.recent)
         return warm
 
     def _read(self, text: Text) -> Generator[str, None, None]:

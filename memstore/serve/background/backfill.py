@@ -37,7 +37,7 @@ class Backfill:
             if document is not None:
                 if document.source_hash == row["digest"]:
                     kept.add(document.name)
-            elif row["adopted"]:
+            elif row["backfilled"]:
                 self._uploads.remove(row)
             else:
                 self._uploads.move(
@@ -76,17 +76,17 @@ class Backfill:
         with self._database.transaction() as database:
             database.execute(
                 "INSERT INTO files (id, filename, document, purpose, bytes, created_at, state,"
-                " digest, tokens, stored_bytes, adopted)"
+                " digest, tokens, stored_bytes, backfilled)"
                 " VALUES (?, ?, ?, 'user_data', ?, ?, 'ready', ?, ?, ?, 1)"
                 " ON CONFLICT (document) DO UPDATE SET bytes = excluded.bytes, state = 'ready',"
                 " digest = excluded.digest, tokens = excluded.tokens, error_code = NULL,"
-                " error = NULL, stored_bytes = excluded.stored_bytes, adopted = 1,"
+                " error = NULL, stored_bytes = excluded.stored_bytes, backfilled = 1,"
                 " expires_at = NULL, owner = ''"
                 " WHERE state IN ('ready', 'failed')",
                 values,
             )
             database.execute(
                 "DELETE FROM file_parts WHERE file IN"
-                " (SELECT number FROM files WHERE document = ? AND adopted)",
+                " (SELECT number FROM files WHERE document = ? AND backfilled)",
                 (document.name,),
             )

@@ -24,7 +24,8 @@ from memstore.errors import (
 from memstore.model.ingest import Ingesting, IngestProgress
 from memstore.model.text import Text
 from memstore.model.verbs import Verbs
-from memstore.serve.answering.worker import Job, Worker
+from memstore.serve.answering.jobs import Job
+from memstore.serve.answering.worker import Worker
 from memstore.serve.api_errors import Stopped
 from memstore.serve.background.backfill import Backfill
 from memstore.serve.state.uploads import Uploads

@@ -1,4 +1,4 @@
-"""Deletion of what was said: turns with their responses, warm sessions and hidden documents."""
+"""Deletion of conversations and responses, with their turns, warm sessions and hidden documents."""
 
 from contextlib import suppress
 

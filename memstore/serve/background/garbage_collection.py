@@ -11,9 +11,10 @@ from memstore.disk.document import is_of_prompt
 from memstore.errors import DocumentNotFound, MemoryLocked
 from memstore.freed_memory import return_freed_memory
 from memstore.model.text import Text
+from memstore.serve.answering.jobs import Job
 from memstore.serve.answering.long_prompts import name_prefix
 from memstore.serve.answering.warm_sessions import WarmSessions
-from memstore.serve.answering.worker import Job, Worker
+from memstore.serve.answering.worker import Worker
 from memstore.serve.api_errors import ApiError, Stopped
 from memstore.serve.background.forgetting import Forgetting
 from memstore.serve.settings import ServeSettings

@@ -13,6 +13,7 @@ from memstore.errors import MemstoreError
 from memstore.serve.http import error_responses, inspector, mcp_route, metrics_route
 from memstore.serve.http.checks import Checks
 from memstore.serve.http.openai import (
+    batch_routes,
     chat,
     completions,
     conversation_routes,
@@ -20,6 +21,7 @@ from memstore.serve.http.openai import (
     models,
     responses,
     vector_store_files,
+    vector_store_search,
     vector_stores,
 )
 from memstore.serve.http.openai.prompts import Backend
@@ -90,8 +92,10 @@ def _openai(service: Service) -> tuple[APIRouter, ...]:
         responses.router(backend, stores, service.forgetting),
         conversation_routes.router(service.conversations, service.forgetting),
         files.router(service.database, uploads, service.file_ingest),
-        vector_stores.router(stores, service.reader, service.store, service.worker),
+        vector_stores.router(stores),
+        vector_store_search.router(stores, service.reader, service.store, service.worker),
         vector_store_files.router(stores, uploads),
+        batch_routes.router(stores, service.file_batches),
     )
 
 

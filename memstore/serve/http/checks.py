@@ -1,6 +1,4 @@
-"""What every request passes before a route sees it: its Host, the page it comes from, its key, and
-its size.
-"""
+"""Middleware that checks every request before a route sees it: Host, Origin, API key and size."""
 
 import asyncio
 from collections import Counter

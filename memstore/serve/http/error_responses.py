@@ -58,18 +58,18 @@ def _of_validation(error: RequestValidationError) -> ApiError:
     """The first thing that is wrong with a request, by the name of the parameter."""
     first = error.errors()[0]
     where, *parts = first["loc"]
-    place = _location(parts, error.body) if where == "body" else ".".join(map(str, parts))
-    if first["type"] == "extra_forbidden" and place:
-        return unsupported(place)
+    param = _location(parts, error.body) if where == "body" else ".".join(map(str, parts))
+    if first["type"] == "extra_forbidden" and param:
+        return unsupported(param)
     what = first["msg"].removeprefix("Value error, ")
     missing = first["type"] == "json_invalid"
-    message = f"the body is no JSON: {what}" if missing else f"{place or 'the body'}: {what}"
-    return ApiError(400, message, code="invalid_value", param=place or None)
+    message = f"the body is no JSON: {what}" if missing else f"{param or 'the body'}: {what}"
+    return ApiError(400, message, code="invalid_value", param=param or None)
 
 
 def _location(parts: Sequence[int | str], body: Any) -> str:
     """Where in a body something is wrong, or missing: without the kinds that were tried there."""
-    place: list[str] = []
+    location: list[str] = []
     for part in parts:
         if isinstance(body, Mapping) and part in body:
             body = body[str(part)]
@@ -77,5 +77,5 @@ def _location(parts: Sequence[int | str], body: Any) -> str:
             body = body[part]
         elif not (isinstance(body, Mapping) and part == parts[-1]):
             continue
-        place.append(str(part))
-    return ".".join(place)
+        location.append(str(part))
+    return ".".join(location)

@@ -1,4 +1,4 @@
-"""What each MCP tool takes."""
+"""The arguments of each MCP tool."""
 
 from typing import Annotated, Literal
 

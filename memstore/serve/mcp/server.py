@@ -1,4 +1,8 @@
-"""The MCP server: what the SDK's server answers, whatever transport brings the requests."""
+"""The MCP server: handlers of the SDK's low-level server, whatever transport brings the requests.
+
+The SDK's MCPServer offers everybody every tool, and resources that were registered beforehand; here
+both depend on the API key of a request.
+"""
 
 from collections.abc import Callable
 from typing import Any

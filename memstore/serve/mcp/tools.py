@@ -18,8 +18,9 @@ from memstore.model.ingest import Ingesting, IngestProgress
 from memstore.model.text import Text
 from memstore.model.verbs import Verbs
 from memstore.serve.answering.answers import Answers, Question
+from memstore.serve.answering.jobs import Job
 from memstore.serve.answering.sampling import Sampling
-from memstore.serve.answering.worker import Job, Worker
+from memstore.serve.answering.worker import Worker
 from memstore.serve.api_errors import ApiError, Busy
 from memstore.serve.api_keys import Access
 from memstore.serve.background.file_ingest import FileIngest

@@ -1,6 +1,4 @@
-"""A conversation as turns, each a question and its answer, and the keys by which what was said
-before is recognised.
-"""
+"""Turns of a conversation, each a question and an answer, and digests that identify a history."""
 
 import hashlib
 from collections.abc import Sequence

@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS files (
     error TEXT,
     tokens INTEGER NOT NULL DEFAULT 0,
     stored_bytes INTEGER NOT NULL DEFAULT 0,
-    adopted INTEGER NOT NULL DEFAULT 0,
+    backfilled INTEGER NOT NULL DEFAULT 0,
     owner TEXT NOT NULL DEFAULT ''  -- whose quota it counts for: '' = nobody's
 );
 CREATE INDEX IF NOT EXISTS files_by_state ON files (state);
@@ -77,11 +77,6 @@ class Uploads:
         self._database, self._store, self._tokenizer = database, store, tokenizer
         self._most_files, self._most_bytes = most_files, most_bytes
         self._database.create(SCHEMA)
-        self._database.add_column(
-            "files",
-            "owner TEXT NOT NULL DEFAULT ''",
-            "UPDATE files SET owner = 'local' WHERE NOT adopted",
-        )
 
     def add(
         self, access: Access, given_name: str, content: BinaryIO, purpose: str, seconds: int | None
@@ -132,10 +127,10 @@ class Uploads:
         )
 
     def content(self, row: Row) -> Iterator[bytes]:
-        """The bytes of a file, piece by piece; fewer where it is deleted meanwhile. Of an adopted
+        """The bytes of a file, piece by piece; fewer where it is deleted meanwhile. Of a backfilled
         one they are one piece. Raises DocumentNotFound, CorruptMemory, StoreUnavailable.
         """
-        if row["adopted"]:
+        if row["backfilled"]:
             yield self.text_of_document(row["document"])
             return
         part = 0

@@ -1,4 +1,4 @@
-"""/v1/conversations: those that have a name, what was said in them, and forgetting them."""
+"""/v1/conversations: named conversations are made, listed turn by turn, described and deleted."""
 
 from typing import Annotated, Any
 

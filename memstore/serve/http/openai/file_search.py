@@ -16,7 +16,8 @@ from memstore.serve.answering.answers import Outcome
 from memstore.serve.api_keys import Access
 from memstore.serve.document_access import DocumentAccess
 from memstore.serve.http.openai.filters import Filters, holds
-from memstore.serve.http.openai.vector_stores import FileId, location
+from memstore.serve.http.openai.vector_store_search import location
+from memstore.serve.http.openai.vector_stores import FileId
 from memstore.serve.state.vector_tables import VectorStores
 from memstore.serve.strict import Strict, entries
 

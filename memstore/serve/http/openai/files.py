@@ -70,7 +70,7 @@ def router(database: Database, uploads: Uploads, ingest: FileIngest) -> APIRoute
     def content(file_id: str, access: Reads) -> StreamingResponse:
         row = uploads.row(file_id, access)
         pieces, size = uploads.content(row), row["bytes"]
-        if row["adopted"]:  # what cannot be read is an answer of its own
+        if row["backfilled"]:  # what cannot be read is an answer of its own
             whole = b"".join(pieces)
             pieces, size = iter([whole]), len(whole)
         headers = {
