@@ -43,8 +43,8 @@ class Service:
         model: str = "memstore",
         directory: Path | None = None,
     ) -> None:
-        """model: its name for clients. directory: where serve.sqlite lies; the memory's, unless
-        told; of a published memory nowhere: it ends with the process.
+        """model: its name for clients. directory: where serve.sqlite lies; by
+        default the memory's; of a published memory nowhere: it ends with the process.
         """
         self.reader, self.store, self.model = reader, store, model
         self.settings = settings = settings or ServeSettings()

@@ -51,7 +51,7 @@ class AdmissionQueue:
         self._served: dict[str, int] = {}  # steps of each group that asks now
         self._intervals: deque[float] = deque(maxlen=_ENDS_KEPT)  # between two ends
         self._ended: float | None = None  # when the last one did, if others wait since
-        self._promised: dict[str, float] = {}  # until when room is told to those of a group
+        self._promised: dict[str, float] = {}  # until when room is promised to a group
 
     def __len__(self) -> int:
         return len(self._tasks)

@@ -36,7 +36,7 @@ class Question:
     turns: Sequence[Turn] = ()
     plan: Plan | None = None  # of how a long one is read, where it is made already
     conversation: Conversation | None = None  # that goes on with it, as it stands
-    keep: bool = True  # store what was said
+    keep: bool = True  # store the turn
     operation: str = "chat"  # as telemetry calls it
     max_sources: int = 5
     trace: bool = False  # tell all of what was read, by token and head
@@ -54,7 +54,7 @@ class Outcome:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     answered: bool = True
-    key: bytes = b""  # of all that was said now, if it is stored
+    key: bytes = b""  # of the turn, if it is stored
     sources: list[Source] = field(default_factory=list)  # that may be shown, best first
     read: float = 0.0  # the weight of all blocks of documents that it read
     began_ns: int = 0  # of the clock, when its turn came

@@ -18,7 +18,7 @@ AHEAD = 1 << 18  # characters of a conversation, beyond which planning would hol
 
 @dataclass
 class Plan:
-    """How a conversation is read anew. keys: of all that was said, after each turn; documents: what
+    """How a conversation is read anew. keys: of the history, after each turn; documents: what
     is read as such, named and checked; recent: the turns behind them; question: what is asked.
     """
 
@@ -38,7 +38,7 @@ class Window:
 
     def __init__(self, reader: Reader, tokens: int | None, *, most: int | None = None) -> None:
         """tokens: None for what the reader reads at once. most: tokens of a text, where what does
-        not fit into the window cannot become a document: a conversation is then told text by text,
+        not fit into the window cannot become a document: a conversation is then read text by text,
         however long it is; None: it can.
         """
         settings = reader.lookup
@@ -58,13 +58,13 @@ class Window:
         return self.count(text) <= self.tokens
 
     def takes(self, turns: Sequence[Turn], question: str) -> bool:
-        """Can a session that is open be told these, and be asked? Raises ApiError for a text that
+        """Can an open session read these turns, and be asked? Raises ApiError for a text that
         never can.
         """
-        said = [text for turn in turns for text in (turn.question, turn.answer)] + [question]
+        texts = [text for turn in turns for text in (turn.question, turn.answer)] + [question]
         if self._most is None:
-            return sum(map(self.count, said)) <= self.tokens
-        for text in said:
+            return sum(map(self.count, texts)) <= self.tokens
+        for text in texts:
             longest = 2 * _CHARACTERS * self._most
             if len(text) > longest or len(self._tokenizer.encode(text)) > self._most:
                 raise ApiError(
@@ -140,8 +140,8 @@ class Window:
 
 def name_of(owner: str, text: Text) -> str:
     """The name of the hidden document of a prompt's part: the same text has the same one."""
-    said = f"{owner}\n{text.digest}".encode("utf-8", "replace")
-    return name_prefix(owner) + hashlib.blake2b(said, digest_size=12).hexdigest()
+    content = f"{owner}\n{text.digest}".encode("utf-8", "replace")
+    return name_prefix(owner) + hashlib.blake2b(content, digest_size=12).hexdigest()
 
 
 def name_prefix(owner: str) -> str:

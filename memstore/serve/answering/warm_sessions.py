@@ -82,8 +82,8 @@ class WarmSessions:
         plan: Plan | None = None,
     ) -> Opening:
         """A session that has read these turns, for a question about these documents: a warm one,
-        told what it has not read yet, or one that reads them anew. plan: of that, if it is made
-        already.
+        which reads the turns that it has not yet, or one that reads them anew. plan: of that, if it
+        is made already.
         """
         scope = tuple(document.id for document in self._store.ready(documents))
         keys = keys_of(owner, turns) if plan is None else plan.keys
@@ -97,7 +97,7 @@ class WarmSessions:
         return warm
 
     def end(self, warm: WarmSession, key: bytes) -> None:
-        """Take back a session in which all that has this key was said. One that could not have all
+        """Take back a session that has read the history of this key. One that could not have all
         of its documents is closed: the next may.
         """
         if warm.session.absent:
@@ -108,7 +108,7 @@ class WarmSessions:
         self.evict()
 
     def forget(self, keys: Sequence[bytes] | None = None) -> None:
-        """Close the warm sessions in which one of these was said last; None = all."""
+        """Close the warm sessions that ended with one of these turns; None = all."""
         for warm in [warm for warm in self._warm if keys is None or warm.key in keys]:
             self._warm.remove(warm)
             warm.close()

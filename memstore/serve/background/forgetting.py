@@ -28,25 +28,25 @@ class Forgetting:
         self._sessions, self._worker = sessions, worker
 
     def conversation(self, owner: str, name: str) -> None:
-        """Forget a conversation, what was said in it alone, and what it alone needs. Raises
+        """Forget a conversation, the turns that are its alone, and documents only it needs. Raises
         ApiError (404).
         """
         self._forget(*self.conversations.forget(owner, name))
 
     def response(self, owner: str, name: str) -> None:
-        """Forget a response, what was said for it alone, and what it alone needs. Raises ApiError
-        (404).
+        """Forget a response, the turns that are its alone, and documents only it needs. Raises
+        ApiError (404).
         """
         key, documents = self.conversations.forget_response(owner, name)
         self._forget([key], documents)
 
     def origin(self, origin: bytes) -> None:
-        """Forget all that was said after a first turn, whoever needs it."""
+        """Forget all turns from a first one on, whoever needs them."""
         keys = self.tree.keys_from(origin)
         self._forget(keys, self.tree.forget_origin(origin))
 
     def _forget(self, keys: list[bytes], documents: list[str]) -> None:
-        """Close sessions in which one of these was said last, then forget hidden documents."""
+        """Close sessions that ended with one of these turns, then forget hidden documents."""
         with suppress(Stopped):
             self._worker.call(
                 "server/forget", lambda: self._sessions.forget(keys), at_once=True

@@ -87,7 +87,7 @@ class GarbageCollection:
                     break
 
     def _held(self) -> Counter[str]:
-        """Bytes of what was said, and of the documents that hold it, by how an owner's begin."""
+        """Bytes of turns, and of the documents that hold them, by the prefix of an owner's."""
         tree, held = self._tree, Counter[str]()
         for owner, size in tree.sizes().items():
             held[name_prefix(owner)] += size

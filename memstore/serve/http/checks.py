@@ -157,7 +157,7 @@ class Checks:
 
 
 def _check_framing(headers: Headers) -> None:
-    """Refuse a body of which two lengths are told: a proxy in front may believe the other one, and
+    """Refuse a body that has two lengths: a proxy in front may believe the other one, and
     take what this server takes for a request to be a body, or for a body to be a request.
     """
     encodings = headers.getlist("transfer-encoding")

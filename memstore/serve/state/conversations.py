@@ -98,7 +98,7 @@ class Conversations:
     def create(
         self, owner: str, name: str | None = None, metadata: dict[str, str] | None = None
     ) -> Conversation:
-        """A new conversation, of which nothing was said yet."""
+        """A new conversation, without turns."""
         made = Conversation(
             name or f"conv_{secrets.token_hex(16)}",
             root_key(owner),
@@ -151,8 +151,8 @@ class Conversations:
         return self.get(owner, name)
 
     def forget(self, owner: str, name: str) -> tuple[list[bytes], list[str]]:
-        """Forget a conversation with its responses, and what was said in it alone, also before it
-        was said otherwise; the keys of the turns that it stood at, and the names of documents that
+        """Forget a conversation with its responses, and the turns that are its alone, also those
+        that were edited; the keys of the turns that it stood at, and the names of documents that
         nothing else needs. Raises ApiError (404).
         """
         continued = self._continued.get((owner, name))
@@ -207,8 +207,8 @@ class Conversations:
         return self._tree.turns(self.response(owner, name)["key"])
 
     def forget_response(self, owner: str, name: str) -> tuple[bytes, list[str]]:
-        """Forget a response, and what was said for it alone; the key of its turn, and the names of
-        documents that nothing else needs. Raises ApiError (404).
+        """Forget a response, and the turns that are its alone; the key of its turn, and the names
+        of documents that nothing else needs. Raises ApiError (404).
         """
         with self._database.transaction() as database:
             key: bytes = self.response(owner, name)["key"]
@@ -220,7 +220,7 @@ class Conversations:
         return self._unused("responses", "json_extract(body, '$.created_at')", seconds, most)
 
     def unused_names(self, seconds: float | None, most: int) -> list[tuple[str, str]]:
-        """(owner, name) of conversations that nothing was said in for so long, or that are beyond
+        """(owner, name) of conversations that had no turn for so long, or that are beyond
         so many of one owner's.
         """
         return self._unused("conversations", "used", seconds, most)
@@ -231,8 +231,8 @@ class Conversations:
         before = 0.0 if seconds is None else time.time() - seconds
         rows = self._database.rows(
             f"SELECT owner, id FROM (SELECT owner, id, {used} AS used, row_number() OVER"
-            f" (PARTITION BY owner ORDER BY {used} DESC, rowid DESC) AS place FROM {table})"
-            " WHERE place > ? OR used < ?",
+            f" (PARTITION BY owner ORDER BY {used} DESC, rowid DESC) AS rank FROM {table})"
+            " WHERE rank > ? OR used < ?",
             (most, before),
         )
         return [(row["owner"], row["id"]) for row in rows]

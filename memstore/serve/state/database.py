@@ -83,7 +83,7 @@ class Database:
             self.execute("INSERT INTO memory VALUES (?)", (place,))
         elif row["place"] != place:
             raise InvalidInput(
-                f"{self.path} is of what was asked of {row['place']}; give another --state"
+                f"{self.path} belongs to the memory {row['place']}; give another --state"
             )
 
     def create(self, schema: str) -> None:
@@ -135,8 +135,8 @@ class Database:
     def row(self, sql: str, values: Sequence[Any] | dict[str, Any] = ()) -> sqlite3.Row | None:
         """The first row of a query."""
         with self._lock:
-            found: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
-            return found
+            row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
+            return row
 
     def close(self) -> None:
         """Close the file, with all of it in one place."""

@@ -9,8 +9,8 @@ from memstore.serve.state.turns import Turn, next_key
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS turns (
-    key BLOB PRIMARY KEY,           -- of all that was said up to here: see turns.py
-    parent BLOB NOT NULL,           -- the key of what was said before; the root's has no row
+    key BLOB PRIMARY KEY,           -- of the history up to here: see turns.py
+    parent BLOB NOT NULL,           -- the key of the turn before; the root's has no row
     origin BLOB NOT NULL,           -- the key of the first turn
     owner TEXT NOT NULL,
     question TEXT NOT NULL,
@@ -60,7 +60,7 @@ CREATE INDEX IF NOT EXISTS responses_created ON responses (json_extract(body, '$
 class TurnTree:
     """The stored turns. Every call is one transaction, or none; any thread may call.
 
-    A turn stays as long as something was said behind it, or a conversation or a response stands
+    A turn stays as long as a turn stands behind it, or a conversation or a response stands
     there (memstore.serve.state.conversations).
     """
 
@@ -93,14 +93,14 @@ class TurnTree:
         return key
 
     def add_all(self, owner: str, turns: Sequence[Turn], keys: Sequence[bytes]) -> None:
-        """Store turns that a client says were said. keys: before the first, and after each."""
+        """Store the turns of a client's history. keys: before the first, and after each."""
         with self._database.transaction():
             for number, turn in enumerate(turns):
                 if not self.known(keys[number + 1]):
                     self.add(owner, keys[number], turn, ())
 
     def known(self, key: bytes) -> bool:
-        """Was this said, and is it stored?"""
+        """Is this turn stored?"""
         return self._database.row("SELECT 1 FROM turns WHERE key = ?", (key,)) is not None
 
     def need(self, key: bytes, documents: Iterable[str]) -> bool:
@@ -132,9 +132,9 @@ class TurnTree:
         before = 0.0 if seconds is None else time.time() - seconds
         rows = self._database.rows(
             "SELECT origin FROM (SELECT origin, used, row_number() OVER"
-            " (PARTITION BY owner ORDER BY used DESC) AS place FROM"
+            " (PARTITION BY owner ORDER BY used DESC) AS rank FROM"
             " (SELECT origin, owner, max(used) AS used FROM turns GROUP BY origin))"
-            " WHERE place > ? OR used < ?",
+            " WHERE rank > ? OR used < ?",
             (most, before),
         )
         return [row["origin"] for row in rows]

@@ -46,7 +46,7 @@ STATUS = (
     "CASE WHEN l.cancelled THEN 'cancelled' WHEN f.state = 'ready' THEN 'completed'"
     " WHEN f.state = 'failed' THEN 'failed' ELSE 'in_progress' END"
 )
-# the files of a store, as they are told; a condition on l.store follows
+# the files of a store, as they are listed; a condition on l.store follows
 LINKS = (
     f"SELECT f.id, f.filename, f.document, f.stored_bytes, f.error_code, f.error, l.number,"
     f" l.attributes, l.created_at, {STATUS} AS status"
@@ -207,10 +207,10 @@ class VectorStores:
             raise ApiError(413, message, code="quota_exceeded")
 
     def add_file(self, store: Row, file: Entry, access: Access) -> int:
-        found = self.database.row(
+        row = self.database.row(
             "SELECT number, document FROM files WHERE id = ? AND state != 'leaving'", (file.file,)
         )
-        if found is None or not access.sees(found["document"]):
+        if row is None or not access.sees(row["document"]):
             raise not_found("file", file.file)
         self.database.execute(
             "INSERT INTO vector_store_files (store, file, attributes, created_at, owner)"
@@ -218,7 +218,7 @@ class VectorStores:
             " DO UPDATE SET attributes = :attributes, cancelled = 0",
             {
                 "store": store["number"],
-                "file": found["number"],
+                "file": row["number"],
                 "attributes": json.dumps(file.attributes),
                 "now": int(time.time()),
                 "owner": access.name,
@@ -226,7 +226,7 @@ class VectorStores:
         )
         link = self.database.row(
             "SELECT number FROM vector_store_files WHERE store = ? AND file = ?",
-            (store["number"], found["number"]),
+            (store["number"], row["number"]),
         )
         assert link is not None
         number: int = link["number"]

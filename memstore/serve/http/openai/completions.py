@@ -14,7 +14,7 @@ from memstore.serve.http.openai.completing import Completing, Shape, complete
 from memstore.serve.http.openai.prompts import Backend
 from memstore.serve.strict import Neutral, entries
 
-_TOKENS = 16  # unless told: OpenAI's default
+_TOKENS = 16  # by default: OpenAI's default
 _SHAPE = Shape(
     prefix="cmpl",
     name="text_completion",

@@ -53,7 +53,7 @@ class Attached:
         return list(self.links)
 
     def kept(self, outcome: Outcome) -> list[tuple[Source, float]]:
-        """The sources that the tool wants to be told of, the most read first, each with its share
+        """The sources that the tool asks for, the most read first, each with its share
         of all that the answer read.
         """
         whole = outcome.read or 1.0
@@ -66,7 +66,7 @@ class Attached:
 
     def annotations(self, outcome: Outcome, text: str) -> list[dict[str, Any]]:
         """OpenAI's file_citation of every source, at the end of the answer's text; with the quoted
-        text, and its place in the document.
+        text, and where in the document it is.
         """
         return [
             {

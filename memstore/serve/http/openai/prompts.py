@@ -116,7 +116,7 @@ class Generating(Strict):
         documents: Sequence[str] | None = None,
         **more: Any,
     ) -> Question:
-        """A question behind turns that were said before. documents: those of a tool, or else those
+        """A question behind earlier turns. documents: those of a tool, or else those
         that the request names; more: of the Question. Raises ApiError, InvalidInput.
         """
         all_documents = None
@@ -149,7 +149,7 @@ def text_of(content: Content | None) -> str:
 def as_turns(
     messages: Sequence[tuple[str, Content | None]], *, templated: bool, param: str = "messages"
 ) -> tuple[list[Turn], str]:
-    """Turns that were said, and the question that is asked: of messages (role, content).
+    """Earlier turns, and the question that is asked: of messages (role, content).
 
     Instructions (of role system or developer) stand before what the user says next, for a reader
     with a chat template; one without takes what the user says alone. Raises ApiError for messages

@@ -79,8 +79,8 @@ class ResponseBody:
             self._asked.request.include or []
         ):
             return self._calls
-        found = attached.call([self._asked.question.text], outcome)
-        return [{**call, "results": found["results"]} for call in self._calls]
+        call = attached.call([self._asked.question.text], outcome)
+        return [{**one, "results": call["results"]} for one in self._calls]
 
     def _output(self, text: str, outcome: Outcome) -> dict[str, Any]:
         attached = self._asked.attached
@@ -109,7 +109,7 @@ class ResponseBody:
         location = {"item_id": self._message, "output_index": len(self._calls), "content_index": 0}
         try:
             async for piece in pieces:
-                if not begun:  # what is refused is refused before anything is said
+                if not begun:  # what is refused is refused before anything is sent
                     begun = True
                     for one in self._begun(numbered, location):
                         yield one

@@ -91,7 +91,7 @@ def scores(sources: Sequence[Source], *, shares: bool) -> list[float]:
 
 
 def search_result(link: Row, source: Source, score: float) -> dict[str, Any]:
-    """OpenAI's object of a search's result; `memstore` tells the place in the document."""
+    """OpenAI's object of a search's result; `memstore`: where in the document it is."""
     return {
         "file_id": link["id"],
         "filename": link["filename"],
@@ -122,7 +122,7 @@ def _files(stores: VectorStores, id_: str, access: Access, asked: Search) -> dic
 def _searching(
     reader: Verbs, store: MemoryStore, phrases: Sequence[str], documents: Sequence[str], most: int
 ) -> Iterator[Matches[Source]]:
-    """The places where most of a phrase is found, best first, each once: after each of the phrases,
+    """The passages most like a phrase, best first, each once: after each of the phrases,
     a step on the model's thread.
     """
     best: dict[tuple[str, int], Source] = {}
