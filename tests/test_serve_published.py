@@ -344,5 +344,5 @@ def test_what_a_server_keeps_is_of_one_memory(tmp_path: Path) -> None:
     Database(tmp_path, of="s3://bucket/one").close()
     Database(tmp_path, of="s3://bucket/one").close()
     for _ in range(2):
-        with pytest.raises(InvalidInput, match="asked of s3://bucket/one; give another --state"):
+        with pytest.raises(InvalidInput, match="the memory s3://bucket/one; give another --state"):
             Database(tmp_path, of="s3://bucket/two")
