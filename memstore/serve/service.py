@@ -74,9 +74,7 @@ class Service:
         )
         most_bytes = _conversations_bytes(settings, store, keys)
         self.sessions = WarmSessions(reader, store, settings, most_bytes=most_bytes)
-        self.telemetry.observe(
-            store, lambda: {**self.worker.load, "warm_sessions": self.sessions.count}
-        )
+        self.telemetry.observe(store, self.load)
         self.answers = Answers(
             reader,
             self.sessions,
@@ -108,6 +106,12 @@ class Service:
             self.file_ingest,
             self.settings.max_tokens,
         )
+
+    def load(self) -> dict[str, int]:
+        """How many questions are "active" and "waiting", "jobs" in the background, and
+        "warm_sessions".
+        """
+        return {**self.worker.load, "warm_sessions": self.sessions.count}
 
     def collect_garbage(self) -> None:
         """Forget what is old or too much; waits for the model's thread."""
