@@ -10,7 +10,7 @@ from diary import DIARY
 
 from memstore import MemoryStore, load_model
 from memstore.disk.document import is_of_prompt
-from memstore.serve.answering.answers import Answering, Outcome, Question
+from memstore.serve.answering.answers import Answer, Outcome, Question
 from memstore.serve.answering.sampling import Sampling
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
@@ -23,17 +23,17 @@ class Asked:
     def __init__(self, service: Service) -> None:
         self.service = service
 
-    def begin(self, text: str, turns: tuple[Turn, ...] = (), **more: Any) -> Answering:
+    def begin(self, text: str, turns: tuple[Turn, ...] = (), **more: Any) -> Answer:
         """An answer of which nothing is made yet."""
         sampling = Sampling(8, sentence=True)
         question = Question(text, sampling, ["diary"], turns=turns, **more)
-        return Answering(self.service, question, Outcome())
+        return Answer(self.service.answers, question)
 
-    def step(self, answer: Answering) -> str:
+    def step(self, answer: Answer) -> str:
         """Make the next piece of an answer."""
         return self.service.worker.call("test/1", lambda: next(answer)).result(60)
 
-    def finish(self, answer: Answering) -> Outcome:
+    def finish(self, answer: Answer) -> Outcome:
         """Make an answer to its end."""
         self.service.worker.call("test/1", lambda: [*answer]).result(60)
         return answer.outcome
@@ -41,13 +41,13 @@ class Asked:
     def ask(self, text: str, turns: tuple[Turn, ...] = (), **more: Any) -> Outcome:
         return self.finish(self.begin(text, turns, **more))
 
-    def begin_in(self, name: str, text: str, turns: tuple[Turn, ...] | None = None) -> Answering:
+    def begin_in(self, name: str, text: str, turns: tuple[Turn, ...] | None = None) -> Answer:
         """The same in a conversation of this name. turns: as the client says them, or else those
         that are stored.
         """
         conversations = self.service.conversations
-        known = conversations.found_or_created("local", name)
-        said = tuple(self.service.tree.turns(known.head)) if turns is None else turns
+        known = conversations.get_or_create("local", name)
+        said = tuple(conversations.turns(known)) if turns is None else turns
         return self.begin(text, said, conversation=known)
 
     def said_in(self, name: str, text: str, turns: tuple[Turn, ...] | None = None) -> Outcome:
@@ -59,9 +59,9 @@ class Asked:
         rows = self.service.store.documents()
         return [row.name for row in rows if is_of_prompt(row.name) and row.state == "ready"]
 
-    def tidy(self) -> None:
-        """Tidy, and wait for what is done in the background."""
-        self.service.tidying.tidy()
+    def collect_garbage(self) -> None:
+        """Collect garbage, and wait for what is done in the background."""
+        self.service.collect_garbage()
         until = time.monotonic() + 60
         while self.service.worker.load["jobs"]:
             assert time.monotonic() < until

@@ -237,7 +237,7 @@ def test_files_that_are_dropped_are_read_and_their_text_is_text(page, served):
     page.until("document.getElementById('document-text')?.textContent.includes('onerror')")
     assert HOSTILE.strip() in page.ask(TEXT.format("document-text"))
     assert page.ask("document.querySelectorAll('#document img, #document script').length") == 0
-    served.service.forget(name)
+    served.service.file_ingest.forget(name)
 
 
 def test_light_and_dark_follow_the_system_or_what_is_chosen(page):

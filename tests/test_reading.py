@@ -9,7 +9,7 @@ import memstore
 from memstore.model.answer import Collector
 from memstore.model.units import Read
 from memstore.serve.answering.trace import BLOCKS, OF_TOKEN, Trace
-from memstore.serve.answering.trace_report import passage, pieces, sources, told, unit_bytes
+from memstore.serve.answering.trace_report import passage, pieces, report, sources, unit_bytes
 from memstore.store.memory_store import MemoryStore
 
 DIARY = (
@@ -58,9 +58,9 @@ class Asked:
             self.tokens = list(self.trace.tokens_of(session.generate(state, tokens)))
             after = session.lookups.done, session.lookups.skipped
             self.done, self.skipped = (b - a for a, b in zip(self.before, after))
-            self.told = told(self.trace, session, most=100)
-            self.short = told(self.trace, session, most=1, text="4467")
-            self.hidden = told(self.trace, session, may_read=lambda name: name == "goats")
+            self.told = report(self.trace, session, most=100)
+            self.short = report(self.trace, session, most=1, text="4467")
+            self.hidden = report(self.trace, session, may_read=lambda name: name == "goats")
         self.text = reader.tokenizer.decode(self.tokens)
         self.sources = self.collector.sources(reader, store, 100)
 
@@ -168,7 +168,7 @@ def test_a_trace_begins_anew_with_every_question(reader, store):
                 state = session.ask(question, trace.start)
             tokens = list(trace.tokens_of(session.generate(state, 4)))
             session.feed(reader.tokenizer.encode(" and then"))  # told to nobody
-            said.append(told(trace, session))
+            said.append(report(trace, session))
             assert "".join(pieces(reader, tokens)) == reader.tokenizer.decode(tokens)
         assert len(said[1]["tokens"]) == 4
         assert said[1]["attention"]["own"] >= 0

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from pydantic import ValidationError
 from serving import Served, serving
 from starlette.exceptions import HTTPException
 
-from memstore.serve.answering.admission_queue import Busy
 from memstore.serve.answering.worker import Worker
+from memstore.serve.api_errors import Busy
 from memstore.serve.api_keys import Keys
 from memstore.serve.http import connections
 from memstore.serve.http.app import create_app
@@ -72,17 +71,15 @@ def test_a_name_that_is_not_the_servers_is_refused(bounded: Served) -> None:
 
 
 def test_a_body_that_is_too_long_or_does_not_come_is_an_error_of_its_own(
-    bounded: Served, monkeypatch: pytest.MonkeyPatch
+    bounded: Served, tmp_path: Path
 ) -> None:
     with bounded.client() as client:
         for content in (b"a" * 5000, (b"a" * 1000 for _ in range(5))):
             json = {"Content-Type": "application/json"}
             long = client.post("/v1/chat/completions", content=content, headers=json)
             assert (long.status_code, long.json()["error"]["code"]) == (413, "too_large")
-    impatient = replace(bounded.service.settings, body_seconds=0.2)
-    monkeypatch.setattr(bounded.service, "settings", impatient)
-    host, port = bounded.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as slow:
+    impatient = ServeSettings(body_seconds=0.2)
+    with serving(tmp_path / "mem", impatient) as server, _connected(server) as slow:
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
         slow.sendall(head.encode())
         assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
@@ -213,7 +210,7 @@ def test_long_bodies_are_held_for_eight_at_a_time(bounded: Served) -> None:
             heard.release()
             await answered.wait()
 
-        checks = Checks(app, bounded.service)
+        checks = Checks(app, bounded.service.settings, bounded.service.keys)
 
         async def ask(size: int) -> None:
             path = "/v1/files"

@@ -3,11 +3,9 @@
 import io
 import os
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,11 @@ from memstore.disk.document import is_of_prompt
 from memstore.model.answer import Source
 from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access, Keys
-from memstore.serve.background.backfill import Adopting
-from memstore.serve.http.openai.vector_stores import scores
+from memstore.serve.background.backfill import Backfill
+from memstore.serve.http.openai.vector_store_search import scores
 from memstore.serve.settings import ServeSettings
+from memstore.serve.state import file_batches, vector_tables
 from memstore.serve.state import uploads as uploads_module
-from memstore.serve.state import vector_tables
 from memstore.serve.state.uploads import file_name
 from memstore.serve.state.vector_tables import Entry
 from memstore.store.admission import Mode
@@ -346,7 +344,7 @@ def test_a_vector_store_that_nobody_uses_expires_and_a_file_at_its_time(
     with pytest.raises(openai.BadRequestError, match="expired"):
         files.vector_stores.search(store.id, query="gone")
     database.execute("UPDATE files SET expires_at = 1 WHERE id = ?", (file.id,))
-    served.service.ingests.begin()
+    served.service.file_ingest.begin()
     while served.service.store.has("brief.txt") or files.files.list(purpose="assistants").data:
         time.sleep(0.01)
 
@@ -409,27 +407,29 @@ def test_keys_see_and_write_only_their_documents_and_quotas_hold(tmp_path: Path)
 def test_stores_batches_and_what_agents_bring_have_quotas_of_each_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_STORES", "_LINKS", "_BATCHES"):
+    for name in ("_STORES", "_LINKS"):
         monkeypatch.setattr(vector_tables, name, 1)
+    monkeypatch.setattr(file_batches, "_MOST", 1)
     first, second = Access("first"), Access("second")
     with serving(tmp_path / "m", ServeSettings(files=2, files_bytes=100), diary=False) as served:
-        stores, uploads = served.service.vector_stores, served.service.ingests.uploads
+        stores, uploads = served.service.vector_stores, served.service.uploads
+        batches = served.service.file_batches
         files = [uploads.add(first, name, io.BytesIO(b"text"), "assistants", None) for name in "ab"]
         entries = [Entry(file["id"], {}) for file in files]
         store = stores.create("", None, {}, None, [], first)
         for one_too_many in (
             lambda: stores.create("", None, {}, None, [], first),
-            lambda: stores.create_batch(store["id"], entries, first),
+            lambda: batches.create(store["id"], entries, first),
             lambda: uploads.count(first, "third", 1, more=False),
         ):
             with pytest.raises(ApiError, match="a key may have"):
                 one_too_many()
-        batches = [stores.create_batch(store["id"], [], first) for _ in range(2)]
+        made = [batches.create(store["id"], [], first) for _ in range(2)]
         with pytest.raises(ApiError, match="no file batch"):
-            stores.batch(store, batches[0]["id"])
+            batches.row(store, made[0]["id"])
         stores.create("", None, {}, None, [], second)
-        assert stores.create_batch(store["id"], entries[:1], second) is not None
-        assert stores.batch(store, batches[1]["id"]) is not None
+        assert batches.create(store["id"], entries[:1], second) is not None
+        assert batches.row(store, made[1]["id"]) is not None
 
         uploads.count(second, "agent's", 60, more=False)
         with pytest.raises(ApiError, match="100 bytes"):
@@ -440,7 +440,7 @@ def test_stores_batches_and_what_agents_bring_have_quotas_of_each_key(
         uploads.counted("agent's", 10)
         uploads.count(second, "other", 60, more=False)
         monkeypatch.setattr(uploads_module, "_BEGUN", -1.0)
-        uploads.tidy()  # neither is in the memory
+        uploads.collect_garbage()  # neither is in the memory
         uploads.count(second, "large", 100, more=False)
 
 
@@ -450,10 +450,6 @@ def test_a_slow_document_of_one_key_holds_up_none_of_another(tmp_path: Path) -> 
     keys = Keys(
         (("the-key-of-the-slow", Access("slow")), ("the-key-of-the-others", Access("other")))
     )
-    with serving(tmp_path / "m", keys=keys, diary=False):
-        pass
-    with closing(sqlite3.connect(tmp_path / "m" / "serve.sqlite")) as database:
-        database.execute("ALTER TABLE files DROP COLUMN owner")  # as it was before
     before = set(children_of(os.getpid()))
     with serving(tmp_path / "m", keys=keys, diary=False) as served:
         slow, other = (served.openai(key) for key, _ in keys.known)
@@ -494,7 +490,7 @@ def test_every_document_of_the_memory_has_a_file(tmp_path: Path) -> None:
             time.sleep(0.01)
         for name in ("diary", "north.txt"):
             service.store.forget(name)  # as another program does
-        service.ingests.begin()
+        service.file_ingest.begin()
         while [file.status for file in client.files.list()] != ["error"]:
             time.sleep(0.01)
         assert client.vector_stores.retrieve(store.id).file_counts.total == 0
@@ -510,7 +506,7 @@ def test_a_file_is_the_document_of_its_name_whoever_reads_it(tmp_path: Path) -> 
                 "other/1",
                 lambda: service.reader.ingest(text, service.store, name="north.txt", mode=mode),
             ).result(60)
-            service.ingests.begin()
+            service.file_ingest.begin()
 
         def until(status: str, tokens: int | None = None) -> Any:
             while True:
@@ -523,7 +519,7 @@ def test_a_file_is_the_document_of_its_name_whoever_reads_it(tmp_path: Path) -> 
         until("processed")
         service.database.execute("UPDATE files SET expires_at = 2000000000")
         service.store.forget("north.txt")  # before anybody looked
-        service.ingests.begin()
+        service.file_ingest.begin()
         assert until("error").id == made.id
         text = TOWNS["south.txt"]
         read(text)
@@ -543,7 +539,7 @@ def test_a_file_that_failed_takes_no_document_of_another_with_it(tmp_path: Path)
         made = upload(client, "north.txt")
         client.files.wait_for_processing(made.id, poll_interval=0.02)
         service.store.forget("north.txt")
-        service.ingests.begin()
+        service.file_ingest.begin()
         client.files.wait_for_processing(made.id, poll_interval=0.02)
         while client.files.retrieve(made.id).status != "error":
             time.sleep(0.01)
@@ -562,17 +558,17 @@ def test_scores_lie_between_0_and_1_for_every_reader() -> None:
 def test_what_nobody_foresaw_is_looked_at_again_later_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    looks, broken = [], threading.Event()
+    runs, broken = [], threading.Event()
 
-    def look(adopting: Adopting) -> None:
-        looks.append(None)
+    def run(backfill: Backfill) -> None:
+        runs.append(None)
         broken.set()
         raise ValueError("odd")
 
-    monkeypatch.setattr(Adopting, "look", look)
+    monkeypatch.setattr(Backfill, "run", run)
     with serving(tmp_path / "m") as served:
         assert broken.wait(60)
         upload(served.openai(), "north.txt")  # which waits
         time.sleep(0.5)
-        assert len(looks) <= 3  # once, and once more for the upload
+        assert len(runs) <= 3  # once, and once more for the upload
         assert "odd" in caplog.text and "looked at again" in caplog.text

@@ -55,8 +55,10 @@ def test_who_asks_in_a_conversation_that_is_being_answered_in_is_told_so(server:
         server.step(late)
     server.said_in("both", NEXT)
     assert questions(server) == sorted([QUESTION, "And then?", NEXT])
-    server.service.forget_conversation("local", "both")
-    assert questions(server) == [] and not server.service.conversing
+    server.service.forgetting.conversation("local", "both")
+    assert questions(server) == []
+    server.said_in("both", NEXT)  # it is free for another of this name
+    server.service.forgetting.conversation("local", "both")
 
 
 def test_an_answer_that_is_given_up_lets_its_conversation_go(server: Asked) -> None:
@@ -64,7 +66,7 @@ def test_an_answer_that_is_given_up_lets_its_conversation_go(server: Asked) -> N
     server.step(given_up)
     server.service.worker.call("test/1", given_up.close).result(60)
     server.said_in("up", QUESTION)
-    server.service.forget_conversation("local", "up")
+    server.service.forgetting.conversation("local", "up")
     assert questions(server) == []
 
 
@@ -75,9 +77,9 @@ def test_a_conversation_is_forgotten_with_what_was_said_otherwise_before(server:
     server.said_in("edited", "Zebra one, in other words?", ())
     other = server.said_in("other", "Zebra one?")  # is said elsewhere, too
     assert len(questions(server)) == 4
-    server.service.forget_conversation("local", "edited")
+    server.service.forgetting.conversation("local", "edited")
     assert questions(server) == ["Zebra one?"] and server.service.tree.known(other.key)
-    server.service.forget_conversation("local", "other")
+    server.service.forgetting.conversation("local", "other")
     assert questions(server) == []
 
 
@@ -88,7 +90,7 @@ def test_a_conversation_is_forgotten_with_its_responses(server: Asked) -> None:
     # as one that an older server wrote, which did not note where a conversation had stood
     server.service.database.execute("DELETE FROM stands")
     assert responses(server) == 3
-    server.service.forget_conversation("local", "asked")
+    server.service.forgetting.conversation("local", "asked")
     assert questions(server) == [] and responses(server) == 0
 
 
@@ -97,10 +99,10 @@ def test_a_response_that_comes_after_its_conversation_was_forgotten_is_not_store
 ) -> None:
     key = server.said_in("late", QUESTION).key
     server.said_in("other", QUESTION)  # the turn is there still
-    server.service.forget_conversation("local", "late")
+    server.service.forgetting.conversation("local", "late")
     assert server.service.tree.known(key)
     keep(server, "late", key)
-    server.service.forget_conversation("local", "other")
+    server.service.forgetting.conversation("local", "other")
     keep(server, "late", key)
     assert responses(server) == 0 and questions(server) == []
 
@@ -109,7 +111,7 @@ def test_what_is_forgotten_while_it_is_answered_is_not_stored_again(server: Aske
     server.said_in("gone", QUESTION)
     answer = server.begin_in("gone", NEXT)
     server.step(answer)
-    server.service.forget_conversation("local", "gone")
+    server.service.forgetting.conversation("local", "gone")
     warm = server.service.sessions.count
     outcome = server.finish(answer)
     assert outcome.text and outcome.key == b"" and questions(server) == []
@@ -119,12 +121,12 @@ def test_what_is_forgotten_while_it_is_answered_is_not_stored_again(server: Aske
 def test_what_was_forgotten_is_not_said_in_another_conversation_of_its_name(server: Asked) -> None:
     answer = server.begin_in("again", QUESTION)
     server.step(answer)
-    server.service.forget_conversation("local", "again")
+    server.service.forgetting.conversation("local", "again")
     anew = server.begin_in("again", NEXT)  # at once
     assert server.finish(answer).key == b"" and questions(server) == []
     assert server.finish(anew).key
     assert questions(server) == [NEXT]
-    server.service.forget_conversation("local", "again")
+    server.service.forgetting.conversation("local", "again")
 
 
 def test_responses_that_are_old_or_too_many_are_forgotten(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_responses_that_are_old_or_too_many_are_forgotten(tmp_path: Path) -> Non
         for id_, created in {**times, "resp_old": 1}.items():
             body = {"id": id_, "conversation": None, "created_at": created}
             service.conversations.add_response("local", now, [], body)
-        made.tidy()
+        made.collect_garbage()
         left = {row["id"] for row in service.database.rows("SELECT id FROM responses")}
         assert left == {f"resp_{number}" for number in range(4, 20)}
         assert service.tree.known(now)

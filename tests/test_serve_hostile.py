@@ -127,14 +127,16 @@ def _wrong(request: Request, status: int, headers: dict[str, str], body: bytes, 
 
 def _provide(service: Service) -> None:
     """Have something that requests can mean."""
-    access, stores, uploads = Access(), service.vector_stores, service.ingests.uploads
+    access, stores, uploads = Access(), service.vector_stores, service.uploads
     if len(service.database.rows("SELECT 1 FROM files WHERE state != 'leaving'")) < 3:
         uploads.add(access, "a.txt", io.BytesIO(b"A sentence to be read."), "assistants", None)
-        service.ingests.begin()
+        service.file_ingest.begin()
     files = service.database.rows("SELECT id FROM files WHERE state != 'leaving'")
     if len(service.database.rows("SELECT 1 FROM vector_stores WHERE NOT expired")) < 2:
         store = stores.create("towns", None, {}, None, [], access)
-        stores.create_batch(store["id"], [Entry(file["id"], {"key": 1}) for file in files], access)
+        service.file_batches.create(
+            store["id"], [Entry(file["id"], {"key": 1}) for file in files], access
+        )
 
 
 @pytest.mark.parametrize("seed", [15])

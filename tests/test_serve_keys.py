@@ -187,7 +187,7 @@ def test_each_key_has_exactly_its_own_while_others_work_and_after_a_kill(
     keys = Keys.of_file(tmp_path / "keys")
     settings = ServeSettings(conversations=QUOTA)
     with serving(tmp_path / "mem", settings, keys=keys) as served:
-        served.service.tidying.tidy()
+        served.service.collect_garbage()
         for writer in deeds.writers:
             with client(served.url, WRITERS[writer.name]) as http:
                 seen = {path for kind in set(writer.has.values())

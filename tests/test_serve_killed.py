@@ -99,7 +99,7 @@ def test_what_another_program_keeps_from_being_written_is_done_behind_it(
         release.touch()
         assert children.end() == 0
         assert client.files.wait_for_processing(second.id, poll_interval=0.02).status == "processed"
-        served.service.ingests.begin()
+        served.service.file_ingest.begin()
         while served.service.store.has("first"):
             time.sleep(0.02)
 

@@ -136,7 +136,7 @@ def test_who_asks_every_document_is_answered_from_those_that_are_left(narrow: Se
     asking = threading.Thread(target=ask)
     asking.start()
     narrow.settled(waiting=1)  # for its turn: the documents are known that it will be asked from
-    service.forget("letter")
+    service.file_ingest.forget("letter")
     go.set()
     asking.join()
     assert held.result() and told[0].choices[0].message.content == ANSWER

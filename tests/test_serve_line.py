@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from memstore.serve.answering.admission_queue import Busy, Line, Task
+from memstore.serve.answering.admission_queue import AdmissionQueue, Task
+from memstore.serve.api_errors import Busy
 
 
 def task(owner: str) -> Task:
@@ -29,7 +30,7 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return later
 
 
-def paced(line: Line, wait: Callable[[float], None], seconds: float) -> None:
+def paced(line: AdmissionQueue, wait: Callable[[float], None], seconds: float) -> None:
     """Have answers end at this pace while others wait."""
     line.join(task("warmup/0"))
     for _ in range(65):
@@ -41,7 +42,7 @@ def paced(line: Line, wait: Callable[[float], None], seconds: float) -> None:
 def test_two_hundred_that_ask_again_as_soon_as_they_are_answered_are_served_alike(
     wait: Callable[[float], None],
 ) -> None:
-    line = Line(512, 60.0)
+    line = AdmissionQueue(512, 60.0)
     served = dict.fromkeys((f"machine/{number}" for number in range(200)), 0)
     for owner in served:
         line.join(task(owner))
@@ -59,7 +60,7 @@ def test_two_hundred_that_ask_again_as_soon_as_they_are_answered_are_served_alik
 def test_there_is_room_for_those_whose_turn_comes_in_time(
     wait: Callable[[float], None], pace: float
 ) -> None:
-    line = Line(512, 20.0)
+    line = AdmissionQueue(512, 20.0)
     paced(line, wait, pace)
     with pytest.raises(Busy):
         for number in range(512):
@@ -71,7 +72,7 @@ def test_there_is_room_for_those_whose_turn_comes_in_time(
 
 
 def test_those_who_are_refused_are_told_times_of_their_own(wait: Callable[[float], None]) -> None:
-    line = Line(2, 60.0)
+    line = AdmissionQueue(2, 60.0)
     paced(line, wait, 2.0)
     line.join(task("machine/0"))
     line.join(task("other/0"))
@@ -91,7 +92,7 @@ def test_those_who_are_refused_are_told_times_of_their_own(wait: Callable[[float
 def test_who_has_waited_twice_as_long_as_anybody_should_is_let_go(
     wait: Callable[[float], None],
 ) -> None:
-    line = Line(512, 10.0)
+    line = AdmissionQueue(512, 10.0)
     early = task("a/1")
     line.join(early)
     wait(15.0)

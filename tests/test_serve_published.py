@@ -31,7 +31,6 @@ from memstore.integrations.opened import Opened
 from memstore.model.landmark_model import LandmarkModel
 from memstore.serve.api_keys import Access, Keys
 from memstore.serve.settings import ServeSettings
-from memstore.serve.state import uploads
 from memstore.serve.state.database import Database
 from memstore.share.open_place import open_place
 from memstore.share.publish import publish
@@ -174,7 +173,9 @@ def test_what_cannot_be_reached_is_told_and_asked_again(
         place.gone = None
         assert len(server.openai().files.list().data) == 2
         with monkeypatch.context() as patch, server.client() as plain:
-            patch.setattr(uploads, "text_of_document", place.refuse)  # it is held already
+            patch.setattr(
+                server.service.uploads, "text_of_document", place.refuse
+            )  # it is held already
             content = plain.get(f"/v1/files/{files['letter'].id}/content")
             assert content.status_code == 503
             assert content.json()["error"]["code"] == "storage_unavailable"
@@ -343,5 +344,5 @@ def test_what_a_server_keeps_is_of_one_memory(tmp_path: Path) -> None:
     Database(tmp_path, of="s3://bucket/one").close()
     Database(tmp_path, of="s3://bucket/one").close()
     for _ in range(2):
-        with pytest.raises(InvalidInput, match="asked of s3://bucket/one; give another --state"):
+        with pytest.raises(InvalidInput, match="the memory s3://bucket/one; give another --state"):
             Database(tmp_path, of="s3://bucket/two")

@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,11 +10,12 @@ from asked_service import asked
 from diary import ANSWER, LETTER, QUESTION
 
 from memstore.disk.document import PROMPT, is_of_prompt
+from memstore.errors import InvalidInput
 from memstore.serve.api_errors import ApiError
 from memstore.serve.background import garbage_collection
 from memstore.serve.state.database import Database
 from memstore.serve.state.turn_tree import TurnTree
-from memstore.serve.state.turns import Turn, root_key
+from memstore.serve.state.turns import Turn
 
 NEXT = "What is the price of the brown mare?"
 
@@ -34,14 +34,14 @@ def test_a_conversation_that_is_left_becomes_a_document_before_it_goes_on(
             server.said_in("barns", question)
         server.said_in("brief", "Who?")
         an_hour_later(monkeypatch)
-        server.tidy()
+        server.collect_garbage()
         assert server.service.sessions.count == 0
         (name,) = server.hidden  # what fits into a prompt is none
-        server.tidy()
+        server.collect_garbage()
         third = server.said_in("barns", QUESTION)
         assert third.cached_tokens == server.service.store.document(name).tokens
         assert third.text.endswith(ANSWER) and server.hidden == [name]
-        server.service.forget_conversation("local", "barns")
+        server.service.forgetting.conversation("local", "barns")
         assert server.hidden == []
 
 
@@ -53,10 +53,10 @@ def test_what_is_forgotten_while_it_becomes_a_document_leaves_none(
         for question in (QUESTION, NEXT):
             server.said_in("barns", question)
         an_hour_later(monkeypatch)
-        service.worker.call("test/1", service.sessions.tidy).result(60)
-        service.worker.call("test/1", service.tidying.remember).result(60)
-        service.forget_conversation("local", "barns")
-        server.tidy()
+        service.worker.call("test/1", service.sessions.evict).result(60)
+        service.worker.call("test/1", service.garbage.remember).result(60)
+        service.forgetting.conversation("local", "barns")
+        server.collect_garbage()
         assert not [row for row in service.store.documents() if is_of_prompt(row.name)]
 
 
@@ -99,7 +99,7 @@ def test_beyond_so_many_the_longest_unused_conversations_are_forgotten(tmp_path:
         for name in ("first", "second", "third"):
             server.said_in(name, f"{name.title()}: who?")
         server.said_in("first", NEXT)
-        server.tidy()
+        server.collect_garbage()
         assert known.find("local", "second") is None
         assert len(server.service.tree.turns(known.get("local", "first").head)) == 2
         assert len(server.service.tree.turns(known.get("local", "third").head)) == 1
@@ -113,10 +113,10 @@ def test_who_stores_much_has_his_own_forgotten_and_nothing_of_others(tmp_path: P
 
         def say(owner: str, text: str) -> bytes:
             """As a response in a conversation of its own does."""
-            name = known.create(owner).id
-            key = tree.add(owner, root_key(owner), Turn(text, "Yes."), [])
-            known.move(owner, name, key)
-            body = {"id": key.hex(), "created_at": 1, "conversation": {"id": name}}
+            made = known.create(owner)
+            with known.continuing(owner, made):
+                key = known.add_turn(owner, [], Turn(text, "Yes."), [], made)
+            body = {"id": key.hex(), "created_at": 1, "conversation": {"id": made.id}}
             known.add_response(owner, key, [], body)
             return key
 
@@ -124,7 +124,7 @@ def test_who_stores_much_has_his_own_forgotten_and_nothing_of_others(tmp_path: P
         for number in range(40):
             known.create("crowd")
             say("crowd", f"{number}")
-        server.tidy()
+        server.collect_garbage()
         assert all(map(tree.known, kept))
         rows = service.database.rows("SELECT owner, COUNT(*) AS n FROM responses GROUP BY owner")
         assert {row["owner"]: row["n"] for row in rows} == {"few": 2, "crowd": 1}
@@ -132,7 +132,7 @@ def test_who_stores_much_has_his_own_forgotten_and_nothing_of_others(tmp_path: P
         assert Counter(row["owner"] for row in rows) == {"few": 2, "crowd": 2}
 
         long, longer = say("crowd", "x" * 60_000), say("crowd", "y" * 60_000)
-        server.tidy()
+        server.collect_garbage()
         assert all(map(tree.known, kept)) and tree.known(longer) and not tree.known(long)
 
 
@@ -144,16 +144,14 @@ def test_a_prompt_beyond_the_quota_is_refused_while_it_is_read(tmp_path: Path) -
         assert server.ask(QUESTION).text == ANSWER
 
 
-def test_a_database_of_before_there_were_quotas_is_taken_over(tmp_path: Path) -> None:
+def test_a_database_of_another_format_is_refused_by_one_line(tmp_path: Path) -> None:
     before = Database(tmp_path)
-    TurnTree(before).add("local", root_key("local"), Turn(QUESTION, ANSWER), [])
-    for table in ("turns", "responses"):
-        before.execute(f"DROP INDEX {table}_owner")
-        before.execute(f"ALTER TABLE {table} DROP COLUMN size")
+    TurnTree(before)
+    before.execute("PRAGMA user_version = 0")
     before.close()
-    after = Database(tmp_path)
-    assert TurnTree(after).sizes() == {"local": len(QUESTION) + len(ANSWER)}
-    after.close()
+    for _ in range(2):  # it is closed again
+        with pytest.raises(InvalidInput, match="another version of memstore; move it away"):
+            Database(tmp_path)
 
 
 def test_what_was_not_used_for_so_long_is_forgotten_with_its_documents(tmp_path: Path) -> None:
@@ -164,7 +162,7 @@ def test_what_was_not_used_for_so_long_is_forgotten_with_its_documents(tmp_path:
         service.database.execute("UPDATE turns SET used = used - 2000")
         service.database.execute("UPDATE conversations SET used = used - 2000")
         new = server.said_in("new", NEXT)
-        server.tidy()
+        server.collect_garbage()
         assert server.hidden == [] and not service.tree.known(old.key)
         assert service.tree.known(new.key)
         with pytest.raises(ApiError):
@@ -172,18 +170,19 @@ def test_what_was_not_used_for_so_long_is_forgotten_with_its_documents(tmp_path:
 
 
 def test_conversations_take_no_more_than_their_quota(tmp_path: Path) -> None:
-    with asked(tmp_path / "mem") as server:
-        service = server.service
+    with asked(tmp_path / "one") as server:
+        server.ask(f"{LETTER}\n\n{QUESTION}")
+        (only,) = server.hidden
+        size = server.service.store.document(only).bytes
+    with asked(tmp_path / "mem", conversations_bytes=size + size // 2) as server:
         server.ask(f"{LETTER}\n\n{QUESTION}")
         (first,) = server.hidden
-        size = service.store.document(first).bytes
-        service.settings = replace(service.settings, conversations_bytes=size + size // 2)
-        server.tidy()
+        server.collect_garbage()
         assert server.hidden == [first]
         kept = server.ask(f"A second one. {LETTER}\n\n{QUESTION}")
-        server.tidy()
+        server.collect_garbage()
         (second,) = server.hidden
-        assert second != first and service.tree.known(kept.key)
+        assert second != first and server.service.tree.known(kept.key)
 
 
 def test_the_document_of_a_prompt_that_was_never_answered_goes(
@@ -192,8 +191,8 @@ def test_the_document_of_a_prompt_that_was_never_answered_goes(
     with asked(tmp_path / "mem") as server:
         server.service.reader.ingest(LETTER, server.service.store, name=PROMPT + "0" * 32)
         server.ask(f"{LETTER}\n\n{QUESTION}")
-        server.tidy()
+        server.collect_garbage()
         assert len(server.hidden) == 2  # it may be one that is being answered
         monkeypatch.setattr(garbage_collection, "UNCLAIMED", -1.0)
-        server.tidy()
+        server.collect_garbage()
         assert len(server.hidden) == 1 and server.hidden != [PROMPT + "0" * 32]

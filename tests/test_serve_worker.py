@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from memstore.serve.answering.admission_queue import Busy
-from memstore.serve.answering.worker import Job, Stopped, Worker
+from memstore.serve.answering.jobs import Job
+from memstore.serve.answering.worker import Worker
+from memstore.serve.api_errors import Busy, Stopped
 
 
 @contextmanager
@@ -188,7 +189,7 @@ def test_what_takes_the_next_step_disturbs_nobody() -> None:
         assert len(list(works)) <= 12
 
     async def run() -> None:
-        with working(active=8, together=looking) as worker:
+        with working(active=8, before_step=looking) as worker:
             asked = [
                 asyncio.create_task(all_of(worker, f"{who}/0", noting([], "step", 300)))
                 for who in "abcdefgh"

@@ -73,7 +73,7 @@ def mcp(
                 os._exit(128 + number)  # a thread waits for stdin, whatever becomes of this one
 
         try:
-            anyio.run(serve_stdio, service, asker, end)
+            anyio.run(serve_stdio, service.tools, asker, end)
         finally:
             service.close()
 

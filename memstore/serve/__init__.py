@@ -1,1 +1,1 @@
-"""What other programs ask over HTTP: OpenAI's endpoints, the page, MCP, metrics."""
+"""A server of one memory: OpenAI's endpoints, the inspector, MCP and metrics."""

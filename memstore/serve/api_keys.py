@@ -1,4 +1,4 @@
-"""Who may ask what: API keys and their scopes."""
+"""API keys, and their scopes: who may read and write which documents."""
 
 import hashlib
 import hmac
@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
-
-from fastapi import Depends, Request
 
 from memstore.errors import InvalidInput
-from memstore.serve.api_errors import ApiError
 
 _LEAST = 16  # characters of a key: fewer can be guessed
 
@@ -64,18 +60,18 @@ class Keys:
         """What a key may do; None for one that is not known. Every key is compared, in constant
         time.
         """
-        found = None
+        granted = None
         given = (key or "").encode()
         for known, access in self.known:
             if hmac.compare_digest(given, known.encode()):
-                found = access
-        return found
+                granted = access
+        return granted
 
 
-def _scope(words: Sequence[str], place: str) -> Access:
+def _scope(words: Sequence[str], line: str) -> Access:
     key, *scopes = words
     if len(key) < _LEAST:
-        raise InvalidInput(f"{place}: a key needs {_LEAST} characters at least")
+        raise InvalidInput(f"{line}: a key needs {_LEAST} characters at least")
     write, only = False, []
     for scope in scopes:
         if scope.startswith("only="):
@@ -83,50 +79,7 @@ def _scope(words: Sequence[str], place: str) -> Access:
         elif scope in ("read", "write"):
             write = scope == "write"
         else:
-            raise InvalidInput(f"{place}: {scope!r} is no scope; write read, write or only=PATTERN")
+            raise InvalidInput(f"{line}: {scope!r} is no scope; write read, write or only=PATTERN")
     # not by its line: what is stored for a key stays its own where the file is edited
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     return Access(f"key-{digest}", write, tuple(only))
-
-
-def reading(request: Request) -> Access:
-    """A dependency of routes that read: what the asker may do."""
-    access: Access = request.state.access
-    return access
-
-
-def writing(request: Request) -> Access:
-    """A dependency of routes that change something. Raises ApiError (403)."""
-    access = reading(request)
-    if not access.write:
-        raise ApiError(
-            403, "this key may only read", type="permission_error", code="insufficient_scope"
-        )
-    return access
-
-
-def reading_all(request: Request) -> Access:
-    """A dependency of routes that tell of the whole server. Raises ApiError (403)."""
-    access = reading(request)
-    if access.only:
-        raise ApiError(
-            403,
-            "this key may read some documents only, and this tells of all",
-            type="permission_error",
-            code="insufficient_scope",
-        )
-    return access
-
-
-Reads = Annotated[Access, Depends(reading)]
-ReadsAll = Annotated[Access, Depends(reading_all)]
-Writes = Annotated[Access, Depends(writing)]
-
-
-def owner(request: Request) -> str:
-    """Whose turn in the worker's queue a request takes: "ASKER/CONNECTION"."""
-    client = request.client
-    group = reading(request).name
-    if group == "local" and client is not None:
-        group = client.host
-    return f"{group}/{client.host}:{client.port}" if client is not None else f"{group}/-"

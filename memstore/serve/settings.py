@@ -1,11 +1,20 @@
-"""What can be chosen of a server: where it listens, how much it takes on, and how long it keeps."""
+"""Settings of a server: where it listens, how much it admits and how long it keeps, who may ask."""
 
 from dataclasses import dataclass
+from typing import Annotated, get_type_hints
+
+import msgspec
+from msgspec import Meta
 
 from memstore.errors import InvalidInput
 
 PORT = 8741
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+Some = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+BodyBytes = Annotated[int, Meta(ge=1024)]
+Seconds = Annotated[float, Meta(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -13,30 +22,29 @@ class ServeSettings:
     """How a server behaves. Raises InvalidInput, which names what is out of range."""
 
     host: str = "127.0.0.1"
-    port: int = PORT  # 0 = any that is free
+    port: Annotated[int, Meta(ge=0, le=65535)] = PORT  # 0 = any that is free
     # limits
-    active: int = 8  # questions answered at once, a token each in turn
-    waiting: int = 512  # questions and searches that may wait for one of these; beyond it, 429
-    wait_seconds: float = 60.0  # beyond which one would wait: 429; after twice as much in any case
-    answer_seconds: float = 300.0  # of an answer, before it ends where it is
-    grace: float = 5.0  # of answers that are being made when the server is told to end
-    body_bytes: int = 64 << 20  # of an upload
-    json_bytes: int = 4 << 20  # of any other request, where that is less
-    body_seconds: float = 30.0  # between two parts of it, before the client is taken to be gone
-    max_tokens: int = 4096  # most that one answer may ask for
-    between_chunks: int = 32  # tokens of answers between two chunks of an ingest, at most
+    active: Some = 8  # questions answered at once, a token each in turn
+    waiting: Count = 512  # questions and searches that may wait for one of these; beyond it, 429
+    wait_seconds: Seconds = 60.0  # that one would wait, beyond it 429; in any case after twice that
+    answer_seconds: Seconds = 300.0  # of an answer, before it ends where it is
+    grace: Seconds = 5.0  # of answers that are being made when the server is told to end
+    body_bytes: BodyBytes = 64 << 20  # of an upload
+    json_bytes: BodyBytes = 4 << 20  # of any other request, where that is less
+    body_seconds: Seconds = 30.0  # between two parts of it, before the client is taken to be gone
+    max_tokens: Some = 4096  # most that one answer may ask for
+    between_chunks: Some = 32  # tokens of answers between two chunks of an ingest, at most
     # quotas, each of one key's own: what a key stores neither removes nor refuses another's
-    files: int = 10_000  # uploaded, and read for an agent
-    files_bytes: int = 4 << 30  # of them together
-    conversations: int = 10_000  # stored; beyond it the longest unused are forgotten
-    conversations_bytes: int = (
-        4 << 30
-    )  # of what was said, and of the documents that hold it; as well
+    files: Count = 10_000  # uploaded, and read for an agent
+    files_bytes: Count = 4 << 30  # of them together
+    conversations: Some = 10_000  # stored; beyond it the longest unused are forgotten
+    conversations_bytes: Count = 4 << 30  # of turns and of the documents that hold them; as well
     # conversations
-    window_tokens: int | None = None  # of a prompt, beyond which it is a document; None = reader's
-    warm_sessions: int = 16  # kept in memory
-    warm_seconds: float = 600.0  # since they were last used
-    keep_seconds: float | None = None  # of a stored conversation since then; None = until forgotten
+    # of a prompt, beyond which it is a document; None = the model's
+    window_tokens: Annotated[int, Meta(ge=8)] | None = None
+    warm_sessions: Count = 16  # kept in memory
+    warm_seconds: Seconds = 600.0  # since they were last used
+    keep_seconds: Seconds | None = None  # of a stored conversation; None = until it is deleted
     # who may ask
     hosts: tuple[str, ...] = ()  # names under which it may be called, beside those of loopback
     origins: tuple[str, ...] = ()  # web pages of other hosts that may call it (CORS)
@@ -44,36 +52,12 @@ class ServeSettings:
     telemetry: bool = False  # OpenTelemetry spans of what is asked
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise InvalidInput(f"port must lie in 0..65535, is {self.port}")
-        for name, least in (
-            ("active", 1),
-            ("waiting", 0),
-            ("body_bytes", 1024),
-            ("json_bytes", 1024),
-            ("max_tokens", 1),
-            ("between_chunks", 1),
-            ("files", 0),
-            ("files_bytes", 0),
-            ("conversations_bytes", 0),
-            ("warm_sessions", 0),
-            ("conversations", 1),
-        ):
-            if getattr(self, name) < least:
-                raise InvalidInput(f"{name} must be at least {least}, is {getattr(self, name)}")
-        for name in (
-            "wait_seconds",
-            "answer_seconds",
-            "grace",
-            "body_seconds",
-            "warm_seconds",
-            "keep_seconds",
-        ):
+        for name, kind in get_type_hints(ServeSettings, include_extras=True).items():
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InvalidInput(f"{name} must be above 0, is {value}")
-        if self.window_tokens is not None and self.window_tokens < 8:
-            raise InvalidInput(f"window_tokens must be at least 8, is {self.window_tokens}")
+            try:
+                msgspec.convert(value, kind)
+            except msgspec.ValidationError as error:
+                raise InvalidInput(f"{name}: {error}, is {value}") from None
 
     @property
     def most_json(self) -> int:

@@ -1,5 +1,5 @@
-"""What parts of a request are made of: objects of which every parameter is known, and lists that
-have an end. The first thing that is wrong with either ends the look at it.
+"""Strict pydantic models of requests: every parameter is known, lists have a longest length, and
+the first error ends the validation.
 """
 
 from collections.abc import Mapping

@@ -1,20 +1,14 @@
-"""What is measured of answers, under OpenTelemetry's gen_ai names: for Prometheus at /metrics, and
-as spans. Nothing of what is asked or answered is in it, and none of it is on unless asked for.
+"""Telemetry: Prometheus metrics and OpenTelemetry spans of answers, under the gen_ai conventions.
+Nothing of what is asked or answered is in it, and none of it is on unless asked for.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-from fastapi import APIRouter
-from starlette.responses import Response
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from memstore.errors import InvalidInput
-from memstore.serve.api_keys import ReadsAll
+from memstore.serve.answering.answers import Outcome, Question
 from memstore.serve.metrics import Metrics, new_registry
-
-if TYPE_CHECKING:
-    from memstore.serve.answering.answers import Outcome, Question
-    from memstore.serve.service import Service
+from memstore.store.memory_store import MemoryStore
 
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TOKENS = tuple(4**power for power in range(14))  # as the conventions advise
@@ -23,24 +17,28 @@ _TOKENS = tuple(4**power for power in range(14))  # as the conventions advise
 class Telemetry:
     """Told of every answer that ends, on the model's thread."""
 
-    def __init__(self, service: "Service") -> None:
-        """Raises InvalidInput for what is asked for and not installed."""
-        self._service = service
+    def __init__(self, model: str, *, metrics: bool, spans: bool) -> None:
+        """model: its name. Raises InvalidInput for what is asked for and not installed."""
+        self._model = model
         self.registry: Any = None
         self._tracer: Any = None
-        if service.settings.metrics:
+        if metrics:
             self._count()
-        if service.settings.telemetry:
+        if spans:
             self._trace()
+
+    def observe(self, store: MemoryStore, load: Callable[[], Mapping[str, int]]) -> None:
+        """Show a memory's tiers, and what is going on, at /metrics."""
+        if self.registry is not None:
+            tiers = Metrics()
+            tiers.store = store
+            self.registry.register(tiers)
+            self.registry.register(_Load(load))
 
     def _count(self) -> None:
         self.registry = new_registry()
         from prometheus_client import Histogram
 
-        tiers = Metrics()
-        tiers.store = self._service.store
-        self.registry.register(tiers)
-        self.registry.register(_Load(self._service))
         labels = ["gen_ai_operation_name", "gen_ai_request_model", "error_type"]
 
         def histogram(name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Any:
@@ -75,9 +73,9 @@ class Telemetry:
             ) from None
         self._tracer = trace.get_tracer("memstore")
 
-    def ended(self, question: "Question", outcome: "Outcome", error: BaseException | None) -> None:
+    def ended(self, question: Question, outcome: Outcome, error: BaseException | None) -> None:
         """An answer has ended; error: None unless it failed, or its client went away."""
-        model, kind = self._service.model, question.operation
+        model, kind = self._model, question.operation
         failed = "" if error is None else type(error).__name__
         if self.registry is not None:
             self._duration.labels(kind, model, failed).observe(outcome.seconds)
@@ -88,8 +86,8 @@ class Telemetry:
         if self._tracer is not None:
             self._span(question, outcome, failed)
 
-    def _span(self, question: "Question", outcome: "Outcome", failed: str) -> None:
-        sampling, model = question.sampling, self._service.model
+    def _span(self, question: Question, outcome: Outcome, failed: str) -> None:
+        sampling, model = question.sampling, self._model
         attributes: dict[str, Any] = {
             "gen_ai.operation.name": question.operation,
             "gen_ai.provider.name": "memstore",
@@ -115,8 +113,8 @@ class Telemetry:
 class _Load:
     """What is going on, when it is asked for: a collector of prometheus_client."""
 
-    def __init__(self, service: "Service") -> None:
-        self._service = service
+    def __init__(self, load: Callable[[], Mapping[str, int]]) -> None:
+        self._load = load
 
     def collect(self) -> Iterable[Any]:
         """Gauges memstore_{active, waiting, jobs, warm_sessions}."""
@@ -128,24 +126,8 @@ class _Load:
             "jobs": "Documents that are being read or wait for it.",
             "warm_sessions": "Conversations that are kept in memory.",
         }
-        load = {**self._service.worker.load, "warm_sessions": self._service.sessions.count}
+        load = self._load()
         for name, text in texts.items():
             gauge = GaugeMetricFamily(f"memstore_{name}", text)
             gauge.add_metric([], load[name])
             yield gauge
-
-
-def router(service: "Service") -> APIRouter:
-    """/metrics, where it was asked for."""
-    routes = APIRouter()
-    registry = service.telemetry.registry
-    if registry is None:
-        return routes
-
-    @routes.get("/metrics")
-    def metrics(access: ReadsAll) -> Response:
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    return routes

@@ -1,5 +1,5 @@
-"""The line of questions that wait for the model: who comes next, for how many there is time, and
-when those who are refused may come again.
+"""The admission queue of questions that wait for the model: which comes next, for how many there is
+time, and when those that are refused may come again.
 """
 
 import math
@@ -9,30 +9,24 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_ENDS_KEPT = 64  # of the latest questions, to tell how fast the line goes on
+from memstore.serve.api_errors import Busy
+
+_ENDS_KEPT = 64  # of the latest questions, to tell how fast the queue moves
 _LONGEST = 60  # seconds to come again after: what OpenAI's clients heed
-
-
-class Busy(Exception):
-    """Too much is waiting already. retry_after: whole seconds until there will be room."""
-
-    def __init__(self, message: str, retry_after: int) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 @dataclass(eq=False)
 class Task:
-    """Work in steps, and who is told of them, on the worker's thread. waits: in the line, for a
-    place among those that are active; what does not is the server's own.
+    """Work in steps, and who gets what it yields, on the worker's thread. waits: in the queue, for
+    a place among those that are active; what does not is the server's own.
     """
 
     owner: str
     work: Iterator[Any]
-    told: Callable[[Any], None]
-    ended: Callable[[BaseException | None], None]
+    on_item: Callable[[Any], None]
+    on_end: Callable[[BaseException | None], None]
     waits: bool = True
-    arrived: float = 0.0  # in the line
+    arrived: float = 0.0  # in the queue
     due: float = 0.0  # its next step, by the time that the worker has spent on all of them
     cancelled: bool = False
     cut_off: bool = False
@@ -43,7 +37,7 @@ class Task:
         return self.owner.partition("/")[0]
 
 
-class Line:
+class AdmissionQueue:
     """Tasks that wait, in their order of arrival; the caller has the lock.
 
     There is room for as many as can be begun in `seconds` at the pace at which answers end, and for
@@ -57,7 +51,7 @@ class Line:
         self._served: dict[str, int] = {}  # steps of each group that asks now
         self._intervals: deque[float] = deque(maxlen=_ENDS_KEPT)  # between two ends
         self._ended: float | None = None  # when the last one did, if others wait since
-        self._promised: dict[str, float] = {}  # until when room is told to those of a group
+        self._promised: dict[str, float] = {}  # until when room is promised to a group
 
     def __len__(self) -> int:
         return len(self._tasks)

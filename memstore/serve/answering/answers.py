@@ -1,28 +1,25 @@
-"""One answer being made: the steps that the model's thread takes, and what is known of it then."""
+"""Answers: what is asked, the steps in which the model's thread generates one, and its outcome."""
 
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.errors import DocumentNotFound
 from memstore.model.answer import Source
 from memstore.model.generate import Continuation
-from memstore.model.together import read_pending
+from memstore.model.said import Said
+from memstore.model.verbs import Verbs
 from memstore.serve.answering import trace_report
 from memstore.serve.answering.long_prompts import Plan
-from memstore.serve.answering.sampling import Sampling, ends, said_by
-from memstore.serve.answering.warm_sessions import Warm
-from memstore.serve.api_errors import ApiError
-from memstore.serve.state.conversations import Conversation
-from memstore.serve.state.turns import Turn, keys_of
+from memstore.serve.answering.sampling import Sampling
+from memstore.serve.answering.warm_sessions import WarmSession, WarmSessions
+from memstore.serve.answering.worker import Worker
+from memstore.serve.state.conversations import Conversation, Conversations
+from memstore.serve.state.turns import Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from memstore.serve.service import Service
 
 _TIMES_ANEW = 2  # that an answer is begun anew because a document was forgotten
 
@@ -39,17 +36,12 @@ class Question:
     turns: Sequence[Turn] = ()
     plan: Plan | None = None  # of how a long one is read, where it is made already
     conversation: Conversation | None = None  # that goes on with it, as it stands
-    keep: bool = True  # store what was said
+    keep: bool = True  # store the turn
     operation: str = "chat"  # as telemetry calls it
     max_sources: int = 5
     trace: bool = False  # tell all of what was read, by token and head
     may_read: Callable[[str], bool] = lambda name: True  # may this document be shown?
     from_memory: bool = False  # say nothing where nothing in the memory answers
-
-    @property
-    def keys(self) -> Sequence[bytes]:
-        """Of what was said before."""
-        return keys_of(self.owner, self.turns) if self.plan is None else self.plan.keys
 
 
 @dataclass
@@ -62,13 +54,13 @@ class Outcome:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     answered: bool = True
-    key: bytes = b""  # of all that was said now, if it is stored
+    key: bytes = b""  # of the turn, if it is stored
     sources: list[Source] = field(default_factory=list)  # that may be shown, best first
     read: float = 0.0  # the weight of all blocks of documents that it read
     began_ns: int = 0  # of the clock, when its turn came
     seconds: float = 0.0  # from then to its end
     first_token_seconds: float = 0.0
-    told: dict[str, Any] = field(default_factory=dict)  # the `memstore` field of answers
+    memstore: dict[str, Any] = field(default_factory=dict)  # the field of that name in answers
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -82,18 +74,18 @@ class Outcome:
         }
 
 
-class Answering(Iterator[str]):
-    """Pieces of an answer's text, a step each (some of them empty); the outcome is told the rest.
+class Answer(Iterator[str]):
+    """Pieces of an answer's text, a step each (some of them empty); the outcome has the rest.
     Closed before its end, it lets its session go. For Worker.steps.
 
-    continuation: what generates its tokens, while it does; outcome: what is told the rest.
+    continuation: what generates its tokens, while it does; outcome: what is known of it in the end.
     """
 
-    def __init__(self, service: "Service", question: Question, outcome: Outcome) -> None:
+    def __init__(self, answers: "Answers", question: Question) -> None:
         self.continuation: Continuation | None = None
-        self.outcome = outcome
-        self._service, self._question = service, question
-        self._steps = self._answer()
+        self.outcome = Outcome()
+        self._answers, self._question = answers, question
+        self._steps = self._run()
 
     def __next__(self) -> str:
         return next(self._steps)
@@ -102,16 +94,44 @@ class Answering(Iterator[str]):
         """End it where it is."""
         self._steps.close()
 
-    def _begin(self) -> Generator[str, None, tuple[Warm, "Tensor"]]:
+    def _run(self) -> Generator[str, None, None]:
+        """All steps: open a session, generate in it, keep the turn, whatever happens."""
+        answers, question, outcome = self._answers, self._question, self.outcome
+        began = time.perf_counter()
+        outcome.began_ns = time.time_ns()
+        failed: BaseException | None = None
+        try:
+            with answers.conversations.continuing(question.owner, question.conversation):
+                warm, state = yield from self._open()
+                try:
+                    read = warm.session.read_tokens
+                    until = began + answers.most_seconds
+                    detokenizer = yield from self._generate(warm, state, until)
+                    _report(question, warm, outcome)
+                    self._keep(warm, detokenizer, read)
+                except BaseException:
+                    warm.close()
+                    raise
+                yield detokenizer.rest()
+                warm.session.store.store_computed()
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            self.continuation = None
+            outcome.seconds = time.perf_counter() - began
+            answers.on_end(question, outcome, failed)
+
+    def _open(self) -> Generator[str, None, tuple[WarmSession, "Tensor"]]:
         """A session that has read the question, and the state behind it; where every document is
         asked and one is forgotten meanwhile, it is begun anew with those that are left.
         """
-        service, question = self._service, self._question
+        question = self._question
         documents, left = question.documents, _TIMES_ANEW
         while True:
-            warm: Warm | None = None
+            warm: WarmSession | None = None
             try:
-                warm = yield from service.sessions.begin(
+                warm = yield from self._answers.sessions.begin(
                     question.owner, question.turns, question.text, documents, question.plan
                 )
                 warm.trace.begin(warm.session)
@@ -120,152 +140,112 @@ class Answering(Iterator[str]):
             except BaseException as error:
                 if warm is not None:
                     warm.close()
-                gone = isinstance(error, DocumentNotFound) and question.all_documents is not None
-                if not gone or not left:
+                if (
+                    not isinstance(error, DocumentNotFound)
+                    or question.all_documents is None
+                    or not left
+                ):
                     raise
-                assert question.all_documents is not None
                 documents, left = question.all_documents(), left - 1
 
-    def _answer(self) -> Generator[str, None, None]:
-        service, question, outcome = self._service, self._question, self.outcome
-        began, sampling = time.perf_counter(), question.sampling
-        outcome.began_ns = time.time_ns()
-        warm: Warm | None = None
-        failed: BaseException | None = None
-        held = ExitStack()
-        try:
-            held.enter_context(_alone(service, question))
-            warm, state = yield from self._begin()
-            session, trace = warm.session, warm.trace
-            asked = session.read_tokens
-            outcome.prompt_tokens, outcome.cached_tokens = warm.prompt_tokens, warm.cached_tokens
-            outcome.answered = session.answered
-            said = said_by(service.reader.tokenizer, sampling)
-            silent = question.from_memory and not session.answered
-            self.continuation = session.generate(
-                state,
-                0 if silent else sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                seed=sampling.seed,
-                stop=ends(said),
-            )
-            self.continuation.around = trace.step
-            until, late = began + service.settings.answer_seconds, False
-            for token in trace.tokens_of(self.continuation):
-                outcome.tokens = said.tokens
-                outcome.first_token_seconds = trace.first_token_seconds
-                yield said.add(token)
-                late = time.perf_counter() > until
-                if late:
-                    break
-            trace.stop()
-            outcome.text = said.text
-            cut = late or len(said.tokens) == sampling.max_new_tokens
-            outcome.finish_reason = "length" if cut and not said.ended else "stop"
-            outcome.told = _told(service, question, warm, outcome)
-            if question.keep:
-                outcome.key = _keep(service, question, warm.documents, outcome.text)
-                if outcome.key and not said.cut:
-                    if outcome.finish_reason == "length":  # the last token was not asked behind
-                        unread = asked + len(said.tokens) - session.read_tokens
-                        session.feed(said.tokens[len(said.tokens) - unread :])
-                    service.sessions.end(warm, outcome.key)
-                    warm = None  # it is kept
-            yield said.rest()
-            service.store.store_computed()
-        except BaseException as error:
-            failed = error
-            raise
-        finally:
-            self.continuation = None
-            held.close()
-            outcome.seconds = time.perf_counter() - began
-            service.telemetry.ended(question, outcome, failed)
-            if warm is not None:
-                warm.close()
-
-
-def begin(
-    service: "Service", owner: str, question: Question
-) -> tuple[AsyncGenerator[str, None], Outcome]:
-    """Have a question take its turns: the pieces of its answer, and what is told of it in the end.
-    owner: as Worker.steps takes it. Raises Busy, Stopped.
-    """
-    outcome = Outcome()
-    return service.worker.steps(owner, Answering(service, question, outcome)), outcome
-
-
-def read_ahead(works: Sequence[Iterator[Any]]) -> None:
-    """Read the tokens that answers have given and not read yet in one walk through the model, where
-    the first of these works waits for one. For Worker.
-    """
-    going = [work.continuation for work in works if isinstance(work, Answering)]
-    others = [one for one in going[1:] if one is not None]
-    first = going[0] if going and isinstance(works[0], Answering) else None
-    if first is not None and first.pending is not None and others:
-        read_pending([first, *others])
-
-
-@contextmanager
-def _alone(service: "Service", question: Question) -> Iterator[None]:
-    """Nobody else goes on with its conversation meanwhile, of which one turn would be lost. Raises
-    ApiError: 409 where somebody does, or did; 404 where it was forgotten.
-    """
-    owner, conversation = question.owner, question.conversation
-    if conversation is None:
-        yield
-        return
-    who = owner, conversation.id
-    stands = service.conversations.get(owner, conversation.id).head == conversation.head
-    if who in service.conversing or not stands:
-        raise ApiError(
-            409,
-            f"another request goes on with conversation {conversation.id!r}; ask again when it is "
-            "answered",
-            code="conversation_locked",
+    def _generate(
+        self, warm: WarmSession, state: "Tensor", until: float
+    ) -> Generator[str, None, Said]:
+        """The pieces of the text but the last; what holds that one. until: of time.perf_counter,
+        when the answer ends where it is.
+        """
+        session, trace, outcome = warm.session, warm.trace, self.outcome
+        sampling = self._question.sampling
+        outcome.prompt_tokens, outcome.cached_tokens = warm.prompt_tokens, warm.cached_tokens
+        outcome.answered = session.answered
+        detokenizer = sampling.detokenizer(self._answers.reader.tokenizer)
+        silent = self._question.from_memory and not session.answered
+        self.continuation = session.generate(
+            state,
+            0 if silent else sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop=lambda token: detokenizer.ended,
         )
-    service.conversing[who] = threading.Event()
-    try:
-        yield
-    finally:
-        del service.conversing[who]
+        self.continuation.around = trace.step
+        late = False
+        for token in trace.tokens_of(self.continuation):
+            outcome.tokens = detokenizer.tokens
+            outcome.first_token_seconds = trace.first_token_seconds
+            yield detokenizer.add(token)
+            late = time.perf_counter() > until
+            if late:
+                break
+        trace.stop()
+        outcome.text = detokenizer.text
+        cut = late or len(detokenizer.tokens) == sampling.max_new_tokens
+        outcome.finish_reason = "length" if cut and not detokenizer.ended else "stop"
+        return detokenizer
+
+    def _keep(self, warm: WarmSession, detokenizer: Said, read: int) -> None:
+        """Store the turn, and have the session wait for the next one where it read all of this.
+        read: how many tokens the session had read before the answer.
+        """
+        question, outcome, session = self._question, self.outcome, warm.session
+        if question.keep:
+            turn = Turn(question.text, outcome.text)
+            outcome.key = self._answers.conversations.add_turn(
+                question.owner, question.turns, turn, warm.documents, question.conversation
+            )
+        if not outcome.key or detokenizer.cut:
+            warm.close()
+            return
+        if outcome.finish_reason == "length":  # the last token was not asked behind
+            unread = read + len(detokenizer.tokens) - session.read_tokens
+            session.feed(detokenizer.tokens[len(detokenizer.tokens) - unread :])
+        self._answers.sessions.end(warm, outcome.key)
 
 
-def _keep(service: "Service", question: Question, documents: Sequence[str], answer: str) -> bytes:
-    """Store what was said; its key, or none where its conversation was forgotten meanwhile."""
-    conversations, conversation = service.conversations, question.conversation
-    with service.database.transaction():
-        if conversation is not None and (
-            service.conversing[question.owner, conversation.id].is_set()
-            or not conversations.stands(question.owner, conversation)
-        ):
-            return b""
-        keys = question.keys
-        service.tree.add_all(question.owner, question.turns, keys)
-        turn = Turn(question.text, answer)
-        key = service.tree.add(question.owner, keys[-1], turn, documents)
-        if conversation is not None:
-            conversations.move(question.owner, conversation.id, key)
-    return key
+class Answers:
+    """Answers questions of one memory, many at once, each a step in turn on the model's thread."""
+
+    def __init__(
+        self,
+        reader: Verbs,
+        sessions: WarmSessions,
+        conversations: Conversations,
+        worker: Worker,
+        *,
+        most_seconds: float,
+        on_end: Callable[[Question, Outcome, BaseException | None], None],
+    ) -> None:
+        """most_seconds: of one answer; on_end: called with every answer that ends, on the model's
+        thread, and with the error that ended it.
+        """
+        self.reader, self.sessions, self.conversations = reader, sessions, conversations
+        self.most_seconds, self.on_end = most_seconds, on_end
+        self._worker = worker
+
+    def begin(self, owner: str, question: Question) -> tuple[AsyncGenerator[str, None], Outcome]:
+        """Have a question take its turns: the pieces of its answer, and what is known of it in the
+        end. owner: as Worker.steps takes it. Raises Busy, Stopped.
+        """
+        answer = Answer(self, question)
+        return self._worker.steps(owner, answer), answer.outcome
 
 
-def _told(service: "Service", question: Question, warm: Warm, outcome: Outcome) -> dict[str, Any]:
-    """The `memstore` field of the answer."""
-    most, trace = question.max_sources, warm.trace
+def _report(question: Question, warm: WarmSession, outcome: Outcome) -> None:
+    """Fill in what an outcome says of the sources."""
+    most, trace, may_read = question.max_sources, warm.trace, question.may_read
     outcome.sources = [
         source
-        for source in trace_report.sources(trace, service.store, most)
-        if question.may_read(source.document)
+        for source in trace_report.sources(trace, warm.session.store, most)
+        if may_read(source.document)
     ]
     outcome.read = sum(block.mass for block in trace.blocks.values())
-    may_read = question.may_read
     if question.trace:
-        return trace_report.told(
+        outcome.memstore = trace_report.report(
             trace, warm.session, text=outcome.text, most=most, may_read=may_read
         )
+        return
     shown = ("document", "block", "span", "place", "text", "weight")
-    return {
+    outcome.memstore = {
         "answered": outcome.answered,
         "absent": trace_report.absent(warm.session, may_read),
         "sources": [{name: getattr(source, name) for name in shown} for source in outcome.sources],

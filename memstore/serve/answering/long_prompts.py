@@ -1,5 +1,5 @@
-"""What becomes of a prompt that is longer than the model's window: the part in front is read as a
-document of its conversation, the rest stays a prompt.
+"""Prompts longer than the model's context window: the part in front is read as a document of its
+conversation, the rest stays a prompt.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ AHEAD = 1 << 18  # characters of a conversation, beyond which planning would hol
 
 @dataclass
 class Plan:
-    """How a conversation is read anew. keys: of all that was said, after each turn; documents: what
-    is read as such, named and checked; told: the turns behind them; question: what is asked.
+    """How a conversation is read anew. keys: of the history, after each turn; documents: what
+    is read as such, named and checked; recent: the turns behind them; question: what is asked.
     """
 
     keys: list[bytes] = field(default_factory=list)
     documents: list[Text] = field(default_factory=list)
-    told: list[Turn] = field(default_factory=list)
+    recent: list[Turn] = field(default_factory=list)
     question: str = ""
 
     @property
@@ -38,7 +38,7 @@ class Window:
 
     def __init__(self, reader: Reader, tokens: int | None, *, most: int | None = None) -> None:
         """tokens: None for what the reader reads at once. most: tokens of a text, where what does
-        not fit into the window cannot become a document: a conversation is then told text by text,
+        not fit into the window cannot become a document: a conversation is then read text by text,
         however long it is; None: it can.
         """
         settings = reader.lookup
@@ -58,13 +58,13 @@ class Window:
         return self.count(text) <= self.tokens
 
     def takes(self, turns: Sequence[Turn], question: str) -> bool:
-        """Can a session that is open be told these, and be asked? Raises ApiError for a text that
+        """Can an open session read these turns, and be asked? Raises ApiError for a text that
         never can.
         """
-        said = [text for turn in turns for text in (turn.question, turn.answer)] + [question]
+        texts = [text for turn in turns for text in (turn.question, turn.answer)] + [question]
         if self._most is None:
-            return sum(map(self.count, said)) <= self.tokens
-        for text in said:
+            return sum(map(self.count, texts)) <= self.tokens
+        for text in texts:
             longest = 2 * _CHARACTERS * self._most
             if len(text) > longest or len(self._tokenizer.encode(text)) > self._most:
                 raise ApiError(
@@ -106,7 +106,7 @@ class Window:
         plan = Plan(keys_of(owner, turns))
         if self._most is not None:
             self.takes(turns, question)
-            plan.told, plan.question = [*turns], question
+            plan.recent, plan.question = [*turns], question
             return plan
 
         def document(content: str) -> None:
@@ -128,22 +128,22 @@ class Window:
 
         tokens = 0
         for turn in turns:
-            told = Turn(short(turn.question), short(turn.answer))
-            plan.told.append(told)
-            tokens += self.count(told.question) + self.count(told.answer)
+            kept = Turn(short(turn.question), short(turn.answer))
+            plan.recent.append(kept)
+            tokens += self.count(kept.question) + self.count(kept.answer)
             if tokens > self.tokens:
-                document("\n".join(f"{turn.question}\n{turn.answer}" for turn in plan.told))
-                plan.told, tokens = [], 0
+                document("\n".join(f"{turn.question}\n{turn.answer}" for turn in plan.recent))
+                plan.recent, tokens = [], 0
         plan.question = short(question)
         return plan
 
 
 def name_of(owner: str, text: Text) -> str:
     """The name of the hidden document of a prompt's part: the same text has the same one."""
-    said = f"{owner}\n{text.digest}".encode("utf-8", "replace")
-    return beginning_of(owner) + hashlib.blake2b(said, digest_size=12).hexdigest()
+    content = f"{owner}\n{text.digest}".encode("utf-8", "replace")
+    return name_prefix(owner) + hashlib.blake2b(content, digest_size=12).hexdigest()
 
 
-def beginning_of(owner: str) -> str:
+def name_prefix(owner: str) -> str:
     """How the names of all of an owner's hidden documents begin."""
     return PROMPT + hashlib.blake2b(owner.encode("utf-8", "replace"), digest_size=4).hexdigest()

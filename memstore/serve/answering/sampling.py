@@ -1,6 +1,6 @@
-"""How an answer is generated and when it ends, as clients ask for it."""
+"""Sampling parameters and stop conditions of an answer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memstore.model.reader import TextTokenizer
@@ -21,15 +21,9 @@ class Sampling:
     sentence: bool = False
     raw: bool = False
 
-
-def said_by(tokenizer: TextTokenizer, sampling: Sampling) -> Said:
-    """What is said of an answer so far: nothing."""
-    return Said(tokenizer, stop=sampling.stop, sentence=sampling.sentence, raw=sampling.raw)
-
-
-def ends(said: Said) -> Callable[[int], bool]:
-    """For `generate`: has what was said so far come to its end?"""
-    return lambda token: said.ended
+    def detokenizer(self, tokenizer: TextTokenizer) -> Said:
+        """What makes text of the answer's tokens as they come, and knows where it ends."""
+        return Said(tokenizer, stop=self.stop, sentence=self.sentence, raw=self.raw)
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:

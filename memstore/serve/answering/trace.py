@@ -105,7 +105,7 @@ class Trace:
     def __call__(self, reads: Sequence[Read]) -> None:
         if not self._on or not reads:
             return
-        if reads[0].layer <= self._layer:  # another walk through the layers: this one predicts
+        if reads[0].layer <= self._layer:  # another forward pass: this one predicts
             self._forget_step()
         self._layer = reads[0].layer
         self._reads.extend(reads)

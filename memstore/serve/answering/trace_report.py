@@ -1,4 +1,4 @@
-"""What was read for an answer, as plain JSON values: the `memstore` field of answers.
+"""The report of an answer's trace, as plain JSON values: the `memstore` field of answers.
 
 Every source with its text and its place in its document; for every head of every memory layer how
 much of its attention went to memory, and which lookups the gate skipped; for a reader that chooses
@@ -17,7 +17,7 @@ from memstore.model.choosing_session import ChoosingSession
 from memstore.model.document_text import block_texts
 from memstore.model.reader import Reader
 from memstore.model.verbs import AskingSession
-from memstore.serve.answering.trace import Place, TokenRead, Trace
+from memstore.serve.answering.trace import BlockRead, Place, TokenRead, Trace
 from memstore.store.memory_store import MemoryStore
 
 _CUT = 3  # tokens at most in which a character ends that began before them
@@ -27,7 +27,7 @@ MayRead = Callable[[str], bool]
 """May a document of this name be shown?"""
 
 
-def told(
+def report(
     trace: Trace,
     session: AskingSession,
     *,
@@ -42,30 +42,15 @@ def told(
     """
     reader, store = trace.reader, session.store
     known = _Known(reader, store, may_read)
-    shown: list[dict[str, Any]] = []
-    number: dict[Place, int] = {}
-    for place, block in trace.ranked(most):
-        source = known.source(place, block.mass)
-        if source is None:
-            continue
-        number[place] = len(shown)
-        shown.append(
-            _place_of(source)
-            | {
-                "weight": source.weight,
-                "heads": _rows(block.heads, trace),
-                "tiers": {
-                    tier: {"units": units, "bytes": units * unit_bytes(reader)}
-                    for tier, units in sorted(block.units.items())
-                },
-            }
-        )
+    ranked = [(place, known.source(place, block.mass)) for place, block in trace.ranked(most)]
+    shown = [(place, source) for place, source in ranked if source is not None]
+    number = {place: index for index, (place, _) in enumerate(shown)}
     tokens = _tokens_of(text, trace)
     return {
         "reader": "choosing" if trace.once else "landmarks",
         "answered": session.answered,
         "absent": absent(session, may_read),
-        "sources": shown,
+        "sources": [_source(source, trace.blocks[place], trace) for place, source in shown],
         "attention": _attention(trace, [read for _, read in tokens]),
         "choice": _choice(trace, session, known),
         "tokens": [
@@ -101,8 +86,8 @@ def absent(session: AskingSession, may_read: MayRead) -> list[str]:
 def sources(trace: Trace, store: MemoryStore, most: int) -> list[Source]:
     """The blocks of documents that were read most, best first."""
     known = _Known(trace.reader, store, lambda name: True)
-    found = (known.source(place, block.mass) for place, block in trace.ranked(most))
-    return [source for source in found if source is not None]
+    ranked = (known.source(place, block.mass) for place, block in trace.ranked(most))
+    return [source for source in ranked if source is not None]
 
 
 def passage(
@@ -157,7 +142,19 @@ class _Known:
             return None
 
 
-def _place_of(source: Source) -> dict[str, Any]:
+def _source(source: Source, block: BlockRead, trace: Trace) -> dict[str, Any]:
+    size = unit_bytes(trace.reader)
+    return _citation(source) | {
+        "weight": source.weight,
+        "heads": _rows(block.heads, trace),
+        "tiers": {
+            tier: {"units": units, "bytes": units * size}
+            for tier, units in sorted(block.units.items())
+        },
+    }
+
+
+def _citation(source: Source) -> dict[str, Any]:
     return {
         "document": source.document,
         "block": source.block,
@@ -180,13 +177,13 @@ def _tokens_of(text: str | None, trace: Trace) -> list[tuple[str, TokenRead]]:
     begin = whole.find(text) if text is not None else 0
     if text is None or begin < 0:
         return list(zip(texts, trace.tokens))
-    found, at = [], 0
+    parts, at = [], 0
     for piece, read in zip(texts, trace.tokens):
         part = piece[max(0, begin - at) : max(0, begin + len(text) - at)]
         at += len(piece)
         if part:
-            found.append((part, read))
-    return found
+            parts.append((part, read))
+    return parts
 
 
 def _attention(trace: Trace, tokens: Sequence[TokenRead]) -> dict[str, Any]:
@@ -224,7 +221,7 @@ def _choice(trace: Trace, session: AskingSession, known: _Known) -> dict[str, An
             continue
         read = trace.blocks.get(place)
         rows.append(
-            _place_of(source)
+            _citation(source)
             | {
                 "score": source.weight,
                 "chosen": place in chosen,

@@ -1,10 +1,10 @@
-"""Warm sessions: a question goes on in one that has read what was said before, or in one made from
+"""Warm sessions: a question goes on in one that has read the turns before it, or in one made from
 what is stored. All of it happens on the model's thread.
 """
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from memstore.store.memory_store import MemoryStore
 
 
 @dataclass(eq=False)
-class Warm:
+class WarmSession:
     """An open session. owner: whose; scope: ids of the documents it reads; key: of what was said in
     it; documents: names of those that hold what did not fit into prompts, document_tokens of them
     all.
@@ -47,35 +47,30 @@ class Warm:
         return self.document_tokens + self.session.read_tokens
 
 
-Beginning = Generator[str, None, Warm]
+Opening = Generator[str, None, WarmSession]
 """Steps, each an empty piece of an answer, that end with a session."""
 
 
-class Sessions:
-    """Those that are warm, and how others are made."""
+class WarmSessions:
+    """The sessions that are warm, and how others are opened."""
 
     def __init__(
-        self,
-        reader: Verbs,
-        store: MemoryStore,
-        settings: ServeSettings,
-        *,
-        most_bytes: Callable[[], int],
+        self, reader: Verbs, store: MemoryStore, settings: ServeSettings, *, most_bytes: int
     ) -> None:
         """most_bytes: that one document of a prompt may take."""
         self._reader, self._store, self._settings = reader, store, settings
         self._most_bytes = most_bytes
         most = settings.max_tokens if store.read_only else None
         self.window = Window(reader, settings.window_tokens, most=most)
-        self._warm: list[Warm] = []  # the one used last at the end
+        self._warm: list[WarmSession] = []  # the one used last at the end
         self._cold: deque[tuple[str, bytes]] = deque()  # owner and key of those that had their time
         # names of documents of prompts that are being read: for who waits, and in the background
         self._read_now: set[str] = set()
         self._read_behind: dict[str, Generator[object, None, object]] = {}
         shape = reader.shape
         layers = shape.num_layers if reader.keeps is None else len(shape.memory_layers)
-        together = settings.warm_sessions + settings.active
-        share = store.own_capacity // (2 * layers * shape.num_kv_heads * together)
+        open_at_once = settings.warm_sessions + settings.active
+        share = store.own_capacity // (2 * layers * shape.num_kv_heads * open_at_once)
         self._own_blocks = max(reader.lookup.top_k, share)
 
     def begin(
@@ -85,24 +80,24 @@ class Sessions:
         question: str,
         documents: Sequence[str],
         plan: Plan | None = None,
-    ) -> Beginning:
+    ) -> Opening:
         """A session that has read these turns, for a question about these documents: a warm one,
-        told what it has not read yet, or one that reads them anew. plan: of that, if it is made
-        already.
+        which reads the turns that it has not yet, or one that reads them anew. plan: of that, if it
+        is made already.
         """
         scope = tuple(document.id for document in self._store.ready(documents))
         keys = keys_of(owner, turns) if plan is None else plan.keys
-        found = self._take(keys, turns, question, scope)
-        if found is None:
+        taken = self._take(keys, turns, question, scope)
+        if taken is None:
             plan = plan or self.window.plan(owner, turns, question)
             return (yield from self._read_anew(owner, plan, documents, scope))
-        warm, said = found
+        warm, known = taken
         warm.cached_tokens, warm.question = warm.prompt_tokens, question
-        yield from self._tell(warm, turns[said:])
+        yield from self._tell(warm, turns[known:])
         return warm
 
-    def end(self, warm: Warm, key: bytes) -> None:
-        """Take back a session in which all that has this key was said. One that could not have all
+    def end(self, warm: WarmSession, key: bytes) -> None:
+        """Take back a session that has read the history of this key. One that could not have all
         of its documents is closed: the next may.
         """
         if warm.session.absent:
@@ -110,15 +105,15 @@ class Sessions:
             return
         warm.key, warm.used = key, time.monotonic()
         self._warm.append(warm)
-        self.tidy()
+        self.evict()
 
     def forget(self, keys: Sequence[bytes] | None = None) -> None:
-        """Close the warm sessions in which one of these was said last; None = all."""
+        """Close the warm sessions that ended with one of these turns; None = all."""
         for warm in [warm for warm in self._warm if keys is None or warm.key in keys]:
             self._warm.remove(warm)
             warm.close()
 
-    def tidy(self) -> None:
+    def evict(self) -> None:
         """Close those that were not used for long, and, of who has most, those beyond the quota."""
         now, settings = time.monotonic(), self._settings
         for warm in [warm for warm in self._warm if now - warm.used > settings.warm_seconds]:
@@ -150,23 +145,23 @@ class Sessions:
 
     def _take(
         self, keys: Sequence[bytes], turns: Sequence[Turn], question: str, scope: tuple[int, ...]
-    ) -> tuple[Warm, int] | None:
+    ) -> tuple[WarmSession, int] | None:
         """The warm session that has read most of the turns and nothing else, and how many, if what
         is left fits into its window.
         """
-        self.tidy()
-        for said in range(len(turns), 0, -1):
+        self.evict()
+        for known in range(len(turns), 0, -1):
             for warm in reversed(self._warm):
-                if warm.key == keys[said] and warm.scope == scope:
-                    if not self.window.takes(turns[said:], question):
+                if warm.key == keys[known] and warm.scope == scope:
+                    if not self.window.takes(turns[known:], question):
                         return None
                     self._warm.remove(warm)
-                    return warm, said
+                    return warm, known
         return None
 
     def _read_anew(
         self, owner: str, plan: Plan, documents: Sequence[str], scope: tuple[int, ...]
-    ) -> Beginning:
+    ) -> Opening:
         names, tokens, cached = plan.names, 0, 0
         for name, text in {text.name: text for text in plan.documents}.items():
             there = self._store.has(name) and self._store.document(name).state == "ready"
@@ -177,7 +172,7 @@ class Sessions:
         warm = self._opened(owner, [*documents, *names], scope)
         warm.documents, warm.document_tokens, warm.cached_tokens = names, tokens, cached
         warm.question = plan.question
-        yield from self._tell(warm, plan.told)
+        yield from self._tell(warm, plan.recent)
         return warm
 
     def _read(self, text: Text) -> Generator[str, None, None]:
@@ -200,13 +195,13 @@ class Sessions:
             self._store.forget(text.name)
             raise ApiError(
                 413,
-                f"the prompt takes more than {self._most_bytes():,} bytes in the memory, which is "
+                f"the prompt takes more than {self._most_bytes:,} bytes in the memory, which is "
                 "what the conversations of a key may; ask with less text",
                 code="quota_exceeded",
             )
 
     def _fits(self, name: str) -> bool:
-        return self._store.document(name).bytes <= self._most_bytes()
+        return self._store.document(name).bytes <= self._most_bytes
 
     def read_behind(self, text: Text) -> Generator[None, None, None]:
         """The same when nobody waits for it: it ends early where somebody comes to read it."""
@@ -223,7 +218,7 @@ class Sessions:
                 if self._read_behind.get(text.name) is chunks:
                     del self._read_behind[text.name]
 
-    def _opened(self, owner: str, documents: Sequence[str], scope: tuple[int, ...]) -> Warm:
+    def _opened(self, owner: str, documents: Sequence[str], scope: tuple[int, ...]) -> WarmSession:
         trace = Trace(self._reader)
 
         def opened() -> AskingSession:
@@ -236,9 +231,9 @@ class Sessions:
         except BudgetExceeded:
             self.forget()  # they hold blocks of their own
             session = opened()
-        return Warm(session, trace, owner, scope)
+        return WarmSession(session, trace, owner, scope)
 
-    def _tell(self, warm: Warm, turns: Sequence[Turn]) -> Generator[str, None, None]:
+    def _tell(self, warm: WarmSession, turns: Sequence[Turn]) -> Generator[str, None, None]:
         try:
             for turn in turns:
                 warm.session.tell(turn.question, turn.answer)

@@ -1,5 +1,5 @@
-"""The one thread that owns the model: what asks takes turns there, a step each, and what reads
-documents goes on in between.
+"""The worker: the one thread that owns the model. Answers take turns there, a step each, and
+background jobs (the ingest of documents) go on in between.
 """
 
 import asyncio
@@ -9,38 +9,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from memstore.serve.answering.admission_queue import Line, Task
+from memstore.serve.answering.admission_queue import AdmissionQueue, Task
+from memstore.serve.answering.jobs import Job, Jobs, close
+from memstore.serve.api_errors import Stopped
 
 T = TypeVar("T")
 _SHORT = 0.05  # seconds of a step that every turn has
-
-
-class Stopped(Exception):
-    """The server ends: nothing new is begun."""
-
-
-@dataclass(eq=False)
-class Job:
-    """Work in the background. state: "waiting", "running", "done", "failed" or "cancelled"; error:
-    why it failed; result: what its generator returned.
-    """
-
-    owner: str
-    work: Iterator[Any]
-    on_end: Callable[["Job"], None] | None = None
-    state: Literal["waiting", "running", "done", "failed", "cancelled"] = "waiting"
-    error: BaseException | None = None
-    result: Any = None
-    cancelled: bool = False
-    finished: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def group(self) -> str:
-        """Of the owner, "GROUP/WHO"."""
-        return self.owner.partition("/")[0]
 
 
 class Worker:
@@ -61,17 +37,16 @@ class Worker:
         waiting: int = 512,
         wait_seconds: float = 60.0,
         between: int = 32,
-        together: Callable[[Sequence[Iterator[Any]]], None] | None = None,
+        before_step: Callable[[Sequence[Iterator[Any]]], None] | None = None,
     ) -> None:
-        """together: told, before a step, its work and then that of all others that are active: it
-        may do what several of them wait for at once.
+        """before_step: called with the work of the next step and then that of all others that are
+        active: it may do what several of them wait for at once.
         """
-        self._most_active, self._between, self._together = active, between, together
+        self._most_active, self._between, self._before_step = active, between, before_step
         self._changed = threading.Condition()
-        self._line = Line(waiting, wait_seconds)
+        self._queue = AdmissionQueue(waiting, wait_seconds)
         self._active: deque[Task] = deque()
-        self._jobs: list[Job] = []
-        self._job_turns: dict[str, int] = {}  # when a group whose jobs wait had its last step
+        self._jobs = Jobs()
         self._steps_since_job = 0
         self._spent = 0.0  # seconds of the thread, on steps of those who ask
         self._refusing = self._ending = False
@@ -85,19 +60,19 @@ class Worker:
         there. Raises Busy, Stopped, and what `work` raises.
         """
         loop = asyncio.get_running_loop()
-        told: asyncio.Queue[tuple[bool, Any]] = asyncio.Queue()
+        given: asyncio.Queue[tuple[bool, Any]] = asyncio.Queue()
 
-        def tell(entry: tuple[bool, Any]) -> None:
+        def give(entry: tuple[bool, Any]) -> None:
             with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(told.put_nowait, entry)
+                loop.call_soon_threadsafe(given.put_nowait, entry)
 
         task = Task(
-            owner, work, lambda item: tell((True, item)), lambda error: tell((False, error))
+            owner, work, lambda item: give((True, item)), lambda error: give((False, error))
         )
         self._admit(task)
         try:
             while True:
-                more, item = await told.get()
+                more, item = await given.get()
                 if more:
                     yield item
                 elif item is None:
@@ -137,14 +112,14 @@ class Worker:
         self, owner: str, work: Iterator[Any], on_end: Callable[[Job], None] | None = None
     ) -> Job:
         """Have `work` run, a step (a chunk) at a time, behind what of its group waits there
-        already. on_end: told the job when it is done, failed or cancelled, on the model's thread.
-        Raises Stopped.
+        already. on_end: called with the job when it is done, failed or cancelled, on the model's
+        thread. Raises Stopped.
         """
         job = Job(owner, work, on_end)
         with self._changed:
             if self._refusing:
                 raise Stopped
-            self._jobs.append(job)
+            self._jobs.add(job)
             self._changed.notify()
         return job
 
@@ -158,28 +133,28 @@ class Worker:
     def load(self) -> dict[str, int]:
         """How many questions are "active" and "waiting", and "jobs" in the background."""
         with self._changed:
-            counts = len(self._active), len(self._line), len(self._jobs)
+            counts = len(self._active), len(self._queue), len(self._jobs)
         return dict(zip(("active", "waiting", "jobs"), counts))
 
     def jobs_of(self, owner: str) -> int:
         """How many jobs the group of an owner has in the background."""
         group = owner.partition("/")[0]
         with self._changed:
-            return sum(job.owner.partition("/")[0] == group for job in self._jobs)
+            return sum(job.group == group for job in self._jobs)
 
     def refuse(self) -> None:
         """Begin nothing new: what waits is refused, jobs end at their next step, answers go on."""
         with self._changed:
             self._refusing = True
-            waiting = self._line.clear()
+            waiting = self._queue.clear()
             for job in self._jobs:
                 job.cancelled = True
             self._changed.notify()
         for task in waiting:
-            task.ended(Stopped())
+            task.on_end(Stopped())
 
     def cut_off(self) -> None:
-        """End the answers that are still being made: their askers are told Stopped."""
+        """End the answers that are still being made: Stopped is what their askers get."""
         with self._changed:
             for task in self._active:
                 task.cut_off = True
@@ -206,45 +181,30 @@ class Worker:
                 self._active.appendleft(task)
                 self._changed.notify()
                 return
-            at_once = not self._line and len(self._active) < self._most_active
-            displaced = self._line.join(task, at_once=at_once)
+            at_once = not self._queue and len(self._active) < self._most_active
+            displaced = self._queue.join(task, at_once=at_once)
             if displaced is not None:
-                displaced.ended(self._line.busy(displaced.group))
+                displaced.on_end(self._queue.busy(displaced.group))
             self._changed.notify()
 
     def _cancel(self, task: Task) -> None:
         with self._changed:
             task.cancelled = True
-            self._line.leave(task)
+            self._queue.leave(task)
             self._changed.notify()
 
     def _next(self) -> Task | Job | None:
         """What takes the next step; the caller holds the lock."""
-        while len(self._active) < self._most_active and (task := self._line.next(self._active)):
+        while len(self._active) < self._most_active and (task := self._queue.next(self._active)):
             self._active.append(task)
         due = not self._active or self._steps_since_job >= self._between
-        if self._jobs and (due or any(job.cancelled for job in self._jobs)):
+        if self._jobs and (due or self._jobs.urgent):
             self._steps_since_job = 0
-            return self._job_in_turn()
+            return self._jobs.next()
         if self._active:
             self._steps_since_job += 1
             return self._in_turn()
         return None
-
-    def _job_in_turn(self) -> Job:
-        """The first job of the group whose last step is longest ago; what is cancelled is ended
-        before.
-        """
-        first: dict[str, Job] = {}
-        for job in self._jobs:
-            if job.cancelled:
-                return job
-            first.setdefault(job.group, job)
-        now = max(self._job_turns.values(), default=0) + 1
-        self._job_turns = {group: self._job_turns.get(group, 0) for group in first}
-        group = min(first, key=lambda group: self._job_turns[group])
-        self._job_turns[group] = now
-        return first[group]
 
     def _in_turn(self) -> Task:
         """The next of those that are active."""
@@ -278,26 +238,26 @@ class Worker:
                 self._step(turn)
         for task in list(self._active):
             self._end(task, Stopped())
-        for job in list(self._jobs):
+        for job in self._jobs:
             job.cancelled = True
             self._step_job(job)
 
     def _refuse_late(self) -> None:
-        for task in self._line.late():
-            task.ended(self._line.busy(task.group, "it waited too long for its turn"))
+        for task in self._queue.late():
+            task.on_end(self._queue.busy(task.group, "it waited too long for its turn"))
 
     def _step(self, task: Task) -> None:
         if task.cancelled or task.cut_off:
             self._end(task, None if task.cancelled else Stopped())
             return
-        self._line.step(task)
+        self._queue.step(task)
         began = time.thread_time()
         try:
-            if self._together is not None:
+            if self._before_step is not None:
                 with self._changed:
                     others = [one for one in self._active if one is not task and not one.cancelled]
-                self._together([task.work, *(one.work for one in others)])
-            task.told(next(task.work))
+                self._before_step([task.work, *(one.work for one in others)])
+            task.on_item(next(task.work))
         except StopIteration:
             self._end(task, None)
         except Exception as error:
@@ -311,33 +271,14 @@ class Worker:
         with self._changed:
             self._active.remove(task)
             if task.waits:
-                self._line.end()
+                self._queue.end()
         try:
-            _close(task.work)
+            close(task.work)
         finally:
-            task.ended(error)
+            task.on_end(error)
 
     def _step_job(self, job: Job) -> None:
-        try:
-            if job.cancelled:
-                _close(job.work)
-                job.state = "cancelled"
-            else:
-                job.state = "running"
-                next(job.work)
-                return
-        except StopIteration as end:
-            job.state, job.result = "done", end.value
-        except Exception as error:
-            job.state, job.error = "failed", error
-        with self._changed:
-            self._jobs.remove(job)
-        if job.on_end is not None:
-            job.on_end(job)
-        job.finished.set()
-
-
-def _close(work: Iterator[Any]) -> None:
-    close = getattr(work, "close", None)
-    if close is not None:
-        close()
+        if job.step():
+            with self._changed:
+                self._jobs.remove(job)
+            job.end()

@@ -1,5 +1,5 @@
-"""Reading uploaded files into the memory, in the background: those of a key one after the other,
-those of several keys in turn, behind the questions, resumed after a restart; and forgetting them.
+"""Background ingest of uploaded files: those of a key one after the other, those of several keys in
+turn, behind the questions, resumed after a restart; and their deletion.
 """
 
 import logging
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from sqlite3 import Row
-from typing import TYPE_CHECKING
 
 from memstore.disk.document import Document
 from memstore.documents import read
@@ -24,12 +23,13 @@ from memstore.errors import (
 )
 from memstore.model.ingest import Ingesting, IngestProgress
 from memstore.model.text import Text
-from memstore.serve.answering.worker import Job, Stopped
-from memstore.serve.background.backfill import Adopting
+from memstore.model.verbs import Verbs
+from memstore.serve.answering.jobs import Job
+from memstore.serve.answering.worker import Worker
+from memstore.serve.api_errors import Stopped
+from memstore.serve.background.backfill import Backfill
 from memstore.serve.state.uploads import Uploads
-
-if TYPE_CHECKING:
-    from memstore.serve.service import Service
+from memstore.store.memory_store import MemoryStore
 
 _log = logging.getLogger("memstore")
 _SECONDS = 15.0  # between two looks for what expired, or could not be forgotten
@@ -39,7 +39,7 @@ _SECONDS_A_CHUNK = 30.0  # that a deletion waits for the end of a chunk
 _CONVERTED_AT_ONCE = max(2, min(4, os.cpu_count() or 1))
 
 
-class Ingests:
+class FileIngest:
     """Reads files that are queued: a thread for each key that has some prepares their texts, and
     the model's thread reads them.
 
@@ -47,10 +47,16 @@ class Ingests:
     is started again, from the chunk where it was.
     """
 
-    def __init__(self, service: "Service") -> None:
-        self._service = service
-        self.uploads = Uploads(service)
-        self._adopting = Adopting(service, self.uploads)
+    def __init__(
+        self,
+        reader: Verbs,
+        store: MemoryStore,
+        uploads: Uploads,
+        backfill: Backfill,
+        worker: Worker,
+    ) -> None:
+        self._reader, self._store, self._worker = reader, store, worker
+        self._uploads, self._backfill = uploads, backfill
         self._changed = threading.Condition()
         self._reading: dict[int, Job] = {}  # by the numbers of files
         self._progress: dict[int, IngestProgress] = {}
@@ -58,9 +64,9 @@ class Ingests:
         self._converting = 0
         self._to_convert: deque[object] = deque()  # a ticket for each that waits to, in order
         self._called = self._locked = False
-        self._looking, self._forgetting = threading.Lock(), threading.Lock()
+        self._backfilling, self._forgetting = threading.Lock(), threading.Lock()
         self._ending = False
-        self.uploads.requeue()
+        self._uploads.requeue()
         self._thread = threading.Thread(target=self._run, name="memstore-files", daemon=True)
         self._thread.start()
 
@@ -79,21 +85,19 @@ class Ingests:
         it. Raises MemoryLocked where another process writes the memory: then it goes soon after;
         ReadOnlyMemory.
         """
-        self._service.store.check_writable()
-        self.uploads.leave(row)
+        self._store.check_writable()
+        self._uploads.leave(row)
         self._forget(row["number"])
 
     def forget(self, name: str) -> None:
         """Forget a document, and the file that it was. Raises DocumentNotFound, MemoryLocked,
         ReadOnlyMemory.
         """
-        row = self._service.database.row(
-            "SELECT * FROM files WHERE document = ? AND state != 'leaving'", (name,)
-        )
+        row = self._uploads.of_document(name)
         if row is not None:
             self.delete(row)
         else:
-            self._service.store.forget(name)
+            self._store.forget(name)
 
     def close(self, seconds: float = 2.0) -> None:
         """End; the worker was stopped before. What is half read is gone on with by the next."""
@@ -111,8 +115,8 @@ class Ingests:
         while not self._ending:
             try:
                 self._forget_leaving()
-                with self._looking:
-                    self._adopting.look()
+                with self._backfilling:
+                    self._backfill.run()
                 self._begin_queued()
             except Exception:
                 if self._ending:  # the database was closed
@@ -129,7 +133,7 @@ class Ingests:
     def _begin_queued(self) -> None:
         """Have a thread read the files of everybody who has some."""
         with self._changed:
-            for owner in self.uploads.waiting_owners():
+            for owner in self._uploads.waiting_owners():
                 if owner not in self._threads and not self._ending:
                     thread = threading.Thread(
                         target=self._read_files, args=(owner,), name="memstore-file", daemon=True
@@ -142,7 +146,7 @@ class Ingests:
         try:
             while True:
                 with self._changed:  # who queues one finds this thread, or that there is none
-                    row = None if self._ending else self.uploads.next_queued(owner)
+                    row = None if self._ending else self._uploads.next_queued(owner)
                     if row is None:
                         del self._threads[owner]
                         return
@@ -164,14 +168,14 @@ class Ingests:
         text, number = None, row["number"]
         try:
             with self._turn_to_convert():
-                content = b"".join(self.uploads.content(row))
+                content = b"".join(self._uploads.content(row))
                 text = text_of(row["filename"], row["document"], content)
             with self._changed:  # who deletes it finds the job, or there is none
-                if not self.uploads.move(row, "reading", digest=text.digest):
+                if not self._uploads.move(row, "reading", digest=text.digest):
                     return True
-                steps = self._service.reader.ingesting(text, self._service.store)
+                steps = self._reader.ingesting(text, self._store)
                 owner = f"{row['owner'] or 'local'}/files"
-                job = self._service.worker.in_background(owner, self._told(row, steps))
+                job = self._worker.in_background(owner, self._watched(row, steps))
                 self._reading[number] = job
             job.finished.wait()
         except Stopped:
@@ -184,14 +188,14 @@ class Ingests:
             self._progress.pop(number, None)
         if job.state == "done":
             read: Document = job.result
-            with self._looking:  # which finds a file of every document, and of every file its own
-                self.uploads.move(row, "ready", tokens=read.tokens, stored_bytes=read.bytes)
-                self._adopting.look_anew()  # it may have been forgotten since
+            with self._backfilling:  # which makes a file of every document that has none
+                self._uploads.move(row, "ready", tokens=read.tokens, stored_bytes=read.bytes)
+                self._backfill.invalidate()  # it may have been forgotten since
         elif job.state == "failed" and not isinstance(job.error, MemoryLocked):
             assert job.error is not None
             self._failed(row, text, job.error)
         else:  # deleted, or the server ends, or another process writes
-            self.uploads.move(row, "queued")
+            self._uploads.move(row, "queued")
             return job.error is None
         return True
 
@@ -219,7 +223,7 @@ class Ingests:
                 self._converting -= 1
                 self._changed.notify_all()
 
-    def _told(self, row: Row, steps: Ingesting) -> Ingesting:
+    def _watched(self, row: Row, steps: Ingesting) -> Ingesting:
         number = row["number"]
         try:
             while True:
@@ -234,19 +238,16 @@ class Ingests:
 
     def _failed(self, row: Row, text: Text | None, error: BaseException) -> None:
         """Nothing of a file that cannot be read stays in the memory."""
-        store = self._service.store
-        if text is not None:
-            for found in store.documents():
-                if found.name == row["document"] and found.source_hash == text.digest:
-                    with suppress(MemstoreError):  # the disk may be full
-                        store.forget(found.name)
-        code, message = told_of(error, store.path)
-        self.uploads.move(row, "failed", error_code=code, error=message)
+        if text is not None and self._is_of(row["document"], text.digest):
+            with suppress(MemstoreError):  # the disk may be full
+                self._store.forget(row["document"])
+        code, message = error_of(error, self._store.path)
+        self._uploads.move(row, "failed", error_code=code, error=message)
 
     # Forgetting
 
     def _forget_leaving(self) -> None:
-        for row in self.uploads.leaving():
+        for row in self._uploads.leaving():
             with suppress(MemoryLocked):
                 self._forget(row["number"])
 
@@ -255,20 +256,24 @@ class Ingests:
         with self._changed:
             job = self._reading.get(file)
         if job is not None:
-            self._service.worker.cancel(job)
+            self._worker.cancel(job)
             if not job.finished.wait(_SECONDS_A_CHUNK):
                 raise MemoryLocked("the file is being read; it is forgotten soon")
         with self._forgetting:
-            row = self.uploads.left(file)
+            row = self._uploads.left(file)
             if row is None:
                 return  # somebody else was faster
-            store = self._service.store
-            for found in store.documents():
-                mine = row["tokens"] or found.source_hash == row["digest"]
-                if found.name == row["document"] and mine:
-                    with suppress(DocumentNotFound):
-                        store.forget(found.name)
-            self.uploads.remove(row)
+            if row["tokens"] or self._is_of(row["document"], row["digest"]):
+                with suppress(DocumentNotFound):
+                    self._store.forget(row["document"])
+            self._uploads.remove(row)
+
+    def _is_of(self, name: str, digest: str) -> bool:
+        """Is there a document of this name that was read from such a text?"""
+        return any(
+            document.name == name and document.source_hash == digest
+            for document in self._store.documents()
+        )
 
 
 def text_of(filename: str, document: str, content: bytes) -> Text:
@@ -280,13 +285,13 @@ def text_of(filename: str, document: str, content: bytes) -> Text:
     return text
 
 
-def told_of(error: BaseException, path: Path | None) -> tuple[str, str]:
+def error_of(error: BaseException, path: Path | None) -> tuple[str, str]:
     """(code, message) of a file that could not be read, as OpenAI's last_error; without the place
     of the memory.
     """
     if not isinstance(error, MemstoreError):
         return "server_error", "the server failed to read it"
-    said = str(error) if path is None else str(error).replace(str(path), "the memory")
+    message = str(error) if path is None else str(error).replace(str(path), "the memory")
     if isinstance(error, DocumentExists):
-        return "invalid_file", said
-    return ("unsupported_file" if isinstance(error, InvalidInput) else "server_error"), said
+        return "invalid_file", message
+    return ("unsupported_file" if isinstance(error, InvalidInput) else "server_error"), message

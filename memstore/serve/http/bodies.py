@@ -1,5 +1,5 @@
-"""How much a body of JSON may hold: it is counted before anything is made of it, since a byte of it
-can become thirty, and an object's parts are looked at one by one while everybody waits.
+"""A limit on the values of a JSON body: they are counted before it is parsed, since a byte of
+it can become thirty, and an object's parts are looked at one by one while everybody waits.
 """
 
 import re

@@ -1,6 +1,4 @@
-"""What every request passes before a route sees it: its Host, the page it comes from, its key, and
-its size.
-"""
+"""Middleware that checks every request before a route sees it: Host, Origin, API key and size."""
 
 import asyncio
 from collections import Counter
@@ -12,10 +10,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from memstore.serve.api_errors import ApiError
-from memstore.serve.api_keys import Access
+from memstore.serve.api_keys import Access, Keys
 from memstore.serve.http.bodies import wrong_with
 from memstore.serve.http.connections import most_connections
-from memstore.serve.service import Service
+from memstore.serve.http.error_responses import error_response
+from memstore.serve.settings import ServeSettings
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -32,15 +31,14 @@ _OPEN = ("/page", "/health")  # beside "/": they show nothing of the memory
 class Checks:
     """ASGI middleware. Sets request.state.access (keys.Access)."""
 
-    def __init__(self, app: App, service: Service) -> None:
-        self._app, self._service = app, service
-        settings = service.settings
+    def __init__(self, app: App, settings: ServeSettings, keys: Keys) -> None:
+        self._app, self._settings, self._keys = app, settings, keys
         self._hosts = {*_LOCAL, *settings.hosts, settings.host}
         # bytes of the bodies of a key's requests that are being answered, or wait for it
         self._held: Counter[str] = Counter()
         self._running: Counter[str] = Counter()  # requests of a key
         # of keys that slow clients have: the others find places, too
-        self._most_running = most_connections() // (1 if service.keys.count == 1 else 2)
+        self._most_running = most_connections() // (1 if keys.count == 1 else 2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,7 +47,7 @@ class Checks:
         try:
             access = scope.setdefault("state", {})["access"] = self._check(scope)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error_response(error)(scope, receive, send)
             return
         self._running[access.name] += 1
         try:
@@ -73,7 +71,7 @@ class Checks:
             raise ApiError(415, "send JSON, or a file as multipart/form-data", code="invalid_type")
         if int(length) > (most := self._most(scope)):
             raise ApiError(413, _too_large(most), code="too_large")
-        keys, path = self._service.keys, scope["path"]
+        keys, path = self._keys, scope["path"]
         if not keys.known:
             return Access()
         kind, _, key = headers.get("authorization", "").partition(" ")
@@ -98,7 +96,7 @@ class Checks:
         """Refuse a request that a page of somebody else has a browser send: it needs no permission
         to upload a form, and without keys it would be heard.
         """
-        if origin is None or origin in self._service.settings.origins:
+        if origin is None or origin in self._settings.origins:
             return
         if origin.partition("://")[2].lower() != host.lower():
             raise ApiError(
@@ -106,7 +104,7 @@ class Checks:
             )
 
     def _most(self, scope: Scope) -> int:
-        settings = self._service.settings
+        settings = self._settings
         return settings.body_bytes if _is_upload(scope) else settings.most_json
 
     @contextmanager
@@ -117,9 +115,9 @@ class Checks:
 
         Raises HTTPException, which FastAPI does not take for a body that it cannot parse.
         """
-        settings, got, more = self._service.settings, 0, True
+        settings, got, more = self._settings, 0, True
         longest, whose = self._most(scope), scope["state"]["access"].name
-        together = max(2, _BODIES // self._service.keys.count) * settings.body_bytes
+        together = max(2, _BODIES // self._keys.count) * settings.body_bytes
         short = settings.body_bytes // _SHORT
 
         async def part() -> MutableMapping[str, Any]:
@@ -159,7 +157,7 @@ class Checks:
 
 
 def _check_framing(headers: Headers) -> None:
-    """Refuse a body of which two lengths are told: a proxy in front may believe the other one, and
+    """Refuse a body that has two lengths: a proxy in front may believe the other one, and
     take what this server takes for a request to be a body, or for a body to be a request.
     """
     encodings = headers.getlist("transfer-encoding")

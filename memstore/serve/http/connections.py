@@ -1,6 +1,4 @@
-"""What a connection may cost before anything is known of who has it: seconds in which a request's
-headers come, and one of the places that the process has for connections.
-"""
+"""Connection limits: seconds until a request's headers have come, and how many may be open."""
 
 import asyncio
 import resource

@@ -14,11 +14,15 @@ from starlette.responses import Response
 
 from memstore import __version__
 from memstore.disk.document import Document, is_of_prompt
+from memstore.model.verbs import Verbs
 from memstore.serve.answering.trace_report import passage
 from memstore.serve.api_errors import not_found
-from memstore.serve.api_keys import Reads, ReadsAll, Writes
+from memstore.serve.api_keys import Access
+from memstore.serve.background.file_ingest import FileIngest
+from memstore.serve.document_access import DocumentAccess
+from memstore.serve.http.authorization import Reads, ReadsAll, Writes
 from memstore.serve.http.tier_history import TierHistory
-from memstore.serve.service import Service
+from memstore.store.memory_store import MemoryStore
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {
@@ -66,9 +70,46 @@ class _File:
         return Response(self.data, media_type=self.type, headers=headers)
 
 
-def router(service: Service) -> APIRouter:
+@dataclass(frozen=True)
+class Inspected:
+    """What the inspector shows. model: its name; upload_bytes: of the largest upload."""
+
+    model: str
+    reader: Verbs
+    store: MemoryStore
+    documents: DocumentAccess
+    ingest: FileIngest
+    upload_bytes: int
+
+    def about(self, access: Access) -> dict[str, Any]:
+        """The model, and what an API key may do."""
+        shape = self.reader.shape
+        return {
+            "object": "memstore",
+            "version": __version__,
+            "model": self.model,
+            "reader": "landmarks" if self.reader.keeps is None else "choosing",
+            "layers": list(shape.memory_layers),
+            "heads": shape.num_heads,
+            "kv_heads": shape.num_kv_heads,
+            "block_size": shape.block_size,
+            "write": self.documents.writable(access),
+            "tiers": not access.only,
+            "upload_bytes": self.upload_bytes,
+        }
+
+    def text(self, name: str, first: int, end: int | None) -> dict[str, Any]:
+        """Blocks first .. end - 1 of a document."""
+        row, most = self.store.document(name), first + _BLOCKS
+        last = most if end is None else min(end, most)
+        blocks = passage(self.reader, self.store, name, first, last)
+        return {"object": "memstore.text", "document": document_object(row), "data": blocks}
+
+
+def router(inspected: Inspected) -> APIRouter:
     """The routes."""
-    history = TierHistory(service.store)
+    store, known = inspected.store, inspected.documents
+    history = TierHistory(store)
 
     @asynccontextmanager
     async def alive(app: FastAPI) -> AsyncIterator[None]:
@@ -80,26 +121,13 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/memstore")
     def served(access: Reads) -> dict[str, Any]:
-        shape = service.reader.shape
-        return {
-            "object": "memstore",
-            "version": __version__,
-            "model": service.model,
-            "reader": "landmarks" if service.reader.keeps is None else "choosing",
-            "layers": list(shape.memory_layers),
-            "heads": shape.num_heads,
-            "kv_heads": shape.num_kv_heads,
-            "block_size": shape.block_size,
-            "write": service.may_write(access),
-            "tiers": not access.only,
-            "upload_bytes": service.settings.body_bytes,
-        }
+        return inspected.about(access)
 
     @routes.get("/v1/memstore/documents")
     def documents(access: Reads) -> dict[str, Any]:
         seen = [
-            _told(document)
-            for document in service.store.documents()
+            document_object(document)
+            for document in store.documents()
             if access.sees(document.name) and not is_of_prompt(document.name)
         ]
         return {"object": "list", "data": seen}
@@ -111,19 +139,13 @@ def router(service: Service) -> APIRouter:
         first: Annotated[int, Query(ge=0, lt=2**48)] = 0,
         end: Annotated[int | None, Query(ge=0, lt=2**48)] = None,
     ) -> dict[str, Any]:
-        if not service.visible(access, document):
-            raise not_found("document", document)
-        row = service.store.document(document)
-        most = first + _BLOCKS
-        last = most if end is None else min(end, most)
-        blocks = passage(service.reader, service.store, document, first, last)
-        return {"object": "memstore.text", "document": _told(row), "data": blocks}
+        known.check(access, document)
+        return inspected.text(document, first, end)
 
     @routes.delete("/v1/memstore/documents/{name:path}")
     def forget(name: str, access: Writes) -> dict[str, Any]:
-        if not service.visible(access, name):
-            raise not_found("document", name)
-        service.forget(name)
+        known.check(access, name)
+        inspected.ingest.forget(name)
         return {"object": "memstore.document.deleted", "name": name, "deleted": True}
 
     @routes.get("/v1/memstore/tiers")
@@ -149,7 +171,8 @@ def _add_page(routes: APIRouter) -> None:
         return files[name].response(request)
 
 
-def _told(document: Document) -> dict[str, Any]:
+def document_object(document: Document) -> dict[str, Any]:
+    """A document as JSON."""
     return {
         "object": "memstore.document",
         "name": document.name,

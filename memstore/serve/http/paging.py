@@ -1,4 +1,4 @@
-"""Lists that are asked for a page at a time, as OpenAI's are: by a cursor, in order of creation."""
+"""Cursor pagination of lists, as OpenAI's API has it, in order of creation."""
 
 from collections.abc import Callable, Sequence
 from sqlite3 import Row
@@ -31,23 +31,22 @@ def page(
     paging: Paging,
     show: Show,
     *,
-    number: str = "number",
     keep: Callable[[Row], bool] | None = None,
 ) -> dict[str, Any]:
-    """A page of the rows of `select`, a query that ends with a condition; each has an "id".
+    """A page of the rows of `select`, a query that ends with a condition; each has an "id" and a
+    "number", by which they are ordered.
 
-    number: the column they are ordered by. keep: whether the asker may know of a row. Raises
-    ApiError for a cursor that is not in the list.
+    keep: whether the asker may know of a row. Raises ApiError for a cursor that is not in the list.
     """
     rising = paging.order == "asc"
     if paging.after is not None:
-        at = _place(database, select, values, number, keep, "after", paging.after)
-        select, values = f"{select} AND {number} {'>' if rising else '<'} ?", [*values, at]
+        at = _number(database, select, values, keep, "after", paging.after)
+        select, values = f"{select} AND number {'>' if rising else '<'} ?", [*values, at]
     if paging.before is not None:
-        at = _place(database, select, values, number, keep, "before", paging.before)
-        select, values = f"{select} AND {number} {'<' if rising else '>'} ?", [*values, at]
+        at = _number(database, select, values, keep, "before", paging.before)
+        select, values = f"{select} AND number {'<' if rising else '>'} ?", [*values, at]
         rising = not rising  # the nearest to the cursor come first
-    ordered = f"{select} ORDER BY {number} {'ASC' if rising else 'DESC'}"
+    ordered = f"{select} ORDER BY number {'ASC' if rising else 'DESC'}"
     wanted = paging.limit + 1
     if keep is None:
         rows = database.rows(f"{ordered} LIMIT ?", [*values, wanted])
@@ -64,7 +63,7 @@ def page_of(objects: Sequence[dict[str, Any]], paging: Paging) -> dict[str, Any]
     """
     ids = [thing["id"] for thing in objects]
 
-    def place(param: str, cursor: str) -> int:
+    def index(param: str, cursor: str) -> int:
         if cursor not in ids:
             raise _no_object(param, cursor)
         return ids.index(cursor)
@@ -72,10 +71,10 @@ def page_of(objects: Sequence[dict[str, Any]], paging: Paging) -> dict[str, Any]
     first, end = 0, len(ids)
     rising = paging.order == "asc"
     if paging.after is not None:
-        at = place("after", paging.after)
+        at = index("after", paging.after)
         first, end = (at + 1, end) if rising else (first, at)
     if paging.before is not None:
-        at = place("before", paging.before)
+        at = index("before", paging.before)
         first, end = (first, min(at, end)) if rising else (max(first, at + 1), end)
     inside = list(objects[first:end] if rising else reversed(objects[first:end]))
     more = len(inside) > paging.limit
@@ -98,19 +97,18 @@ def _no_object(param: str, cursor: str) -> ApiError:
     return ApiError(400, message, code="invalid_value", param=param)
 
 
-def _place(
+def _number(
     database: Database,
     select: str,
     values: Sequence[Any],
-    number: str,
     keep: Callable[[Row], bool] | None,
     param: str,
     cursor: str,
 ) -> int:
     """The number of the object that a cursor names."""
-    listed = select.replace("SELECT ", f"SELECT {number} AS at, ", 1)
+    listed = select.replace("SELECT ", "SELECT number AS at, ", 1)
     row = database.row(f"SELECT * FROM ({listed}) WHERE id = ?", [*values, cursor])
     if row is None or not (keep is None or keep(row)):
         raise _no_object(param, cursor)
-    place: int = row["at"]
-    return place
+    number: int = row["at"]
+    return number

@@ -1,4 +1,4 @@
-"""Serving until a signal: binding, the graceful end, and who may be served at which address."""
+"""uvicorn, from binding an address to the graceful shutdown at a signal."""
 
 import asyncio
 import gc
@@ -15,7 +15,7 @@ from memstore.serve.http.connections import IDLE_SECONDS, Connection, most_conne
 from memstore.serve.service import Service
 from memstore.serve.settings import ServeSettings
 
-_LAST_WORDS = 4  # seconds that connections have behind the answers, to be told of their end
+_CLOSING_SECONDS = 4  # that connections have behind the answers, to be closed
 
 
 def check_exposed(settings: ServeSettings, keys: Keys) -> None:
@@ -36,7 +36,7 @@ def configured(service: Service) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=round(service.settings.grace) + _LAST_WORDS,
+        timeout_graceful_shutdown=round(service.settings.grace) + _CLOSING_SECONDS,
         timeout_keep_alive=round(IDLE_SECONDS),
         backlog=most_connections() // 6,  # accepted at once, before the longest waiting is closed
         h11_max_incomplete_event_size=1 << 16,
@@ -45,7 +45,7 @@ def configured(service: Service) -> uvicorn.Config:
 
 def serve(service: Service, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until SIGINT or SIGTERM: then nothing new is begun, answers finish, and ingests stop at
-    the end of a chunk. ready: told the address once it answers.
+    the end of a chunk. ready: called with the address once it answers.
 
     Raises InvalidInput for an address that cannot be had.
     """

@@ -1,4 +1,4 @@
-"""Answers on their way: a whole one, unless its client goes away, or one event after the other."""
+"""Server-sent events: an answer is streamed, or sent whole, unless its client goes away."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ async def streamed(
     request: Request, events: AsyncIterator[str], pieces: AsyncGenerator[str, None]
 ) -> StreamingResponse:
     """A response of events that are made of an answer's pieces. The first is waited for, so that
-    what fails before it is an ordinary error, and who goes away before it leaves the line; what
+    what fails before it is an ordinary error, and who goes away before it leaves the queue; what
     fails behind it is an event of its own.
     """
 

@@ -1,4 +1,4 @@
-"""What the tiers counted over time: a sample every few seconds, for as long as the server runs."""
+"""A time series of the tiers' counters: a sample every few seconds while the server runs."""
 
 import asyncio
 import time

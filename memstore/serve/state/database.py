@@ -1,4 +1,4 @@
-"""What a server remembers beside the memory: one SQLite file, written by one server at a time."""
+"""The server's database: one SQLite file, written by one server at a time."""
 
 import os
 import sqlite3
@@ -11,6 +11,8 @@ from typing import Any
 from memstore.errors import CorruptMemory, InvalidInput, MemoryLocked, StorageFull
 
 NAME = "serve.sqlite"
+FORMAT = 1
+"""Of the tables; a file of another one is refused."""
 
 
 class Database:
@@ -35,12 +37,22 @@ class Database:
         )
         self._connection.row_factory = sqlite3.Row
         try:
+            self._lock_file()
+            self._check_format()
+            if of is not None:
+                self._check_memory(of)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _lock_file(self) -> None:
+        """Take the lock, for as long as it is open."""
+        try:
             for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "foreign_keys=ON"):
                 self._connection.execute(f"PRAGMA {pragma}")
-            self._connection.execute("BEGIN IMMEDIATE")  # takes the lock, for as long as it is open
+            self._connection.execute("BEGIN IMMEDIATE")
             self._connection.execute("COMMIT")
         except sqlite3.OperationalError as error:
-            self._connection.close()
             if "locked" in str(error):
                 raise MemoryLocked(
                     f"another server has {self.path}; stop it, or give another --state"
@@ -49,40 +61,35 @@ class Database:
                 f"{self.path} cannot be used ({error}); give another --state"
             ) from None
         except sqlite3.DatabaseError:
-            self._connection.close()
             raise CorruptMemory(
                 f"{self.path} is no database; move it away, and conversations begin anew"
             ) from None
 
-        if of is not None:
-            self._belong_to(of)
+    def _check_format(self) -> None:
+        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0 and self.row("SELECT 1 FROM sqlite_master") is None:
+            self._connection.execute(f"PRAGMA user_version = {FORMAT}")
+        elif version != FORMAT:
+            raise InvalidInput(
+                f"{self.path} is of another version of memstore; move it away, and conversations "
+                "begin anew"
+            )
 
-    def _belong_to(self, place: str) -> None:
+    def _check_memory(self, place: str) -> None:
         """Documents that are not in the memory it is opened with would count as forgotten."""
         self.create("CREATE TABLE IF NOT EXISTS memory (place TEXT NOT NULL)")
         row = self.row("SELECT place FROM memory")
         if row is None:
             self.execute("INSERT INTO memory VALUES (?)", (place,))
         elif row["place"] != place:
-            self.close()
             raise InvalidInput(
-                f"{self.path} is of what was asked of {row['place']}; give another --state"
+                f"{self.path} belongs to the memory {row['place']}; give another --state"
             )
 
     def create(self, schema: str) -> None:
         """Make the tables of a schema (CREATE ... IF NOT EXISTS) that are not there yet."""
         with self._lock:
             self._connection.executescript(schema)
-
-    def add_column(self, table: str, column: str, filled: str) -> None:
-        """Add a column ("NAME TYPE ...") to a table that was made before it had one. filled: the
-        UPDATE that says what it holds in the rows that are there.
-        """
-        known = {row["name"] for row in self.rows(f"PRAGMA table_info({table})")}
-        if column.split()[0] not in known:
-            with self.transaction():
-                self.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-                self.execute(filled)
 
     @contextmanager
     def transaction(self) -> Iterator["Database"]:
@@ -128,8 +135,8 @@ class Database:
     def row(self, sql: str, values: Sequence[Any] | dict[str, Any] = ()) -> sqlite3.Row | None:
         """The first row of a query."""
         with self._lock:
-            found: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
-            return found
+            row: sqlite3.Row | None = self._connection.execute(sql, values).fetchone()
+            return row
 
     def close(self) -> None:
         """Close the file, with all of it in one place."""

@@ -1,4 +1,4 @@
-"""What was said, in the server's database: a tree of turns, each behind what was said before it."""
+"""The tree of turns in the server's database: each stands behind the turn before it."""
 
 import json
 import time
@@ -9,18 +9,19 @@ from memstore.serve.state.turns import Turn, next_key
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS turns (
-    key BLOB PRIMARY KEY,           -- of all that was said up to here: see turns.py
-    parent BLOB NOT NULL,           -- the key of what was said before; the root's has no row
+    key BLOB PRIMARY KEY,           -- of the history up to here: see turns.py
+    parent BLOB NOT NULL,           -- the key of the turn before; the root's has no row
     origin BLOB NOT NULL,           -- the key of the first turn
     owner TEXT NOT NULL,
     question TEXT NOT NULL,
     answer TEXT NOT NULL,
     documents TEXT NOT NULL,        -- JSON: names of what did not fit into its prompt
     used REAL NOT NULL,
-    size INTEGER NOT NULL DEFAULT 0 -- bytes of its texts
+    size INTEGER NOT NULL           -- bytes of its texts
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS turns_parent ON turns (parent);
 CREATE INDEX IF NOT EXISTS turns_origin ON turns (origin, used);
+CREATE INDEX IF NOT EXISTS turns_owner ON turns (owner, size);
 CREATE TABLE IF NOT EXISTS conversations (
     id TEXT NOT NULL,
     owner TEXT NOT NULL,
@@ -46,8 +47,9 @@ CREATE TABLE IF NOT EXISTS responses (
     key BLOB NOT NULL,              -- of the turn that it stands at
     input TEXT NOT NULL,            -- JSON: the items of its request
     body TEXT NOT NULL,             -- JSON: as it was answered
-    size INTEGER NOT NULL DEFAULT 0 -- bytes of both
+    size INTEGER NOT NULL           -- bytes of both
 );
+CREATE INDEX IF NOT EXISTS responses_owner ON responses (owner, size);
 CREATE INDEX IF NOT EXISTS responses_key ON responses (key);
 CREATE INDEX IF NOT EXISTS responses_conversation
     ON responses (json_extract(body, '$.conversation.id'));
@@ -58,18 +60,13 @@ CREATE INDEX IF NOT EXISTS responses_created ON responses (json_extract(body, '$
 class TurnTree:
     """The stored turns. Every call is one transaction, or none; any thread may call.
 
-    A turn stays as long as something was said behind it, or a conversation or a response stands
+    A turn stays as long as a turn stands behind it, or a conversation or a response stands
     there (memstore.serve.state.conversations).
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         database.create(SCHEMA)
-        for table, texts in (("turns", ("question", "answer")), ("responses", ("input", "body"))):
-            size = " + ".join(f"length(CAST({text} AS BLOB))" for text in texts)
-            filled = f"UPDATE {table} SET size = {size}"
-            database.add_column(table, "size INTEGER NOT NULL DEFAULT 0", filled)
-            database.create(f"CREATE INDEX IF NOT EXISTS {table}_owner ON {table} (owner, size)")
 
     def add(self, owner: str, before: bytes, turn: Turn, documents: Iterable[str]) -> bytes:
         """Store a turn behind what has the key `before`; the key of both."""
@@ -96,14 +93,14 @@ class TurnTree:
         return key
 
     def add_all(self, owner: str, turns: Sequence[Turn], keys: Sequence[bytes]) -> None:
-        """Store turns that a client says were said. keys: before the first, and after each."""
+        """Store the turns of a client's history. keys: before the first, and after each."""
         with self._database.transaction():
             for number, turn in enumerate(turns):
                 if not self.known(keys[number + 1]):
                     self.add(owner, keys[number], turn, ())
 
     def known(self, key: bytes) -> bool:
-        """Was this said, and is it stored?"""
+        """Is this turn stored?"""
         return self._database.row("SELECT 1 FROM turns WHERE key = ?", (key,)) is not None
 
     def need(self, key: bytes, documents: Iterable[str]) -> bool:
@@ -135,9 +132,9 @@ class TurnTree:
         before = 0.0 if seconds is None else time.time() - seconds
         rows = self._database.rows(
             "SELECT origin FROM (SELECT origin, used, row_number() OVER"
-            " (PARTITION BY owner ORDER BY used DESC) AS place FROM"
+            " (PARTITION BY owner ORDER BY used DESC) AS rank FROM"
             " (SELECT origin, owner, max(used) AS used FROM turns GROUP BY origin))"
-            " WHERE place > ? OR used < ?",
+            " WHERE rank > ? OR used < ?",
             (most, before),
         )
         return [row["origin"] for row in rows]
@@ -184,7 +181,7 @@ class TurnTree:
         after it, or a conversation or a response stands there; the names of documents that nothing
         else needs.
         """
-        found: list[str] = []
+        documents: list[str] = []
         with self._database.transaction() as database:
             while (row := database.row("SELECT * FROM turns WHERE key = ?", (key,))) is not None:
                 needed = database.row(
@@ -196,9 +193,9 @@ class TurnTree:
                 if needed is not None:
                     break
                 database.execute("DELETE FROM turns WHERE key = ?", (key,))
-                found += json.loads(row["documents"])
+                documents += json.loads(row["documents"])
                 key = row["parent"]
-            return self.not_needed(found)
+            return self.not_needed(documents)
 
     def not_needed(self, names: Iterable[str]) -> list[str]:
         """Those of these documents that nothing that was said needs."""

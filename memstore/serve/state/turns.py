@@ -1,6 +1,4 @@
-"""A conversation as turns, each a question and its answer, and the keys by which what was said
-before is recognised.
-"""
+"""Turns of a conversation, each a question and an answer, and digests that identify a history."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,17 +14,17 @@ class Turn:
 
 
 def root_key(owner: str) -> bytes:
-    """The key of a conversation of which nothing was said yet."""
+    """The key of an empty history."""
     return _digest(b"", owner)
 
 
 def next_key(key: bytes, turn: Turn) -> bytes:
-    """The key of what was said, and a turn behind it."""
+    """The key of a history, and a turn behind it."""
     return _digest(key, turn.question, turn.answer)
 
 
 def keys_of(owner: str, turns: Sequence[Turn]) -> list[bytes]:
-    """The keys of what was said before the first turn, and after each."""
+    """The keys of the history before the first turn, and after each."""
     keys = [root_key(owner)]
     for turn in turns:
         keys.append(next_key(keys[-1], turn))

@@ -1,4 +1,4 @@
-"""Files as they were uploaded: their bytes, what they are called, and how far they are read.
+"""Tables of uploaded files: their bytes, their names, and how far each is ingested.
 
 A file is one document of the memory. Its row and its bytes are written together, so that an upload
 is there or not; what has still to be done with it is said by its state. A document that came to the
@@ -11,16 +11,15 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import PurePath
 from sqlite3 import Row
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from memstore.disk.document import is_of_prompt
 from memstore.model.document_text import document_text
+from memstore.model.reader import TextTokenizer
 from memstore.serve.api_errors import ApiError, not_found
 from memstore.serve.api_keys import Access
 from memstore.serve.state.database import Database
-
-if TYPE_CHECKING:
-    from memstore.serve.service import Service
+from memstore.store.memory_store import MemoryStore
 
 # state: "queued", "reading", "ready", "failed", or "leaving": deleted, and still to be forgotten
 SCHEMA = """
@@ -39,7 +38,7 @@ CREATE TABLE IF NOT EXISTS files (
     error TEXT,
     tokens INTEGER NOT NULL DEFAULT 0,
     stored_bytes INTEGER NOT NULL DEFAULT 0,
-    adopted INTEGER NOT NULL DEFAULT 0,
+    backfilled INTEGER NOT NULL DEFAULT 0,
     owner TEXT NOT NULL DEFAULT ''  -- whose quota it counts for: '' = nobody's
 );
 CREATE INDEX IF NOT EXISTS files_by_state ON files (state);
@@ -65,19 +64,19 @@ _BEGUN = 3600.0  # seconds in which the reading of what an agent brings has begu
 class Uploads:
     """The files of a server; every method is one transaction, of any thread."""
 
-    def __init__(self, service: "Service") -> None:
-        self._service, self._database = service, service.database
+    def __init__(
+        self,
+        database: Database,
+        store: MemoryStore,
+        tokenizer: TextTokenizer,
+        *,
+        most_files: int,
+        most_bytes: int,
+    ) -> None:
+        """store: whose documents the files are; most_files, most_bytes: of each key."""
+        self._database, self._store, self._tokenizer = database, store, tokenizer
+        self._most_files, self._most_bytes = most_files, most_bytes
         self._database.create(SCHEMA)
-        self._database.add_column(
-            "files",
-            "owner TEXT NOT NULL DEFAULT ''",
-            "UPDATE files SET owner = 'local' WHERE NOT adopted",
-        )
-
-    @property
-    def database(self) -> Database:
-        """Where they are."""
-        return self._database
 
     def add(
         self, access: Access, given_name: str, content: BinaryIO, purpose: str, seconds: int | None
@@ -87,7 +86,7 @@ class Uploads:
         Raises ApiError for a name that is none, an empty file, a full quota and a name that the
         asker may not write; StorageFull, ReadOnlyMemory.
         """
-        self._service.store.check_writable()
+        self._store.check_writable()
         name, number = file_name(given_name), secrets.token_hex(12)
         size = content.seek(0, 2)
         if size == 0:
@@ -121,22 +120,35 @@ class Uploads:
             raise not_found("file", file)
         return row
 
+    def of_document(self, name: str) -> Row | None:
+        """The row of the file that a document is."""
+        return self._database.row(
+            "SELECT * FROM files WHERE document = ? AND state != 'leaving'", (name,)
+        )
+
     def content(self, row: Row) -> Iterator[bytes]:
-        """The bytes of a file, piece by piece; fewer where it is deleted meanwhile. Of an adopted
+        """The bytes of a file, piece by piece; fewer where it is deleted meanwhile. Of a backfilled
         one they are one piece. Raises DocumentNotFound, CorruptMemory, StoreUnavailable.
         """
-        if row["adopted"]:
-            yield text_of_document(self._service, row["document"])
+        if row["backfilled"]:
+            yield self.text_of_document(row["document"])
             return
         part = 0
         while True:
-            found = self._database.row(
+            piece = self._database.row(
                 "SELECT content FROM file_parts WHERE file = ? AND part = ?", (row["number"], part)
             )
-            if found is None:
+            if piece is None:
                 return
-            yield found["content"]
+            yield piece["content"]
             part += 1
+
+    def text_of_document(self, name: str) -> bytes:
+        """The text of a document, in UTF-8. Raises DocumentNotFound, CorruptMemory,
+        StoreUnavailable.
+        """
+        text = document_text(self._tokenizer, self._store, self._store.document(name))
+        return "".join(text).encode(errors="replace")
 
     # What becomes of them
 
@@ -158,15 +170,15 @@ class Uploads:
         """What a server that is gone was reading is to be read."""
         self._database.execute("UPDATE files SET state = 'queued' WHERE state = 'reading'")
 
-    def move(self, row: Row, state: str, **told: Any) -> bool:
-        """Have a file go on to another state, with columns that this tells; False for one that was
+    def move(self, row: Row, state: str, **columns: Any) -> bool:
+        """Have a file go on to another state, with these columns; False for one that was
         deleted meanwhile.
         """
-        columns = ", ".join(f"{name} = :{name}" for name in ("state", *told))
-        values = {"state": state, "number": row["number"], **told}
+        changes = ", ".join(f"{name} = :{name}" for name in ("state", *columns))
+        values = {"state": state, "number": row["number"], **columns}
         return bool(
             self._database.execute(
-                f"UPDATE files SET {columns} WHERE number = :number AND state != 'leaving'", values
+                f"UPDATE files SET {changes} WHERE number = :number AND state != 'leaving'", values
             )
         )
 
@@ -216,47 +228,37 @@ class Uploads:
         """A document that is read for an agent takes so much now."""
         self._database.execute("UPDATE ingested SET bytes = ? WHERE document = ?", (size, document))
 
-    def tidy(self) -> None:
+    def collect_garbage(self) -> None:
         """Documents that are gone, or were never begun, count no longer."""
         before = time.time() - _BEGUN
         for row in self._database.rows("SELECT * FROM ingested WHERE at < ?", (before,)):
-            if not self._service.store.has(row["document"]):
+            if not self._store.has(row["document"]):
                 self._database.execute(
                     "DELETE FROM ingested WHERE document = ? AND at = ?",
                     (row["document"], row["at"]),
                 )
 
     def _check_quota(self, owner: str, size: int, *, documents: int = 1) -> None:
-        settings = self._service.settings
         held = self._database.row(
             "SELECT COUNT(*) AS n, TOTAL(bytes) AS bytes FROM (SELECT bytes FROM files"
             " WHERE owner = :owner UNION ALL SELECT bytes FROM ingested WHERE owner = :owner)",
             {"owner": owner},
         )
         assert held is not None
-        if held["n"] + documents > settings.files:
-            raise _over_quota(f"a key may have {settings.files:,} files")
-        if held["bytes"] + size > settings.files_bytes:
-            raise _over_quota(
-                f"the files of a key may take {settings.files_bytes:,} bytes together"
-            )
+        if held["n"] + documents > self._most_files:
+            raise _over_quota(f"a key may have {self._most_files:,} files")
+        if held["bytes"] + size > self._most_bytes:
+            raise _over_quota(f"the files of a key may take {self._most_bytes:,} bytes together")
 
     def _free_name(self, name: str, number: str) -> str:
         """What the file's document is called: as the file, unless that is taken."""
         if is_of_prompt(name):
             name = f"upload-{name}"
         taken = self._database.row("SELECT 1 FROM files WHERE document = ?", (name,))
-        if taken is None and not self._service.store.has(name):
+        if taken is None and not self._store.has(name):
             return name
         path = PurePath(name)
         return f"{path.stem}-{number[:8]}{path.suffix}"
-
-
-def text_of_document(service: "Service", name: str) -> bytes:
-    """The text of a document, in UTF-8. Raises DocumentNotFound."""
-    store = service.store
-    text = document_text(service.reader.tokenizer, store, store.document(name))
-    return "".join(text).encode(errors="replace")
 
 
 def file_name(given: str) -> str:

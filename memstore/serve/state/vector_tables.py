@@ -1,6 +1,4 @@
-"""Vector stores as they are remembered: named sets of files, with attributes, batches and a time at
-which they expire.
-"""
+"""Tables of vector stores: named sets of files, with attributes and a time at which they expire."""
 
 import json
 import secrets
@@ -13,7 +11,7 @@ from memstore.serve.api_errors import ApiError, not_found
 from memstore.serve.api_keys import Access
 from memstore.serve.state.database import Database
 
-# a file's own state says how far it is: `cancelled` is what a batch adds to it
+# a file's own state says how far it is: `cancelled` is what a batch adds to it (file_batches.py)
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS vector_stores (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -34,34 +32,21 @@ CREATE TABLE IF NOT EXISTS vector_store_files (
     attributes TEXT NOT NULL,
     created_at INTEGER NOT NULL,
     cancelled INTEGER NOT NULL DEFAULT 0,
-    owner TEXT NOT NULL DEFAULT '',  -- who put it there, for whose quota it counts
+    owner TEXT NOT NULL,  -- who put it there, for whose quota it counts
     UNIQUE (store, file)
 );
 CREATE INDEX IF NOT EXISTS vector_stores_of_file ON vector_store_files (file);
-CREATE TABLE IF NOT EXISTS file_batches (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    store INTEGER NOT NULL REFERENCES vector_stores ON DELETE CASCADE,
-    created_at INTEGER NOT NULL,
-    cancelled INTEGER NOT NULL DEFAULT 0,
-    owner TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE IF NOT EXISTS file_batch_files (
-    batch INTEGER NOT NULL REFERENCES file_batches ON DELETE CASCADE,
-    file INTEGER NOT NULL REFERENCES vector_store_files ON DELETE CASCADE,
-    PRIMARY KEY (batch, file)
-);
+CREATE INDEX IF NOT EXISTS vector_store_files_owner ON vector_store_files (owner);
 """
 _DAY = 86_400
 # of one key's own
 _STORES = 10_000
 _LINKS = 100_000  # files in stores
-_BATCHES = 1_000  # beyond it, the oldest are forgotten
 STATUS = (
     "CASE WHEN l.cancelled THEN 'cancelled' WHEN f.state = 'ready' THEN 'completed'"
     " WHEN f.state = 'failed' THEN 'failed' ELSE 'in_progress' END"
 )
-# the files of a store, as they are told; a condition on l.store follows
+# the files of a store, as they are listed; a condition on l.store follows
 LINKS = (
     f"SELECT f.id, f.filename, f.document, f.stored_bytes, f.error_code, f.error, l.number,"
     f" l.attributes, l.created_at, {STATUS} AS status"
@@ -87,10 +72,6 @@ class VectorStores:
     def __init__(self, database: Database) -> None:
         self.database = database
         database.create(SCHEMA)
-        for table in ("vector_store_files", "file_batches"):
-            owned = f"UPDATE {table} SET owner = ''"
-            database.add_column(table, "owner TEXT NOT NULL DEFAULT ''", owned)
-            database.create(f"CREATE INDEX IF NOT EXISTS {table}_owner ON {table} (owner)")
 
     # Stores
 
@@ -109,7 +90,7 @@ class VectorStores:
         now, id_ = int(time.time()), f"vs_{secrets.token_hex(12)}"
         with self.database.transaction() as database:
             self._check_quota("vector_stores", 1, _STORES, access)
-            self._check_quota("vector_store_files", len(files), _LINKS, access)
+            self.check_links(len(files), access)
             database.execute(
                 "INSERT INTO vector_stores (id, owner, name, description, metadata, created_at,"
                 " last_active_at, expires_days) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -117,7 +98,7 @@ class VectorStores:
             )
             row = self.row(id_, access)
             for file in files:
-                self._attach(row, file, access)
+                self.add_file(row, file, access)
         return row
 
     def row(self, id_: str, access: Access) -> Row:
@@ -174,8 +155,8 @@ class VectorStores:
         """Put a file into a store, or give it other attributes there; its link."""
         with self.database.transaction():
             row = self.used(id_, access)
-            self._check_quota("vector_store_files", 1, _LINKS, access)
-            self._attach(row, file, access)
+            self.check_links(1, access)
+            self.add_file(row, file, access)
             return self.link(row, file.file)
 
     def link(self, store: Row, file: str, access: Access | None = None) -> Row:
@@ -211,6 +192,10 @@ class VectorStores:
                 "DELETE FROM vector_store_files WHERE number = ?", (link["number"],)
             )
 
+    def check_links(self, more: int, access: Access) -> None:
+        """Raises ApiError (413) where a key may not put so many more files into stores."""
+        self._check_quota("vector_store_files", more, _LINKS, access)
+
     def _check_quota(self, table: str, more: int, most: int, access: Access) -> None:
         held = self.database.row(
             f"SELECT COUNT(*) AS n FROM {table} WHERE owner = ?", (access.name,)
@@ -221,11 +206,11 @@ class VectorStores:
             message = f"a key may have {most:,} {what}; delete some"
             raise ApiError(413, message, code="quota_exceeded")
 
-    def _attach(self, store: Row, file: Entry, access: Access) -> int:
-        found = self.database.row(
+    def add_file(self, store: Row, file: Entry, access: Access) -> int:
+        row = self.database.row(
             "SELECT number, document FROM files WHERE id = ? AND state != 'leaving'", (file.file,)
         )
-        if found is None or not access.sees(found["document"]):
+        if row is None or not access.sees(row["document"]):
             raise not_found("file", file.file)
         self.database.execute(
             "INSERT INTO vector_store_files (store, file, attributes, created_at, owner)"
@@ -233,7 +218,7 @@ class VectorStores:
             " DO UPDATE SET attributes = :attributes, cancelled = 0",
             {
                 "store": store["number"],
-                "file": found["number"],
+                "file": row["number"],
                 "attributes": json.dumps(file.attributes),
                 "now": int(time.time()),
                 "owner": access.name,
@@ -241,76 +226,19 @@ class VectorStores:
         )
         link = self.database.row(
             "SELECT number FROM vector_store_files WHERE store = ? AND file = ?",
-            (store["number"], found["number"]),
+            (store["number"], row["number"]),
         )
         assert link is not None
         number: int = link["number"]
         return number
 
-    # Batches
-
-    def create_batch(self, id_: str, files: Sequence[Entry], access: Access) -> Row:
-        """Put files into a store together, all of them or none; the batch."""
-        batch = f"vsfb_{secrets.token_hex(12)}"
-        with self.database.transaction() as database:
-            store = self.used(id_, access)
-            self._check_quota("vector_store_files", len(files), _LINKS, access)
-            database.execute(
-                "INSERT INTO file_batches (id, store, created_at, owner) VALUES (?, ?, ?, ?)",
-                (batch, store["number"], int(time.time()), access.name),
-            )
-            database.execute(
-                "DELETE FROM file_batches WHERE number IN (SELECT number FROM file_batches"
-                " WHERE owner = ? ORDER BY number DESC LIMIT -1 OFFSET ?)",
-                (access.name, _BATCHES),
-            )
-            row = self.batch(store, batch)
-            for file in files:
-                database.execute(
-                    "INSERT OR IGNORE INTO file_batch_files VALUES (?, ?)",
-                    (row["number"], self._attach(store, file, access)),
-                )
-        return row
-
-    def batch(self, store: Row, id_: str) -> Row:
-        """A batch of a store. Raises ApiError (404)."""
-        row = self.database.row(
-            "SELECT * FROM file_batches WHERE id = ? AND store = ?", (id_, store["number"])
-        )
-        if row is None:
-            raise not_found("file batch", id_)
-        return row
-
-    def cancel(self, store: Row, id_: str) -> Row:
-        """Take back those files of a batch that are not read yet; the batch."""
-        with self.database.transaction() as database:
-            row = self.batch(store, id_)
-            database.execute(
-                "UPDATE vector_store_files SET cancelled = 1 WHERE number IN ("
-                "SELECT b.file FROM file_batch_files b JOIN vector_store_files l"
-                " ON l.number = b.file JOIN files f ON f.number = l.file"
-                " WHERE b.batch = ? AND f.state IN ('queued', 'reading'))",
-                (row["number"],),
-            )
-            database.execute(
-                "UPDATE file_batches SET cancelled = 1 WHERE number = ?", (row["number"],)
-            )
-            return self.batch(store, id_)
-
-    # Counts
-
     def counts(self, store: Row, access: Access) -> tuple[dict[str, int], int]:
         """How many files of a store, of which the asker may know, are in which status, and the
         bytes that they take in the memory.
         """
-        return self._counts(f"{LINKS} AND l.store = ?", store["number"], access)
+        return self.count(f"{LINKS} AND l.store = ?", store["number"], access)
 
-    def batch_counts(self, batch: Row, access: Access) -> dict[str, int]:
-        """How many such files of a batch are in which status."""
-        inside = "l.number IN (SELECT file FROM file_batch_files WHERE batch = ?)"
-        return self._counts(f"{LINKS} AND {inside}", batch["number"], access)[0]
-
-    def _counts(self, select: str, number: int, access: Access) -> tuple[dict[str, int], int]:
+    def count(self, select: str, number: int, access: Access) -> tuple[dict[str, int], int]:
         alike = "status, document" if access.only else "status"
         rows = self.database.rows(
             f"SELECT status, document, COUNT(*) AS n, TOTAL(stored_bytes) AS bytes FROM ({select})"

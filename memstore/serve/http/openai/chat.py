@@ -7,11 +7,10 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from memstore.serve.answering.answers import Question
-from memstore.serve.api_keys import Access, Reads
+from memstore.serve.api_keys import Access
+from memstore.serve.http.authorization import Reads
 from memstore.serve.http.openai.completing import Completing, Shape, complete
-from memstore.serve.http.openai.models import check_model
-from memstore.serve.http.openai.prompts import Content, Tokens, as_turns
-from memstore.serve.service import Service
+from memstore.serve.http.openai.prompts import Backend, Content, Tokens, as_turns
 from memstore.serve.state.conversations import ConversationId
 from memstore.serve.strict import Neutral, Strict, entries
 
@@ -63,7 +62,7 @@ class ChatRequest(Completing):
     max_completion_tokens: Tokens | None = None
 
 
-def router(service: Service) -> APIRouter:
+def router(backend: Backend) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
@@ -74,25 +73,25 @@ def router(service: Service) -> APIRouter:
         access: Reads,
         memstore_conversation: Annotated[ConversationId | None, Header()] = None,
     ) -> Response | dict[str, Any]:
-        check_model(service, asked.model)
-        question = await run_in_threadpool(_question, service, asked, access, memstore_conversation)
-        return await complete(service, request, asked, question, _SHAPE)
+        backend.model.check(asked.model)
+        question = await run_in_threadpool(_question, backend, asked, access, memstore_conversation)
+        return await complete(backend, request, asked, question, _SHAPE)
 
     return routes
 
 
 def _question(
-    service: Service, asked: ChatRequest, access: Access, conversation: str | None
+    backend: Backend, asked: ChatRequest, access: Access, conversation: str | None
 ) -> Question:
     """What is asked. Raises ApiError."""
     asked.check_number()
     messages = [(message.role, message.content) for message in asked.messages]
-    turns, text = as_turns(messages, templated=service.reader.templated)
+    turns, text = as_turns(messages, templated=backend.reader.templated)
     known = None
     if conversation is not None:
-        known = service.conversations.found_or_created(access.name, conversation)
+        known = backend.conversations.get_or_create(access.name, conversation)
         if not turns:  # who sends no history goes on with what is stored
-            turns = service.tree.turns(known.head)
+            turns = backend.conversations.turns(known)
     most = asked.max_completion_tokens or asked.max_tokens
-    sampling = asked.sampling(service, most, seed=asked.seed, stop=asked.stop)
-    return asked.question(service, access, text, sampling, turns, conversation=known)
+    sampling = asked.sampling(backend, most, seed=asked.seed, stop=asked.stop)
+    return asked.question(backend, access, text, sampling, turns, conversation=known)

@@ -1,5 +1,5 @@
-"""What /v1/chat/completions and /v1/completions have in common: how an answer is asked for, and how
-it is sent, whole or while it is made.
+"""Completions, of a chat or of a text: the parameters of a request, and the answer in the shape of
+either endpoint, whole or streamed.
 """
 
 import secrets
@@ -12,17 +12,16 @@ from fastapi import Request
 from pydantic import Field
 from starlette.responses import Response
 
-from memstore.serve.answering.answers import Outcome, Question, begin
+from memstore.serve.answering.answers import Outcome, Question
 from memstore.serve.api_errors import unsupported
-from memstore.serve.api_keys import owner
-from memstore.serve.http.openai.prompts import Generating, Stop, StreamOptions, Tokens
+from memstore.serve.http.authorization import owner
+from memstore.serve.http.openai.prompts import Backend, Generating, Stop, StreamOptions, Tokens
 from memstore.serve.http.sse import DONE, event, streamed, whole
-from memstore.serve.service import Service
 from memstore.serve.strict import Neutral
 
 
 class Completing(Generating):
-    """What both say of an answer."""
+    """The parameters of both."""
 
     neutral: ClassVar[Neutral] = {
         "frequency_penalty": (None, 0, 0.0),
@@ -60,14 +59,14 @@ class Shape:
 
 
 async def complete(
-    service: Service, request: Request, asked: Completing, question: Question, shape: Shape
+    backend: Backend, request: Request, asked: Completing, question: Question, shape: Shape
 ) -> Response | dict[str, Any]:
     """Answer a question in the shape of an endpoint."""
-    pieces, outcome = begin(service, owner(request), question)
+    pieces, outcome = backend.answers.begin(owner(request), question)
     head = {
         "id": f"{shape.prefix}-{secrets.token_hex(12)}",
         "created": int(time.time()),
-        "model": service.model,
+        "model": backend.model.name,
     }
     if asked.stream:
         usage = asked.stream_options is not None and asked.stream_options.include_usage
@@ -79,20 +78,20 @@ async def complete(
         "object": shape.name,
         "choices": [_choice(choice, outcome.finish_reason)],
         "usage": outcome.usage,
-        "memstore": outcome.told,
+        "memstore": outcome.memstore,
     }
 
 
-def _choice(said: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-    return {"index": 0, **said, "finish_reason": reason, "logprobs": None}
+def _choice(text: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    return {"index": 0, **text, "finish_reason": reason, "logprobs": None}
 
 
 async def _events(
     head: dict[str, Any], pieces: AsyncIterator[str], outcome: Outcome, shape: Shape, usage: bool
 ) -> AsyncIterator[str]:
     def chunk(*choices: dict[str, Any], **more: Any) -> str:
-        told = {"usage": None} | more if usage else more
-        return event({**head, "choices": list(choices), **told})
+        extra = {"usage": None} | more if usage else more
+        return event({**head, "choices": list(choices), **extra})
 
     first = shape.first
     async for piece in pieces:
@@ -101,7 +100,7 @@ async def _events(
             first = None
         if piece:
             yield chunk(_choice(shape.piece(piece)))
-    yield chunk(_choice(shape.last, outcome.finish_reason), memstore=outcome.told)
+    yield chunk(_choice(shape.last, outcome.finish_reason), memstore=outcome.memstore)
     if usage:
         yield chunk(usage=outcome.usage)
     yield DONE

@@ -8,13 +8,13 @@ from starlette.responses import Response
 
 from memstore.serve.answering.answers import Question
 from memstore.serve.api_errors import ApiError, unsupported
-from memstore.serve.api_keys import Access, Reads
+from memstore.serve.api_keys import Access
+from memstore.serve.http.authorization import Reads
 from memstore.serve.http.openai.completing import Completing, Shape, complete
-from memstore.serve.http.openai.models import check_model
-from memstore.serve.service import Service
+from memstore.serve.http.openai.prompts import Backend
 from memstore.serve.strict import Neutral, entries
 
-_TOKENS = 16  # unless told: OpenAI's default
+_TOKENS = 16  # by default: OpenAI's default
 _SHAPE = Shape(
     prefix="cmpl",
     name="text_completion",
@@ -39,7 +39,7 @@ class CompletionRequest(Completing):
     prompt: str | Annotated[list[str], entries(least=1)]
 
 
-def router(service: Service) -> APIRouter:
+def router(backend: Backend) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
@@ -47,14 +47,14 @@ def router(service: Service) -> APIRouter:
     async def completion(
         request: Request, asked: CompletionRequest, access: Reads
     ) -> Response | dict[str, Any]:
-        check_model(service, asked.model)
-        question = await run_in_threadpool(_question, service, asked, access)
-        return await complete(service, request, asked, question, _SHAPE)
+        backend.model.check(asked.model)
+        question = await run_in_threadpool(_question, backend, asked, access)
+        return await complete(backend, request, asked, question, _SHAPE)
 
     return routes
 
 
-def _question(service: Service, asked: CompletionRequest, access: Access) -> Question:
+def _question(backend: Backend, asked: CompletionRequest, access: Access) -> Question:
     """What is asked. Raises ApiError."""
     asked.check_number()
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
@@ -64,7 +64,7 @@ def _question(service: Service, asked: CompletionRequest, access: Access) -> Que
     if not prompt.strip():
         raise ApiError(400, "the prompt is empty", code="invalid_value", param="prompt")
     most = asked.max_tokens or _TOKENS
-    sampling = asked.sampling(service, most, seed=asked.seed, stop=asked.stop, raw=True)
+    sampling = asked.sampling(backend, most, seed=asked.seed, stop=asked.stop, raw=True)
     return asked.question(
-        service, access, prompt, sampling, keep=False, operation="text_completion"
+        backend, access, prompt, sampling, keep=False, operation="text_completion"
     )

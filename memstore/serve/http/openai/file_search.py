@@ -7,19 +7,19 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from sqlite3 import Row
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from memstore.model.answer import Source
 from memstore.serve.answering.answers import Outcome
 from memstore.serve.api_keys import Access
+from memstore.serve.document_access import DocumentAccess
 from memstore.serve.http.openai.filters import Filters, holds
-from memstore.serve.http.openai.vector_stores import FileId, place
+from memstore.serve.http.openai.vector_store_search import location
+from memstore.serve.http.openai.vector_stores import FileId
+from memstore.serve.state.vector_tables import VectorStores
 from memstore.serve.strict import Strict, entries
-
-if TYPE_CHECKING:
-    from memstore.serve.service import Service
 
 
 class Ranking(Strict):
@@ -53,7 +53,7 @@ class Attached:
         return list(self.links)
 
     def kept(self, outcome: Outcome) -> list[tuple[Source, float]]:
-        """The sources that the tool wants to be told of, the most read first, each with its share
+        """The sources that the tool asks for, the most read first, each with its share
         of all that the answer read.
         """
         whole = outcome.read or 1.0
@@ -66,7 +66,7 @@ class Attached:
 
     def annotations(self, outcome: Outcome, text: str) -> list[dict[str, Any]]:
         """OpenAI's file_citation of every source, at the end of the answer's text; with the quoted
-        text, and its place in the document.
+        text, and where in the document it is.
         """
         return [
             {
@@ -75,7 +75,7 @@ class Attached:
                 "file_id": self.links[source.document]["id"],
                 "filename": self.links[source.document]["filename"],
                 "quote": source.text,
-                "memstore": {**place(source), "weight": source.weight},
+                "memstore": {**location(source), "weight": source.weight},
             }
             for source, _ in self.kept(outcome)
         ]
@@ -100,22 +100,24 @@ class Attached:
                 "score": round(share, 4),
                 "text": source.text,
                 "attributes": json.loads(self.links[source.document]["attributes"]),
-                "memstore": place(source),
+                "memstore": location(source),
             }
             for source, share in self.kept(outcome)
         ]
 
 
-def attach(service: "Service", access: Access, tool: FileSearchTool) -> Attached:
+def attach(
+    stores: VectorStores, documents: DocumentAccess, access: Access, tool: FileSearchTool
+) -> Attached:
     """The documents that a tool means, which the asker may read. Waits for the database. Raises
     ApiError for a vector store that is not there, or has expired.
     """
     links: dict[str, Row] = {}
     for id_ in tool.vector_store_ids:
-        store = service.vector_stores.used(id_, access)
-        for link in service.vector_stores.links(store, access):
+        vector_store = stores.used(id_, access)
+        for link in stores.links(vector_store, access):
             meant = link["status"] == "completed" and holds(tool.filters, link["attributes"])
-            if meant and service.store.has(link["document"]):
+            if meant and documents.visible(access, link["document"]):
                 links.setdefault(link["document"], link)
     ranking = tool.ranking_options or Ranking()
     return Attached(links, tool.max_num_results or 20, ranking.score_threshold or 0.0)

@@ -1,20 +1,20 @@
 """/v1/files: documents are uploaded, listed, given back and deleted."""
 
 from sqlite3 import Row
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, File, Form, Query, Request, UploadFile
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
+from memstore.model.ingest import IngestProgress
 from memstore.serve.api_errors import unsupported
-from memstore.serve.api_keys import Reads, Writes
+from memstore.serve.background.file_ingest import FileIngest
+from memstore.serve.http.authorization import Reads, Writes
 from memstore.serve.http.paging import Paging, page
-from memstore.serve.state.uploads import PURPOSES
-
-if TYPE_CHECKING:
-    from memstore.serve.service import Service
+from memstore.serve.state.database import Database
+from memstore.serve.state.uploads import PURPOSES, Uploads
 
 _STATUS = {"queued": "uploaded", "reading": "uploaded", "ready": "processed", "failed": "error"}
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
@@ -27,13 +27,12 @@ class FilePaging(Paging):
     purpose: str | None = None
 
 
-def router(service: "Service") -> APIRouter:
+def router(database: Database, uploads: Uploads, ingest: FileIngest) -> APIRouter:
     """The routes."""
     routes = APIRouter()
-    uploads = service.ingests.uploads
 
-    def told(row: Row) -> dict[str, Any]:
-        return file_object(service, row)
+    def shown(row: Row) -> dict[str, Any]:
+        return file_object(row, ingest.progress(row))
 
     @routes.post("/v1/files")
     async def upload(
@@ -52,8 +51,8 @@ def router(service: "Service") -> APIRouter:
         row = await run_in_threadpool(
             uploads.add, access, file.filename or "", file.file, purpose, seconds
         )
-        service.ingests.begin()
-        return told(row)
+        ingest.begin()
+        return shown(row)
 
     @routes.get("/v1/files")
     def files(access: Reads, paging: Annotated[FilePaging, Query()]) -> dict[str, Any]:
@@ -61,17 +60,17 @@ def router(service: "Service") -> APIRouter:
         if paging.purpose is not None:
             select, values = f"{select} AND purpose = ?", [paging.purpose]
         keep = (lambda row: access.sees(row["document"])) if access.only else None
-        return page(service.database, select, values, paging, told, keep=keep)
+        return page(database, select, values, paging, shown, keep=keep)
 
     @routes.get("/v1/files/{file_id}")
     def retrieve(file_id: str, access: Reads) -> dict[str, Any]:
-        return told(uploads.row(file_id, access))
+        return shown(uploads.row(file_id, access))
 
     @routes.get("/v1/files/{file_id}/content", response_model=None)
     def content(file_id: str, access: Reads) -> StreamingResponse:
         row = uploads.row(file_id, access)
         pieces, size = uploads.content(row), row["bytes"]
-        if row["adopted"]:  # what cannot be read is an answer of its own
+        if row["backfilled"]:  # what cannot be read is an answer of its own
             whole = b"".join(pieces)
             pieces, size = iter([whole]), len(whole)
         headers = {
@@ -83,15 +82,15 @@ def router(service: "Service") -> APIRouter:
 
     @routes.delete("/v1/files/{file_id}")
     def delete(file_id: str, access: Writes) -> dict[str, Any]:
-        service.ingests.delete(uploads.row(file_id, access))
+        ingest.delete(uploads.row(file_id, access))
         return {"id": file_id, "object": "file", "deleted": True}
 
     return routes
 
 
-def file_object(service: "Service", row: Row) -> dict[str, Any]:
-    """OpenAI's object of a file; `memstore` tells its document and how far that is read."""
-    state, read = row["state"], service.ingests.progress(row)
+def file_object(row: Row, read: IngestProgress | None) -> dict[str, Any]:
+    """OpenAI's object of a file; `memstore`: its document, and how far that is read."""
+    state = row["state"]
     document = {
         "document": row["document"],
         "state": state,

@@ -65,14 +65,14 @@ class Comparison(Strict):
 
     def holds(self, attributes: Mapping[str, Any]) -> bool:
         """Of these attributes?"""
-        found = attributes.get(self.key)
+        value = attributes.get(self.key)
         among = self.value if isinstance(self.value, list) else [self.value]
         if self.type in ("eq", "in"):
-            return any(_equal(found, value) for value in among)
+            return any(_equal(value, one) for one in among)
         if self.type in ("ne", "nin"):
-            return not any(_equal(found, value) for value in among)
+            return not any(_equal(value, one) for one in among)
         compare = _ORDERED[self.type]
-        return _alike(found, self.value) and bool(compare(found, self.value))
+        return _alike(value, self.value) and bool(compare(value, self.value))
 
 
 class Compound(Strict):

@@ -1,20 +1,38 @@
-"""What clients send as a prompt, as the turns of a conversation and the question behind them; and
-what all requests have in common.
+"""Prompts: the messages of a request as the turns of a conversation and a question, and the
+parameters of all endpoints that generate.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from memstore.serve.answering.answers import Question
+from memstore.model.verbs import Verbs
+from memstore.serve.answering.answers import Answers, Question
+from memstore.serve.answering.long_prompts import Window
 from memstore.serve.answering.sampling import Sampling, stop_texts
 from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access
-from memstore.serve.service import Service
+from memstore.serve.document_access import DocumentAccess
+from memstore.serve.http.openai.models import ServedModel
+from memstore.serve.state.conversations import Conversations
 from memstore.serve.state.turns import Turn
 from memstore.serve.strict import Neutral, Strict, entries
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What the endpoints that generate have of a server. most_tokens: of one answer."""
+
+    model: ServedModel
+    reader: Verbs
+    documents: DocumentAccess
+    conversations: Conversations
+    window: Window
+    answers: Answers
+    most_tokens: int
 
 
 class TextPart(Strict):
@@ -66,7 +84,7 @@ class Generating(Strict):
 
     def sampling(
         self,
-        service: Service,
+        backend: Backend,
         most: int | None,
         *,
         seed: int | None = None,
@@ -76,9 +94,9 @@ class Generating(Strict):
         """How it is generated. most: tokens, if the request says so; raw: what follows the prompt,
         as it is, and not an answer.
         """
-        defaults = service.reader.answering
+        defaults = backend.reader.answering
         return Sampling(
-            max_new_tokens=min(most or defaults.max_new_tokens, service.settings.max_tokens),
+            max_new_tokens=min(most or defaults.max_new_tokens, backend.most_tokens),
             temperature=self.temperature or 0.0,
             top_p=self.top_p or 1.0,
             seed=seed,
@@ -89,7 +107,7 @@ class Generating(Strict):
 
     def question(
         self,
-        service: Service,
+        backend: Backend,
         access: Access,
         text: str,
         sampling: Sampling,
@@ -98,14 +116,14 @@ class Generating(Strict):
         documents: Sequence[str] | None = None,
         **more: Any,
     ) -> Question:
-        """A question behind turns that were said before. documents: those of a tool, or else those
+        """A question behind earlier turns. documents: those of a tool, or else those
         that the request names; more: of the Question. Raises ApiError, InvalidInput.
         """
         all_documents = None
         if documents is None:
-            documents = service.documents(access, self.memstore.documents)
+            documents = backend.documents.readable(access, self.memstore.documents)
             if self.memstore.documents is None:
-                all_documents = partial(service.documents, access)
+                all_documents = partial(backend.documents.readable, access)
         return Question(
             text,
             sampling,
@@ -113,7 +131,7 @@ class Generating(Strict):
             all_documents,
             access.name,
             turns,
-            service.sessions.window.plan_ahead(access.name, turns, text),
+            backend.window.plan_ahead(access.name, turns, text),
             trace=self.memstore.trace,
             may_read=access.sees,
             from_memory=self.memstore.from_memory,
@@ -131,25 +149,25 @@ def text_of(content: Content | None) -> str:
 def as_turns(
     messages: Sequence[tuple[str, Content | None]], *, templated: bool, param: str = "messages"
 ) -> tuple[list[Turn], str]:
-    """Turns that were said, and the question that is asked: of messages (role, content).
+    """Earlier turns, and the question that is asked: of messages (role, content).
 
     Instructions (of role system or developer) stand before what the user says next, for a reader
     with a chat template; one without takes what the user says alone. Raises ApiError for messages
     that do not end with a question.
     """
     turns: list[Turn] = []
-    said: list[str] = []  # by the user, since the last answer
+    texts: list[str] = []  # of the user, since the last answer
     asked = False
     for role, content in messages:
         text = text_of(content)
         if role == "assistant":
-            turns.append(Turn("\n\n".join(said), text))
-            said, asked = [], False
+            turns.append(Turn("\n\n".join(texts), text))
+            texts, asked = [], False
         elif role == "user":
-            said.append(text)
+            texts.append(text)
             asked = asked or bool(text.strip())
         elif templated and text.strip():
-            said.append(text)
+            texts.append(text)
     if not asked:
         raise ApiError(
             400,
@@ -157,4 +175,4 @@ def as_turns(
             code="invalid_value",
             param=param,
         )
-    return turns, "\n\n".join(said)
+    return turns, "\n\n".join(texts)

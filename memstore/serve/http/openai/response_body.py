@@ -1,26 +1,24 @@
-"""A response as it comes into being: its JSON, and OpenAI's events of a stream."""
+"""The body of a response: its JSON, and OpenAI's events of a stream."""
 
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi.concurrency import run_in_threadpool
 
 from memstore.serve.answering.answers import Outcome
 from memstore.serve.api_errors import as_api_error
+from memstore.serve.http.openai.response_request import Asked
 from memstore.serve.http.sse import event
-from memstore.serve.service import Service
-
-if TYPE_CHECKING:
-    from memstore.serve.http.openai.responses import Asked
+from memstore.serve.state.conversations import Conversations
 
 
 class ResponseBody:
     """Of one answer."""
 
-    def __init__(self, service: Service, asked: "Asked") -> None:
-        self._service, self._asked = service, asked
+    def __init__(self, model: str, conversations: Conversations, asked: Asked) -> None:
+        self._conversations, self._asked = conversations, asked
         self._message = f"msg_{secrets.token_hex(12)}"
         given, attached = asked.request, asked.attached
         self._calls = [] if attached is None else [attached.call([asked.question.text], None)]
@@ -38,7 +36,7 @@ class ResponseBody:
             "instructions": given.instructions,
             "max_output_tokens": given.max_output_tokens,
             "metadata": given.metadata or {},
-            "model": service.model,
+            "model": model,
             "output": [],
             "parallel_tool_calls": True,
             "previous_response_id": given.previous_response_id,
@@ -60,7 +58,7 @@ class ResponseBody:
             **self._body,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [*self._searched(outcome), self._said(text, outcome)],
+            "output": [*self._searched(outcome), self._output(text, outcome)],
             "usage": {
                 "input_tokens": outcome.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": outcome.cached_tokens},
@@ -70,10 +68,10 @@ class ResponseBody:
             },
         }
         if self._asked.stored:
-            self._service.conversations.add_response(
+            self._conversations.add_response(
                 self._asked.question.owner, outcome.key, self._asked.items, body
             )
-        return {**body, "memstore": outcome.told}
+        return {**body, "memstore": outcome.memstore}
 
     def _searched(self, outcome: Outcome) -> list[dict[str, Any]]:
         attached = self._asked.attached
@@ -81,10 +79,10 @@ class ResponseBody:
             self._asked.request.include or []
         ):
             return self._calls
-        found = attached.call([self._asked.question.text], outcome)
-        return [{**call, "results": found["results"]} for call in self._calls]
+        call = attached.call([self._asked.question.text], outcome)
+        return [{**one, "results": call["results"]} for one in self._calls]
 
-    def _said(self, text: str, outcome: Outcome) -> dict[str, Any]:
+    def _output(self, text: str, outcome: Outcome) -> dict[str, Any]:
         attached = self._asked.attached
         notes = [] if attached is None else attached.annotations(outcome, text)
         cut = outcome.finish_reason == "length"
@@ -102,21 +100,23 @@ class ResponseBody:
         """OpenAI's events of a streamed response."""
         number = 0
 
-        def told(kind: str, **more: Any) -> str:
+        def numbered(kind: str, **more: Any) -> str:
             nonlocal number
             number += 1
             return event({"type": kind, "sequence_number": number - 1, **more}, kind)
 
         begun = False
-        place = {"item_id": self._message, "output_index": len(self._calls), "content_index": 0}
+        location = {"item_id": self._message, "output_index": len(self._calls), "content_index": 0}
         try:
             async for piece in pieces:
-                if not begun:  # what is refused is refused before anything is said
+                if not begun:  # what is refused is refused before anything is sent
                     begun = True
-                    for said in self._begun(told, place):
-                        yield said
+                    for one in self._begun(numbered, location):
+                        yield one
                 if piece:
-                    yield told("response.output_text.delta", **place, delta=piece, logprobs=[])
+                    yield numbered(
+                        "response.output_text.delta", **location, delta=piece, logprobs=[]
+                    )
             body = await run_in_threadpool(self.finished, outcome.text, outcome)
         except Exception as error:
             if not begun:
@@ -124,30 +124,30 @@ class ResponseBody:
             failed = as_api_error(error)
             problem = {"code": failed.code or "server_error", "message": failed.message}
             body = {**self._body, "status": "failed", "error": problem}
-            yield told("response.failed", response=body)
+            yield numbered("response.failed", response=body)
             return
         message = body["output"][-1]
         (part,) = message["content"]
         for index, note in enumerate(part["annotations"]):
             kind = "response.output_text.annotation.added"
-            yield told(kind, **place, annotation_index=index, annotation=note)
-        yield told("response.output_text.done", **place, text=part["text"], logprobs=[])
-        yield told("response.content_part.done", **place, part=part)
-        at = place["output_index"]
-        yield told("response.output_item.done", output_index=at, item=message)
-        yield told(f"response.{body['status']}", response=body)
+            yield numbered(kind, **location, annotation_index=index, annotation=note)
+        yield numbered("response.output_text.done", **location, text=part["text"], logprobs=[])
+        yield numbered("response.content_part.done", **location, part=part)
+        at = location["output_index"]
+        yield numbered("response.output_item.done", output_index=at, item=message)
+        yield numbered(f"response.{body['status']}", response=body)
 
-    def _begun(self, told: Callable[..., str], place: dict[str, Any]) -> Iterator[str]:
+    def _begun(self, numbered: Callable[..., str], location: dict[str, Any]) -> Iterator[str]:
         """The events before the text."""
-        yield told("response.created", response=self._body)
-        yield told("response.in_progress", response=self._body)
+        yield numbered("response.created", response=self._body)
+        yield numbered("response.in_progress", response=self._body)
         for index, call in enumerate(self._calls):
             item = {**call, "status": "in_progress"}
-            yield told("response.output_item.added", output_index=index, item=item)
+            yield numbered("response.output_item.added", output_index=index, item=item)
             for state in ("in_progress", "searching", "completed"):
                 kind = f"response.file_search_call.{state}"
-                yield told(kind, output_index=index, item_id=call["id"])
-            yield told("response.output_item.done", output_index=index, item=call)
+                yield numbered(kind, output_index=index, item_id=call["id"])
+            yield numbered("response.output_item.done", output_index=index, item=call)
         item = {
             "id": self._message,
             "type": "message",
@@ -155,6 +155,6 @@ class ResponseBody:
             "status": "in_progress",
             "content": [],
         }
-        yield told("response.output_item.added", output_index=len(self._calls), item=item)
+        yield numbered("response.output_item.added", output_index=len(self._calls), item=item)
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        yield told("response.content_part.added", **place, part=part)
+        yield numbered("response.content_part.added", **location, part=part)

@@ -1,32 +1,22 @@
-"""/v1/vector_stores: sets of documents are made, listed, changed, deleted and searched."""
+"""/v1/vector_stores: sets of documents are made, listed, changed and deleted."""
 
 import json
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing
 from functools import partial
 from sqlite3 import Row
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from pydantic import Field, StringConstraints
-from starlette.concurrency import run_in_threadpool
 
-from memstore.errors import DocumentNotFound
-from memstore.model.answer import Matches, Source
-from memstore.serve.api_errors import unsupported
-from memstore.serve.api_keys import Access, Reads, Writes, owner
-from memstore.serve.http.openai.filters import Filters, Metadata, holds
+from memstore.serve.api_keys import Access
+from memstore.serve.http.authorization import Reads, Writes
+from memstore.serve.http.openai.filters import Metadata
 from memstore.serve.http.paging import Paging, page
 from memstore.serve.state.vector_tables import Entry, VectorStores, expires_at, may_see
 from memstore.serve.strict import Strict, entries
 
-if TYPE_CHECKING:
-    from memstore.serve.service import Service
-
 Name = Annotated[str, StringConstraints(max_length=256)]
 FileId = Annotated[str, StringConstraints(min_length=1, max_length=64)]
-Phrase = Annotated[str, StringConstraints(min_length=1, max_length=8192, pattern=r"\S")]
 MOST_FILES = 2000  # of one request
 
 
@@ -62,27 +52,9 @@ class UpdateStore(Strict):
     metadata: Metadata | None = None
 
 
-class Ranking(Strict):
-    """score_threshold: how like the phrase a passage must be."""
-
-    ranker: Literal["none", "auto", "default-2024-11-15"] | None = None
-    score_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
-
-
-class Search(Strict):
-    """What is looked for: a phrase, or several of which any may be found."""
-
-    query: Phrase | Annotated[list[Phrase], entries(16, least=1)]
-    filters: Filters | None = None
-    max_num_results: Annotated[int, Field(ge=1, le=50)] = 10
-    ranking_options: Ranking | None = None
-    rewrite_query: bool | None = None
-
-
-def router(service: "Service") -> APIRouter:
+def router(stores: VectorStores) -> APIRouter:
     """The routes."""
     routes = APIRouter()
-    stores = service.vector_stores
 
     @routes.post("/v1/vector_stores")
     def create(access: Writes, asked: CreateStore) -> dict[str, Any]:
@@ -96,8 +68,8 @@ def router(service: "Service") -> APIRouter:
     def listed(access: Reads, paging: Annotated[Paging, Query()]) -> dict[str, Any]:
         stores.expire()
         select = "SELECT * FROM vector_stores WHERE number > 0"
-        told, keep = partial(_store, stores, access), partial(may_see, access=access)
-        return page(service.database, select, (), paging, told, keep=keep)
+        show, keep = partial(_store, stores, access), partial(may_see, access=access)
+        return page(stores.database, select, (), paging, show, keep=keep)
 
     @routes.get("/v1/vector_stores/{store_id}")
     def retrieve(store_id: str, access: Reads) -> dict[str, Any]:
@@ -119,111 +91,7 @@ def router(service: "Service") -> APIRouter:
         stores.delete(store_id, access)
         return {"id": store_id, "object": "vector_store.deleted", "deleted": True}
 
-    @routes.post("/v1/vector_stores/{store_id}/search")
-    async def search(
-        request: Request, store_id: str, access: Reads, asked: Search
-    ) -> dict[str, Any]:
-        if asked.rewrite_query:
-            raise unsupported("rewrite_query")
-        phrases = [asked.query] if isinstance(asked.query, str) else asked.query
-        found = await run_in_threadpool(_files, stores, store_id, access, asked)
-        names = list(found)
-
-        sources = Matches[Source]()
-        if names:
-            work = _searching(service, phrases, names, asked.max_num_results)
-            async with aclosing(service.worker.steps(owner(request), work)) as steps:
-                async for best in steps:
-                    sources = best  # the last are those of all phrases
-        ranking = asked.ranking_options or Ranking()
-        least = ranking.score_threshold or 0.0
-        scored = zip(sources, scores(sources, shares=service.reader.keeps is None))
-        return {
-            "object": "vector_store.search_results.page",
-            "search_query": phrases,
-            "data": [
-                search_result(found[source.document], source, score)
-                for source, score in scored
-                if score >= least
-            ],
-            "has_more": False,
-            "next_page": None,
-            "memstore": {"absent": list(sources.absent)},
-        }
-
     return routes
-
-
-def scores(sources: Sequence[Source], *, shares: bool) -> list[float]:
-    """How well each of a search's sources fits, best first, in 0..1.
-
-    shares: their weights say how like the phrase they are, in 0..1; otherwise, of a reader that
-    chooses once for a question, scores of its selector: exp(weight - that of the best).
-    """
-    if shares:
-        return [source.weight for source in sources]
-    return [round(math.exp(source.weight - sources[0].weight), 4) for source in sources]
-
-
-def search_result(link: Row, source: Source, score: float) -> dict[str, Any]:
-    """OpenAI's object of a search's result; `memstore` tells the place in the document."""
-    return {
-        "file_id": link["id"],
-        "filename": link["filename"],
-        "score": score,
-        "attributes": json.loads(link["attributes"]),
-        "content": [{"type": "text", "text": source.text}],
-        "memstore": {**place(source), "weight": source.weight},
-    }
-
-
-def place(source: Source) -> dict[str, Any]:
-    """Where a source stands: its document, its block there, its characters, and on which page or
-    under which headings they are.
-    """
-    where = {"document": source.document, "block": source.block, "span": list(source.span)}
-    return where | {"place": source.place}
-
-
-def _files(stores: VectorStores, id_: str, access: Access, asked: Search) -> dict[str, Row]:
-    """The files of a store that are searched, by document."""
-    return {
-        link["document"]: link
-        for link in stores.links(stores.used(id_, access), access)
-        if link["status"] == "completed" and holds(asked.filters, link["attributes"])
-    }
-
-
-def _searching(
-    service: "Service", phrases: Sequence[str], documents: Sequence[str], most: int
-) -> Iterator[Matches[Source]]:
-    """The places where most of a phrase is found, best first, each once: after each of the phrases,
-    a step on the model's thread.
-    """
-    best: dict[tuple[str, int], Source] = {}
-    absent: dict[str, None] = {}
-    for phrase in phrases:
-        found = _search(service, phrase, documents, most)
-        absent.update(dict.fromkeys(found.absent))
-        for source in found:
-            at = source.document, source.block
-            if at not in best or source.weight > best[at].weight:
-                best[at] = source
-        ranked = sorted(best.values(), key=lambda source: -source.weight)
-        yield Matches(ranked[:most], list(absent))
-
-
-def _search(
-    service: "Service", phrase: str, documents: Sequence[str], most: int
-) -> Matches[Source]:
-    """As Verbs.search, of those documents that are still there."""
-    while there := [name for name in documents if service.store.has(name)]:
-        try:
-            return service.reader.search(phrase, service.store, documents=there, top_k=most)
-        except DocumentNotFound:
-            if there == [name for name in there if service.store.has(name)]:
-                raise  # it is there, and was another meanwhile
-    return Matches()
 
 
 def _store(stores: VectorStores, access: Access, row: Row) -> dict[str, Any]:

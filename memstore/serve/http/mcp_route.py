@@ -1,0 +1,48 @@
+"""POST /mcp: the MCP server over HTTP."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, Request
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from sse_starlette.sse import AppStatus
+from starlette.types import Receive, Scope, Send
+
+from memstore.serve.http.authorization import owner, reading
+from memstore.serve.mcp.server import mcp_server
+from memstore.serve.mcp.tools import Asker, MemoryTools
+
+
+def router(tools: MemoryTools, *, most_bytes: int) -> APIRouter:
+    """The route: one request, one answer, no session; the key of each request says what it may do.
+    No file of the server is read for a client. most_bytes: of a request.
+    """
+    AppStatus.disable_automatic_graceful_drain()  # or a signal cuts off what is being answered
+    server = mcp_server(tools, lambda ctx: _asker(ctx.request))
+    manager: StreamableHTTPSessionManager | None = None
+
+    @asynccontextmanager
+    async def alive(app: object) -> AsyncIterator[None]:
+        nonlocal manager
+        manager = StreamableHTTPSessionManager(
+            server, stateless=True, max_request_body_size=most_bytes
+        )
+        async with manager.run():
+            yield
+
+    class Endpoint:
+        """An ASGI app, and so no function: Starlette would call that with a request."""
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            assert manager is not None
+            await manager.handle_request(scope, receive, send)
+
+    routes = APIRouter(lifespan=alive)
+    endpoint: Any = Endpoint()
+    routes.add_route("/mcp", endpoint, methods=["POST"], include_in_schema=False)
+    return routes
+
+
+def _asker(request: Request) -> Asker:
+    return Asker(reading(request), owner(request))
