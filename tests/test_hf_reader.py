@@ -199,7 +199,7 @@ def test_generate_reads_as_ask_does_and_stays_the_model_s_own_without(tmp_path):
         reader.ingest(TEXT, store, name="inventory")
         answer = reader.ask(QUESTION, store, max_new_tokens=8)
         with reader.recall(store, inputs["input_ids"], documents=["inventory"]) as memory:
-            out = model.generate(**memory.inputs, past_key_values=memory.cache, **options)
+            out = model.generate(**memory.inputs, **options)
             local = memory.inputs["input_ids"].shape[1]
             assert memory.cache.get_seq_length() == local + 7
         assert out[0, local:].tolist()[: len(answer.tokens)] == answer.tokens
@@ -379,8 +379,8 @@ def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     decoder("llama").save_pretrained("model")
     tokenizer().save_pretrained("model")
-    generated = "out = model.generate(**memory.inputs, max_new_tokens=2, "
-    example = example.replace("model.generate(**memory.inputs, ", generated)
+    generated = "out = model.generate(**memory.inputs, max_new_tokens=2)"
+    example = example.replace("model.generate(**memory.inputs)", generated)
     told: dict[str, object] = {"name": "model", "text": TEXT}
     exec(example, told)
     assert told["memory"].session.lookups.done == 1

@@ -83,21 +83,27 @@ class Stock:
         """A cache of a prompt, and the first token of the answer."""
         from transformers import DynamicCache
 
+        from memstore.hf.seam import cache_argument
+
         cache, logits = DynamicCache(config=self.model.config), None
+        taken = cache_argument(self.model, cache)
         for at in range(0, len(ids), CHUNK):
             given = torch.tensor([ids[at : at + CHUNK]], device=self.setting.place)
-            logits = self.model(given, past_key_values=cache, logits_to_keep=1).logits
+            logits = self.model(given, **taken, logits_to_keep=1).logits
         assert logits is not None
         return cache, int(logits[0, -1].argmax())
 
     @torch.no_grad()
     def decode(self, ids: Sequence[int], tokens: int) -> float:
         """Seconds a token, behind a prompt."""
+        from memstore.hf.seam import cache_argument
+
         cache, token = self.read(ids)
+        taken = cache_argument(self.model, cache)
         began = time.perf_counter()
         for _ in range(tokens):
             given = torch.tensor([[token]], device=self.setting.place)
-            token = int(self.model(given, past_key_values=cache).logits[0, -1].argmax())
+            token = int(self.model(given, **taken).logits[0, -1].argmax())
         return (time.perf_counter() - began) / tokens
 
 

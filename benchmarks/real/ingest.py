@@ -40,6 +40,7 @@ from memstore import MemoryStore
 from memstore.disk.codec import NEW_CODECS
 from memstore.hf.load import load_reader
 from memstore.hf.reader import HuggingFaceReader
+from memstore.hf.seam import cache_argument
 from memstore.model.passages.workers import Workers
 from memstore.model.text import Text
 from memstore.training.corpus import read_documents
@@ -105,13 +106,14 @@ class Stock:
         from transformers import DynamicCache
 
         cache = DynamicCache()
+        taken = cache_argument(self.model, cache)
         sinks = len(self.prefix)
         if sinks:
-            self.model(input_ids=torch.tensor([self.prefix]), past_key_values=cache, use_cache=True)
+            self.model(input_ids=torch.tensor([self.prefix]), **taken, use_cache=True)
         for first in range(0, len(ids), self.chunk):
             given = torch.tensor([ids[first : first + self.chunk]])
             at = torch.arange(sinks + first, sinks + first + given.shape[1])[None]
-            self.model(input_ids=given, position_ids=at, past_key_values=cache, use_cache=True)
+            self.model(input_ids=given, position_ids=at, **taken, use_cache=True)
             for layer in cache.layers:
                 if layer.keys.shape[2] > sinks + self.window:
                     layer.keys, layer.values = (

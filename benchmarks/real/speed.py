@@ -47,6 +47,7 @@ from benchmarks.real.prompting import DTYPES, Prompted, tokenizer_of
 from memstore import MemoryStore
 from memstore.disk.block_words import BlockWords
 from memstore.hf.load import load_reader
+from memstore.hf.seam import cache_argument
 from memstore.index.late import INT8_STEPS
 from memstore.model.choosing_session import ChoosingSession
 from memstore.model.tap import tap
@@ -68,9 +69,10 @@ class Stock:
         from transformers import DynamicCache
 
         cache, logits = DynamicCache(config=self.model.config), None
+        taken = cache_argument(self.model, cache)
         for at in range(0, len(ids), CHUNK):
             given = torch.tensor([ids[at : at + CHUNK]])
-            logits = self.model(given, past_key_values=cache, logits_to_keep=1).logits
+            logits = self.model(given, **taken, logits_to_keep=1).logits
         assert logits is not None
         return cache, int(logits[0, -1].argmax())
 
@@ -78,10 +80,11 @@ class Stock:
     def decode(self, ids: list[int], tokens: int) -> float:
         """Tokens a second of the processor, after a prompt."""
         cache, token = self.read(ids)
+        taken = cache_argument(self.model, cache)
         began = time.process_time()
         for _ in range(tokens):
             given = torch.tensor([[token]])
-            token = int(self.model(given, past_key_values=cache).logits[0, -1].argmax())
+            token = int(self.model(given, **taken).logits[0, -1].argmax())
         return tokens / (time.process_time() - began)
 
 

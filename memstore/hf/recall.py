@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
-from memstore.hf.seam import WalkCache
+from memstore.hf.seam import WalkCache, cache_argument
 from memstore.model.choosing_session import ChoosingSession
 from memstore.store.memory_store import MemoryStore
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Recall(AbstractContextManager["Recall"]):
-    """What a prompt reads of a memory, as `generate` takes it: `model.generate(**recall.inputs,
-    past_key_values=recall.cache)`. For one prompt, greedy or sampled.
+    """What a prompt reads of a memory, as `generate` takes it: `model.generate(**recall.inputs)`.
+    For one prompt, greedy or sampled.
     """
 
     def __init__(
@@ -47,8 +47,12 @@ class Recall(AbstractContextManager["Recall"]):
         self.session.choose(question, local, words)
         self.session.settle()
         given = torch.tensor([local], device=reader.device)
-        self.inputs = {"input_ids": given, "attention_mask": torch.ones_like(given)}
         self.cache: WalkCache = WalkCache(self.session.attend)
+        self.inputs = {
+            "input_ids": given,
+            "attention_mask": torch.ones_like(given),
+            **cache_argument(reader.model, self.cache),
+        }
 
     def __exit__(self, *args: object) -> None:
         self.session.close()

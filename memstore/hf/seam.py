@@ -33,6 +33,7 @@ _HARMLESS = {
     "is_causal",
     "cache_position",
     "past_key_values",
+    "cache",
     "num_items_in_batch",
     "logits_to_keep",
     "position_embeddings",
@@ -163,8 +164,8 @@ def attach(model: nn.Module) -> nn.Module:
 
 
 def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    cache = kwargs.get("past_key_values")
-    _active.walk = cache if isinstance(cache, WalkCache) else None
+    given = (each for each in (*args, *kwargs.values()) if isinstance(each, WalkCache))
+    _active.walk = next(given, None)
 
 
 def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -242,7 +243,7 @@ def walk(
     """Ids [B, T], or embeddings [B, T, hidden_size], through a decoder's first `layers` layers
     (None = all, and its last norm) -> states [B, T, hidden_size].
     """
-    name = "inputs_embeds" if given.is_floating_point() else "input_ids"
+    inputs = {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
     last: list[Tensor] = []
 
     def entering(layer: int, states: Tensor) -> None:
@@ -254,11 +255,19 @@ def walk(
     whole = layers is None or layers >= len(cast(nn.ModuleList, decoder.layers))
     cache.stop, cache.enter = None if whole else layers, entering
     try:
-        states = decoder(**{name: given}, past_key_values=cache, use_cache=True).last_hidden_state
+        states = decoder(
+            **inputs, **cache_argument(decoder, cache), use_cache=True
+        ).last_hidden_state
     except _Stopped:
         cache.stepped(given.shape[1])
         return last[0]
     return cast(Tensor, states)
+
+
+def cache_argument(model: nn.Module, cache: Cache) -> dict[str, Cache]:
+    """A cache under the name by which a model's forward takes it: transformers 5.24 renamed it."""
+    taken = inspect.signature(model.forward).parameters
+    return {"cache" if "cache" in taken else "past_key_values": cache}
 
 
 def takes_layer_type(rotary: nn.Module) -> bool:
