@@ -5,6 +5,7 @@ A model that was attached behaves as before, token for token, unless a forward i
 `WalkCache`: its rotation and its attention then belong to that walk.
 """
 
+import functools
 import inspect
 import sys
 import threading
@@ -266,8 +267,12 @@ def walk(
 
 def cache_argument(model: nn.Module, cache: Cache) -> dict[str, Cache]:
     """A cache under the name by which a model's forward takes it: transformers 5.24 renamed it."""
-    taken = inspect.signature(model.forward).parameters
-    return {"cache" if "cache" in taken else "past_key_values": cache}
+    return {_cache_name(type(model).forward): cache}
+
+
+@functools.cache  # a signature takes long to read, and every token's forward asks
+def _cache_name(forward: Callable[..., Any]) -> str:
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
 
 
 def takes_layer_type(rotary: nn.Module) -> bool:
