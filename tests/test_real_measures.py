@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 pytest.importorskip("transformers")
 pytest.importorskip("bm25s")
 
+from benchmarks.common.stock import Stock
 from benchmarks.real import speed
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.hay import Hay
@@ -110,15 +111,13 @@ def test_tables_of_continuing_tell_differences_to_the_window() -> None:
     assert "| 50% " in gated and "-0.2500" in gated
 
 
-def test_the_stock_model_reads_a_prompt_in_chunks_as_at_once(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stock_model_reads_a_prompt_in_chunks_as_at_once(directory: Path) -> None:
     prompted = Prompted(directory)
     ids = prompted.ids("".join(STORY) * 3)
-    monkeypatch.setattr(speed, "CHUNK", 17)
-    cache, token = speed.Stock(prompted).read(ids)
+    behind, token = Stock(prompted.model, 17).read(ids)
     with torch.no_grad():
         assert token == int(prompted.model(torch.tensor([ids])).logits[0, -1].argmax())
+    (cache,) = behind.values()
     assert cache.get_seq_length() == len(ids)
 
 
@@ -144,6 +143,7 @@ def test_every_time_is_measured_and_told(
         "tokens": 2,
         "repeats": 1,
         "index_tokens": 256,
+        "keep": "kv",
     }
     options = argparse.Namespace(**given, dtype="float32")
     hay = Hay(counting(directory), ["".join(STORY) * 60], Random(0))
@@ -154,6 +154,23 @@ def test_every_time_is_measured_and_told(
     assert "the whole document in the prompt" in told
     assert "| memory, 1 passages " in told and "| the same 2 as text " in told
     assert found["busy"].keys() == found["first"].keys()
+
+
+def test_what_is_kept_as_text_is_computed_again_for_each_time_measured(
+    memory: Memory, tmp_path: Path
+) -> None:
+    reader = load_reader(memory.reader.model.name_or_path, dtype=torch.float32)
+    with Memory(reader, tmp_path / "m", memory.blocks) as text:
+        text.read_in(["a"], keep="text")
+        asked = speed.Asked(text, "a", speed.exactly(1))
+        first = asked.first_token()
+        assert first == speed.Asked(memory, "a", speed.exactly(1)).first_token()
+        computed = text.store.tier_stats()["computed"]["hits"]
+        assert computed and asked.first_token() == first
+        assert text.store.tier_stats()["computed"]["hits"] == computed
+        text.reopen()
+        assert asked.first_token() == first
+        assert text.store.tier_stats()["computed"]["hits"] == computed
 
 
 def test_what_passes_is_told_for_shares_of_false_answers_and_for_the_gate() -> None:

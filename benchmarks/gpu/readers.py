@@ -4,7 +4,7 @@ an answer, and decoding, from a memory and with the same text in the stock model
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.stock import Stock
 from benchmarks.common.tables import tokens_text
 from benchmarks.gpu.part import Case, Row, Setting
 from memstore import MemoryStore
@@ -72,41 +73,6 @@ def made(setting: Setting, shape: str, tokens: int) -> tuple[Any, Any]:
     return model.to(setting.place).eval(), tokenizer
 
 
-class Stock:
-    """The model by itself, with its own cache."""
-
-    def __init__(self, model: Any, setting: Setting) -> None:
-        self.model, self.setting = model, setting
-
-    @torch.no_grad()
-    def read(self, ids: Sequence[int]) -> tuple[Any, int]:
-        """A cache of a prompt, and the first token of the answer."""
-        from transformers import DynamicCache
-
-        from memstore.hf.seam import cache_argument
-
-        cache, logits = DynamicCache(config=self.model.config), None
-        taken = cache_argument(self.model, cache)
-        for at in range(0, len(ids), CHUNK):
-            given = torch.tensor([ids[at : at + CHUNK]], device=self.setting.place)
-            logits = self.model(given, **taken, logits_to_keep=1).logits
-        assert logits is not None
-        return cache, int(logits[0, -1].argmax())
-
-    @torch.no_grad()
-    def decode(self, ids: Sequence[int], tokens: int) -> float:
-        """Seconds a token, behind a prompt."""
-        from memstore.hf.seam import cache_argument
-
-        cache, token = self.read(ids)
-        taken = cache_argument(self.model, cache)
-        began = time.perf_counter()
-        for _ in range(tokens):
-            given = torch.tensor([[token]], device=self.setting.place)
-            token = int(self.model(given, **taken).logits[0, -1].argmax())
-        return (time.perf_counter() - began) / tokens
-
-
 def words(count: int, seed: int) -> str:
     """Text of made-up words, each its own question."""
     rng = Random(seed)
@@ -125,7 +91,7 @@ def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
     adaptation = Adaptation(Words(), top_k=TOP_K)
     reader = HuggingFaceReader(model, tokenizer, adaptation, weights=f"random {shape}")
     yield Row(f"{shape}: a reader over the model", "ours", time.perf_counter() - began)
-    stock = Stock(model, setting)
+    stock = Stock(model, CHUNK)
     text = words(tokens, setting.seed)
     ids = reader.tokenizer.encode(text)[:tokens]
     text = reader.tokenizer.decode(ids)

@@ -17,6 +17,7 @@ from benchmarks.real.plan import Question
 from benchmarks.real.prompting import Prompted
 from benchmarks.real.results import Row
 from memstore import MemoryStore
+from memstore.disk.passages import Keep
 from memstore.model.choosing_session import ChoosingSession
 from memstore.model.chosen import Chosen
 from memstore.model.selectors import confidence
@@ -30,6 +31,7 @@ class Memory(AbstractContextManager["Memory"]):
         """Opens the memory, or begins one. reader: a HuggingFaceReader."""
         self.reader, self.blocks = reader, blocks
         reader.selector = self.seen = _Seen(reader.selector)
+        self.directory = directory
         known = (directory / "data.mdb").exists()
         open_or_create = MemoryStore.open if known else MemoryStore.create
         more = {} if known else {"selector": reader.keeps}
@@ -37,14 +39,21 @@ class Memory(AbstractContextManager["Memory"]):
         if reader.build_index(self.store)["replaced"]:
             print("  the memory is found by another selector now", flush=True)
 
-    def read_in(self, documents: Iterable[str]) -> None:
-        """Ingest documents that are not there yet, by name; says how fast that was."""
+    def reopen(self) -> None:
+        """Hold nothing of it in main memory any more."""
+        self.store.close()
+        self.store = MemoryStore.open(self.directory, self.reader.signature)
+
+    def read_in(self, documents: Iterable[str], keep: Keep = "kv") -> None:
+        """Ingest documents that are not there yet, by name; says how fast that was. keep: as
+        HuggingFaceReader.ingest takes it.
+        """
         known = {document.name for document in self.store.ready()}
         missing = [name for name in documents if name not in known]
         began, tokens = time.perf_counter(), 0
         for number, name in enumerate(missing, 1):
             text = Text(self.blocks.documents[name], name)
-            tokens += self.reader.ingest(text, self.store).tokens
+            tokens += self.reader.ingest(text, self.store, keep=keep).tokens
             if number % 10 == 0 or number == len(missing):
                 seconds = time.perf_counter() - began
                 print(

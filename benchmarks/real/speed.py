@@ -14,7 +14,8 @@ Decoding: one token after the other from the memory, by the same reader without 
 stock model without one. Scoring: the reader's selector over --index-tokens (random landmarks, words
 of books), as a part of the time to the first token. Taken in turns; medians, of the clock and of
 this process's own time on the processor, which others do not disturb; the model computes in --dtype
-everywhere.
+everywhere. With --keep text the memory holds no keys and values of the document, nor what a question
+before computed of them: the passages' text is read through the model for each question.
 
     python -m benchmarks.real.speed --text books-test.jsonl.zst --model smollm2/ --work real/
 """
@@ -34,6 +35,7 @@ from torch.nn.functional import normalize
 from benchmarks.common.memories import drop_cache
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write_part
+from benchmarks.common.stock import Stock
 from benchmarks.common.tables import spread, table, tokens_number, tokens_text
 from benchmarks.common.timing import in_fresh_process, interleaved, paired_ratio, timed
 from benchmarks.real.baselines import Words
@@ -47,7 +49,6 @@ from benchmarks.real.prompting import DTYPES, Prompted, tokenizer_of
 from memstore import MemoryStore
 from memstore.disk.block_words import BlockWords
 from memstore.hf.load import load_reader
-from memstore.hf.seam import cache_argument
 from memstore.index.late import INT8_STEPS
 from memstore.model.choosing_session import ChoosingSession
 from memstore.model.tap import tap
@@ -57,47 +58,16 @@ CHUNK = 512  # tokens that the stock model reads at once
 QUESTION = "What is the name of the old man who lives in the house near the river?"
 
 
-class Stock:
-    """The model by itself, with its own cache."""
-
-    def __init__(self, prompted: Prompted) -> None:
-        self.prompted, self.model = prompted, prompted.model
-
-    @torch.no_grad()
-    def read(self, ids: list[int]) -> tuple[Any, int]:
-        """A cache of a prompt, and the first token of the answer."""
-        from transformers import DynamicCache
-
-        cache, logits = DynamicCache(config=self.model.config), None
-        taken = cache_argument(self.model, cache)
-        for at in range(0, len(ids), CHUNK):
-            given = torch.tensor([ids[at : at + CHUNK]])
-            logits = self.model(given, **taken, logits_to_keep=1).logits
-        assert logits is not None
-        return cache, int(logits[0, -1].argmax())
-
-    @torch.no_grad()
-    def decode(self, ids: list[int], tokens: int) -> float:
-        """Tokens a second of the processor, after a prompt."""
-        cache, token = self.read(ids)
-        taken = cache_argument(self.model, cache)
-        began = time.process_time()
-        for _ in range(tokens):
-            given = torch.tensor([[token]])
-            token = int(self.model(given, **taken).logits[0, -1].argmax())
-        return tokens / (time.process_time() - began)
-
-
 class Asked:
     """A memory that is asked."""
 
     def __init__(self, memory: Memory, document: str, settings: dict[str, Any]) -> None:
-        self.reader, self.store = memory.reader, memory.store
+        self.memory, self.reader = memory, memory.reader
         self.document, self.settings = document, settings
 
     def session(self, retrieve: bool = True) -> ChoosingSession:
         session: ChoosingSession = self.reader.session(
-            self.store, [self.document], retrieve=retrieve, **self.settings
+            self.memory.store, [self.document], retrieve=retrieve, **self.settings
         )
         return session
 
@@ -125,13 +95,13 @@ class Asked:
 
     def parts(self) -> dict[str, Callable[[], Any]]:
         """What a question to the first token is made of, each to be done by itself."""
-        reader, store = self.reader, self.store
+        reader = self.reader
         ids, words = reader.turn_ids(QUESTION, first=True)
         tapped = tap(reader, ids).part(words)
-        number = store.document(self.document)
-        scope = [(number.id, 0, number.blocks)]
-        reading = self.session()
-        chosen = reading.choose(QUESTION, ids, words)
+        document = self.memory.store.document(self.document)
+        scope = [(document.id, 0, document.blocks)]
+        with self.session() as reading:
+            chosen = reading.choose(QUESTION, ids, words)
 
         def walk() -> None:
             with self.session(retrieve=False) as session:
@@ -145,7 +115,9 @@ class Asked:
         return {
             "a session": lambda: self.session().close(),
             "the question to the tap": lambda: tap(reader, ids),
-            "its blocks' scores": lambda: reader.selector.scores(tapped, QUESTION, store, scope),
+            "its blocks' scores": lambda: reader.selector.scores(
+                tapped, QUESTION, self.memory.store, scope
+            ),
             f"a session that reads {len(chosen)} blocks": only_read,
             "the same, and the question through all layers": walk,
         }
@@ -165,16 +137,17 @@ def main() -> None:
         )
         blocks.documents["book"] = hay.prose(options.length)
         reader = reading(options)
-        directory = work / f"speed-{options.dtype}-{options.length}-{options.seed}"
+        kept = "" if options.keep == "kv" else f"-{options.keep}"
+        directory = work / f"speed-{options.dtype}-{options.length}-{options.seed}{kept}"
         with Memory(reader, directory, blocks) as memory:
-            memory.read_in(["book"])
+            memory.read_in(["book"], options.keep)
             found = measure(memory, prompted, hay, options)
         fresh = [
             in_fresh_process(opened, options, directory) for _ in range(min(3, options.repeats))
         ]
     found["first"]["a new process, from opening the memory"] = fresh
     report(found, options)
-    write_part(options, f"speed-{options.dtype}", found)
+    write_part(options, f"speed-{options.dtype}{kept}", found)
 
 
 def read_options() -> argparse.Namespace:
@@ -184,6 +157,7 @@ def read_options() -> argparse.Namespace:
     add(options, "--dtype", "float32", "of the weights", choices=DTYPES)
     options.add_argument("--work", type=Path, help="keep the memory here")
     add(options, "--length", "32K", "tokens of the document", type=tokens_number)
+    add(options, "--keep", "kv", "of the document's passages", choices=("kv", "text"))
     add(options, "--passages", [1, 4, 8], "that are read, by the memory and as text")
     add(options, "--full", 1, "times that the whole document is read in the prompt, 0 or more")
     add(options, "--tokens", 100, "decoded at a time")
@@ -211,7 +185,7 @@ def measure(
     most = max(options.passages)
     asked = Asked(memory, document, exactly(most))
     as_shipped = Asked(memory, document, {})
-    stock, words = Stock(prompted), Words(memory.blocks)
+    stock, words = Stock(prompted.model, CHUNK), Words(memory.blocks)
     question = Question("", "", options.length, (document,), QUESTION, "", (), "all")
     scope = memory.blocks.scope([document])
 
@@ -235,6 +209,9 @@ def measure(
 
     def seconds(name: str, work: Callable[[], Any]) -> Callable[[int], float]:
         def once(_: int) -> float:
+            if options.keep == "text":  # of which nothing computed before may be held
+                memory.reopen()
+                asked.chosen()
             began = time.process_time()
             taken, _ = timed(work)
             busy.setdefault(name, []).append(time.process_time() - began)
@@ -258,7 +235,7 @@ def measure(
     decoding: dict[str, Callable[[int], float]] = {
         "memory": lambda _: asked.decode(options.tokens, True),
         "the reader without memory": lambda _: asked.decode(options.tokens, False),
-        "the stock model": lambda _: stock.decode(alone, options.tokens),
+        "the stock model": lambda _: 1 / stock.decode(alone, options.tokens, time.process_time),
     }
     for work in first.values():
         work()

@@ -1,0 +1,41 @@
+"""A decoder as transformers has it, with its own cache: what a memory is compared with."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from memstore.hf.seam import cache_argument
+
+
+class Stock:
+    """A model that reads prompts and goes on, on its own device. chunk: tokens read at once."""
+
+    def __init__(self, model: Any, chunk: int) -> None:
+        self.model, self.chunk = model, chunk
+
+    @torch.no_grad()
+    def read(self, ids: Sequence[int]) -> tuple[dict[str, Any], int]:
+        """The arguments by which a forward goes on behind a prompt, and the answer's first token."""
+        from transformers import DynamicCache
+
+        cache, logits = DynamicCache(config=self.model.config), None
+        behind = cache_argument(self.model, cache)
+        for at in range(0, len(ids), self.chunk):
+            given = torch.tensor([ids[at : at + self.chunk]], device=self.model.device)
+            logits = self.model(given, **behind, logits_to_keep=1).logits
+        assert logits is not None
+        return behind, int(logits[0, -1].argmax())
+
+    @torch.no_grad()
+    def decode(
+        self, ids: Sequence[int], tokens: int, clock: Callable[[], float] = time.perf_counter
+    ) -> float:
+        """Seconds a token, by a clock, of those behind the first one after a prompt."""
+        behind, token = self.read(ids)
+        began = clock()
+        for _ in range(tokens):
+            given = torch.tensor([[token]], device=self.model.device)
+            token = int(self.model(given, **behind).logits[0, -1].argmax())
+        return (clock() - began) / tokens
