@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from counting_source import CountingSource
-from fork_server import ForkServer
 from hypothesis import HealthCheck, settings
 
+from support.counting_source import CountingSource
+from support.fork_server import ForkServer
+
 if TYPE_CHECKING:
-    from serving import Served
+    from support.serving import Served
 
 # No test decides by time: a machine may take it away.
 settings.register_profile(
@@ -20,7 +21,7 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 if find_spec("triton") is not None:  # before anything imports Triton, as transformers does
-    import triton_interpreter  # noqa: F401
+    from support import triton_interpreter  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
     """A server of a memory with one document, `diary`, that the tests of a file share; keyless, on
     loopback. Those of other files may change what its threads call, such as the clock.
     """
-    from serving import serving
+    from support.serving import serving
 
     with serving(tmp_path_factory.mktemp("served") / "mem") as server:
         yield server
@@ -50,7 +51,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a tiny model of random weights."""
-    from commands import write_model
+    from support.commands import write_model
 
     return write_model(tmp_path_factory.mktemp("model") / "tiny")
 

@@ -17,7 +17,7 @@ class Stock:
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> tuple[dict[str, Any], int]:
-        """The arguments by which a forward goes on behind a prompt, and the answer's first token."""
+        """The arguments with which a forward goes on behind a prompt, and the first token then."""
         from transformers import DynamicCache
 
         cache, logits = DynamicCache(config=self.model.config), None

@@ -9,4 +9,4 @@ from pathlib import Path
 
 if find_spec("triton") is not None:
     sys.path.append(str(Path(__file__).parents[2] / "tests"))
-    import_module("triton_interpreter")
+    import_module("support.triton_interpreter")

@@ -12,11 +12,11 @@ from benchmarks.gpu.part import Case, Row, Setting
 ROOT = Path(__file__).parents[2]
 # by themselves they choose the device; the first are what nothing else here covers
 CHOSEN = {
-    "training": ["tests/test_training.py", "-k", "gpu"],
-    "memory kernels": ["tests/test_memory_kernels.py"],
-    "grouped softmax": ["tests/test_grouped_softmax.py"],
+    "training": ["tests/training/test_training.py", "-k", "gpu"],
+    "memory kernels": ["tests/kernels/test_memory_kernels.py"],
+    "grouped softmax": ["tests/kernels/test_grouped_softmax.py"],
 }
-TINY = {"memory kernels": ["tests/test_memory_kernels.py", "-k", "topk_of_nothing"]}
+TINY = {"memory kernels": ["tests/kernels/test_memory_kernels.py", "-k", "topk_of_nothing"]}
 
 
 def cases(setting: Setting) -> list[Case]:

@@ -14,8 +14,8 @@ Decoding: one token after the other from the memory, by the same reader without 
 stock model without one. Scoring: the reader's selector over --index-tokens (random landmarks, words
 of books), as a part of the time to the first token. Taken in turns; medians, of the clock and of
 this process's own time on the processor, which others do not disturb; the model computes in --dtype
-everywhere. With --keep text the memory holds no keys and values of the document, nor what a question
-before computed of them: the passages' text is read through the model for each question.
+everywhere. With --keep text the memory holds no keys and values of the document, nor those that a
+question before computed: the text of passages is read through the model for each question.
 
     python -m benchmarks.real.speed --text books-test.jsonl.zst --model smollm2/ --work real/
 """

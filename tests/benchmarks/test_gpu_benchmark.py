@@ -1,0 +1,104 @@
+"""`python -m benchmarks.gpu`, in small on a CPU: every part runs, a call goes on where one was
+killed, and what fails stops nothing else.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.paths import ROOT
+
+pytest.importorskip("triton")
+pytest.importorskip("transformers")
+
+from benchmarks.gpu import run, wheels
+from benchmarks.gpu.part import Setting
+from benchmarks.gpu.run import PARTS, Part, Run
+from benchmarks.gpu.state import State
+
+
+def begun(out: Path) -> subprocess.Popen[str]:
+    options = ["--device", "cpu", "--tiny", "--seconds", "9999", "--out", str(out)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.gpu", *options],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def told(out: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((out / "gpu.json").read_text())
+    return content
+
+
+def test_every_part_runs_on_a_cpu_and_a_second_call_goes_on_where_the_first_was_killed(
+    tmp_path: Path,
+) -> None:
+    with begun(tmp_path) as first:
+        while not (tmp_path / "gpu.json").exists() or "correct" not in told(tmp_path)["parts"]:
+            assert first.poll() is None
+            time.sleep(0.05)
+        first.kill()
+    before = told(tmp_path)["parts"]["rates"]
+    with begun(tmp_path) as second:
+        said, _ = second.communicate()
+    assert second.returncode == 0
+    content = told(tmp_path)
+    assert content["parts"]["rates"] == before and len(content["machines"]) == 2
+    assert list(content["parts"]) == list(PARTS)
+    for name, part in content["parts"].items():
+        assert "error" not in part and list(part["found"]) == part["cases"], name
+        for case, found in part["found"].items():
+            assert "error" not in found and found["rows"], f"{name}: {case}: {found}"
+            assert all(row.get("right", True) for row in found["rows"]), found
+    table = (tmp_path / "gpu.md").read_text()
+    assert table in said and "no number here is a GPU's" in table
+    assert table.count("\n| ") == 1 + sum(
+        len(found["rows"]) for part in content["parts"].values() for found in part["found"].values()
+    )
+
+
+def test_what_fails_hangs_or_ends_its_process_is_recorded_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {
+        "absent": Part("no_such_part", "cannot be imported", 600, 600),
+        "breaking": Part("breaking_part", "ends in every way", 600, 5),
+    }
+    monkeypatch.setattr(run, "PARTS", parts)
+    setting = Setting("cpu", tiny=True)
+    state = State(tmp_path, vars(setting).copy())
+    state.content["machines"].append({})
+    Run(state, setting, 9999, tmp_path / "log").parts(list(parts))
+    found = told(tmp_path)["parts"]
+    assert "no_such_part" in found["absent"]["error"]
+    broken = found["breaking"]["found"]
+    assert broken["raises"]["error"] == "ValueError: two lines"
+    assert broken["hangs"]["error"] == "took longer than 5 s"
+    assert "ended by itself" in broken["dies"]["error"]
+    assert all(len(case["rows"]) == 1 for case in broken.values())
+    assert "error" not in broken["is wrong"]
+    report = state.report()
+    assert report.count("**failed**") == 4 and report.count("**WRONG**") == 1
+
+
+def test_a_file_of_other_options_is_not_gone_on_with(tmp_path: Path) -> None:
+    State(tmp_path, {"device": "cpu"}).save()
+    with pytest.raises(ValueError, match="another --out"):
+        State(tmp_path, {"device": "cuda"})
+
+
+def test_what_a_machine_with_torch_lacks_is_what_the_package_names() -> None:
+    names = [line.split(">")[0] for line in wheels.wanted(wheels.PRESENT)]
+    assert names == ["lmdb", "msgpack", "msgspec", "zstandard", "faiss-cpu"]
+    if not (ROOT / ".git").exists():
+        pytest.skip("a tree without git has no size that is known")
+    assert wheels.tree_bytes(ROOT / "docs") < wheels.tree_bytes(ROOT / "nothing") < wheels.LIMIT

@@ -1,0 +1,56 @@
+"""What the commands that ask show on a terminal and elsewhere."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from memstore.model.landmark_model import load_model
+from memstore.store.memory_store import MemoryStore
+from support.tiny_model import save_tiny_model, text
+
+
+def shown(arguments: list[str], *, terminal: bool) -> tuple[str, str]:
+    """What a command writes to stdout, and to stderr, which may be a terminal."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "memstore", *arguments]
+    run = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=theirs if terminal else subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm"},
+        timeout=120,
+        check=True,
+    )
+    os.close(theirs)
+    said = run.stderr or b""
+    while terminal:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # so ends a terminal on Linux
+            break
+        if not piece:
+            break
+        said += piece
+    os.close(ours)
+    return run.stdout.decode(), said.decode()
+
+
+def test_a_terminal_shows_a_sign_of_life_and_search_how_sure_it_is(tmp_path: Path) -> None:
+    directory = save_tiny_model(tmp_path / "model")
+    model = load_model(directory)
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(100), store, name="book")
+    place = ["--store", str(tmp_path / "m"), "--model", str(directory)]
+    for arguments, sign in (
+        (["ask", "the captain", "--max-new-tokens", "2", *place], "reading the memory"),
+        (["search", "the captain", *place], "searching"),
+    ):
+        out, said = shown(arguments, terminal=True)
+        assert sign in said and sign not in out
+        quiet = shown(arguments, terminal=False)
+        assert sign not in quiet[1]
+    lines = quiet[0].splitlines()
+    assert lines and all(re.match(r" +\d{1,3}%  book\[", line) for line in lines)

@@ -1,0 +1,369 @@
+"""Folders, patterns and standard input: what changed is replaced, what did not is passed over, what
+is gone is forgotten when that was asked for, and one bad file costs nothing but its line.
+"""
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memstore.documents import folder
+from memstore.documents.folder import Folder, Source, find
+from memstore.errors import InvalidInput
+from memstore.model import text as model_text
+from memstore.store.memory_store import MemoryStore
+from support import made_documents as made
+from support.commands import Result, intact, refused, run, start
+from support.made_documents import Section
+
+PNG = b"\x89PNG\r\n\x1a\n"
+LONG_AGO = 1_700_000_000
+
+
+pytestmark = pytest.mark.usefixtures("the_model")
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """A folder of texts, old ones."""
+    for name in ("a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt"):
+        write(tmp_path / "notes" / name, f"This is {name}. " * 5)
+    return tmp_path / "notes"
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of files, as they are converted."""
+    names: list[str] = []
+    inner = model_text.read
+
+    def read(data: Any, name: str) -> Any:
+        names.append(Path(name).name)
+        return inner(data, name)
+
+    monkeypatch.setattr(model_text, "read", read)
+    yield names
+
+
+def write(path: Path, content: str | bytes, at: int = LONG_AGO) -> None:
+    """A file that was changed then."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    os.utime(path, (at, at))
+
+
+def read_in(store: Path, *arguments: object, status: int = 0) -> dict[str, str]:
+    """What became of the files, by document; what failed, by "failed"."""
+    done = run("ingest", *arguments, "--store", store, "--json")
+    assert done.status == status, done.err
+    told = done.json
+    states = {document["name"]: document["status"] for document in told["documents"]}
+    states |= dict.fromkeys(told.get("forgotten", ()), "forgotten")
+    return states | {error["message"]: "failed" for error in told.get("failed", ())}
+
+
+def lines(result: Result) -> list[str]:
+    """The errors."""
+    return [line for line in result.err.splitlines() if line.startswith("error: ")]
+
+
+def test_documents_of_a_folder_are_called_by_their_paths_in_it(notes: Path, tmp_path: Path) -> None:
+    write(notes / ".hidden.txt", "no")
+    write(notes / ".git" / "x.txt", "no")
+    (notes / "link.txt").symlink_to(notes / "a.txt")
+    (notes / "up").symlink_to(tmp_path)
+    os.mkfifo(notes / "pipe")
+    store = notes / "memory"  # which is not read into itself
+    done = run("ingest", notes, "--recursive", "--store", store)
+    assert done.status == 0 and done.out.endswith("4 files: 4 read\n")
+    names = ["a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt"]
+    intact(store, *names)
+    again = run("ingest", notes, "-r", "--store", store)
+    assert (again.status, again.out) == (0, "4 files: 4 unchanged\n")
+    refused(run("ingest", notes, "--store", tmp_path / "new"), "directory", "--recursive")
+    assert not (tmp_path / "new").exists()
+    prefixed = read_in(tmp_path / "p", notes / "sub", "-r", "--name", "work")
+    assert list(prefixed) == ["work/a.txt", "work/deep/c.txt"]
+
+
+def test_what_changed_is_replaced_and_what_did_not_is_not_read_again(
+    tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, store = tmp_path / "pages", tmp_path / "m"
+    for name in "abc":
+        body = [Section(1, f"Page {name}", [f"The words of {name}."])]
+        write(pages / f"{name}.html", made.html(body))
+    assert set(read_in(store, pages, "-r").values()) == {"read"}
+    assert conversions == ["a.html", "b.html", "c.html"]
+    conversions.clear()
+    hashed = []
+    inner = folder.File.hash
+    monkeypatch.setattr(folder.File, "hash", lambda file: hashed.append(file.file) or inner(file))
+    os.utime(pages / "b.html")  # touched, and no more
+    write(pages / "c.html", made.html([Section(1, "Page c", ["Other words."])]), LONG_AGO + 1)
+    assert read_in(store, pages, "-r") == {
+        "a.html": "unchanged",
+        "b.html": "unchanged",
+        "c.html": "replaced",
+    }
+    assert (conversions, hashed) == (["c.html"], ["b.html", "c.html"])
+    os.utime(pages / "b.html", (LONG_AGO + 2, LONG_AGO + 2))
+    hashed.clear()
+    for _ in range(2):
+        assert set(read_in(store, pages, "-r").values()) == {"unchanged"}
+    assert (conversions, hashed) == (["c.html"], ["b.html"])  # what was seen of it is kept
+    with MemoryStore.open(store, read_only=True) as memory:
+        assert memory.document("c.html").places.at(0, 4) == "Page c"
+    assert set(read_in(store, pages, "-r", "--replace").values()) == {"already read"}
+
+
+def test_a_change_of_the_same_size_and_time_is_seen_where_the_file_was_young(
+    tmp_path: Path,
+) -> None:
+    notes, store = tmp_path / "notes", tmp_path / "m"
+    notes.mkdir()
+    (notes / "a.txt").write_text("one and one")
+    seen = (notes / "a.txt").stat()
+    assert read_in(store, notes, "-r") == {"a.txt": "read"}
+    (notes / "a.txt").write_text("two and two")
+    os.utime(notes / "a.txt", ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert read_in(store, notes, "-r") == {"a.txt": "replaced"}
+
+
+def test_sync_forgets_what_is_gone_and_came_from_that_folder_alone(
+    notes: Path, tmp_path: Path
+) -> None:
+    store, other, plain = tmp_path / "m", tmp_path / "other", tmp_path / "z.txt"
+    write(other / "o.txt", "Of another folder. " * 3)
+    write(plain, "By itself. " * 3)
+    assert read_in(store, notes, other, plain, "-r", "--sync")["z"] == "read"
+    (notes / "sub/a.txt").unlink()
+    (notes / "sub/deep/c.txt").rename(notes / "d.txt")
+    (other / "o.txt").unlink()
+    plain.unlink()
+    assert "sub/a.txt" not in read_in(store, notes, "-r")  # it was not asked for
+    states = read_in(store, notes, "-r", "--sync")
+    assert states == {
+        "a.txt": "unchanged",
+        "b.txt": "unchanged",
+        "d.txt": "unchanged",
+        "sub/a.txt": "forgotten",
+        "sub/deep/c.txt": "forgotten",
+    }
+    intact(store, "a.txt", "b.txt", "d.txt", "o.txt", "z")
+    with MemoryStore.open(store) as memory:
+        memory.forget("a.txt")
+    # A file that is there, but not asked for, keeps its document.
+    assert read_in(store, str(notes / "a*.txt"), "--sync") == {"a.txt": "read"}
+    intact(store, "a.txt", "b.txt", "d.txt", "o.txt", "z")
+    refused(run("ingest", notes / "a.txt", "--sync", "--store", store), "folders", status=2)
+
+
+def test_what_is_no_file_any_more_is_lost(notes: Path, tmp_path: Path) -> None:
+    store = tmp_path / "m"
+    read_in(store, notes, "-r")
+    (notes / "a.txt").unlink()
+    write(notes / "a.txt" / "inner.txt", "A folder that is called as a file was.")
+    (notes / "b.txt").rename(tmp_path / "moved.txt")
+    (notes / "b.txt").symlink_to(tmp_path / "moved.txt")  # which is not followed
+    states = read_in(store, notes, "-r", "--sync")
+    assert states["a.txt"] == states["b.txt"] == "forgotten"
+    intact(store, "a.txt/inner.txt", "sub/a.txt", "sub/deep/c.txt")
+
+
+def test_a_pattern_without_a_match_loses_nothing_and_says_what_is_true(
+    notes: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "m"
+    read_in(store, notes, "-r")
+    (notes / "a.txt").unlink()
+    missed = run("ingest", notes / "*.md", "--sync", "--store", store)
+    assert missed.status == 1 and "matches no file" in lines(missed)[0]
+    assert "no file was found in" in lines(missed)[1] and "or pattern?" in lines(missed)[1]
+    intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
+
+
+def test_an_empty_folder_or_one_that_is_not_there_loses_nothing(
+    notes: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "m"
+    read_in(store, notes, "-r")
+    away = notes.rename(tmp_path / "away")
+    refused(run("ingest", notes, "-r", "--sync", "--store", store), "does not exist")
+    notes.mkdir()
+    emptied = run("ingest", notes, "-r", "--sync", "--store", store)
+    assert emptied.status == 1 and "no file was found in" in lines(emptied)[0]
+    intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
+    # The same files at another place are the same documents, known by their content.
+    assert set(read_in(store, away, "-r").values()) == {"already read"}
+    assert set(read_in(store, away, "-r").values()) == {"unchanged"}
+    if os.geteuid():
+        (away / "sub").chmod(0)
+        closed = run("ingest", away, "-r", "--sync", "--store", store)
+        assert closed.status == 1 and "cannot read the directory" in lines(closed)[0]
+        (away / "sub").chmod(0o755)
+        intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
+
+
+def test_a_file_that_cannot_be_read_stops_no_other_and_keeps_its_document(
+    notes: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "m"
+    write(notes / "aa.png", PNG)
+    write(notes / "latin.txt", "Mühle".encode("latin-1"))
+    done = run("ingest", notes, "-r", "--store", store)
+    assert done.status == 1 and done.out.endswith("6 files: 4 read, 2 not read\n")
+    assert ["aa.png is a picture" in line or "not UTF-8" in line for line in lines(done)] == [
+        True
+    ] * 2
+    write(notes / "b.txt", PNG, LONG_AGO + 5)
+    states = read_in(store, notes, "-r", "--sync", status=1)
+    assert "b.txt" not in states and list(states.values()).count("failed") == 3
+    intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
+    several = run("ingest", notes / "aa.png", notes / "none", notes / "a.txt", "--store", store)
+    assert several.status == 1 and len(lines(several)) == 2 and "a: read" in several.out
+    nothing = run("ingest", notes / "aa.png", notes / "none", "--store", tmp_path / "new")
+    assert nothing.status == 1 and not (tmp_path / "new").exists()
+
+
+def test_names_that_collide_are_said(notes: Path, tmp_path: Path) -> None:
+    store = tmp_path / "m"
+    write(tmp_path / "more" / "a.txt", "Another a. " * 3)
+    both = run("ingest", notes, tmp_path / "more", "-r", "--store", store)
+    assert both.status == 1 and len(lines(both)) == 1
+    assert "more/a.txt" in lines(both)[0] and str(notes / "a.txt") in lines(both)[0]
+    later = run("ingest", tmp_path / "more", "-r", "--store", store)
+    assert later.status == 1 and "'a.txt' is there with other content" in lines(later)[0]
+    assert read_in(store, tmp_path / "more", "-r", "--name", "more") == {"more/a.txt": "read"}
+    stems = run("ingest", notes / "a.txt", notes / "sub" / "a.txt", "--store", store)
+    assert stems.status == 1 and "would be called 'a'" in lines(stems)[0]
+    same = run("ingest", notes / "a.txt", notes / "a.txt", "--store", tmp_path / "s", "--json")
+    assert len(same.json["documents"]) == 1
+
+
+def test_a_document_that_was_appended_to_is_no_more_a_file_of_its_folder(
+    notes: Path, tmp_path: Path
+) -> None:
+    store, more = tmp_path / "m", tmp_path / "more.txt"
+    read_in(store, notes, "-r")
+    write(more, "And something of one's own. " * 3)
+    assert read_in(store, more, "--name", "a.txt", "--append") == {"a.txt": "appended"}
+    write(notes / "a.txt", "Changed. " * 4, LONG_AGO + 9)
+    kept = run("ingest", notes, "-r", "--sync", "--store", store)
+    assert kept.status == 1 and "'a.txt' is there with other content" in lines(kept)[0]
+    (notes / "a.txt").unlink()
+    assert "a.txt" not in read_in(store, notes, "-r", "--sync")
+    intact(store, "a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt")
+
+
+def test_patterns_and_standard_input_are_read(notes: Path, tmp_path: Path) -> None:
+    store = tmp_path / "m"
+    found = read_in(store, str(notes / "**" / "a.txt"))
+    assert found == {"a.txt": "read", "sub/a.txt": "read"}
+    write(notes / "we[i]rd*.txt", "A name that is no pattern. " * 2)
+    assert list(read_in(store, str(notes / "we[i]rd*.txt"))) == ["we[i]rd*"]
+    none = run("ingest", notes / "*.none", "--store", store)
+    assert none.status == 1 and "matches no file" in lines(none)[0]
+    piped = run("ingest", "-", "--store", store, "--name", "talk", stdin="What was said. " * 3)
+    assert piped.status == 0 and "talk: read" in piped.out
+    page = made.html([Section(1, "Said", ["What was said."])])
+    assert run("ingest", "-", "--store", store, stdin=page).status == 0
+    with MemoryStore.open(store, read_only=True) as memory:
+        assert memory.document("stdin").places.at(0, 4) == "Said"
+    refused(run("ingest", "-", "--store", store, stdin=PNG), "standard input is a picture")
+    refused(run("ingest", "-", "--store", store, stdin=b""), "standard input is empty")
+    refused(run("ingest", notes, "-r", "--append", "--store", store), "folders", status=2)
+
+
+def test_patterns_follow_no_link(notes: Path, tmp_path: Path) -> None:
+    write(tmp_path / "outside" / "o.txt", "Not of this folder.")
+    for name, target in (("up", notes), ("away", tmp_path / "outside"), ("sub/loop", notes)):
+        (notes / name).symlink_to(target)
+    (notes / "link.txt").symlink_to(notes / "a.txt")
+    for pattern, names in {
+        "**/*.txt": ["a.txt", "b.txt", "sub/a.txt", "sub/deep/c.txt"],
+        "*/*.txt": ["sub/a.txt"],
+        "[a-z]*/o.txt": [],
+        "*/**": ["sub/a.txt", "sub/deep/c.txt"],
+    }.items():
+        found = find([str(notes / pattern)], recursive=False)
+        assert [file.name for file in found.files] == names
+        assert len(found.refused) == (not names)
+    (tmp_path / "way").symlink_to(notes)  # what a pattern begins with is what was asked for
+    found = find([str(tmp_path / "way" / "*.txt")], recursive=False)
+    assert [file.name for file in found.files] == ["a.txt", "b.txt"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*", "**", "**/*", "*/*", "**/a.txt", "**/**/*.txt", "*/**/c.txt", "s?b/[ad]*", "**/d*/**",
+     ".*/*", "**/.d", "*.none", "**/[.]*", "*/deep/c.txt", "*/../a.txt", "*/", "**/"],
+)  # fmt: skip
+def test_a_pattern_matches_what_glob_matches(
+    notes: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    for name in (".hidden/h.txt", "sub/.d", "sub/deep/down/a.txt", "d/**.txt"):
+        write(notes / name, "Some text.")
+    monkeypatch.chdir(notes)
+    matched = map(Path, glob(pattern, recursive=True))
+    wanted = sorted({path for path in matched if path.is_file()})
+    assert [file.path for file in find([pattern], recursive=False).files] == wanted
+
+
+def test_names_of_any_bytes_are_read_and_never_lost(tmp_path: Path) -> None:
+    notes, store = tmp_path / "notes", tmp_path / "m"
+    notes.mkdir()
+    odd = os.path.join(os.fsencode(notes), b"b\xff\x1b[31m.txt")
+    with open(odd, "wb") as file:
+        file.write(b"Some words. " * 3)
+    done = run("ingest", notes, "-r", "--store", store)
+    assert done.status == 0 and "\x1b" not in done.out + done.err
+    write(notes / "c.txt", "Others. " * 3)
+    assert "forgotten" not in read_in(store, notes, "-r", "--sync").values()
+    os.unlink(odd)
+    assert "forgotten" not in read_in(store, notes, "-r", "--sync").values()
+
+
+def test_ctrl_c_in_a_folder_is_resumed_by_the_same_command(tmp_path: Path) -> None:
+    notes, store = tmp_path / "notes", tmp_path / "m"
+    rng = random.Random(0)
+    for number, count in enumerate((100, 3_000, 100)):
+        words = " ".join(rng.choice(["mill", "ferry", "inn", "river."]) for _ in range(count))
+        write(notes / f"{number}.txt", words)
+    process = start(
+        "ingest", notes, "-r", "--store", store, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert first.startswith("0.txt: read;")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130 and "same command" in err and "Traceback" not in err
+    states = read_in(store, notes, "-r")
+    assert states["0.txt"] == "unchanged" and set(states) == {"0.txt", "1.txt", "2.txt"}
+    assert states["2.txt"] in ("read", "resumed")
+    intact(store, "0.txt", "1.txt", "2.txt")
+
+
+def test_a_source_of_another_form_is_none(notes: Path, tmp_path: Path) -> None:
+    store = tmp_path / "m"
+    read_in(store, notes / "sub", "-r")
+    with MemoryStore.open(store) as memory:
+        document = memory.describe("a.txt", {"source": {"folder": 1}})
+        assert Source.of(document) is None and Source.of(memory.document("deep/c.txt"))
+    assert read_in(store, notes / "sub", "-r")["a.txt"] == "already read"
+    elsewhere = Source(Folder.at(notes).digest, "../../etc/nothing", 1, 0)
+    assert not Folder.at(notes / "sub").has_lost(elsewhere)  # it is of another folder
+
+
+def test_files_that_vanish_while_a_folder_is_read_are_said(notes: Path) -> None:
+    files = find([str(notes)], recursive=True).files
+    files[0].path.unlink()
+    with pytest.raises(InvalidInput, match=r"a\.txt"):
+        files[0].look()

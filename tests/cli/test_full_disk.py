@@ -1,0 +1,145 @@
+"""No room, under every command that writes: one line that says so, what was there is whole, and the
+same command goes on once there is room.
+
+A limit on the size of files, which needs no permission, and a small file system where one may be
+mounted.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from memstore.store.memory_store import MemoryStore
+from support.commands import OTHER, STORY, run, whole, write_model
+from support.full_disk import Limited, Mounted
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model, texts, an export, a memory without free pages, and one with a damaged document."""
+    here = tmp_path_factory.mktemp("origin")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMSTORE_MODEL", str(write_model(here / "model")))
+        (here / "story.txt").write_text(STORY)
+        (here / "other.txt").write_text(OTHER * 2)
+        memory, damaged = here / "memory", here / "damaged"
+        for text in ("story", "other"):
+            assert run("ingest", here / f"{text}.txt", "--store", memory).status == 0
+        assert run("export", "story", here / "story.memory", "--store", memory).status == 0
+        assert run("compact", "--store", memory).status == 0
+        with MemoryStore.open(memory) as store:
+            write = store.document("other").writes[0].id
+        shutil.copytree(memory, damaged)
+        data = bytearray((damaged / "data.mdb").read_bytes())
+        for record in re.finditer(b"mR\x03.{33}" + re.escape(write), bytes(data), re.DOTALL):
+            data[record.end() + 60] ^= 255
+        (damaged / "data.mdb").write_bytes(data)
+        yield here
+
+
+@pytest.fixture(params=["limit", "mount"])
+def disk(
+    request: pytest.FixtureRequest, origin: Path, tmp_path: Path
+) -> Iterator["Limited | Mounted"]:
+    with ExitStack() as stack:
+        here = Limited(tmp_path) if request.param == "limit" else Mounted(tmp_path)
+        stack.callback(here.close)
+        for name in ("memory", "damaged"):
+            shutil.copytree(origin / name, here.path / name)
+        yield here
+
+
+COMMANDS = {
+    "ingest {origin}/other.txt --name again --store {memory}": "memory/data.mdb",
+    "ingest {origin}/other.txt --store {disk}/new": "new/data.mdb",
+    "ingest {origin}/other.txt --name story --append --store {memory}": "memory/data.mdb",
+    "ingest {origin}/other.txt --name story --replace --store {memory}": "memory/data.mdb",
+    "ingest {origin}/story.txt --quota 1GB --store {memory}": "memory/data.mdb",
+    "forget story --store {memory}": "memory/data.mdb",
+    "compact --store {memory}": "",
+    "index --index faiss-ivf-sq8 --store {memory}": "",
+    "export story {disk}/story.memory --store {memory}": "",
+    "import {origin}/story.memory --name again --store {memory}": "memory/data.mdb",
+    "import {origin}/story.memory --store {disk}/new": "",
+    "verify --repair --store {damaged}": "damaged/data.mdb",
+    "ask Who? --trace {disk}/trace --store {memory}": "",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_without_room_says_so_and_goes_on_when_there_is_some(
+    disk: Limited, origin: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTORE_MODEL", str(origin / "model"))
+    if command.startswith("index"):
+        pytest.importorskip("faiss")
+    if "--trace" in command and type(disk) is Limited:
+        pytest.skip("a trace may be smaller than a message")
+    memory, damaged = disk.path / "memory", disk.path / "damaged"
+    words = [
+        word.format(origin=origin, disk=disk.path, memory=memory, damaged=damaged)
+        for word in command.split()
+    ]
+    grows = disk.path / (COMMANDS[command] or "nothing")
+    for room in (0, 8192):
+        full = disk.run_full(room, grows, *words)
+        if full.status == 0 and room:
+            break  # that was enough
+        last = full.err.splitlines()[-1]
+        assert full.status == 1 and (not full.out or "--trace" in command), full
+        assert last.startswith("error: ") and "make room" in last and str(disk.path) in last
+        assert "Traceback" not in full.err
+        assert whole(memory)
+        states = {d["name"]: d["state"] for d in listed(memory)}
+        assert states == dict.fromkeys(["story", "other"], "ready") | (
+            {"again": "ingesting"} if "again" in states else {}
+        )
+        left = {entry.name for at in (memory, damaged) for entry in at.rglob("*")}
+        assert left <= {"data.mdb", "lock.mdb", "writer.lock", "index"}
+    else:
+        assert run(*words).status == 0
+    for made in disk.path.glob("*/data.mdb"):
+        if made.parent != damaged or "repair" in command:
+            assert whole(made.parent)
+
+
+def listed(memory: Path) -> list[dict[str, object]]:
+    documents: list[dict[str, object]] = run("docs", "--store", memory, "--json").json["documents"]
+    return documents
+
+
+def test_training_without_room_says_so_and_leaves_nothing_half_written(
+    disk: Limited, tmp_path: Path
+) -> None:
+    from pydoc_data.topics import topics
+
+    text, out = tmp_path / "text.txt", disk.path / "run"
+    text.write_text("\n".join(topics.values()))
+    command = ["train", text, "--out", out, "--minutes", "0.002"]
+    seen = set()
+    for room in (0, 1_000_000):
+        shutil.rmtree(out, ignore_errors=True)
+        full = disk.run_full(room, disk.path / "nothing", *command)
+        last = full.err.splitlines()[-1]
+        assert full.status == 1 and "Traceback" not in full.err, full
+        assert last.startswith(f"error: {out}") and last.endswith("make room and try again"), last
+        assert not list(out.rglob("*.partial"))
+        seen.add(last.split(":")[1])
+    assert len(seen) == 2, seen
+
+
+def test_the_lock_file_holds_its_room_before_it_is_mapped(tmp_path: Path, origin: Path) -> None:
+    shutil.copytree(origin / "memory", tmp_path / "memory")
+    lock = tmp_path / "memory" / "lock.mdb"
+    for sparse in (False, True):
+        lock.unlink(missing_ok=True)
+        if sparse:  # as some programs copy it
+            with lock.open("wb") as out:
+                out.truncate(1 << 15)
+        with MemoryStore.open(tmp_path / "memory", read_only=True):
+            status = lock.stat()
+            assert status.st_size >= 1 << 15 and 512 * status.st_blocks >= status.st_size

@@ -1,0 +1,78 @@
+"""A command that needs no model imports nothing that only models and lookups need."""
+
+from pathlib import Path
+
+import pytest
+
+from memstore.store.memory_store import MemoryStore
+from support.imported import HEAVY, imported
+from support.synthetic_documents import SIGNATURE, ingest
+
+
+def command(*arguments: object) -> str:
+    program = ["memstore", *map(str, arguments)]
+    return f"import sys; sys.argv = {program!r}\nfrom memstore.cli.main import main\nmain()"
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("memory") / "m"
+    with MemoryStore.create(path, SIGNATURE) as store:
+        ingest(store, "book", 100)
+    return path
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["ask", "--help"], []])
+def test_help_imports_neither_torch_nor_what_stores(arguments: list[str]) -> None:
+    assert imported(command(*arguments), (*HEAVY, "numpy", "lmdb")) == []
+
+
+def test_commands_that_need_no_model_import_no_torch(memory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "book.memstore"
+    other = tmp_path / "other"
+    for arguments in (
+        ["docs", "--store", memory],
+        ["stats", "--store", memory],
+        ["stats", "--store", memory, "--json"],
+        ["export", "book", file, "--store", memory],
+        ["import", file, "--store", other],
+        ["forget", "book", "--store", other],
+        ["compact", "--store", other],
+        ["verify", "--store", memory],
+    ):
+        assert imported(command(*arguments)) == [], arguments
+
+
+def test_the_children_of_a_verification_import_no_torch(memory: Path) -> None:
+    code = "from pathlib import Path; from memstore.store.walk import walk"
+    code += f"; assert len(list(walk(Path({str(memory)!r}), set()))) == 3"
+    assert imported(code) == []
+
+
+def test_the_names_of_the_package_import_nothing_until_they_are_used() -> None:
+    assert imported("import memstore", (*HEAVY, "numpy", "lmdb")) == []
+    assert imported("from memstore import MemoryStore") == []
+
+
+def test_documents_are_converted_by_another_process() -> None:
+    converters = ("lxml", "pypdf", "markdown_it")
+    assert imported("import memstore.documents", (*HEAVY, *converters, "numpy", "lmdb")) == []
+    code = "from memstore.documents import read\n"
+    code += "assert read(b'# A', 'a.md').places and read(b'<html><p>x', 'a').text == 'x\\n'"
+    assert imported(code, (*HEAVY, *converters, "numpy", "lmdb")) == []
+
+
+def test_what_is_listed_and_moved_imports_no_torch(memory: Path, tmp_path: Path) -> None:
+    code = f"""
+from memstore import MemoryStore
+with MemoryStore.open({str(memory)!r}, policy="lru", prefetch="speculative") as store:
+    (document,) = store.ready()
+    assert store.document("book") == document and len(store.tokens("book").ids) == 100
+    assert store.stats()["tiers"] == {{}} and store.stats()["index"]["landmarks"][1] == 25
+    store.export_document("book", {str(tmp_path / "book")!r})
+    assert store.import_document({str(tmp_path / "book")!r}, "again").tokens == 100
+    store.forget("again")
+    store.compact()
+    assert store.verify().clean and store.verify(repair=True).clean
+"""
+    assert imported(code) == []

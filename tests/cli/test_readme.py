@@ -1,0 +1,158 @@
+"""README.md tells the truth: its commands, run in order in an empty directory, print what it shows;
+its Python example too; and every command of the program is documented.
+
+What may differ from one machine or day to the next is listed in `MAY_DIFFER`, and nothing else is.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import typer
+
+from memstore.cli.main import app
+from support.paths import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MAY_DIFFER = (
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE"),
+    (r"\b\d+(\.\d+)? (bytes|kB|MB|GB)\b", "SIZE"),  # zstd's releases compress differently
+    (r"\b\d+\.\d+ s\b", "SECONDS"),
+    # How strongly a block was read depends on how a CPU rounds; which blocks were, does not.
+    (r"(?m)^ +\d+\.\d\d  ", "  WEIGHT  "),
+    # So do lookups that are skipped when a gate is next to the cutoff, and what tiers then hold.
+    (r"(?m)^  lookups .*$", "  COST"),
+    (r" +", " "),  # columns are as wide as what is in them
+)
+
+
+class Step(NamedTuple):
+    """A command as it is typed, and what it is said to print."""
+
+    command: str
+    output: str
+
+
+def blocks(language: str) -> list[str]:
+    """The README's blocks of code in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_nothing_says_to_install_the_package_of_that_name_which_is_somebody_elses() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a checkout")
+    wrong = re.compile(rb"pip3? install( -\S+)* ['\"]?memstore(?!-lm)\b")
+    said = [
+        name
+        for name in listed.stdout.decode().split("\0")
+        if (ROOT / name).is_file() and wrong.search((ROOT / name).read_bytes())
+    ]
+    assert said == []
+
+
+def steps(console: str) -> list[Step]:
+    """The commands of a console block; a command goes on to the end of its here-document."""
+    found, lines = [], iter(console.splitlines())
+    for line in lines:
+        if not line.startswith("$ "):
+            command, output = found[-1]
+            found[-1] = Step(command, f"{output}{line}\n")
+            continue
+        command = line.removeprefix("$ ")
+        if end := re.search(r"<<'(\w+)'", command):
+            for more in lines:
+                command += f"\n{more}"
+                if more == end[1]:
+                    break
+        found.append(Step(command, ""))
+    return found
+
+
+def alike(output: str) -> str:
+    """An output without what may differ."""
+    for pattern, name in MAY_DIFFER:
+        output = re.sub(pattern, name, output)
+    return output.strip()
+
+
+def run(command: list[str], directory: Path) -> str:
+    """What a command prints, run by a reader who has installed memstore."""
+    programs = directory / ".programs"
+    programs.mkdir(exist_ok=True)
+    memstore = programs / "memstore"
+    memstore.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m memstore "$@"\n')
+    memstore.chmod(0o755)
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": paths,
+    }
+    done = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command} failed:\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of somebody who follows the README."""
+    return tmp_path_factory.mktemp("reader")
+
+
+def test_the_commands_print_what_the_readme_shows(reader: Path) -> None:
+    every = [step for console in blocks("console") for step in steps(console)]
+    verbs = {step.command.split()[1] for step in every if step.command.startswith("memstore ")}
+    assert len(verbs) >= 6
+    for step in every:
+        printed = run(["bash", "-c", step.command], reader)
+        assert alike(printed) == alike(step.output), f"$ {step.command}\n{printed}"
+
+
+def test_the_python_example_prints_what_the_readme_shows(reader: Path) -> None:
+    example, *none = blocks("python")
+    shown, *_ = blocks("text")
+    assert not none
+    here_document = next(step for console in blocks("console") for step in steps(console))
+    run(["bash", "-c", here_document.command], reader)
+    for _ in range(2):  # in one directory: what is there already is found
+        assert alike(run([sys.executable, "-c", example], reader)) == alike(shown)
+
+
+def test_every_command_is_documented() -> None:
+    documented = README + "".join(
+        page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))
+    )
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    names = set(commands) - {"bench"} | {f"bench {name}" for name in commands["bench"].commands}
+    assert len(names) > 10
+    missing = [name for name in sorted(names) if f"memstore {name}" not in documented]
+    assert not missing
+
+
+def test_links_lead_somewhere() -> None:
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+    for page in [*pages, *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            assert "://" in link or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_variable_that_the_package_reads_is_documented() -> None:
+    documented = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    code = [path.read_text(encoding="utf-8") for path in (ROOT / "memstore").rglob("*.py")]
+    read = {name for text in code for name in re.findall(r"\bMEMSTORE_[A-Z_]+", text)}
+    assert len(read) >= 5
+    assert [name for name in sorted(read) if f"| `{name}` |" not in documented] == []
+
+
+def test_a_result_whose_commit_is_not_known_says_so() -> None:
+    for file in sorted((ROOT / "docs/results").glob("*.json")):
+        text = file.read_text(encoding="utf-8")
+        assert '"commit": null' not in text or "note" in json.loads(text), file.name

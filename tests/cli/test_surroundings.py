@@ -1,0 +1,224 @@
+"""What a memory may find around it: names of any bytes, hard links, clocks that go back, file
+systems that cannot be written, and no room for temporary files.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from memstore.errors import InvalidInput
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
+from support.commands import STORY, become_nobody, run, run_forked, whole, write_model
+from support.full_disk import Mounted
+from support.synthetic_documents import CHUNK, SIGNATURE, check_content, ingest
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Path]:
+    """A directory that everybody may read, with a model, a text and a memory of it."""
+    path = Path(tempfile.mkdtemp(prefix="memstore-test-"))
+    path.chmod(0o755)
+    write_model(path / "model")
+    (path / "story.txt").write_text(STORY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMSTORE_MODEL", str(path / "model"))
+        assert run("ingest", path / "story.txt", "--store", path / "memory").status == 0
+    for each in path.rglob("*"):
+        each.chmod(0o755 if each.is_dir() else 0o644)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(b"b\xff\xfe"), "e\x1b[31m\nx: forgotten"])
+def test_paths_of_any_bytes_can_be_used_and_are_never_sent_as_they_are(
+    here: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTORE_MODEL", str(here / "model"))
+    place = tmp_path / name
+    place.mkdir()
+    text, memory, file = place / f"{name}.txt", place / "memory", place / f"{name}.memory"
+    text.write_text(STORY)
+    assert run("ingest", text, "--store", memory).status == 0
+    (document,) = run("docs", "--store", memory, "--json").json["documents"]
+    trace, replayed = place / "trace", ["bench", "tiers", "--replay", place / "trace"]
+    for words in (
+        ["docs", "--store", memory],
+        ["ask", "The code is", "--store", memory, "--trace", trace],
+        ["search", "fox", "--store", memory],
+        [*replayed, "--policies", "lru", "--budgets", "50%", "--prefetch", "off"],
+        ["export", document["name"], file, "--store", memory],
+        ["import", file, "--store", place / "other"],
+        ["verify", "--repair", "--store", memory],
+        ["compact", "--store", memory],
+        ["forget", document["name"], "--store", memory],
+    ):
+        done = run(*words)
+        assert done.status == 0, (words, done)
+        assert "\x1b" not in done.out and "\nx: forgotten:" not in done.out
+        (done.out + done.err).encode()
+    refused = run("docs", "--store", place / "none")
+    assert refused.status == 1 and refused.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb", "writer.lock"])
+def test_files_with_another_name_are_not_written(tmp_path: Path, name: str) -> None:
+    memory, outside = tmp_path / "memory", tmp_path / "outside"
+    with MemoryStore.create(memory, SIGNATURE) as store:
+        ingest(store, "book", 5 * CHUNK)
+    if name != "data.mdb":
+        (memory / name).write_bytes(b"mine")
+    os.link(memory / name, outside)
+    before = outside.read_bytes()
+    with pytest.raises(InvalidInput, match="hard link"), MemoryStore.open(memory) as store:
+        store.forget("book")
+    assert outside.read_bytes() == before
+    copy = shutil.copytree(memory, tmp_path / "copy", ignore=shutil.ignore_patterns("*lock*"))
+    with MemoryStore.open(copy) as store:
+        store.forget("book")
+
+
+def test_nothing_depends_on_the_order_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [2_000_000_000.0]
+
+    def backwards() -> float:
+        clock[0] -= 3600
+        return clock[0]
+
+    monkeypatch.setattr(time, "time", backwards)
+    memory = tmp_path / "memory"
+    with MemoryStore.create(memory, SIGNATURE) as store, MemoryStore.open(memory) as other:
+        for number in range(5):
+            ingest(store, str(number), 3 * CHUNK + number, text=number)
+            assert [document.name for document in other.documents()][-1] == str(number)
+        ingest(store, "1", 5 * CHUNK, text=1, mode="append")
+        ingest(store, "2", 4 * CHUNK, text=7, mode="replace")
+        store.forget("3")
+        store.export_document("4", tmp_path / "file")
+        store.forget("4")
+        store.import_document(tmp_path / "file")
+    with MemoryStore.open(memory) as store:
+        store.compact()
+    assert verify_memory(memory).clean
+    times = []
+    with MemoryStore.open(memory) as store:
+        names = [document.name for document in store.documents()]
+        for document in store.documents():
+            check_content(store, document, text=int(document.source_hash.split(":")[0]))
+            times.append(document.created)
+        assert store.documents()[-1].name == "4"
+    assert names == ["0", "1", "2", "4"] and times != sorted(times)
+
+
+@pytest.fixture(params=["nobody", "mount"])
+def unwritable(request: pytest.FixtureRequest, here: Path, tmp_path: Path) -> Iterator[Path]:
+    """The memory where this user may not write, or on a file system that nobody may."""
+    if request.param == "nobody":
+        for name in ("lock.mdb", "writer.lock"):
+            (here / "memory" / name).unlink(missing_ok=True)
+        (here / "memory").chmod(0o555)
+        yield here / "memory"
+        (here / "memory").chmod(0o755)
+        return
+    place = tmp_path / "mounted"
+    place.mkdir()
+    if subprocess.run(["mount", "--bind", here / "memory", place], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", place], check=True)
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def test_a_memory_that_cannot_be_written_is_read_by_every_command_that_reads(
+    here: Path, unwritable: Path
+) -> None:
+    scratch = Path(tempfile.mkdtemp(dir=here))
+    scratch.chmod(0o777)
+
+    def prepare() -> None:
+        torch.set_num_threads(1)
+        os.environ["MEMSTORE_MODEL"] = str(here / "model")
+        if unwritable.parent == here:
+            become_nobody()
+
+    bench = "bench tiers --questions 1 --budgets 50% --policies lru --prefetch off"
+    for command in (
+        "docs",
+        "stats",
+        "verify",
+        "ask Who?",
+        "search fox",
+        f"export story {scratch}/file",
+        bench,
+    ):
+        if command == "verify" and unwritable.parent == here:
+            continue  # it starts Python, which may lie where nobody else may run it
+        done = run_forked(prepare, scratch, *command.split(), "--store", unwritable)
+        assert done.status == 0, (command, done)
+        assert "Traceback" not in done.err
+    for command in ("forget story", "compact", "index", f"import {scratch}/file --name again"):
+        done = run_forked(prepare, scratch, *command.split(), "--store", unwritable)
+        assert done.status == 1 and done.err.startswith("error: "), (command, done)
+        assert str(unwritable) in done.err and done.err.count("\n") == 1
+    assert whole(unwritable)
+
+
+@pytest.mark.parametrize("how", ["missing", "full"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "bench tiers --books 1 --tokens 2000 --questions 1",
+        "demo --tokens 3000 --questions 2",
+        "index --index faiss-ivf-sq8 --store {store}",
+        "export story {scratch}/file --store {store}",
+        "verify --store {store}",
+    ],
+)
+def test_without_room_for_temporary_files_a_command_says_so_or_needs_none(
+    here: Path, tmp_path: Path, command: str, how: str
+) -> None:
+    store = shutil.copytree(here / "memory", tmp_path / "memory")
+    store.chmod(0o755)
+    disk = Mounted(tmp_path) if how == "full" else None
+    temporary = tmp_path / "none" if disk is None else disk.path
+
+    def prepare() -> None:
+        torch.set_num_threads(1)
+        os.environ["MEMSTORE_MODEL"] = str(here / "model")
+        os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+
+    words = [word.format(store=store, scratch=tmp_path) for word in command.split()]
+    try:
+        if disk is not None:
+            fill(disk.path)
+        done = run_forked(prepare, tmp_path, *words)
+        needs = command.startswith(("bench", "demo"))
+        assert done.status == needs and "Traceback" not in done.err, done
+        if needs:
+            assert str(temporary) in done.err.splitlines()[-1]
+        if disk is not None:
+            assert [entry.name for entry in temporary.iterdir()] == ["filler"]
+    finally:
+        if disk is not None:
+            disk.close()
+
+
+def fill(directory: Path) -> None:
+    """Leave no room on a file system."""
+    with (directory / "filler").open("wb", buffering=0) as out:
+        try:
+            while out.write(bytes(1 << 16)):
+                pass
+        except OSError:
+            pass

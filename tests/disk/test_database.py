@@ -1,0 +1,834 @@
+"""The environment under the tables: it grows, is written by one process at a time, and says what is
+wrong by name.
+"""
+
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memstore.block import RecordKey
+from memstore.disk.database import Database, Transaction
+from memstore.disk.files import file_system_of
+from memstore.disk.keys import document_range, record_key
+from memstore.errors import (
+    CorruptMemory,
+    InvalidInput,
+    MemoryClosed,
+    MemoryExists,
+    MemoryLocked,
+    MemoryNotFound,
+    ReadOnlyMemory,
+    StorageFull,
+)
+from support.other_process import hear, other_process, say
+
+SMALL = 1 << 18
+
+
+def nothing(txn: Transaction) -> None:
+    pass
+
+
+def put(key: bytes, value: bytes):
+    return lambda txn: txn.put_checked("meta", key, value)
+
+
+def get(database: Database, key: bytes) -> bytes | None:
+    with database.read() as txn:
+        return txn.get_checked("meta", key)
+
+
+def fill(txn: Transaction, count: int, size: int, first: int = 0) -> int:
+    for number in range(first, first + count):
+        txn.put(
+            "blocks", record_key(RecordKey(1, number, 0)), number.to_bytes(4, "big") * (size // 4)
+        )
+    return count
+
+
+def count_blocks(database: Database) -> int:
+    with database.read() as txn:
+        return sum(1 for _ in txn.scan("blocks"))
+
+
+HOLD_WRITER = """
+    with Database.open(sys.argv[1]) as database, database.writer():
+        say("holding"); hear()
+    say("done"); hear()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def database(path: Path) -> Iterator[Database]:
+    with Database.create(path, put(b"a", b"first"), map_size=SMALL) as database:
+        yield database
+
+
+# Creating and opening
+
+
+def test_what_was_committed_is_there_in_another_opening(path):
+    with Database.create(path, put(b"a", b"1")) as database:
+        assert database.write(lambda txn: (txn.put("blocks", b"k", b"v"), 5)[1]) == 5
+    with Database.open(path) as database:
+        assert get(database, b"a") == b"1"
+        with database.read() as txn:
+            assert txn.get("blocks", b"k") == b"v" and txn.get("blocks", b"other") is None
+
+
+def test_creating_is_all_or_nothing(path):
+    def fails(txn: Transaction) -> None:
+        txn.put("meta", b"a", b"b")
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        Database.create(path, fails)
+    with pytest.raises(MemoryNotFound, match="interrupted"):
+        Database.open(path)
+    with Database.create(path, put(b"a", b"2")) as database:
+        assert get(database, b"a") == b"2"
+
+
+def test_a_memory_is_not_created_twice(path, database):
+    for _ in range(2):
+        with pytest.raises(MemoryExists):
+            Database.create(path, nothing)
+        database.close()
+    with Database.open(path) as database:
+        assert get(database, b"a") == b"first"
+
+
+def test_a_directory_with_other_files_is_left_alone(path):
+    path.mkdir()
+    (path / "thesis.tex").write_text("...")
+    with pytest.raises(InvalidInput, match=r"thesis\.tex"):
+        Database.create(path, nothing)
+    assert [entry.name for entry in path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_is_no_directory_for_a_memory(tmp_path):
+    (tmp_path / "file").write_text("...")
+    for wrong in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InvalidInput, match="not a directory"):
+            Database.create(wrong, nothing)
+        with pytest.raises(MemoryNotFound):
+            Database.open(wrong)
+
+
+def test_a_directory_without_a_memory_is_named(tmp_path):
+    with pytest.raises(MemoryNotFound, match="holds no memory"):
+        Database.open(tmp_path)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "data.mdb").touch()
+    with pytest.raises(MemoryNotFound, match="empty"):
+        Database.open(tmp_path)
+
+
+def test_one_environment_serves_all_openings_of_a_directory(path, database, tmp_path):
+    (tmp_path / "link").symlink_to(path)
+    second = Database.open(tmp_path / "link", read_only=True)
+    database.write(put(b"b", b"2"))
+    assert get(second, b"b") == b"2"
+    with pytest.raises(ReadOnlyMemory):
+        second.write(nothing)
+    database.close()
+    assert get(second, b"b") == b"2"
+    second.close()
+    second.close()
+    with pytest.raises(MemoryClosed, match="closed"), second.read():
+        pass
+
+
+def test_a_network_file_system_is_known_by_its_mount(tmp_path):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "1 0 8:1 / / rw - ext4 /dev/sda rw\n"
+        "2 1 0:5 / /home rw shared:1 - nfs4 server:/home rw\n"
+        "3 2 0:6 / /home/my\\040disk rw - xfs /dev/sdb rw\n"
+    )
+    assert file_system_of(Path("/home/someone"), mounts) == "nfs4"
+    assert file_system_of(Path("/home/my disk/memory"), mounts) == "xfs"
+    assert file_system_of(Path("/homes"), mounts) == "ext4"
+    assert file_system_of(Path("/homes"), tmp_path / "absent") is None
+
+
+# Transactions
+
+
+def test_a_failed_batch_leaves_nothing(database):
+    def work(txn: Transaction) -> None:
+        txn.put_checked("meta", b"b", b"2")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        database.write(work)
+    assert get(database, b"b") is None
+    database.write(put(b"b", b"3"))
+    assert get(database, b"b") == b"3"
+
+
+def test_a_reader_keeps_its_snapshot_while_another_thread_writes(database):
+    with database.read() as txn:
+        thread = threading.Thread(target=database.write, args=(put(b"a", b"second"),))
+        thread.start()
+        # The first write of a process opens its environment for writing, which waits for readers.
+        thread.join(0.2)
+        assert txn.get_checked("meta", b"a") == b"first"
+        with database.read() as inner:
+            assert inner is txn
+    thread.join()
+    assert get(database, b"a") == b"second"
+
+
+def test_writing_inside_ones_own_transaction_is_a_mistake(database):
+    with database.read(), pytest.raises(RuntimeError, match="same thread"):
+        database.write(nothing)
+    with pytest.raises(RuntimeError, match="same thread"):
+        database.write(lambda txn: database.write(nothing))
+    database.write(put(b"b", b"2"))
+
+
+def test_reading_in_a_batch_sees_the_batch(database):
+    def work(txn: Transaction) -> bytes | None:
+        txn.put_checked("meta", b"a", b"in the batch")
+        return get(database, b"a")
+
+    assert database.write(work) == b"in the batch"
+
+
+def test_keys_are_scanned_deleted_and_found_in_order(database):
+    keys = [
+        record_key(RecordKey(document, block, layer))
+        for document in (1, 2, 3)
+        for block in range(5)
+        for layer in (0, 1)
+    ]
+    shuffled = random.Random(0).sample(keys, len(keys))
+    database.write(lambda txn: [txn.put("blocks", key, key[-4:]) for key in shuffled] and None)
+    with database.read() as txn:
+        assert [key for key, _ in txn.scan("blocks")] == keys
+        assert [key for key, _ in txn.scan("blocks", *document_range(2))] == keys[10:20]
+        assert next(iter(txn.scan("blocks", keys[4])))[0] == keys[4]  # left unfinished
+        assert txn.key_at_or_before("blocks", keys[7]) == keys[7]
+        assert txn.key_at_or_before("blocks", keys[7] + b"\0") == keys[7]
+        assert txn.key_at_or_before("blocks", b"\xff") == keys[-1]
+        assert txn.key_at_or_before("blocks", b"\0") is None
+        assert txn.key_at_or_before("documents", b"\0") is None
+    assert database.write(lambda txn: txn.delete_range("blocks", *document_range(2))) == (10, 40)
+    assert database.write(lambda txn: txn.delete_range("blocks", *document_range(2))) == (0, 0)
+    assert database.write(
+        lambda txn: (txn.delete("blocks", keys[0]), txn.delete("blocks", keys[0]))
+    ) == (4, 0)
+    with database.read() as txn:
+        assert [key for key, _ in txn.scan("blocks")] == keys[1:10] + keys[20:]
+    assert database.write(lambda txn: txn.delete_range("blocks", *document_range())[0]) == 19
+
+
+def test_a_place_tells_where_a_value_lies_in_the_file(path, database):
+    rng = random.Random(3)
+    values = {
+        record_key(RecordKey(1, n, 0)): rng.randbytes(rng.choice([10, 1500, 5000, 70_000]))
+        for n in range(60)
+    }
+
+    def work(txn: Transaction) -> None:
+        for key, value in values.items():
+            txn.put("blocks", key, value)
+            assert txn.places_of("blocks", [key])[0] is None  # not in the file yet
+
+    database.write(work)
+    data = (path / "data.mdb").read_bytes()
+    with database.read() as txn:
+        places = {key: txn.places_of("blocks", [key])[0] for key in values}
+        assert dict(txn.places("blocks", b"", None)) == places
+        assert (
+            list(
+                txn.places("blocks", record_key(RecordKey(1, 5, 0)), record_key(RecordKey(1, 8, 0)))
+            )
+            == list(places.items())[5:8]
+        )
+        assert txn.places_of("blocks", [record_key(RecordKey(2, 0, 0))])[0] is None
+    for key, place in places.items():
+        if len(values[key]) < 2000:  # among the keys
+            assert place is None
+        else:
+            assert (
+                place is not None and data[place.offset : place.offset + place.size] == values[key]
+            )
+
+
+def test_places_are_told_without_reading_the_values(path, database):
+    keys = [record_key(RecordKey(1, n, 0)) for n in range(300)]
+    database.write(lambda txn: [txn.put("blocks", key, bytes(20_000)) for key in keys])
+    database.close()
+    with open(path / "data.mdb", "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    database = Database.open(path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+    with database.read() as txn:
+        assert all(txn.places_of("blocks", keys))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+    # in units of 512 bytes: pages of keys, and none of those that hold values
+    assert after - before < 300
+    database.close()
+
+
+def test_a_checked_value_is_refused_when_altered_or_under_another_key(database):
+    def work(txn: Transaction) -> None:
+        stored = txn.get("meta", b"a")
+        assert stored is not None
+        txn.put("meta", b"moved", stored)
+        txn.put("documents", b"a", stored)
+        txn.put("meta", b"altered", stored[:-1] + b"!")
+        txn.put("meta", b"cut", stored[:5])
+
+    database.write(work)
+    with database.read() as txn:
+        for table, key in [
+            ("meta", b"moved"),
+            ("documents", b"a"),
+            ("meta", b"altered"),
+            ("meta", b"cut"),
+        ]:
+            with pytest.raises(CorruptMemory, match=f"{table} entry {key.hex()}"):
+                txn.get_checked(table, key)
+        with pytest.raises(CorruptMemory):
+            list(txn.scan_checked("meta"))
+        assert txn.get_checked("meta", b"a") == b"first"
+
+
+# Map growth
+
+
+def test_the_map_grows_under_a_batch_and_the_batch_is_run_again(database):
+    runs = []
+
+    def work(txn: Transaction) -> int:
+        runs.append(1)
+        return fill(txn, 500, 16_000)  # 30 times the map
+
+    assert database.write(work) == 500
+    assert 1 < len(runs) < 8
+    assert count_blocks(database) == 500
+
+
+def test_creating_grows_a_map_that_is_too_small(path):
+    with Database.create(
+        path, lambda txn: fill(txn, 100, 16_000) and None, map_size=1 << 16
+    ) as database:
+        assert count_blocks(database) == 100
+
+
+def test_growth_waits_for_readers_of_other_threads(database):
+    database.write(nothing)
+    entered, leave = threading.Event(), threading.Event()
+    seen = []
+
+    def reader() -> None:
+        with database.read() as txn:
+            view = txn.view("meta", b"a")
+            entered.set()
+            leave.wait()
+            seen.append(bytes(view[8:]))
+
+    reading = threading.Thread(target=reader)
+    reading.start()
+    entered.wait()
+    writing = threading.Thread(target=database.write, args=(lambda txn: fill(txn, 100, 16_000),))
+    writing.start()
+    time.sleep(0.1)
+    assert writing.is_alive()
+    leave.set()
+    writing.join()
+    reading.join()
+    assert seen == [b"first"] and count_blocks(database) == 100
+
+
+def test_many_threads_read_while_one_writes_and_grows(database):
+    errors, stop = [], threading.Event()
+
+    def reader() -> None:
+        while not stop.is_set():
+            with database.read() as txn:
+                for key, view in txn.scan("blocks"):
+                    if bytes(view[:4]) != key[8:12]:
+                        errors.append(key)
+            # three threads that only ever take the interpreter's lock starve the fourth
+            time.sleep(0.001)
+
+    threads = [threading.Thread(target=reader) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for batch in range(20):
+        database.write(lambda txn, batch=batch: fill(txn, 10, 20_000, first=10 * batch))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors and count_blocks(database) == 200
+
+
+def test_a_map_that_another_process_grew_is_taken_over(path, database):
+    grow = """
+        database = Database.open(sys.argv[1])
+        def work(txn):
+            for n in range(int(sys.argv[2])):
+                txn.put("blocks", record_key(RecordKey(int(sys.argv[3]), n, 0)), b"x" * 16000)
+        database.write(work)
+        say("grown")
+    """
+    assert get(database, b"a") == b"first"
+    with other_process(grow, path, 200, 1) as process:
+        assert hear(process) == "grown"
+    assert count_blocks(database) == 200  # met by a reader
+    with other_process(grow, path, 400, 2) as process:
+        assert hear(process) == "grown"
+    database.write(put(b"b", b"2"))  # met by a writer
+    assert count_blocks(database) == 600
+
+
+# The writer lock
+
+
+def test_a_second_writer_is_refused_with_the_holders_process(path, database):
+    with other_process(HOLD_WRITER, path) as process:
+        assert hear(process) == "holding"
+        with pytest.raises(MemoryLocked, match=f"process {process.pid}"):
+            database.write(nothing)
+        assert get(database, b"a") == b"first"
+        say(process)
+        assert hear(process) == "done"
+        database.write(put(b"b", b"2"))
+
+
+def test_a_second_writer_waits_when_asked_to(path, database):
+    with other_process(HOLD_WRITER, path) as process:
+        assert hear(process) == "holding"
+        released = threading.Event()
+
+        def release() -> None:
+            released.set()
+            say(process)
+
+        threading.Timer(0.1, release).start()
+        database.write(put(b"b", b"2"), wait=True)
+        assert released.is_set()
+    assert get(database, b"b") == b"2"
+
+
+def test_a_killed_writer_leaves_the_lock_and_the_committed(path, database):
+    code = """
+        database = Database.open(sys.argv[1])
+        with database.writer():
+            database.write(lambda txn: txn.put_checked("meta", b"b", b"committed"))
+            def work(txn):
+                txn.put_checked("meta", b"b", b"not committed"); say("inside"); hear()
+            database.write(work)
+    """
+    with other_process(code, path) as process:
+        assert hear(process) == "inside"
+        assert get(database, b"b") == b"committed"  # a reader does not wait for the batch
+        with pytest.raises(MemoryLocked, match=str(process.pid)):
+            database.write(nothing)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    database.write(put(b"c", b"3"))
+    assert get(database, b"b") == b"committed"
+
+
+def test_asking_does_not_wait_for_a_batch_in_another_process(path, database):
+    database.close()
+    code = """
+        def work(txn): say("inside"); hear()
+        Database.open(sys.argv[1]).write(work)
+    """
+    with other_process(code, path) as process:
+        assert hear(process) == "inside"
+        with Database.open(path) as database:  # would hang if it began a writing transaction
+            assert get(database, b"a") == b"first"
+
+
+def test_a_writer_lock_nests_and_is_shared_by_threads(database):
+    with database.writer():
+        with database.writer():
+            database.write(put(b"b", b"2"))
+        thread = threading.Thread(target=database.write, args=(put(b"c", b"3"),))
+        thread.start()
+        thread.join()
+        database.write(put(b"d", b"4"))
+    assert [get(database, key) for key in (b"b", b"c", b"d")] == [b"2", b"3", b"4"]
+
+
+def test_a_forked_child_does_not_keep_its_dead_parents_lock(path, database):
+    code = """
+        database = Database.open(sys.argv[1])
+        with database.writer():
+            ready, tell = os.pipe()
+            child = os.fork()
+            if not child: os.write(tell, b"x"); hear(); os._exit(0)
+            os.read(ready, 1)
+            say(child)
+            os.kill(os.getpid(), 9)
+    """
+    with other_process(code, path) as process:
+        child = int(hear(process))
+        process.wait()
+        os.kill(child, 0)
+        database.write(put(b"b", b"2"))
+
+
+# Forks, readers, permissions
+
+
+def in_child(database: Database, elsewhere: Path, results: multiprocessing.Queue) -> None:
+    for use in (
+        lambda: get(database, b"a"),
+        lambda: database.write(nothing),
+        lambda: Database.open(database.path),
+        lambda: Database.create(database.path, nothing),
+    ):
+        try:
+            use()
+        except MemoryClosed as error:
+            results.put(str(error))
+    database.close()
+    with Database.create(elsewhere, put(b"a", b"the child's")) as own:
+        results.put(get(own, b"a"))
+
+
+def test_a_forked_child_is_refused_and_does_not_disturb_its_parent(database, tmp_path):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    with database.writer(), database.read() as txn:
+        view = txn.view("meta", b"a")
+        child = context.Process(target=in_child, args=(database, tmp_path / "elsewhere", results))
+        child.start()
+        *refusals, own = [results.get() for _ in range(5)]
+        child.join()
+        assert child.exitcode == 0
+        assert str(os.getpid()) in database._environment._inner.readers()
+        assert bytes(view[8:]) == b"first"
+    assert f"opened by process {os.getpid()}" in refusals[0] and refusals[0] == refusals[1]
+    assert "spawned" in refusals[2] and "spawned" in refusals[3]
+    assert own == b"the child's"
+    database.write(put(b"b", b"2"))
+    assert get(database, b"b") == b"2"
+
+
+def test_a_child_that_leaves_its_parents_transaction_does_not_end_it(path, database):
+    code = """
+        with Database.open(sys.argv[1]) as database:
+            with database.writer(), database.read() as txn:
+                parent = os.getpid()
+                if not os.fork(): sys.exit()
+                os.wait()
+                say(str(parent) in database._environment._inner.readers().split()[3])
+                say(txn.get_checked("meta", b"a").decode()); hear()
+            database.write(lambda txn: txn.put_checked("meta", b"b", b"2"))
+            say("written")
+    """
+    with other_process(code, path) as process:
+        assert [hear(process), hear(process)] == ["True", "first"]
+        with pytest.raises(MemoryLocked):
+            database.write(nothing)
+        say(process)
+        assert hear(process) == "written"
+
+
+def test_a_killed_readers_snapshot_is_cleared_at_the_next_opening(path, database):
+    code = """
+        with Database.open(sys.argv[1]).read() as txn:
+            say("reading"); hear()
+    """
+    with other_process(code, path) as process:
+        assert hear(process) == "reading"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert str(process.pid) in database._environment._inner.readers()
+        database.close()
+        with Database.open(path) as database:
+            assert str(process.pid) not in database._environment._inner.readers()
+
+
+def test_asking_works_in_a_directory_that_cannot_be_written(path, database):
+    database.close()
+    code = """
+        if not os.getuid(): os.setuid(65534)
+        for wanted in (True, False):
+            with Database.open(sys.argv[1], read_only=wanted) as database:
+                with database.read() as txn: say(txn.get_checked("meta", b"a").decode())
+                try: database.write(lambda txn: None)
+                except ReadOnlyMemory as error: say(error)
+        try: Database.create(sys.argv[2], lambda txn: None)
+        except ReadOnlyMemory as error: say(error)
+    """
+    modes = {path / "data.mdb": 0o444, path / "lock.mdb": 0o444, path: 0o555, path.parent: 0o555}
+    before = {name: name.stat().st_mode for name in modes}
+    ancestors = [
+        parent
+        for parent in path.parent.parents
+        if parent.owner() == path.owner() and parent != Path("/")
+    ]
+    opened = {name: name.stat().st_mode for name in ancestors if not name.stat().st_mode & 0o001}
+    for name, mode in (modes | {name: mode | 0o055 for name, mode in opened.items()}).items():
+        name.chmod(mode)
+    try:
+        with other_process(code, path, path.parent / "new") as process:
+            assert [hear(process) for _ in range(2)] == [
+                "first",
+                f"{path} is open for reading only, or cannot be written; nothing was changed",
+            ]
+            assert hear(process) == "first" and "reading only" in hear(process)
+            assert "check its permissions" in hear(process)
+    finally:
+        for name, mode in (before | opened).items():
+            name.chmod(mode)
+    assert {entry.name for entry in path.iterdir()} <= {"data.mdb", "lock.mdb", "writer.lock"}
+
+
+# Full disks and quotas
+
+
+FULL = """
+    import resource
+    database = Database.open(sys.argv[1])
+    size = database.file_bytes
+    def fill(count, size=16000):
+        def work(txn):
+            for n in range(count): txn.put("blocks", record_key(RecordKey(1, n, 0)), b"x" * size)
+        return work
+    database.write(fill(20))
+    limits = (database.file_bytes + 100_000, resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    for _ in range(3):
+        try: database.write(fill(100))
+        except StorageFull as error: say(error)
+    with database.read() as txn: say(sum(1 for _ in txn.scan("blocks")))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    database.write(fill(100))
+    with database.read() as txn: say(sum(1 for _ in txn.scan("blocks")))
+    database.close()
+"""
+
+
+def test_a_full_disk_leaves_what_was_committed_and_works_again_with_room(path, database):
+    with other_process(FULL, path) as process:
+        for _ in range(3):
+            assert "the disk is full" in hear(process)
+        assert hear(process) == "20"
+        assert hear(process) == "100"
+        process.wait()
+    assert count_blocks(database) == 100
+
+
+def test_a_memory_cannot_be_created_where_there_is_no_room(path):
+    code = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        try: Database.create(sys.argv[1], lambda txn: txn.put("meta", b"a", b"x" * 100_000))
+        except StorageFull as error: say(error)
+    """
+    with other_process(code, path) as process:
+        assert "make room" in hear(process)
+    with Database.create(path, nothing) as database:
+        assert count_blocks(database) == 0
+
+
+def test_a_quota_bounds_the_file_and_deleting_is_still_possible(path):
+    limit = 2_000_000
+    with Database.create(path, nothing, limit=limit) as database:
+        written = 0
+        with pytest.raises(StorageFull, match=r"quota of 2\.0 MB"):
+            for batch in range(100):
+                database.write(lambda txn, batch=batch: fill(txn, 5, 16_000, first=5 * batch))
+                written += 5
+        assert 60 < written < 125 and count_blocks(database) == written
+        assert database.file_bytes <= limit
+        database.write(lambda txn: txn.delete_range("blocks", *document_range()), beyond_limit=True)
+        database.write(lambda txn: fill(txn, 50, 16_000))
+        with pytest.raises(StorageFull):
+            database.write(lambda txn: fill(txn, 200, 16_000))
+        assert database.file_bytes <= limit + (1 << 20)
+        database.limit = 2 * limit
+        database.write(lambda txn: fill(txn, 150, 16_000))
+        assert count_blocks(database) == 150
+        database.limit = 1000  # below what is there
+        with pytest.raises(StorageFull):
+            database.write(lambda txn: fill(txn, 100, 16_000, first=1000))
+        assert count_blocks(database) == 150
+
+
+def test_an_address_space_too_small_for_the_map_is_named_and_survived(path, database):
+    code = """
+        import resource
+        database = Database.open(sys.argv[1])
+        database.write(lambda txn: None)
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+        def work(txn):
+            for n in range(5000): txn.put("blocks", record_key(RecordKey(1, n, 0)), b"x" * 16000)
+        try: database.write(work)
+        except (StorageFull, MemoryError) as error: say(type(error).__name__)
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        with database.read() as txn: say(txn.get_checked("meta", b"a").decode())
+        database.write(work)
+        with database.read() as txn: say(sum(1 for _ in txn.scan("blocks")))
+    """
+    with other_process(code, path) as process:
+        assert hear(process) == "StorageFull"
+        assert hear(process) == "first"
+        assert hear(process) == "5000"
+
+
+# Damaged files
+
+
+def test_a_truncated_file_is_refused_before_it_is_mapped(path, database):
+    database.write(lambda txn: fill(txn, 100, 16_000))
+    size = database.file_bytes
+    database.close()
+    whole = (path / "data.mdb").read_bytes()
+    rng = random.Random(1)
+    for cut in [
+        1,
+        100,
+        4095,
+        4096,
+        8191,
+        8192,
+        size - 4096,
+        size - 1,
+        *(rng.randrange(1, size) for _ in range(30)),
+    ]:
+        os.truncate(path / "data.mdb", cut)
+        with pytest.raises(CorruptMemory, match=r"truncated|beginning is damaged"):
+            Database.open(path)
+        with pytest.raises(CorruptMemory, match=r"truncated|beginning is damaged"):
+            Database.create(path, nothing)
+        (path / "data.mdb").write_bytes(whole)
+    with Database.open(path) as database:
+        assert count_blocks(database) == 100
+
+
+def test_a_file_that_is_no_database_is_refused(path, database):
+    database.close()
+    (path / "data.mdb").write_bytes(b"once upon a time " * 5000)
+    with pytest.raises(CorruptMemory, match="not a memory's data file"):
+        Database.open(path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_file_without_its_last_free_pages_is_not_called_truncated(path, seed):
+    """Pages taken and freed in one batch are never written, so an intact file may be shorter than
+    its last page.
+    """
+    rng = random.Random(seed)
+    with Database.create(path, nothing) as database:
+        short = 0
+        for batch in range(40):
+
+            def work(txn: Transaction, batch: int = batch) -> None:
+                keys = [key for key, _ in txn.scan("blocks")]
+                for _ in range(rng.randrange(1, 40)):
+                    txn.put(
+                        "blocks",
+                        record_key(RecordKey(rng.randrange(3), rng.randrange(200), 0)),
+                        bytes(rng.randrange(20_000)),
+                    )
+                for key in rng.sample(keys, rng.randrange(len(keys) + 1)):
+                    txn.delete("blocks", key)
+                if batch % 5 == 4:
+                    txn.put("blocks", b"last", bytes(50_000))
+                    txn.delete("blocks", b"last")
+
+            database.write(work)
+            info = database._environment._inner.info()
+            short += database.file_bytes < (info["last_pgno"] + 1) * 4096
+            there = count_blocks(database)
+            database.close()
+            database = Database.open(path)
+            assert count_blocks(database) == there
+        database.close()
+    assert short or seed  # the case does arise
+
+
+# Compacting
+
+
+def test_compacting_gives_room_back_and_keeps_everything(path, database):
+    other = Database.open(path, read_only=True)
+    database.write(lambda txn: fill(txn, 200, 16_000))
+    database.write(lambda txn: txn.delete_range("blocks", record_key(RecordKey(1, 20, 0)), None))
+    before = database.file_bytes
+    database.rewrite()
+    after = database.file_bytes
+    assert after < before / 4
+    assert count_blocks(other) == 20 and get(database, b"a") == b"first"
+    database.write(lambda txn: fill(txn, 100, 16_000))
+    other.close()
+    database.close()
+    with Database.open(path) as database:
+        assert count_blocks(database) == 100
+    assert not list(path.glob("*.partial"))
+
+
+def test_compacting_needs_the_memory_alone(path, database):
+    code = """
+        database = Database.open(sys.argv[1], read_only=True)
+        say("open"); hear()
+        with database.read() as txn: say(txn.get_checked("meta", b"a").decode())
+        hear()
+    """
+    with other_process(code, path) as process:
+        assert hear(process) == "open"
+        with pytest.raises(MemoryLocked, match="another process"):
+            database.rewrite()
+        database.write(put(b"a", b"second"))
+        say(process)
+        assert hear(process) == "second"
+    database.rewrite()
+    assert get(database, b"a") == b"second"
+
+
+def test_a_memory_is_not_opened_while_it_is_compacted(path, database):
+    database.close()
+    code = """
+        import fcntl
+        file = open(sys.argv[1])
+        fcntl.flock(file, fcntl.LOCK_EX)
+        say("alone"); hear()
+    """
+    with other_process(code, path / "data.mdb") as process:
+        assert hear(process) == "alone"
+        with pytest.raises(MemoryLocked, match="compacted"):
+            Database.open(path)
+    Database.open(path).close()
+
+
+def test_compacting_without_room_changes_nothing(path, database):
+    code = """
+        import resource
+        database = Database.open(sys.argv[1])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        try: database.rewrite()
+        except StorageFull as error: say("full")
+        with database.read() as txn: say(sum(1 for _ in txn.scan("blocks")))
+        say(len(list(database.path.glob("*.partial"))))
+    """
+    database.write(lambda txn: fill(txn, 100, 16_000))
+    database.close()
+    with other_process(code, path) as process:
+        assert [hear(process) for _ in range(3)] == ["full", "100", "0"]

@@ -1,0 +1,400 @@
+"""A memory's directory, and the directory one works in, may be somebody else's: nothing of them is
+run, and nothing outside the memory is written, removed or shown.
+"""
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+import zstandard
+
+from memstore.child import python_command
+from memstore.disk.codec import get_codec
+from memstore.disk.database import Database
+from memstore.disk.files import replacement
+from memstore.errors import (
+    CorruptMemory,
+    InvalidInput,
+    InvalidWeights,
+    MemoryNotFound,
+    MemstoreError,
+)
+from memstore.hf.named import reader_named
+from memstore.model.checkpoint import SHIPPED
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
+from support.damaged_tree import BUDGET, damage_tree
+from support.synthetic_documents import CHUNK, SIGNATURE, ingest
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    """A memory of one document."""
+    path = tmp_path / "memory"
+    with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+        ingest(store, "a", text=1, tokens=100)
+    return path
+
+
+def test_no_child_runs_code_from_the_working_directory_or_the_environments_path(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, named = tmp_path / "here", tmp_path / "named"
+    for directory in (here, named):
+        directory.mkdir()
+        for module in ("lmdb", "json", "numpy", "memstore", "sitecustomize", "usercustomize"):
+            trap = f"open({str(tmp_path / 'ran')!r}, 'a').write('{directory.name} {module}')\n"
+            (directory / f"{module}.py").write_text(trap + "raise SystemExit(1)\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", f"{named}{os.pathsep}.")
+    assert verify_memory(memory).clean
+    said = subprocess.run(
+        python_command("memstore", "verify", "--store", str(memory)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0 and "Traceback" not in said.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_child_that_cannot_start_is_not_called_damage(
+    memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(MemstoreError, match="did not start"):
+        verify_memory(memory)
+
+
+@pytest.mark.parametrize("name", ["data.mdb", "lock.mdb", "writer.lock"])
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "directory"])
+def test_files_of_a_memory_that_are_links_or_no_files_are_refused(
+    memory: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    outside = tmp_path / "outside"
+    if (memory / name).exists() and name == "data.mdb":
+        (memory / name).rename(outside)
+    else:
+        (memory / name).unlink()
+        outside.write_bytes(b"mine")
+    if kind == "dangling":
+        outside.unlink()
+    if kind in ("link", "dangling"):
+        (memory / name).symlink_to(outside)
+    elif kind == "pipe":
+        os.mkfifo(memory / name)
+    else:
+        (memory / name).mkdir()
+    before = outside.read_bytes() if outside.exists() else None
+    refused = pytest.raises((InvalidInput, MemoryNotFound), match=r"regular|holds no memory")
+    with refused, MemoryStore.open(memory, host_budget=BUDGET) as store:
+        store.forget("a")
+    assert (outside.read_bytes() if outside.exists() else None) == before
+
+
+def test_compacting_exporting_and_repairing_write_nothing_of_a_name_that_was_laid_out(
+    memory: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    (memory / "data.mdb.compact").symlink_to(outside)
+    (tmp_path / "a.memory.part").symlink_to(outside)
+    (tmp_path / "a.memory").symlink_to(outside)
+    mine = tmp_path / "memory.repair" / "mine"
+    mine.parent.mkdir()
+    mine.touch()
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+        store.compact()
+        with pytest.raises(InvalidInput, match="link"):
+            store.export_document("a", tmp_path / "a.memory")
+        (tmp_path / "a.memory").unlink()
+        store.export_document("a", tmp_path / "a.memory")
+    assert not (tmp_path / "a.memory").is_symlink()
+    damage_tree(memory)
+    assert verify_memory(memory, repair=True).problems
+    assert outside.read_bytes() == b"mine" and mine.exists()
+    assert {entry.name for entry in memory.iterdir()} == {
+        "data.mdb", "data.mdb.compact", "lock.mdb", "writer.lock"
+    }  # fmt: skip
+
+
+def test_index_files_are_not_written_through_links(memory: Path, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (memory / "index").symlink_to(outside)
+    with (
+        MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store,
+        pytest.raises(MemstoreError, match="link"),
+    ):
+        ingest(store, "b", text=2, tokens=300 * CHUNK)
+        store.build_index()
+    assert not list(outside.iterdir())
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
+def test_files_of_a_model_are_regular_and_of_bounded_size(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    shutil.copytree(SHIPPED, tmp_path / "model")
+    file = tmp_path / "model" / name
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.touch()
+        os.truncate(file, 1 << 42)
+    with pytest.raises(InvalidWeights, match=name.partition(".")[0]):
+        reader_named(tmp_path / "model")
+
+
+@pytest.mark.parametrize("codec", ["zstd", "int8+zstd", "int4+zstd"])
+def test_a_frame_that_declares_more_than_a_head_is_refused_before_there_is_room_made_for_it(
+    codec: str,
+) -> None:
+    bomb = zstandard.ZstdCompressor(level=1).compress(bytes(1 << 26))
+    assert len(bomb) < 1 << 13
+    k, v = np.zeros((2, 16, 8), np.int32)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"{1 << 26} bytes are declared, of {2 * k.nbytes}"):
+            get_codec(codec).decode(bomb, k, v, "float32", 16)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_every_flipped_bit_of_the_meta_pages_is_named_or_changes_nothing(
+    memory: Path, tmp_path: Path
+) -> None:
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+        store.forget("a")
+        before = [asdict(document) for document in store.documents()]
+    whole = (memory / "data.mdb").read_bytes()
+    copy = tmp_path / "copy"
+    outcomes: Counter[str] = Counter()
+    # of what LMDB writes there: header, constants, two tables, last page and transaction
+    for at in [*range(152), *range(4096, 4096 + 152)]:
+        for bit in range(8):
+            shutil.rmtree(copy, ignore_errors=True)
+            copy.mkdir()
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << bit
+            (copy / "data.mdb").write_bytes(flipped)
+            try:
+                with Database.open(copy, read_only=True) as database, database.read() as txn:
+                    rows = [value for _, value in txn.scan_checked("documents")]
+            except MemstoreError:
+                outcomes["named"] += 1
+            else:
+                assert [msgpack.unpackb(row)["name"] for row in rows] == ["b"], (at, bit)
+                outcomes["right"] += 1
+    assert before and outcomes["named"] > 500, outcomes
+
+
+@pytest.mark.parametrize("change", ["back by two", "back by one", "swapped", "older twice"])
+def test_a_transaction_that_was_undone_in_the_meta_pages_is_named(
+    memory: Path, change: str
+) -> None:
+    data = bytearray((memory / "data.mdb").read_bytes())
+    places = [144, 4096 + 144]
+    numbers = [struct.unpack_from("<Q", data, place)[0] for place in places]
+    newest = numbers.index(max(numbers))
+    if change.startswith("back"):
+        by = 2 if change.endswith("two") else 1
+        struct.pack_into("<Q", data, places[newest], numbers[newest] - by)
+    elif change == "swapped":
+        data[:152], data[4096 : 4096 + 152] = data[4096 : 4096 + 152], data[:152]
+    else:  # a whole page of before, as a disk that lost a write has it
+        older = data[places[1 - newest] - 128 : places[1 - newest] + 8]
+        data[places[newest] - 128 : places[newest] + 8] = older
+        struct.pack_into("<Q", data, places[newest], numbers[newest] - 2)
+    (memory / "data.mdb").write_bytes(data)
+    with pytest.raises(CorruptMemory, match="transaction"):
+        MemoryStore.open(memory, host_budget=BUDGET).close()
+    assert not verify_memory(memory).clean
+
+
+def test_commits_are_recorded_under_their_numbers_after_compacting_and_repair(memory: Path) -> None:
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        store.compact()
+    assert verify_memory(memory).clean
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+        store.compact()
+        store.compact()
+    damage_tree(memory)
+    verify_memory(memory, repair=True)
+    with Database.open(memory) as database:
+        last = database.last_commit()
+        assert last is not None and last.transaction == database.last_transaction
+        database.write(lambda txn: None)
+    assert verify_memory(memory).clean
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_new_memory_and_an_export_are_their_owners_alone(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        path = tmp_path / "memory"
+        with MemoryStore.create(path, SIGNATURE, host_budget=BUDGET) as store:
+            ingest(store, "a", text=1, tokens=100)
+            store.export_document("a", tmp_path / "a.memory")
+    finally:
+        os.umask(before)
+    assert mode(path) == 0o700 and mode(tmp_path / "a.memory") == 0o600
+    assert {entry.name: mode(entry) for entry in path.iterdir()} == dict.fromkeys(
+        ["data.mdb", "lock.mdb", "writer.lock"], 0o600
+    )
+
+
+@pytest.mark.parametrize("wanted", [0o600, 0o640, 0o664])
+def test_compacting_repairing_indexing_and_exporting_keep_who_may_read(
+    memory: Path, tmp_path: Path, wanted: int
+) -> None:
+    pytest.importorskip("faiss")
+    (memory / "data.mdb").chmod(wanted)
+    for name in ("lock.mdb", "writer.lock"):
+        (memory / name).unlink()
+    export = tmp_path / "a.memory"
+    export.touch()
+    export.chmod(wanted)
+    umask = os.umask(0o000)
+    try:
+        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
+            ingest(store, "b", text=2, tokens=300 * CHUNK)
+            store.compact()
+            assert mode(memory / "data.mdb") == wanted
+            store.build_index()
+            store.export_document("a", export)
+        damage_tree(memory)
+        verify_memory(memory, repair=True)
+    finally:
+        os.umask(umask)
+    assert mode(memory / "data.mdb") == mode(memory / "lock.mdb") == mode(export) == wanted
+    assert {mode(file) for file in (memory / "index").iterdir()} == {wanted}
+    assert mode(memory / "index") == {0o600: 0o700, 0o640: 0o750, 0o664: 0o775}[wanted]
+    # who may not write cannot lock either
+    assert mode(memory / "writer.lock") == {0o600: 0o600, 0o640: 0o600, 0o664: 0o660}[wanted]
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+COMMANDS = {
+    "docs": 0,
+    "stats": 0,
+    "verify": 0,
+    "export b {there}": 0,
+    "forget a": 0,
+    "forget nobody": 1,
+    "compact": 0,
+    "compact --nonsense": 2,
+}
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_commands_with_closed_streams_end_as_they_would(
+    memory: Path, tmp_path: Path, closed: tuple[int, ...]
+) -> None:
+    with MemoryStore.open(memory, host_budget=BUDGET) as store:
+        ingest(store, "b", text=2, tokens=100)
+    for command, status in COMMANDS.items():
+        words = command.format(there=tmp_path / "b.memory").split()
+        done = subprocess.run(
+            python_command("memstore", *words, "--store", str(memory)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            preexec_fn=lambda: [os.close(number) for number in closed],
+        )
+        assert done.returncode == status, (command, done)
+        assert "Traceback" not in done.stdout + done.stderr
+    assert verify_memory(memory).clean
+
+
+def test_no_file_of_a_memory_is_opened_as_a_standard_stream(memory: Path, tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from memstore.store.memory_store import MemoryStore
+for number in range(3): os.close(number)
+with MemoryStore.open(sys.argv[1]) as store:
+    store.forget("a")
+    Path(sys.argv[2]).write_text(" ".join(os.readlink(f"/proc/self/fd/{n}") for n in range(3)))
+"""
+    there = tmp_path / "there"
+    subprocess.run([sys.executable, "-c", code, str(memory), str(there)], check=True)
+    assert there.read_text().split() == ["/dev/null"] * 3
+
+
+def test_what_a_killed_export_left_goes_with_the_next_one_to_that_place(
+    memory: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "exports"
+    place.mkdir()
+    subprocess.run([sys.executable, "-c", KILLED, str(place / "b.memory")], check=False)
+    (left,) = place.iterdir()
+    kept = {place / "layer-1.4711.partial", place / "memstore-x.partial", place / "a.memory"}
+    for file in kept:
+        file.touch()
+    written = replacement(place / "c.memory")  # by another, now
+    with MemoryStore.open(memory, host_budget=BUDGET) as store, written:
+        (live,) = {*place.iterdir()} - kept
+        assert live != left
+        store.export_document("a", place / "a.memory")
+        assert {*place.iterdir()} == kept | {live}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from memstore.disk.files import replacement
+with replacement(Path(sys.argv[1])) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_began_is_swept_by_the_next_writer_and_nothing_else(
+    memory: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
+        ingest(store, "b", text=2, tokens=300 * CHUNK)
+        store.build_index()
+    kept = {entry.name for entry in (memory / "index").iterdir()}
+    for path in (memory / "index" / "layer-1.idx", memory / "data.mdb"):
+        subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    (memory / "index" / "layer-1.4711.partial").touch()  # of a version before
+    for name in ("mine.partial", "memstore-x.partial"):
+        (memory / "index" / name).touch()
+        kept.add(name)
+    assert len(list(memory.glob("**/*.partial"))) == 5
+    with replacement(memory / "index" / "layer-2.idx") as live:
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            store.forget("a")
+        live.write(b"whole")
+    kept.add("layer-2.idx")
+    assert {entry.name for entry in (memory / "index").iterdir()} == kept
+    assert not list(memory.glob("*.partial"))

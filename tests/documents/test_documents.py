@@ -1,0 +1,617 @@
+"""What people have becomes text, and every character of it stands where it stood there: on its
+page, under its headings.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstore.disk.places import (
+    MOST,
+    PAGE,
+    Place,
+    Places,
+    append_places,
+    pack_places,
+    unpack_places,
+)
+from memstore.documents import Converted, read
+from memstore.documents.conversion import convert
+from memstore.documents.detect import form_of
+from memstore.errors import InvalidInput, UnreadableDocument
+from memstore.model.answer import Source
+from memstore.model.document_text import block_texts
+from memstore.model.text import Text
+from memstore.store.memory_store import MemoryStore
+from support import made_documents as made
+from support.made_documents import Section
+from support.tiny_model import tiny_model
+
+pytest.importorskip("lxml")
+pytest.importorskip("pypdf")
+
+BOOK = [
+    Section(1, "The Mill", ["The mill stands at the river.", "Nobody has worked there for years."]),
+    Section(2, "The Ferry", ["The ferry crosses at nine, and once more at noon."]),
+    Section(1, "The Inn", ["At the inn they said that the bridge was gone."]),
+]
+MAKERS: dict[str, Callable[[Sequence[Section]], bytes]] = {
+    "a.html": made.html,
+    "a.md": made.markdown,
+    "a.docx": made.docx,
+    "a.epub": made.epub,
+}
+
+
+def converted(data: bytes, name: str) -> Converted:
+    """A document as this process reads it."""
+    return convert(data, form_of(data, name))
+
+
+def text_of(data: bytes, name: str) -> str:
+    return converted(data, name).text.strip()
+
+
+# Every kind
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_headings_are_the_places_of_what_stands_below_them(name: str) -> None:
+    document = read(MAKERS[name](BOOK), name)
+    assert document.kind == {"md": "markdown"}.get(name[2:], name[2:])
+    places = Places(document.places)
+    for words, where in (
+        ("stands at the river", "The Mill"),
+        ("crosses at nine", "The Mill > The Ferry"),
+        ("the bridge was gone", "The Inn"),
+    ):
+        at = document.text.index(words)
+        assert places.at(at, at + len(words)) == where
+    assert [place.name for place in document.places] == ["The Mill", "The Ferry", "The Inn"]
+    for place in document.places:
+        assert document.text[place.start :].lstrip("# ").startswith(place.name)
+
+
+def test_the_pages_of_a_pdf_are_counted_and_empty_ones_too() -> None:
+    pages = [["On the first page (of four)."], [], ["On the third.", "With two lines."], ["Last."]]
+    document = read(made.pdf(pages), "a.pdf")
+    assert [place.name for place in document.places] == ["1", "3", "4"]
+    places = Places(document.places)
+    third, last = (document.text.index(word) for word in ("third", "Last"))
+    assert (places.at(third, third + 5), places.at(last, last + 4)) == ("page 3", "page 4")
+    assert places.at(third, last + 1) == "pages 3-4"
+
+
+def test_a_file_is_known_by_what_is_in_it() -> None:
+    for data, name, kind in (
+        (made.pdf([["Hello."]]), "notes.txt", "pdf"),
+        (made.docx(BOOK), "notes", "docx"),
+        (made.epub(BOOK), "book.zip", "epub"),
+        (made.html(BOOK), "page.txt", "html"),
+        (b"\xef\xbb\xbf\n <!-- a page --><!DOCTYPE HTML><p>x", "page", "html"),
+        (b"# Not a heading here", "notes.txt", "text"),
+        (b"a < b and <b>bold</b>", "notes.txt", "text"),
+    ):
+        assert converted(data, name).kind == kind
+
+
+def test_plain_text_is_left_as_it_is() -> None:
+    assert read("naïve\r\n  café".encode(), "a.txt") == Converted("naïve\r\n  café", (), "text")
+
+
+# HTML
+
+
+def test_html_is_read_as_it_is_seen() -> None:
+    page = """<!doctype html><html><head><title>Head</title><style>p {}</style></head><body>
+    <h1>One <b>two</b><br>three</h1><script>no()</script><p>Para  one<br>line&nbsp;two</p>
+    <ul><li>a<li><p>b</p><ol start=3><li>c<li>d</ol></ul><template>no</template>
+    <table><tr><th><p>1</p><th>2<tr><td>3<td><p>4<p>5</table><pre>  code
+      more</pre><p hidden>no</p>After &bogus; &eacute; &#x1F600;<svg><text>no</text></svg>"""
+    assert text_of(page.encode(), "a.html") == (
+        "One two\nthree\n\nPara one\nline two\n\n- a\n- b\n  3. c\n  4. d\n\n"
+        "1 | 2\n3 | 4\n\n5\n\n  code\n      more\n\nAfter &bogus; é 😀"
+    )
+    assert [place.name for place in converted(page.encode(), "a.html").places] == ["One two three"]
+
+
+def test_cells_of_a_table_stay_in_their_columns() -> None:
+    page = """Before<table><tr><td></td><th>Name<th>Mid<th>Age
+    <tr><td></td><td> </td><td>X</td><td><p>31</p></td></tr><tr><td>1<td>Bob<td><br><td>32<td></tr>
+    <tr><td></td><td></td></tr><tr><td>a<td><table><tr><td><td>in</table><td>b</table>After
+    <table><tr><td>left</td></tr></table>"""
+    assert text_of(page.encode(), "a.html") == (
+        "Before\n\n| Name | Mid | Age\n| | X | 31\n1 | Bob | | 32\na\n\n| in | b\n\nAfter\n\nleft"
+    )
+
+
+def test_headings_lists_and_verbatim_text_in_cells_are_what_they_are_elsewhere() -> None:
+    page = """<table><tr><td>12 May</td><td><h2>The mill</h2><p>It stood.</td><td>a</td><td>b</td>
+    </tr><tr><td></td><td><ul><li>one<li>two</ul></td></tr><tr><td></td><td><pre>  x</pre></td>
+    </tr><tr><td></td><td>c</td></tr></table>"""
+    document = converted(page.encode(), "a.html")
+    assert document.text.strip() == (
+        "12 May\n\nThe mill\n\nIt stood. | a | b\n\n- one\n- two\n  x\n| c"
+    )
+    assert [place.name for place in document.places] == ["The mill"]
+
+
+def test_items_of_a_list_have_the_numbers_that_are_seen() -> None:
+    page = (
+        "<ol start=5><li>five<li>six<li value=9>nine<li>ten</ol><ol start=x><li value=''>one</ol>"
+        "<ol start=-1><li>below<li>zero<li>one</ol><ul><li value=7>none</ul>"
+    )
+    assert text_of(page.encode(), "a.html") == (
+        "5. five\n6. six\n9. nine\n10. ten\n1. one\n-1. below\n0. zero\n1. one\n- none"
+    )
+
+
+def test_a_page_without_headings_stands_under_its_title() -> None:
+    document = converted(b"<html><title>The \n Mill</title><p>At the river.", "a.html")
+    assert document.places == (Place(0, 1, "The Mill"),)
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding"),
+    [
+        ('<meta charset="windows-1251">', "windows-1251"),
+        ('<meta http-equiv=Content-Type content="text/html; charset=Shift_JIS">', "shift_jis"),
+        ('<?xml version="1.0" encoding="iso-8859-1"?>', "latin-1"),
+        ("", "utf-8"),
+        ("", "utf-8-sig"),
+        ("", "utf-16"),
+    ],
+)
+def test_html_is_decoded_as_it_says(head: str, encoding: str) -> None:
+    words = {"windows-1251": "мельница", "shift_jis": "水車小屋", "latin-1": "Mühle"}
+    word = words.get(encoding, "Mühle мельница 水車")
+    page = f"{head}<html><body><p>{word}</p></body></html>"
+    assert text_of(page.encode(encoding), "a.html") == word
+
+
+# DOCX
+
+
+def test_docx_has_lists_tables_notes_and_what_stands_in_controls_and_insertions() -> None:
+    run = "<w:r><w:t>{}</w:t></w:r>".format
+    cell = "<w:tc><w:p>{}</w:p></w:tc>".format
+    body = (
+        f"<w:p><w:pPr><w:outlineLvl w:val='0'/></w:pPr>{run('Own level')}</w:p>"
+        f"<w:sdt><w:sdtContent><w:p>{run('In a control')}</w:p></w:sdtContent></w:sdt>"
+        f"<w:p><w:ins>{run('Inserted')}</w:ins><w:del><w:r><w:delText>gone</w:delText></w:r></w:del>"
+        "<w:r><w:tab/><w:t>tab</w:t><w:br/><w:t>line</w:t><w:noBreakHyphen/><w:t>x</w:t></w:r></w:p>"
+        f"<w:p><w:pPr><w:numPr/></w:pPr>{run('item')}</w:p>"
+        f"<w:tbl><w:tr>{cell(run('a'))}{cell(run('b'))}</w:tr>"
+        f"<w:tr>{cell('')}{cell(run('d'))}</w:tr></w:tbl>"
+        f"<w:p><w:r><w:t xml:space='preserve'>  code </w:t></w:r></w:p>"
+        "<w:p><w:r><w:instrText>PAGE</w:instrText></w:r></w:p>"
+    )
+    notes = (
+        f'<w:footnotes xmlns:w="{made.W}"><w:footnote w:type="separator"><w:p>{run("-")}</w:p>'
+        f"</w:footnote><w:footnote><w:p>{run('A note.')}</w:p></w:footnote></w:footnotes>"
+    )
+    data = made.docx_of(body, **{"word/footnotes.xml": notes})
+    assert text_of(data, "a.docx") == (
+        "Own level\n\nIn a control\n\nInserted tab\nline-x\n\n- item\n\n"
+        "a | b\n| d\n\n  code\n\nA note."
+    )
+    assert converted(data, "a.docx").places == (Place(0, 1, "Own level"),)
+
+
+def test_what_a_paragraph_was_before_a_tracked_change_is_not_what_it_is() -> None:
+    run = "<w:r><w:t>{}</w:t></w:r>".format
+    was = "<w:pPrChange w:id='1'><w:pPr>{}</w:pPr></w:pPrChange>".format
+    style, outline = "<w:pStyle w:val='Own1'/>", "<w:outlineLvl w:val='0'/>"
+    item = "<w:numPr><w:ilvl w:val='0'/></w:numPr>"
+    body = (
+        f"<w:p><w:pPr>{style}{was('')}</w:pPr>{run('Now a heading')}</w:p>"
+        f"<w:p><w:pPr>{was(style)}</w:pPr>{run('Once a heading')}</w:p>"
+        f"<w:p><w:pPr>{was(item)}</w:pPr>{run('Once an item')}</w:p>"
+        f"<w:p><w:pPr>{item}{was('')}</w:pPr>{run('Now an item')}</w:p>"
+        f"<w:p><w:pPr>{was(outline)}</w:pPr>{run('End')}</w:p>"
+    )
+    document = converted(made.docx_of(body), "a.docx")
+    assert document.text.strip() == (
+        "Now a heading\n\nOnce a heading\n\nOnce an item\n\n- Now an item\n\nEnd"
+    )
+    assert document.places == (Place(0, 1, "Now a heading"),)
+
+
+# EPUB
+
+
+def test_chapters_without_headings_have_their_title_of_the_table_of_contents() -> None:
+    chapter = '<html xmlns="http://www.w3.org/1999/xhtml"><body><p>{}</p></body></html>'.format
+    words = ["It began at the mill.", "It went on at the inn.", "It ended."]
+    document = converted(made.epub_of(list(map(chapter, words)), ["The Mill", "The Inn"]), "a.epub")
+    assert document.text.strip() == "\n\n".join(words)
+    assert [(document.text[start:][:7], name) for start, _, name in document.places] == [
+        ("It bega", "The Mill"),
+        ("It went", "The Inn"),
+    ]
+
+
+def test_titles_of_the_table_of_contents_end_with_their_files() -> None:
+    chapter = '<html xmlns="http://www.w3.org/1999/xhtml"><body>{}</body></html>'.format
+    cover, plain = chapter('<img src="x"/>'), "<p>{} of it.</p>".format
+    parts = [
+        cover,
+        chapter(plain("Preface")),
+        chapter(plain("More")),
+        cover,
+        chapter("<h2>Chapter One</h2>" + plain("One")),
+        chapter("<h1>Part</h1>" + plain("Part")),
+        chapter("<h2>Chapter Two</h2>" + plain("Two")),
+        chapter(plain("End")),
+    ]
+    titles = ["Cover", "Preface", "", "Plate", "Chapter One", "Part", "Chapter Two", "Afterword"]
+    document = converted(made.epub_of(parts, titles), "a.epub")
+    places = Places(document.places)
+    assert {
+        word: places.headings(document.text.index(f"{word} of it"))
+        for word in ("Preface", "More", "One", "Part", "Two", "End")
+    } == {
+        "Preface": ("Preface",),
+        "More": ("Preface",),  # which the table of contents does not name
+        "One": ("Chapter One",),
+        "Part": ("Part",),
+        "Two": ("Part", "Chapter Two"),
+        "End": ("Afterword",),
+    }
+    assert [place.name for place in document.places] == [
+        "Preface", "", "Chapter One", "Part", "Chapter Two", "Afterword"
+    ]  # fmt: skip
+
+
+def test_titles_hold_for_what_is_below_them_in_the_table_of_contents() -> None:
+    chapter = '<html xmlns="http://www.w3.org/1999/xhtml"><body>{}<p>{} it.</body></html>'.format
+    files = [
+        chapter("", "Preface of"),
+        chapter("<h1>Own</h1>", "Own of"),
+        chapter("", "Part of"),
+        chapter("<h2>One</h2>", "One of"),
+        chapter("<h2>End</h2>", "End of"),
+    ]
+    nested = (
+        '<li><a href="text/c%200.xhtml">Preface</a></li>'
+        '<li><a href="text/c%202.xhtml">Part</a>'
+        '<ol><li><a href="text/c%203.xhtml">Chapter</a></li></ol></li>'
+        '<li><a href="text/c%204.xhtml">Last</a></li>'
+    )
+    nav = f"<html><body><nav><ol>{nested}</ol></nav></body></html>"
+    document = converted(made.epub_of(files, **{"OEBPS/nav.xhtml": nav}), "a.epub")
+    places = Places(document.places)
+    assert {
+        word: places.headings(document.text.index(f"{word} of it"))
+        for word in ("Preface", "Own", "Part", "One", "End")
+    } == {
+        "Preface": ("Preface",),
+        "Own": ("Own",),  # which the table of contents does not name
+        "Part": ("Part",),
+        "One": ("Part", "One"),
+        "End": ("End",),
+    }
+
+
+def test_chapters_that_are_no_xml_are_read_as_html_and_named_characters_are_known() -> None:
+    ill = '<html><head><title/><script src="x"/></head><body><p>One &mdash; two<p>Three</body>'
+    well = (
+        '<?xml version="1.0"?><!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.1//EN" "xhtml11.dtd">'
+        '<html xmlns="http://www.w3.org/1999/xhtml"><head><title/></head>'
+        "<body><p>caf&eacute; &amp; bar</p></body></html>"
+    )
+    document = converted(made.epub_of([ill, well]), "a.epub")
+    assert document.text.strip() == "One — two\n\nThree\n\ncafé & bar"
+
+
+def test_hidden_fonts_make_no_book_a_protected_one() -> None:
+    fonts = (
+        '<encryption xmlns="urn:oasis:names:tc:opendocument:xmlns:container" '
+        'xmlns:enc="http://www.w3.org/2001/04/xmlenc#"><enc:EncryptedData><enc:EncryptionMethod '
+        'Algorithm="http://www.idpf.org/2008/embedding"/></enc:EncryptedData></encryption>'
+    )
+    assert converted(made.epub(BOOK, **{"META-INF/encryption.xml": fonts}), "a.epub").places
+
+
+# Markdown
+
+
+def test_code_and_what_describes_the_text_are_no_headings() -> None:
+    text = (
+        "---\ntitle: Notes\n---\n# One *two* `x` [link](y) &amp;\r\n\r\n```\n# no\n```\n\n"
+        "    # no\n\nSet\ntwo\n===\nmore\n> ## Quoted\n\n#no\n"
+    )
+    document = converted(text.encode(), "a.md")
+    assert document.text == text
+    assert [(level, name) for _, level, name in document.places] == [
+        (1, "One two x link &"),
+        (1, "Set two"),
+        (2, "Quoted"),
+    ]
+    for place, line in zip(document.places, ("# One", "Set", "> ##")):
+        assert text[place.start :].startswith(line)
+        assert place.start == 0 or text[place.start - 1] == "\n"
+
+
+def test_a_rule_above_an_empty_line_describes_no_text() -> None:
+    for blank in ("\n", " \n", "\r\n"):
+        text = f"---{blank}{blank}# One\n\nText\n\n---\n\n# Two\n"
+        assert [place.name for place in converted(text.encode(), "a.md").places] == ["One", "Two"]
+    yaml = converted(b"---\n\ntitle: x\nauthor: y\n---\n# One\n", "a.md")
+    assert [place.name for place in yaml.places] == ["One"]
+    empty = converted(b"---\n---\n# One\n", "a.md")
+    assert [place.name for place in empty.places] == ["One"]
+
+
+# Places
+
+
+def test_a_span_is_told_by_its_pages_and_by_the_headings_of_its_ends() -> None:
+    places = Places(
+        [
+            Place(0, PAGE, "1"),
+            Place(5, 1, "Part"),
+            Place(10, 2, "One"),
+            Place(15, PAGE, "2"),
+            Place(20, 2, "Two"),
+            Place(30, 1, "Last"),
+            Place(40, PAGE, ""),
+            Place(40, 1, ""),
+        ]
+    )
+    assert [
+        places.at(*span)
+        for span in ((0, 5), (4, 6), (10, 12), (12, 25), (29, 31), (35, 45), (41, 45), (7, 7))
+    ] == [
+        "page 1",
+        "page 1, Part",
+        "page 1, Part > One",
+        "pages 1-2, Part > One to Two",
+        "page 2, Part > Two to Last",
+        "page 2, Last",
+        None,
+        "page 1, Part",
+    ]
+    assert Places().at(0, 10) is None
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=120)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 9), NAMES), max_size=20),
+    st.integers(0, 20),
+    st.integers(0, 1 << 20),
+)
+def test_places_are_stored_as_they_are_and_appended_behind(
+    given_: list[tuple[int, int, str]], cut: int, characters: int
+) -> None:
+    places = [Place(*place) for place in sorted(given_)]
+    assert unpack_places(pack_places(places)) == places
+    first, second = places[:cut], places[cut:]
+    joined = append_places(first, characters, second)
+    assert all(place in joined for place in first)
+    for one in second:
+        alone, behind = Places(second), Places(joined)
+        assert behind.page(characters + one.start) == alone.page(one.start)
+        assert behind.headings(characters + one.start) == alone.headings(one.start)
+
+
+def test_of_too_many_places_the_deepest_headings_go_first() -> None:
+    many = [Place(n, PAGE if n % 100 == 0 else 1 + n % 2, str(n)) for n in range(2 * MOST)]
+    kept = unpack_places(pack_places(many))
+    assert kept == many[::2]  # every other heading is of level 2
+
+
+def test_of_too_many_highest_headings_the_first_are_kept_and_none_stands_for_the_others() -> None:
+    for name, level in (("{}", 1), ("{}" + " and more" * 12, 1), ("{}", 2)):
+        many = [Place(n, level, name.format(n)) for n in range(25_000)]
+        packed = pack_places([*many, Place(25_000, level + 1, "deeper")])
+        kept = unpack_places(packed)
+        assert 5_000 < len(kept) <= MOST and len(packed["places"]) < 1 << 20
+        assert kept[:-1] == many[: len(kept) - 1]
+        places = Places(kept)
+        assert places.headings(len(kept) - 2) and not places.headings(len(kept) - 1)
+    pages = [Place(n, PAGE, str(n)) for n in range(15_000)]
+    both = [place for pair in zip(pages, many) for place in pair]
+    kept = unpack_places(pack_places(both))
+    assert [place for place in kept if place.level == PAGE] == pages
+    assert 3_000 < len(kept) - len(pages) <= 5_000
+
+
+WORDS = ["mill", "fähre", "水車", "😀 smile", "e\u0301tude", "1,234", "O'Hara"]
+SECTIONS = st.lists(
+    st.tuples(
+        st.integers(1, 6),
+        st.lists(st.sampled_from(WORDS), min_size=1, max_size=3),
+        st.lists(st.integers(1, 30), max_size=3),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def numbered(shape: list[tuple[int, list[str], list[int]]]) -> tuple[list[Section], dict[str, str]]:
+    """Sections whose every word is another one, and where each word belongs."""
+    sections, where, path, word = [], {}, list[tuple[int, str]](), 0
+    for number, (level, title_words, lengths) in enumerate(shape):
+        title = " ".join([f"s{number}.", *title_words])
+        path = [*(above for above in path if above[0] < level), (level, title)]
+        paragraphs = []
+        for length in lengths:
+            words = [f"w{n}{WORDS[n % len(WORDS)]}." for n in range(word, word + length)]
+            where |= dict.fromkeys(words, " > ".join(name for _, name in path))
+            word += length
+            paragraphs.append(" ".join(words))
+        sections.append(Section(level, title, paragraphs))
+    return sections, where
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@settings(max_examples=20)
+@given(shape=SECTIONS)
+def test_every_word_stands_under_the_headings_that_it_stood_under(
+    name: str, shape: list[tuple[int, list[str], list[int]]]
+) -> None:
+    sections, where = numbered(shape)
+    document = converted(MAKERS[name](sections), name)
+    places = Places(document.places)
+    for word, place in where.items():
+        at = document.text.index(word)
+        assert places.at(at, at + len(word)) == place
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> object:
+    return tiny_model(tmp_path_factory.mktemp("model") / "model")
+
+
+def test_every_character_has_its_place_after_tokenisation_in_every_later_process(
+    model, tmp_path: Path
+) -> None:
+    sections, where = numbered([(level, [WORDS[level]], [level, 9]) for level in (1, 2, 3, 2, 1)])
+    lines = [[f"p{page}n{n}." for n in range(4 + 3 * page)] for page in range(1, 4)]
+    on_pages = {word: f"page {n}" for n, page in enumerate(lines, 1) for word in page}
+    texts: dict[str, str] = {}
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        for name, make in {**MAKERS, "a.pdf": lambda _: made.pdf(lines)}.items():
+            document = converted(make(sections), name)
+            texts[name] = document.text
+            model.ingest(Text(document, name), store)
+    with MemoryStore.open(tmp_path / "m", model.signature, read_only=True) as store:
+        for row in store.ready():
+            text = texts[row.name]
+            right: list[str | None] = [None] * len(text)  # of the characters of words
+            for word, place in (on_pages if row.name == "a.pdf" else where).items():
+                at = text.index(word)
+                right[at : at + len(word)] = [place] * len(word)
+            assert any(right)
+            blocks = list(block_texts(model.tokenizer, store, row))
+            assert "".join(one.text for one in blocks) == text
+            assert all(one.text == text[one.start : one.end] for one in blocks)
+            for block in range(row.blocks):
+                source = Source.of(model, store, row, block, {})
+                first, end = source.span
+                assert source.text == text[first:end]
+                for at in range(first, end):
+                    assert right[at] in (None, row.places.at(at, at + 1))
+                ends = [at for at in range(first, end) if not text[at].isspace()]
+                if ends and right[ends[0]] == right[ends[-1]] is not None:
+                    assert source.place == right[ends[0]]
+                elif ends:
+                    assert source.place == row.places.at(ends[0], ends[-1] + 1)
+
+
+# In a memory
+
+
+def test_sources_of_ask_and_search_name_the_place(model, tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(
+        made.pdf([["The mill is red."] * 9, ["The ferry is late."] * 9])
+    )
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        document = model.ingest(tmp_path / "a.pdf", store)
+        assert document.metadata["kind"] == "pdf" and document.told()["metadata"]["places"] == 2
+        (found,) = model.search("The ferry is late.", store, top_k=1)
+        assert found.place is not None and "2" in found.place
+        answer = model.ask("The ferry is", store, max_new_tokens=1)
+        assert all(source["place"].startswith("page") for source in answer.to_dict()["sources"])
+
+
+def test_places_go_with_an_export_and_the_folder_does_not(model, tmp_path: Path) -> None:
+    secret = {"folder": "of my home", "file": "letters/a.md", "size": 1, "mtime_ns": 0, "hash": ""}
+    text = Text(converted(made.markdown(BOOK), "a.md"), "a", source=secret)
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        document = model.ingest(text, store)
+        assert document.metadata["source"] == secret
+        store.export_document("a", tmp_path / "a.memstore")
+    assert b"of my home" not in (tmp_path / "a.memstore").read_bytes()
+    assert b"letters" not in (tmp_path / "a.memstore").read_bytes()
+    with MemoryStore.create(tmp_path / "other", model.signature) as store:
+        imported = store.import_document(tmp_path / "a.memstore")
+        assert imported.metadata.keys() == {"kind", "places"}
+        assert unpack_places(imported.metadata) == list(text.places)
+
+
+def test_appending_keeps_the_places_of_both_parts(model, tmp_path: Path) -> None:
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(Text(converted(made.pdf([["First."], ["Second."]]), "a.pdf"), "a"), store)
+        before = converted(made.pdf([["First."], ["Second."]]), "a.pdf").text
+        model.ingest(Text("Plain words.\n", "a"), store, mode="append")
+        more = Text(converted(made.markdown(BOOK), "a.md"), "a")
+        document = model.ingest(more, store, mode="append")
+        at = len(before)
+        assert document.places.at(0, 5) == "page 1" and document.places.at(at, at + 5) is None
+        at = len(before) + len("Plain words.\n") + "".join(more.pieces()).index("ferry crosses")
+        assert document.places.at(at, at + 5) == "The Mill > The Ferry"
+        replaced = model.ingest(Text("Plain words.\n", "a"), store, mode="replace")
+        assert replaced.metadata == {}
+
+
+def test_a_document_that_was_read_without_places_gets_them(model, tmp_path: Path) -> None:
+    text = made.markdown(BOOK).decode()
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        assert model.ingest(Text(text, "a"), store).places.at(0, 9) is None
+        again = model.ingest(Text(converted(text.encode(), "a.md"), "a"), store)
+        assert again.places.at(0, 9) == "The Mill" and again.id == 1
+        model.ingest(Text(text, "a"), store)
+        assert store.document("a").places.at(0, 9) == "The Mill"
+
+
+def test_an_interrupted_ingest_of_a_converted_file_is_resumed(model, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(state: object) -> None:
+        if seen:
+            raise Stop
+        seen.append(state)
+
+    seen: list[object] = []
+    (tmp_path / "a.html").write_bytes(made.html(numbered([(1, ["mill"], [9])] * 3)[0]))
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        with pytest.raises(Stop):
+            model.ingest(tmp_path / "a.html", store, progress=stop, chunk_blocks=1)
+        assert store.document("a").state == "ingesting"
+        states = []
+        done = model.ingest(tmp_path / "a.html", store, progress=states.append, chunk_blocks=1)
+        assert done.state == "ready" and states[0].resumed_tokens > 0
+        assert len(unpack_places(done.metadata)) == 3
+
+
+def test_what_needs_a_library_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pypdf", None)
+    with pytest.raises(UnreadableDocument, match=r"pypdf.*pip install '\.\[documents\]'"):
+        convert(made.pdf([["x"]]), "pdf")
+
+
+def test_a_path_and_its_bytes_are_read_alike_and_errors_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.html"
+    path.write_bytes(made.html(BOOK))
+    assert read(path, "a.html") == read(path.read_bytes(), "other.html")
+    for wrong in (tmp_path / "none.pdf", tmp_path):
+        with pytest.raises(UnreadableDocument, match=wrong.name):
+            read(wrong, wrong.name)
+    with pytest.raises(InvalidInput, match="needs a name"):
+        Text(Converted("x", (), "pdf"))
+
+
+def test_word_processors_own_files_are_read() -> None:
+    docx = pytest.importorskip("docx")
+    document = docx.Document()
+    document.add_heading("Title", 0)
+    document.add_heading("The Mill", 1)
+    document.add_paragraph("At the river.")
+    document.add_table(1, 2).rows[0].cells[1].text = "cell"
+    out = io.BytesIO()
+    document.save(out)
+    read_back = converted(out.getvalue(), "a.docx")
+    assert read_back.text == "Title\n\nThe Mill\n\nAt the river.\n\n| cell\n"
+    assert [place.name for place in read_back.places] == ["Title", "The Mill"]

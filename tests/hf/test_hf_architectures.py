@@ -1,0 +1,139 @@
+"""Every architecture: a document that was stored, and read whole, gives the logits that the stock
+model gives for the same text; or the architecture is refused by name.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memstore.errors import InvalidWeights
+from memstore.store.memory_store import MemoryStore
+from support.tiny_decoder import decoder, tokenizer
+
+pytest.importorskip("transformers")
+
+from memstore.hf.reader import HuggingFaceReader
+from memstore.model.adaptation import UNADAPTED
+from memstore.model.chosen import Chosen
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+KINDS = {
+    "llama": {},
+    "llama, scaled as Llama 3": {"rope_parameters": {"rope_theta": 1e4, **LLAMA3}},
+    "llama, YaRN": {"rope_parameters": {"rope_theta": 1e4, **YARN}},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {"sliding_window": 50},
+    "mixtral": {"num_local_experts": 4},
+    "gemma": {},
+    "gemma2": {"sliding_window": 50},
+    "gemma3_text": {"sliding_window": 50, "num_hidden_layers": 6},
+    "phi": {"partial_rotary_factor": 0.5},
+    "phi3": {},
+    "glm": {},
+    "glm4": {},
+    "olmo2": {},
+    "stablelm": {},
+    "granite": {"logits_scaling": 3.0},
+    "cohere": {},
+    "cohere2": {"sliding_window": 50},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "gpt_neox": {"num_key_value_heads": 4},
+}
+TEXT = " ".join(
+    f"The keeper of lighthouse {number} counts {number * 7} bells, and none of them is his own."
+    for number in range(12)
+)
+SEPARATOR = replace(UNADAPTED, separator="\n\nQuestion: ")
+TOLERANCE = 2e-4  # of the largest logit: float32, in another order
+
+
+def prompted(reader, store, blocks, question, *, chained=False):
+    """Logits of a question that reads passages, and the ids of the prompt that they stand for."""
+    document = store.document("text")
+    chosen = [Chosen(document.id, block) for block in blocks]
+    settings = {"retrieve": False, "top_k": len(blocks), "chained": chained}
+    with reader.session(store, **settings) as session:
+        session.read(chosen)
+        with torch.no_grad():
+            ours = session.logits(session.feed(question))
+    read = [token for block in blocks for token in store.passages("text")[block].ids.tolist()]
+    return ours, [*reader.prefix_ids, *read, *reader.separator_ids, *question]
+
+
+def stored(model, directory, adaptation=SEPARATOR, **reading):
+    reader = HuggingFaceReader(model, tokenizer(), adaptation, **reading)
+    store = MemoryStore.create(
+        directory / "m", reader.signature, selector=reader.keeps, codec="zstd"
+    )
+    reader.ingest(TEXT, store, name="text")
+    return reader, store
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_passage_is_read_as_if_it_stood_in_the_prompt(kind, tmp_path):
+    model = decoder(kind.partition(",")[0], **KINDS[kind])
+    reader, store = stored(model, tmp_path, kv_dtype=torch.float32)
+    question, _ = reader.turn_ids("How many bells?", first=True)
+    with store:
+        assert store.document("text").blocks >= 3
+        ours, prompt = prompted(reader, store, [1], question)
+        chained, longer = prompted(reader, store, [0, 2], question, chained=True)
+    for found, ids in ((ours, prompt), (chained, longer)):
+        with torch.no_grad():
+            stock = model(torch.tensor([ids])).logits[0, -len(question) :].float()
+        torch.testing.assert_close(found, stock, rtol=0, atol=TOLERANCE * float(stock.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "why"),
+    [
+        ("opt", {"word_embed_proj_dim": 64, "ffn_dim": 96}, "no rotary positions"),
+        ("llama4_text", {}, "in a way of its own"),
+        ("gemma4_text", {}, "different shapes"),
+        ("gpt_oss", {"num_local_experts": 4}, "s_aux"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "dynamic RoPE",
+        ),
+        (
+            "phi3",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "original_max_position_embeddings": 256,
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [2.0] * 8,
+                }
+            },
+            "LongRoPE",
+        ),
+        ("deepseek_v3", {}, "not known here"),
+    ],
+)
+def test_refuses_by_name_what_cannot_have_a_memory(kind, changed, why):
+    with pytest.raises(InvalidWeights, match=why):
+        HuggingFaceReader(decoder(kind, **changed), tokenizer(), UNADAPTED)
+
+
+def test_half_precision_reads_as_the_stock_model_does_to_its_rounding(tmp_path):
+    model = decoder("llama").to(torch.bfloat16)
+    reader, store = stored(model, tmp_path)
+    question, _ = reader.turn_ids("How many bells?", first=True)
+    with store:
+        ours, prompt = prompted(reader, store, [1], question)
+    with torch.no_grad():
+        exact = model.float()(torch.tensor([prompt])).logits[0, -len(question) :]
+        stock = model.bfloat16()(torch.tensor([prompt])).logits[0, -len(question) :].float()
+    allowed = 3 * float((stock - exact).abs().max())  # no further off than the model itself is
+    assert float((ours - exact).abs().max()) <= allowed

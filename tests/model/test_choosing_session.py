@@ -1,0 +1,316 @@
+"""Sessions of a passage model: what is read, where it stands, what of a long chat is held, and
+found again when it has left.
+"""
+
+import pytest
+import torch
+
+from memstore.errors import DocumentNotFound, InvalidInput
+from memstore.store.memory_store import MemoryStore
+
+pytest.importorskip("transformers")
+
+from memstore.block import BlockKey
+from memstore.model.chosen import Chosen
+from memstore.model.compact import CompactAttention, computed, read_prefix
+from memstore.model.passages.encode import encode
+from memstore.model.selectors import Gate
+from memstore.model.tap import TapWalk, tap
+from support.passage_reader import GONE, QUESTION, WINDOW, memory, reader_of
+
+FACT = "The copper anchor of the orchard weighs ninety pounds."
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return reader_of()
+
+
+@pytest.fixture(scope="module")
+def pointing():
+    return reader_of(pointing=True)
+
+
+def filler(tokens, seed=0):
+    """Ids of text that says nothing of what is asked."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(300, 900, (tokens,), generator=generator).tolist()
+
+
+def tell(session, text):
+    """Feed a text."""
+    session.feed(session.reader.tokenizer.encode(text))
+
+
+def kept(store, layer, block):
+    """Keys and values [heads, block size, head_dim] of a block as stored."""
+    heads = range(store.signature.num_kv_heads)
+    ((number, at),) = store.stored_at([(block.document, block.block)])
+    units = [BlockKey(number, layer, at, head) for head in heads]
+    with store.lease(units) as lease:
+        return lease.k[lease.slots].clone(), lease.v[lease.slots].clone()
+
+
+def test_until_the_window_overflows_all_of_the_text_is_local(reader, tmp_path):
+    with memory(reader, tmp_path) as store:
+        states = []
+        for local_tokens in (WINDOW, 100_000):
+            with reader.session(store, local_tokens=local_tokens) as session:
+                said = [session.feed(filler(100)), session.ask(QUESTION, lambda: None)]
+                said += [session.feed(filler(120, seed=1))]
+                states.append(torch.cat([said[0], said[1][None], said[2]]))
+                assert session.lookups.done == 1
+        assert torch.equal(*states)
+
+
+def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
+    """Oracle: the keys and values that are left, attended to in a fresh context."""
+    beginning = read_prefix(reader)
+    rolling = CompactAttention(reader, beginning)
+    kept = {}
+
+    def keeping(layer, q, k, v):
+        held = kept.get(layer, (k[:, :, :0], v[:, :, :0]))
+        kept[layer] = tuple(torch.cat((old, new), 2) for old, new in zip(held, (k, v)))
+        return rolling.attend(layer, q, k, v)
+
+    torch.manual_seed(1)
+    remembered = torch.randn(2, 20, 16), torch.randn(2, 20, 16)
+    with torch.no_grad():
+        rolling.remember(1, *remembered)
+        for piece in (70, 1, 60):
+            reader.hidden(torch.tensor([filler(piece, seed=piece)]), keeping)
+        gone = rolling.let_go(GONE)
+        assert rolling.local == 131 - GONE
+        fresh = CompactAttention(reader, beginning)
+        fresh.remember(1, *remembered)
+        for layer, (k, v) in kept.items():
+            for taken, all_of_it in zip(gone[layer], (k, v)):
+                assert torch.equal(taken, all_of_it[0, :, :GONE])
+            rows = torch.zeros(1, 4, 131 - GONE, 16)
+            fresh.attend(layer, rows, k[:, :, GONE:], v[:, :, GONE:])
+        forked = rolling.fork()
+        ids = torch.tensor([filler(9, seed=3)])
+        expected = reader.hidden(ids, fresh.attend)
+        for context in (forked, rolling):  # what one of them reads, the other has not read
+            assert torch.allclose(reader.hidden(ids, context.attend), expected, atol=1e-4)
+
+
+def test_a_walk_in_parts_shows_what_a_whole_one_does(pointing):
+    ids = filler(150)
+    whole = tap(pointing, ids)
+    walk = TapWalk(pointing, WINDOW)
+    first = walk.read(ids[:90])
+    walk.fork().read(filler(50, seed=1))  # another text, that this one does not see
+    for layer, q in whole.q.items():
+        parts = [first.q[layer]] + [walk.read([token]).q[layer] for token in ids[90:93]]
+        assert torch.allclose(torch.cat(parts, 1), q[:, :93], atol=1e-4)
+        break
+
+
+def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(pointing, tmp_path):
+    seen = []
+    selector = pointing.selector
+
+    class Watched:
+        def __getattr__(self, name):
+            return getattr(selector, name)
+
+        def scores(self, tapped, *given):
+            seen.append(tapped)
+            return selector.scores(tapped, *given)
+
+    with memory(pointing, tmp_path) as store:
+        pointing.selector = Watched()
+        try:
+            with pointing.session(store) as session:
+                read = []
+                for question in ("Where is the red kettle?", "And the grey ladder?", QUESTION):
+                    ids, words = pointing.turn_ids(question, first=not read)
+                    state = session.ask(question, lambda: None)
+                    whole = tap(pointing, read + ids)
+                    asked = whole.part(range(len(read) + words.start, len(read) + words.stop))
+                    assert seen[-1].ids == asked.ids
+                    for layer, q in asked.q.items():
+                        assert torch.allclose(seen[-1].q[layer], q, atol=1e-4)
+                    said = list(session.generate(state, 4))
+                    read += ids + said[: len(said) - 1]
+        finally:
+            pointing.selector = selector
+
+
+@pytest.mark.parametrize("kind", ["words", "words and heads"])
+def test_what_was_said_three_windows_ago_is_found_and_read(reader, pointing, tmp_path, kind):
+    reader = reader if kind == "words" else pointing
+    with memory(reader, tmp_path) as store, reader.session(store) as session:
+        tell(session, FACT)
+        session.feed(filler(3 * WINDOW))
+        state = session.ask(QUESTION, lambda: None)
+        (chosen,) = session.chosen
+        assert chosen.document < 0 and chosen.block == 0 and state.isfinite().all()
+        ids = reader.tokenizer.encode(FACT)
+        (alone,) = encode(reader, [ids])  # as a document's passage would be
+        for number, layer in enumerate(reader.shape.memory_layers):
+            for stored, half in zip(kept(store, layer, chosen), (alone.k, alone.v)):
+                assert torch.equal(stored[:, : len(ids)], half[number])
+        session.ask("What of the grey ladder of the quarry?", lambda: None)
+        assert session.chosen[0].document > 0
+        still = reader.session(store)
+        tell(still, FACT)
+        still.ask(QUESTION, lambda: None)  # it is in the local text still
+        assert all(block.document > 0 for block in still.chosen)
+
+
+def test_a_chat_without_documents_remembers_itself(reader, tmp_path):
+    with (
+        MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store,
+        reader.chat(store) as chat,
+    ):
+        chat.ask(FACT, max_new_tokens=2)
+        for number in range(12):
+            chat.ask(
+                f"Number {number}: " + reader.tokenizer.decode(filler(80, number)), max_new_tokens=2
+            )
+        answer = chat.ask(QUESTION, max_new_tokens=2)
+        assert answer.lookups == {"done": 1, "skipped": 0}
+        assert answer.sources == []  # no document was read
+
+
+def test_a_turn_longer_than_the_window_is_read_and_its_beginning_found(reader, tmp_path):
+    with memory(reader, tmp_path) as store, reader.session(store) as session:
+        long = f"{FACT} {reader.tokenizer.decode(filler(500))} {QUESTION} {QUESTION}"
+        state = session.ask(long, lambda: None)
+        assert state.isfinite().all() and session.held["own_blocks"] >= 4
+        assert session.chosen[0].document < 0  # a part of the turn itself
+        assert session.choose(QUESTION, [], range(0))[0].block <= 1
+
+
+def test_memory_is_bounded_however_long_the_chat(pointing, tmp_path):
+    unit = 2 * 128 * 16 * 2  # bytes of keys and values of a slot
+    per_block = 4 * 2
+    with memory(pointing, tmp_path, host_budget=12 * per_block * unit) as store:
+        most = store.own_capacity // (2 * per_block)
+        sizes = []
+        with pointing.session(store) as session:
+            for number in range(9):
+                tell(session, f"{FACT} {number}")
+                for piece in range(4):
+                    session.feed(filler(300, seed=piece))
+                session.ask(QUESTION, lambda: None)
+                held = session.held
+                assert held["local_tokens"] <= WINDOW
+                assert held["own_blocks"] <= most
+                sizes.append((store.tier_stats()["host"]["held"], store.stats()["landmarks"]))
+                assert session.chosen  # with so little room, it is read in parts
+        slots, landmarks = zip(*sizes)
+        assert max(slots) <= 12 * per_block * unit and 4 <= most <= 12
+        assert max(landmarks[6:]) < 1.5 * max(landmarks[:3])
+
+
+def test_what_the_session_itself_said_counts_as_an_answer(tmp_path):
+    reader = reader_of(gate=Gate(4.0))
+    with memory(reader, tmp_path) as store, reader.session(store) as session:
+        session.ask(QUESTION, lambda: None)
+        assert not session.answered and session.chosen == []
+        tell(session, FACT)
+        session.feed(filler(3 * WINDOW))
+        session.ask(QUESTION, lambda: None)
+        assert session.answered and session.chosen[0].document < 0
+        assert (session.lookups.done, session.lookups.skipped) == (1, 1)
+
+
+@pytest.mark.parametrize("separator", ["", "\n\n"])
+def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(separator, tmp_path):
+    reader = reader_of(separator=separator, top_k=4)
+    question, _ = reader.turn_ids(QUESTION, first=True)
+    with memory(reader, tmp_path, codec="zstd") as store:
+        document = store.document("inventory")
+        chosen = [Chosen(document.id, block) for block in (0, 2)]
+        stored = {layer: [kept(store, layer, one) for one in chosen] for layer in range(4)}
+        lengths = [len(one.ids) for one in store.passages("inventory")]
+        expected = CompactAttention(reader, read_prefix(reader))
+        for layer, parts in stored.items():
+            k, v = (
+                torch.cat([half[:, : lengths[one.block]] for half, one in zip(halves, chosen)], 1)
+                for halves in zip(*parts)
+            )
+            expected.remember(layer, k, v)
+        computed(expected, reader.separator_ids)
+        said = torch.tensor([[*question]])
+        with torch.no_grad():
+            states = reader.hidden(said, expected.attend)[0]
+        with reader.session(store, retrieve=False, chained=False) as session:
+            session.read(chosen)  # the separator is read with the question
+            torch.testing.assert_close(session.feed(question), states, rtol=0, atol=1e-4)
+            assert session.held["local_tokens"] == len(question)
+        with reader.session(store, retrieve=False, chained=False) as session:
+            session.read(chosen)
+            session.settle()  # and here before it
+            torch.testing.assert_close(session.feed(question), states, rtol=0, atol=1e-4)
+        with reader.session(store, retrieve=False, chained=False) as session:
+            session.feed(filler(9))
+            session.read(chosen)  # behind a text that was read before: it moves up
+            session.read([])
+            assert session.held["local_tokens"] == 9 and session.feed(question).isfinite().all()
+
+
+def test_what_stands_in_front_of_a_passage_is_not_computed_again_behind_the_one_before(tmp_path):
+    reader = reader_of(context="sentence", top_k=4)
+    with memory(reader, tmp_path) as store:
+        document, passages = store.document("inventory"), store.passages("inventory")
+        assert all(one.lead for one in passages[1:3])
+        question, _ = reader.turn_ids(QUESTION, first=True)
+        for blocks, leads in (((0, 1), 0), ((0, 2), passages[2].lead)):
+            with reader.session(store, retrieve=False, chained=True) as session:
+                session.read([Chosen(document.id, block) for block in blocks])
+                session.feed(question)
+                own = [len(passages[block].ids) - passages[block].lead for block in blocks]
+                expected = sum(own) + leads + len(reader.separator_ids)
+                layer = next(iter(session._attention._layers.values()))
+                assert layer.remembered == expected
+
+
+def test_a_text_that_stands_twice_is_read_once_at_its_last_place(tmp_path):
+    reader = reader_of(top_k=3)
+    with memory(reader, tmp_path) as store:
+        reader.ingest(FACT, store, name="note")
+        reader.ingest(f"{FACT}\n", store, name="other note")
+        with reader.session(store) as session:
+            session.ask(QUESTION, lambda: None)
+            first, last = (store.document(name).id for name in ("note", "other note"))
+            (found,) = [one for one in session.chosen if one.document in (first, last)]
+            assert (found.document, found.block, found.same) == (last, 0, ((first, 0),))
+        sources = reader.ask(QUESTION, store, max_new_tokens=1).sources
+        (named,) = [source for source in sources if source.document == "other note"]
+        assert named.also == [("note", (0, len(FACT)))] and named.text == FACT
+
+
+def test_a_closed_session_holds_nothing(pointing, tmp_path):
+    with memory(pointing, tmp_path) as store:
+        store.word_scores({1: 1.0}, [(1, 0, store.document("inventory").blocks)])
+        session = pointing.session(store)
+        tell(session, FACT)
+        session.feed(filler(2 * WINDOW))
+        session.ask(QUESTION, lambda: None)
+        own = session.chosen[0]
+        assert own.document < 0
+        before = store.tier_stats()["host"]["held"]
+        session.close()
+        assert store.tier_stats()["host"]["held"] < before
+        with pytest.raises(DocumentNotFound):
+            store.word_scores({1: 1.0}, [(own.document, 0, 1)])
+        with pytest.raises(DocumentNotFound):
+            store.token_maxima(torch.ones(1, 16), 0, [(own.document, 0, 1)])
+
+
+def test_a_session_that_chooses_nothing_forgets_what_leaves(reader, tmp_path):
+    with memory(reader, tmp_path) as store, reader.session(store, retrieve=False) as session:
+        session.feed(filler(5 * WINDOW))
+        assert session.held["local_tokens"] <= WINDOW and session.held["own_blocks"] == 0
+        assert session.ask(QUESTION, lambda: None).isfinite().all() and not session.chosen
+
+
+def test_settings_out_of_range_are_named(reader):
+    for setting in ({"local_tokens": 0}, {"chained": 2}):
+        with pytest.raises(InvalidInput, match=next(iter(setting))):
+            reader.lookup.changed(**setting)

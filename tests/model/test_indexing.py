@@ -1,0 +1,226 @@
+"""A memory's index over a real store: built with the model's queries, kept in files, followed by
+later documents.
+"""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from memstore.cli.main import app
+from memstore.errors import InvalidInput, ReadOnlyMemory
+from memstore.index.faiss_files import PAYING
+from memstore.model.landmark_model import LandmarkModel
+from memstore.store.memory_store import MemoryStore
+from support.tiny_model import save_tiny_model, text, tiny_model
+
+LAYER = 1
+WORDS = 1500  # more than the 256 blocks that are worth an engine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, model: LandmarkModel) -> Path:
+    """A memory of two documents with an index."""
+    path = tmp_path_factory.mktemp("built") / "memory"
+    with MemoryStore.create(path, model.signature, index="faiss-ivf-sq8") as store:
+        for seed, name in enumerate(("one", "two")):
+            model.ingest(text(WORDS, seed), store, name=name)
+        model.build_index(store)
+    return path
+
+
+@pytest.fixture
+def memory(tmp_path: Path, built: Path) -> Path:
+    """A copy of it to change."""
+    return Path(shutil.copytree(built, tmp_path / "memory"))
+
+
+def hits(
+    store: MemoryStore, names: tuple[str, ...] = ("one", "two")
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What 20 random queries find in documents."""
+    signature = store.signature
+    q = torch.randn(4, 20, signature.head_dim, generator=torch.Generator().manual_seed(3))
+    scope = tuple((store.document(name).id, 0, store.document(name).blocks) for name in names)
+    found = store.search_landmarks(LAYER, q, scope, 3)
+    return found.scores, found.candidates
+
+
+def recall(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found[..., :, None] == exact[..., None, :]).any(-2).float().mean())
+
+
+def test_a_later_process_searches_with_the_engines_that_were_saved(
+    memory: Path, model: LandmarkModel
+) -> None:
+    with MemoryStore.open(memory, model.signature, index="packed") as store:
+        scores, exact = hits(store)
+    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8", read_only=True) as store:
+        found_scores, found = hits(store)
+        described = store.stats()["index"]
+    assert described["asked"] == 1 and described["engines"][LAYER]["family"] == "ivf-sq8"
+    assert min(described["engines"][LAYER]["recall"]) >= 0.95
+    assert recall(found, exact) > 0.7  # random queries are not what the engine was calibrated with
+    same = found == exact
+    torch.testing.assert_close(found_scores[same], scores[same], atol=1e-5, rtol=1e-5)
+
+
+def test_auto_takes_whatever_engine_there_is_and_asks_it_where_it_pays(
+    memory: Path, model: LandmarkModel
+) -> None:
+    with MemoryStore.open(memory, model.signature, read_only=True) as store:
+        document = store.document("one")
+        q = torch.randn(4, 1, store.signature.head_dim)
+        store.search_landmarks(LAYER, q, ((document.id, 0, document.blocks),), 3)
+        described = store.stats()["index"]
+    assert described["engines"][LAYER]["family"] == "ivf-sq8"
+    assert described["asked"] == 0  # so few landmarks are searched faster exactly
+
+
+def test_answers_are_the_same_where_the_engine_misses_nothing(
+    memory: Path, model: LandmarkModel
+) -> None:
+    for file in (memory / "index").iterdir():
+        file.unlink()  # without a sample of queries an engine looks at everything
+    answers = []
+    for kind in ("packed", "faiss-ivf-sq8"):
+        with MemoryStore.open(memory, model.signature, index=kind) as store:
+            answers.append(
+                model.ask(
+                    "the quiet river of winter", store, max_new_tokens=6, until_sentence=False
+                ).tokens
+            )
+    assert answers[0] == answers[1]
+
+
+def test_documents_that_come_later_are_found_and_forgotten_ones_are_not(
+    memory: Path, model: LandmarkModel
+) -> None:
+    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
+        hits(store)
+        model.ingest(text(700, 9), store, name="three")
+        store.forget("one")
+        _, found = hits(store, ("two", "three"))
+        number, blocks = store.document("two").id, store.document("two").blocks
+        assert (found >= blocks).any() and (found < blocks).any()
+    with MemoryStore.open(memory, model.signature, index="packed") as store:
+        assert store.document("two").id == number
+        assert recall(found, hits(store, ("two", "three"))[1]) > 0.7
+
+
+def test_a_damaged_file_is_built_again_with_a_warning(
+    memory: Path, model: LandmarkModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
+        _, before = hits(store)
+    file = memory / "index" / f"layer-{LAYER}.idx"
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    file.write_bytes(damaged)
+    with caplog.at_level(logging.WARNING):
+        with MemoryStore.open(
+            memory, model.signature, index="faiss-ivf-sq8", read_only=True
+        ) as store:
+            assert torch.equal(hits(store)[1], before)
+        assert file.read_bytes() == damaged
+        with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
+            assert torch.equal(hits(store)[1], before)
+    assert caplog.text.count("is damaged; building it again") == 2
+    caplog.clear()
+    with MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store:
+        assert torch.equal(hits(store)[1], before)
+    assert not caplog.text
+
+
+def test_a_file_that_cannot_be_read_or_written_ends_no_search(
+    memory: Path, model: LandmarkModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    for file in (memory / "index" / f"layer-{LAYER}.idx", memory / "index" / "queries.idx"):
+        file.unlink()
+        file.mkdir()
+        (file / "in the way").touch()
+    with (
+        caplog.at_level(logging.WARNING),
+        MemoryStore.open(memory, model.signature, index="faiss-ivf-sq8") as store,
+    ):
+        found = hits(store)[1]
+        with pytest.raises(ReadOnlyMemory, match="cannot be written"):
+            store.build_index()
+    assert "building it again" in caplog.text and "cannot be written" in caplog.text
+    with MemoryStore.open(memory, model.signature, index="packed") as store:
+        # without a sample of queries an engine looks at everything
+        assert torch.equal(found, hits(store)[1])
+
+
+def test_without_its_files_a_memory_loses_nothing(memory: Path, model: LandmarkModel) -> None:
+    for file in (memory / "index").iterdir():
+        file.unlink()
+    with MemoryStore.open(memory, model.signature) as store:
+        found = hits(store)[1]
+    with MemoryStore.open(memory, model.signature, index="packed") as store:
+        assert torch.equal(found, hits(store)[1])
+
+
+def test_what_cannot_be_indexed_is_refused_by_name(
+    tmp_path: Path, model: LandmarkModel, memory: Path
+) -> None:
+    with MemoryStore.create(tmp_path / "empty", model.signature) as store:
+        with pytest.raises(InvalidInput, match="no finished document"):
+            model.build_index(store)
+        assert not store.update_index()
+    with (
+        MemoryStore.open(memory, model.signature, index="packed") as store,
+        pytest.raises(InvalidInput, match="packed index builds nothing"),
+    ):
+        model.build_index(store)
+    with (
+        MemoryStore.open(memory, model.signature, read_only=True) as store,
+        pytest.raises(ReadOnlyMemory),
+    ):
+        model.build_index(store)
+    with pytest.raises(InvalidInput, match="recall"):
+        MemoryStore.open(memory, model.signature, index_recall=1.5)
+    with pytest.raises(InvalidInput, match="faiss-ivf-sq8"):
+        MemoryStore.open(memory, model.signature, index="hnsw")
+
+
+def test_update_asks_for_an_engine_where_one_would_pay(
+    tmp_path: Path, model: LandmarkModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MemoryStore.create(tmp_path / "memory", model.signature) as store:
+        model.ingest(text(WORDS), store, name="one")
+        assert not store.update_index()
+        assert store.document("one").blocks < PAYING
+        monkeypatch.setattr("memstore.index.faiss_files.PAYING", store.document("one").blocks)
+        assert store.update_index()
+        model.build_index(store)
+        assert not store.update_index()
+
+
+def test_the_command_builds_and_says_what(tmp_path: Path, model: LandmarkModel) -> None:
+    weights = save_tiny_model(tmp_path / "model")
+    with MemoryStore.create(tmp_path / "memory", model.signature) as store:
+        model.ingest(text(WORDS), store, name="one")
+    arguments = [
+        "index",
+        "--store",
+        str(tmp_path / "memory"),
+        "--model",
+        str(weights),
+        "--index",
+        "faiss-ivf-sq8",
+    ]
+    told = CliRunner().invoke(app, arguments)
+    assert told.exit_code == 0, told.output
+    assert "layer 1: ivf-sq8 over" in told.stdout
+    assert (tmp_path / "memory" / "index" / "layer-1.idx").exists()
+    refused = CliRunner().invoke(app, [*arguments[:-1], "best"])
+    assert refused.exit_code == 1 and "unknown index 'best'" in refused.output

@@ -1,0 +1,118 @@
+"""What is computed of a passage: the same whatever is computed beside it."""
+
+from itertools import islice
+
+import pytest
+import torch
+
+from support.tiny_decoder import decoder, tokenizer
+
+pytest.importorskip("transformers")
+
+from memstore.errors import InvalidWeights
+from memstore.hf.reader import HuggingFaceReader
+from memstore.model.adaptation import Adaptation
+from memstore.model.compact import CompactAttention, read_prefix
+from memstore.model.passages.encode import encode, fitting
+from memstore.model.selector_heads import PointerHeads
+
+
+def reader_of(dtype=torch.float32, **options):
+    made = HuggingFaceReader(decoder("llama").to(dtype), tokenizer(), **options)
+    shape = made.shape
+    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    heads = PointerHeads([(2, 1)], sizes, made.rotate)
+    adaptation = Adaptation(heads, read_from=1)
+    return HuggingFaceReader(made.model, tokenizer(), adaptation, **options)
+
+
+def passages(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 129, (count,), generator=generator).tolist()
+    return [torch.randint(300, 900, (n,), generator=generator).tolist() for n in lengths]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_what_is_computed_beside_them(dtype):
+    reader, some = reader_of(dtype), passages(60)
+    together = list(encode(reader, some))
+    for number in (0, 17, 59):
+        (alone,) = encode(reader, [some[number]])
+        assert alone.tapped.ids == some[number] == together[number].tapped.ids
+        # no layer reads what is below the last three
+        for one, other in zip(alone[:2], together[number][:2]):
+            assert one.shape == (3, 2, len(some[number]), 16) and torch.equal(one, other)
+        (q, k), (other_q, other_k) = (
+            (one.tapped.q[2], one.tapped.k[2]) for one in (alone, together[number])
+        )
+        assert torch.equal(q, other_q) and torch.equal(k, other_k)
+
+
+def test_they_are_those_of_the_passage_behind_the_prefix():
+    reader = reader_of(kv_dtype=torch.float32)
+    for ids in passages(5, seed=3):
+        (found,) = encode(reader, [ids])
+        kept = {}
+        context = CompactAttention(reader, read_prefix(reader))
+
+        def attend(layer, q, k, v, context=context, kept=kept):
+            kept[layer] = k[0], v[0]
+            return context.attend(layer, q, k, v)
+
+        with torch.no_grad():
+            reader.hidden(torch.tensor([ids]), attend)
+        for number, layer in enumerate(reader.shape.memory_layers):
+            for half, expected in zip((found.k[number], found.v[number]), kept[layer]):
+                torch.testing.assert_close(half, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_as_far_as_the_selector_looks_and_no_further():
+    reader, some = reader_of(), passages(4)
+    for whole, part in zip(encode(reader, some), encode(reader, some, layers=3)):
+        assert not len(part.k) and not len(part.v)
+        torch.testing.assert_close(part.tapped.k[2], whole.tapped.k[2])
+
+
+def test_what_the_stored_dtype_cannot_hold_is_refused():
+    reader = reader_of(kv_dtype=torch.float16)
+    with torch.no_grad():
+        reader.model.model.layers[2].self_attn.v_proj.weight.mul_(1e7)
+    with pytest.raises(InvalidWeights, match="do not fit"):
+        list(encode(reader, passages(2)))
+
+
+def test_few_are_taken_ahead_of_an_endless_stream_and_they_come_in_order():
+    reader, some = reader_of(), passages(40, seed=1)
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        while True:
+            yield some[taken % len(some)]
+            taken += 1
+
+    for number, found in enumerate(islice(encode(reader, endless()), 100)):
+        assert found.tapped.ids == some[number % len(some)]
+        assert taken - number <= 32
+
+
+def test_passes_are_filled(monkeypatch):
+    reader, some = reader_of(), passages(200, seed=2)
+    shapes = []
+    hidden = reader.hidden
+    read_prefix(reader)
+
+    def counted(ids, *args, **kwargs):
+        shapes.append(tuple(ids.shape))
+        return hidden(ids, *args, **kwargs)
+
+    monkeypatch.setattr(reader, "hidden", counted)
+    assert len(list(encode(reader, some))) == len(some)
+    assert len(set(shapes)) == 1  # whose kernels compute every passage alike
+    assert sum(map(len, some)) > 0.95 * len(shapes) * shapes[0][1]
+
+
+def test_the_first_is_among_those_that_fill_a_pass_best():
+    assert fitting([100, 90, 80, 66, 70], 256) == (0, 1, 3)
+    assert fitting([60, 50, 40], 256) == (0, 1, 2)
+    assert fitting([300, 10], 256) == (0,)

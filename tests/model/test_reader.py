@@ -1,0 +1,121 @@
+"""Sessions, ingest, search and index-building know a reader by its protocol alone: they work for
+one that shares nothing with the model that ships.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from memstore.errors import InvalidInput, WrongModel
+from memstore.model.reader import Foreseeing
+from memstore.store.memory_store import MemoryStore
+from support.tiny_model import text, tiny_model
+from support.toy_reader import BLOCK, LETTERS, ToyReader
+
+BODY = "".join(letter for letter in text(300).lower() if letter in LETTERS)
+
+
+def test_another_reader_ingests_asks_and_searches(tmp_path: Path) -> None:
+    reader = ToyReader()
+    with MemoryStore.create(tmp_path / "m", reader.signature) as store:
+        document = reader.ingest(BODY, store, name="book")
+        assert document.tokens == len(BODY) and document.blocks == -(-len(BODY) // BLOCK)
+        assert reader.ingest(BODY, store, name="book") == document
+        answer = reader.ask("the captain?", store, max_new_tokens=4, until_sentence=False)
+    assert reader.heard == ["the captain?"]
+    assert answer.sources and {read["layer"] for s in answer.sources for read in s.reads} <= {0, 2}
+    for source in answer.sources:
+        assert BODY[slice(*source.span)] == source.text
+    with MemoryStore.open(tmp_path / "m", reader.signature) as store:
+        again = reader.ask("the captain?", store, max_new_tokens=4, until_sentence=False)
+        assert again.tokens == answer.tokens
+        phrase = BODY[200:240]
+        found = reader.search(phrase, store, top_k=1000)
+        assert sorted(source.block for source in found) == list(range(document.blocks))
+        assert 1 >= found[0].weight > found[-1].weight >= 0
+        assert all(BODY[slice(*source.span)] == source.text for source in found)
+        (match,) = reader.search_documents(phrase, store)
+        assert (match.document, match.best) == ("book", found[0])
+        with reader.chat(store) as chat:
+            chat.ask("one", max_new_tokens=2)
+            chat.ask("two", max_new_tokens=2)
+
+
+def test_another_reader_is_told_apart_and_builds_its_own_index(tmp_path: Path) -> None:
+    reader, other = ToyReader(), tiny_model(tmp_path / "model")
+    with MemoryStore.create(tmp_path / "m", reader.signature, index="faiss-ivf-sq8") as store:
+        reader.ingest(BODY * 2, store, name="book")
+        assert set(reader.build_index(store)["engines"]) == {0, 2}
+    with pytest.raises(WrongModel):
+        MemoryStore.open(tmp_path / "m", other.signature)
+
+
+def test_reading_on_in_chunks_equals_reading_at_once_for_another_reader(tmp_path: Path) -> None:
+    reader = ToyReader()
+    ids = reader.tokenizer.encode(BODY[: 2 * BLOCK])
+    with MemoryStore.in_memory(reader.signature, host_budget=1 << 20) as store:
+        with reader.session(store, []) as session:
+            whole = session.feed(ids)
+        with reader.session(store, []) as session:
+            parts = torch.cat([session.feed([token]) for token in ids])
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_a_reader_that_foresees_nothing_answers_the_same_with_prefetch(tmp_path: Path) -> None:
+    reader = ToyReader()
+    assert not isinstance(reader, Foreseeing)
+    assert isinstance(tiny_model(tmp_path / "model"), Foreseeing)
+    with MemoryStore.create(tmp_path / "m", reader.signature) as store:
+        reader.ingest(BODY, store, name="book")
+    answers = []
+    for prefetch in ("off", "speculative"):
+        with MemoryStore.open(tmp_path / "m", prefetch=prefetch) as store:
+            answers.append(reader.ask("the river?", store, max_new_tokens=4).tokens)
+            assert store.stats()["prefetch"]["requested"] == 0
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"top_k": 0}, "top_k must lie in 1..1024, is 0"),
+        ({"score_range": float("inf")}, "score_range must be a finite number"),
+        ({"recency": -1.0}, "recency must be a finite number"),
+        ({"granularity": "word"}, "granularity must be one of"),
+        ({"cmt_cutoff": 1.5}, "cmt_cutoff must lie in 0..1, is 1.5"),
+        ({"chunk_blocks": 257}, "chunk_blocks must lie in 1..256, is 257"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, is 0"),
+        ({"temperature": -1.0}, "temperature must be a finite number of at least 0, is -1.0"),
+        ({"temperature": float("nan")}, "temperature must be a finite number"),
+        ({"temperature": float("inf")}, "temperature must be a finite number"),
+        ({"temperature": "hot"}, "temperature must be a finite number"),
+        ({"temperature": 10**400}, "temperature must be a finite number"),
+        ({"seed": 1 << 64}, "seed must be a whole number from"),
+        ({"seed": 1.5}, "seed must be a whole number from"),
+        ({"top_k": 2.5}, "top_k must be a whole number, is 2.5"),
+        ({"margin": None, "chunk_blocks": "8"}, "chunk_blocks must be a whole number, is '8'"),
+        ({"score_range": "all"}, "score_range must be a finite number"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be at least 1, is 2.5"),
+        ({"documents": "book"}, r"a list of names: \['book'\]"),
+        ({"top_p": 0.5}, "unknown setting 'top_p'"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(
+    tmp_path: Path, setting: dict[str, object], message: str
+) -> None:
+    reader = ToyReader()
+    with MemoryStore.create(tmp_path / "m", reader.signature) as store:
+        reader.ingest(BODY[:20], store, name="book")
+        with pytest.raises(InvalidInput, match=message):
+            reader.ask("who?", store, **setting)
+
+
+def test_what_is_no_text_is_no_question_and_no_phrase(tmp_path: Path) -> None:
+    reader = ToyReader()
+    with MemoryStore.create(tmp_path / "m", reader.signature) as store:
+        reader.ingest(BODY[:20], store, name="book")
+        with pytest.raises(InvalidInput, match="the question must be text, is None"):
+            reader.ask(None, store)
+        with pytest.raises(InvalidInput, match="the phrase must be text, is 5"):
+            list(reader.search(5, store))

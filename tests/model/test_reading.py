@@ -1,0 +1,268 @@
+"""What is told of an answer: its sources, the heads that read them, its tokens, and the cost."""
+
+import json
+
+import pytest
+
+import memstore
+from memstore.model.answer import Collector
+from memstore.model.units import Read
+from memstore.serve.answering.trace import BLOCKS, OF_TOKEN, Trace
+from memstore.serve.answering.trace_report import passage, pieces, report, sources, unit_bytes
+from memstore.store.memory_store import MemoryStore
+from support.tiny_decoder import decoder, tokenizer
+
+DIARY = (
+    "We reached the valley late in the evening, and the old man at the gate let us in without a "
+    "word. There was soup on the table and a fire in the hearth, and nobody asked us where we had "
+    "come from. The combination of the lime barn is 4467. In the morning the wind had turned — we "
+    "walked along the river until noon, and saw no one but a shepherd, who waved at us from the "
+    "other side. The café at the inn was shut. The price of the brown mare is 310.\n"
+) + "At the inn they told us that the bridge had been gone since the spring. " * 12
+QUESTION = "What is the combination of the lime barn?"
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return memstore.load_model()
+
+
+@pytest.fixture(scope="module")
+def store(reader, tmp_path_factory):
+    path = tmp_path_factory.mktemp("reading") / "m"
+    with MemoryStore.create(path, reader.signature) as made:
+        reader.ingest(DIARY, made, name="diary")
+        reader.ingest("The weight of the grey goat is 77 pounds.\n", made, name="goats")
+        yield made
+
+
+class Asked:
+    """One question asked with a trace, and with the collector that the command line has."""
+
+    def __init__(self, reader, store, question=QUESTION, tokens=6, **lookup):
+        self.trace, self.collector = Trace(reader), Collector()
+
+        def on_read(reads):
+            self.trace(reads)
+            self.collector(reads)
+
+        def answering():
+            self.trace.start()
+            self.collector.start()
+            self.before = session.lookups.done, session.lookups.skipped
+
+        with reader.session(store, on_read=on_read, **lookup) as session:
+            self.trace.begin(session)
+            with self.trace.step():
+                state = session.ask(question, answering)
+            self.tokens = list(self.trace.tokens_of(session.generate(state, tokens)))
+            after = session.lookups.done, session.lookups.skipped
+            self.done, self.skipped = (b - a for a, b in zip(self.before, after))
+            self.told = report(self.trace, session, most=100)
+            self.short = report(self.trace, session, most=1, text="4467")
+            self.hidden = report(self.trace, session, may_read=lambda name: name == "goats")
+        self.text = reader.tokenizer.decode(self.tokens)
+        self.sources = self.collector.sources(reader, store, 100)
+
+
+@pytest.fixture(scope="module")
+def asked(reader, store):
+    return Asked(reader, store)
+
+
+def total(rows):
+    return sum(mass or 0.0 for row in rows for mass in row)
+
+
+def test_sources_are_those_that_the_command_line_tells(asked, reader, store):
+    assert "4467" in asked.text
+    got = [(s["document"], s["block"], tuple(s["span"]), s["text"]) for s in asked.told["sources"]]
+    assert got == [(s.document, s.block, s.span, s.text) for s in asked.sources]
+    for mine, theirs in zip(asked.told["sources"], asked.sources):
+        assert mine["weight"] == pytest.approx(theirs.weight, abs=1e-3)
+        assert total(mine["heads"]) == pytest.approx(theirs.weight, abs=2e-3)
+    assert [s.block for s in sources(asked.trace, store, 2)] == [s.block for s in asked.sources[:2]]
+
+
+def test_a_place_of_the_text_is_where_it_says(asked):
+    for source in asked.told["sources"]:
+        if source["document"] == "diary":
+            first, end = source["span"]
+            assert DIARY[first:end] == source["text"] and source["text"].endswith(".")
+
+
+def test_every_lookup_of_the_answer_is_a_mass_or_skipped(asked, reader):
+    layers, heads = len(reader.shape.memory_layers), reader.shape.num_heads
+    attention = asked.told["attention"]
+    assert attention["layers"] == list(reader.shape.memory_layers)
+    cells = [cell for token in asked.told["tokens"] for row in token["heads"] for cell in row]
+    assert len(cells) == len(asked.tokens) * layers * heads == asked.done + asked.skipped
+    assert cells.count(None) == asked.skipped == total(attention["skipped"]) > 0
+    # what a gate lets through is its value: at least the cutoff, at most everything
+    cutoff = reader.lookup.cmt_cutoff
+    assert all(cutoff * 0.999 <= cell <= 1.001 for cell in cells if cell is not None)
+
+
+def test_the_mass_of_the_heads_is_that_of_the_tokens_and_of_the_sources(asked):
+    by_token = sum(total(token["heads"]) for token in asked.told["tokens"])
+    own = asked.told["attention"]["own"]
+    assert total(asked.told["attention"]["mass"]) == pytest.approx(by_token, abs=1e-2)
+    by_source = sum(source["weight"] for source in asked.told["sources"])
+    assert by_source + own == pytest.approx(by_token, abs=1e-2)
+
+
+def test_the_answers_digits_come_from_where_the_fact_stands(asked):
+    fact = next(
+        number for number, source in enumerate(asked.told["sources"]) if "4467" in source["text"]
+    )
+    digits = [token for token in asked.told["tokens"] if token["text"].strip() in list("467")]
+    assert len(digits) == 4
+    assert all(token["sources"][0][0] == fact for token in digits[1:])
+    assert all(len(token["sources"]) <= OF_TOKEN for token in asked.told["tokens"])
+
+
+def test_tokens_follow_the_text_that_was_told(asked):
+    assert "".join(token["text"] for token in asked.told["tokens"]) == asked.text
+    assert "".join(token["text"] for token in asked.short["tokens"]) == "4467"
+    assert len(asked.short["sources"]) == 1
+    assert {number for token in asked.short["tokens"] for number, _ in token["sources"]} <= {0}
+
+
+def test_a_document_that_may_not_be_shown_is_told_nowhere(asked):
+    names = {source["document"] for source in asked.hidden["sources"]}
+    assert names <= {"goats"} and "4467" not in json.dumps(asked.hidden["sources"])
+    assert total(asked.hidden["attention"]["mass"]) == total(asked.told["attention"]["mass"])
+
+
+def test_what_it_cost(asked, reader, store):
+    cost = asked.told
+    assert cost["unit_bytes"] == unit_bytes(reader) == 2 * 32 * 32 * 2
+    assert 0 < cost["first_token_seconds"] <= cost["model_seconds"] <= cost["seconds"]
+    assert cost["lookups"]["skipped"] >= asked.skipped
+    units = sum(tier["units"] for s in cost["sources"] for tier in s["tiers"].values())
+    host = cost["tiers"]["host"]
+    # the question's own rows looked up, too
+    assert 0 < units <= host["hits"] + host["misses"]
+    assert all(
+        tier["bytes"] == tier["units"] * cost["unit_bytes"]
+        for s in cost["sources"]
+        for tier in s["tiers"].values()
+    )
+    again = Asked(reader, store).told
+    assert again["tiers"]["disk"]["hits"] == 0  # all of it is in main memory now
+    assert all(list(source["tiers"]) == ["host"] for source in again["sources"])
+
+
+def test_it_is_json(asked):
+    assert json.loads(json.dumps(asked.told, allow_nan=False)) == asked.told
+    assert asked.told["reader"] == "landmarks" and asked.told["choice"] is None
+
+
+def test_a_trace_begins_anew_with_every_question(reader, store):
+    trace = Trace(reader)
+    with reader.session(store, on_read=trace) as session:
+        said = []
+        for question in (QUESTION, "What is the price of the brown mare?"):
+            trace.begin(session)
+            with trace.step():
+                state = session.ask(question, trace.start)
+            tokens = list(trace.tokens_of(session.generate(state, 4)))
+            session.feed(reader.tokenizer.encode(" and then"))  # told to nobody
+            said.append(report(trace, session))
+            assert "".join(pieces(reader, tokens)) == reader.tokenizer.decode(tokens)
+        assert len(said[1]["tokens"]) == 4
+        assert said[1]["attention"]["own"] >= 0
+
+
+def test_a_long_answer_keeps_the_blocks_that_were_read_most(reader, store):
+    trace = Trace(reader)
+    with reader.session(store, on_read=trace) as session:
+        trace.begin(session)
+        for step in range(3):
+            trace.start()
+            blocks = range(step * BLOCKS, (step + 1) * BLOCKS)
+            trace([Read(2, 0, 99, block, 0.5 + block % 1000 * 1e-4, "disk") for block in blocks])
+            assert list(trace.tokens_of([5])) == [5]
+    assert len(trace.blocks) == BLOCKS
+    assert trace.ranked(1)[0][0] == (99, 999) and trace.ranked(1)[0][1].units == {"disk": 1}
+    assert [len(token.blocks) for token in trace.tokens] == [OF_TOKEN] * 3
+
+
+def test_closing_the_tokens_closes_what_generates_them(reader, store):
+    closed = []
+
+    def generated():
+        try:
+            yield from (5, 6, 7)
+        finally:
+            closed.append(True)
+
+    trace = Trace(reader)
+    with reader.session(store, on_read=trace) as session:
+        trace.begin(session)
+        tokens = trace.tokens_of(generated())
+        assert next(tokens) == 5
+        tokens.close()
+    assert closed == [True] and len(trace.tokens) == 1
+
+
+def test_a_passage_is_the_document_block_by_block(reader, store):
+    blocks = store.document("diary").blocks
+    whole = passage(reader, store, "diary", 0, 10**6)
+    assert len(whole) == blocks and "".join(block["text"] for block in whole) == DIARY
+    for block in whole:
+        assert DIARY[slice(*block["span"])] == block["text"]
+    assert passage(reader, store, "diary", 3, 5) == whole[3:5]
+    assert passage(reader, store, "diary", -4, 1) == whole[:1]
+    assert passage(reader, store, "diary", blocks, blocks + 9) == []
+    with pytest.raises(memstore.MemstoreError):
+        passage(reader, store, "nobody", 0, 1)
+
+
+KETTLE, LADDER = "The red kettle of the mill has no lid. ", "The grey ladder of the quarry broke. "
+FACT = "The copper anchor of the orchard weighs ninety pounds. "
+
+
+@pytest.fixture(scope="module")
+def choosing(tmp_path_factory):
+    pytest.importorskip("transformers")
+    from memstore.hf.reader import HuggingFaceReader
+    from memstore.model.adaptation import Adaptation
+    from memstore.model.selector_sum import Words
+
+    made = HuggingFaceReader(
+        decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3, score_range=None, chained=False)
+    )
+    path = tmp_path_factory.mktemp("choosing") / "m"
+    with MemoryStore.create(path, made.signature, selector=made.keeps) as store:
+        made.ingest(KETTLE * 40 + FACT + LADDER * 40, store, name="inventory")
+        yield Asked(made, store, "How much does the copper anchor of the orchard weigh?", 4), made
+
+
+def test_a_reader_that_chooses_once_tells_its_candidates(choosing):
+    asked, reader = choosing
+    choice = asked.told["choice"]
+    scores = [row["score"] for row in choice["candidates"]]
+    assert asked.told["reader"] == "choosing" and scores == sorted(scores, reverse=True)
+    assert choice["blocks"] >= len(scores) and choice["confidence"] == scores[0]
+    best = choice["candidates"][0]
+    assert "copper anchor" in best["text"] and best["chosen"]
+    assert sum(row["chosen"] for row in choice["candidates"]) == 3
+    for row in choice["candidates"]:
+        assert (row["layers"] is not None) == row["chosen"]
+    # every head of a layer gives to what was chosen what it does not keep for the text around it
+    taken = [row["layers"] for row in choice["candidates"] if row["chosen"]]
+    layers = [sum(of_layer) for of_layer in zip(*taken)]
+    mass = [sum(row) for row in asked.told["attention"]["mass"]]
+    assert layers == pytest.approx(mass, abs=1e-2)
+    assert all(0 < of < len(asked.tokens) * reader.shape.num_heads for of in layers)
+
+
+def test_a_reader_that_chooses_once_fetches_a_unit_once(choosing):
+    asked, reader = choosing
+    chosen = sum(row["chosen"] for row in asked.told["choice"]["candidates"])
+    units = chosen * len(reader.shape.memory_layers) * reader.shape.num_kv_heads
+    told_of = [tier["units"] for s in asked.told["sources"] for tier in s["tiers"].values()]
+    host = asked.told["tiers"]["host"]
+    assert sum(told_of) == units == host["hits"] + host["misses"]
+    assert total(asked.told["attention"]["skipped"]) == 0

@@ -1,0 +1,213 @@
+"""Search with real stores and a tiny random model: what comes first, its scope, what it refuses."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidInput
+from memstore.model import search
+from memstore.model.landmark_model import LandmarkModel
+from memstore.store.memory_store import MemoryStore
+from support.tiny_model import text, tiny_model
+
+PHRASE = "Zebras juggle eighteen purple umbrellas"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def memory(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("memory") / "m"
+    with MemoryStore.create(path, model.signature) as store:
+        model.ingest(text(300, seed=1), store, name="first")
+        model.ingest(f"{text(150, seed=2)} {PHRASE}. {text(150, seed=3)}", store, name="second")
+        model.ingest(text(300, seed=4), store, name="third")
+    return path
+
+
+@pytest.fixture
+def store(model: LandmarkModel, memory: Path) -> Iterator[MemoryStore]:
+    with MemoryStore.open(memory, model.signature, read_only=True) as store:
+        yield store
+
+
+def test_the_block_that_holds_the_phrase_comes_first(
+    model: LandmarkModel, store: MemoryStore
+) -> None:
+    found = model.search(PHRASE, store, top_k=4)
+    assert found[0].document == "second" and any(word in found[0].text for word in PHRASE.split())
+    weights = [source.weight for source in found]
+    assert weights == sorted(weights, reverse=True) and weights[0] > 1.2 * weights[1]
+    assert all(0 <= weight <= 1 for weight in weights)
+
+
+def test_searching_again_finds_the_same(
+    model: LandmarkModel, store: MemoryStore, memory: Path
+) -> None:
+    def found(store: MemoryStore) -> list[tuple[str, int, float]]:
+        return [
+            (source.document, source.block, source.weight)
+            for source in model.search(PHRASE, store, top_k=1000)
+        ]
+
+    first = found(store)
+    assert found(store) == first
+    with MemoryStore.open(memory, model.signature, read_only=True, host_budget=1 << 16) as small:
+        assert found(small) == first
+
+
+def test_more_than_there_is_gives_every_block_once(
+    model: LandmarkModel, store: MemoryStore
+) -> None:
+    found = model.search(PHRASE, store, top_k=100_000)
+    every = {
+        (document.name, block) for document in store.documents() for block in range(document.blocks)
+    }
+    assert (
+        len(found) == len(every) and {(source.document, source.block) for source in found} == every
+    )
+
+
+def test_a_document_that_was_not_chosen_never_appears(
+    model: LandmarkModel, store: MemoryStore
+) -> None:
+    assert {
+        source.document for source in model.search(PHRASE, store, documents=["third"], top_k=1000)
+    } == {"third"}
+    best = model.search(PHRASE, store, documents=["third", "second"], top_k=1)[0]
+    assert (best.document, best.block) == ("second", model.search(PHRASE, store, top_k=1)[0].block)
+    assert (
+        model.search(PHRASE, store, documents=[])
+        == []
+        == model.search_documents(PHRASE, store, documents=[])
+    )
+
+
+def test_documents_rank_by_their_best_block(model: LandmarkModel, store: MemoryStore) -> None:
+    passages = model.search(PHRASE, store, top_k=1000)
+    ranked = model.search_documents(PHRASE, store)
+    assert [match.document for match in ranked] == list(
+        dict.fromkeys(source.document for source in passages)
+    )
+    assert len(ranked) == 3 and ranked[0].document == "second"
+    for match in ranked:
+        best = next(source for source in passages if source.document == match.document)
+        assert (match.best.block, match.best.text, match.weight) == (
+            best.block,
+            best.text,
+            best.weight,
+        )
+    assert [match.document for match in model.search_documents(PHRASE, store, top_k=1)] == [
+        "second"
+    ]
+
+
+def test_a_shortlist_is_what_the_landmarks_point_to_and_bounds_what_is_read(
+    model: LandmarkModel, store: MemoryStore
+) -> None:
+    whole = model.search(PHRASE, store, top_k=1000)
+    weights = {(source.document, source.block): source.weight for source in whole}
+    before = store.tier_stats()["host"]
+    listed = model.search(PHRASE, store, top_k=10, shortlist=10)
+    after = store.tier_stats()["host"]
+    assert after["hits"] + after["misses"] - before["hits"] - before["misses"] == 10 == len(listed)
+    assert all(weights[source.document, source.block] == source.weight for source in listed)
+
+    scope = [(document.id, 0, document.blocks) for document in store.documents()]
+    blocks = len(whole)
+    looks = search._look(model, model.tokenizer.encode(f" {PHRASE}"), blocks)
+    (look,) = looks.values()  # the tiny model has one memory layer
+    share = (
+        look.q @ store.landmark_keys(1, scope).repeat_interleave(2, 0).transpose(1, 2)
+    ).softmax(-1)
+    # every softmax written out
+    gain = look.gate[..., None] * share * (blocks * share).log().clamp(min=0)
+    heads = search._sharpest(store, scope, looks, blocks)
+    assert heads == [(1, head) for head in gain.sum((1, 2)).sort(descending=True).indices.tolist()]
+    expected = (
+        (look.gate[..., None] * (blocks * share).log1p())
+        .sum(1)[[head for _, head in heads[:2]]]
+        .sum(0)
+    )
+    torch.testing.assert_close(
+        search._point(store, scope, looks, heads[:2], blocks), expected, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_phrase_is_compared_token_by_token_at_every_offset(
+    model: LandmarkModel, store: MemoryStore
+) -> None:
+    """The weight of a block, written out with keys freed from their positions."""
+    best = model.search(PHRASE, store, top_k=1)[0]
+    document = store.document("second")
+    looks = search._look(model, model.tokenizer.encode(f" {PHRASE}"), 100)
+    layer, head = best.reads[0]["layer"], best.reads[0]["head"] // 2
+    with store.lease([search.BlockKey(document.id, layer, best.block, head)]) as lease:
+        stored = lease.k[lease.slots[0]].float()
+    free = model.transformer.rope(stored, -torch.arange(8))
+    cosines = torch.nn.functional.cosine_similarity(
+        looks[layer].k[head][:, None], free[None], dim=-1
+    )
+    assert best.weight == pytest.approx(float((16 * (cosines.amax(1) - 1)).exp().mean()), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cmt": False}, {"old_block_position": "stingy"}, {"num_kv_heads": 4}]
+)
+def test_models_of_other_kinds_search_too(tmp_path: Path, changes: dict[str, object]) -> None:
+    other = tiny_model(tmp_path / "model", **changes)
+    with MemoryStore.create(tmp_path / "m", other.signature) as store:
+        other.ingest(f"{text(100)} {PHRASE}. {text(100, seed=1)}", store, name="a")
+        at = len(text(100)) + 1
+        spans = [source.span for source in other.search(PHRASE, store, top_k=3)]
+        assert any(first < at + len(PHRASE) and end > at for first, end in spans)
+        assert len(other.search(PHRASE, store, top_k=9, shortlist=9)) == 9
+
+
+def test_a_long_phrase_is_searched_piece_by_piece(model: LandmarkModel, store: MemoryStore) -> None:
+    page = f"{text(60, seed=9)} {PHRASE}. {text(60, seed=10)}"
+    assert (
+        len(model.tokenizer.encode(page)) > 2 * model.config.chunk_blocks * model.config.block_size
+    )
+    assert model.search(page, store, top_k=3)
+
+
+def test_what_cannot_be_searched_is_named(
+    model: LandmarkModel, store: MemoryStore, tmp_path: Path
+) -> None:
+    for find in (model.search, model.search_documents):
+        with pytest.raises(InvalidInput, match="phrase is empty"):
+            find(" \n", store)
+        for name in ("top_k", "shortlist"):
+            with pytest.raises(InvalidInput, match=f"{name} must be at least 1, is 0"):
+                find(PHRASE, store, **{name: 0})
+        with pytest.raises(DocumentNotFound, match="'fourth'"):
+            find(PHRASE, store, documents=["fourth"])
+    with (
+        MemoryStore.create(tmp_path / "empty", model.signature) as empty,
+        pytest.raises(InvalidInput, match="no finished document to search"),
+    ):
+        model.search(PHRASE, empty)
+
+
+def test_units_held_by_others_make_search_slower_not_wrong(
+    model: LandmarkModel, memory: Path
+) -> None:
+    with MemoryStore.open(memory, model.signature, read_only=True, host_budget=1 << 14) as store:
+        free = model.search(PHRASE, store, top_k=5)
+        number = store.document("first").id
+        held = [search.BlockKey(number, 1, block, 0) for block in range(store.capacity - 1)]
+        with store.lease(held):
+            assert [(s.block, s.weight) for s in model.search(PHRASE, store, top_k=5)] == [
+                (s.block, s.weight) for s in free
+            ]
+        with (
+            store.lease([*held, search.BlockKey(number, 1, store.capacity, 0)]),
+            pytest.raises(BudgetExceeded),
+        ):
+            model.search(PHRASE, store)

@@ -1,0 +1,130 @@
+"""The choice of blocks against docs/method.md section 5 transcribed, with scores full of ties."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstore.kernels.api import NEG
+from memstore.model.selection import merge, select, superseding
+from memstore.model.settings import GRANULARITIES, Granularity
+from support.oracle import choose_by
+
+
+def chosen(
+    scores: np.ndarray,
+    recent: int,
+    granularity: Granularity,
+    top_k: int,
+    open_rows: np.ndarray,
+    lse: np.ndarray,
+    group: int,
+    score_range: float | None,
+) -> list[list[list[int]]]:
+    """What every [head][row] chooses, oldest first, among candidates of which the last `recent` are
+    recent.
+    """
+    heads, rows, n = scores.shape
+    old = n - recent
+    order = np.array(
+        [
+            [sorted(range(old), key=lambda c, row=row: (-row[c], -c))[:top_k] for row in of_head]
+            for of_head in scores
+        ]
+    ).reshape(heads, rows, -1)
+    width = top_k - order.shape[-1]
+    hits = np.pad(
+        np.take_along_axis(scores, order.astype(int), -1),
+        ((0, 0), (0, 0), (0, width)),
+        constant_values=NEG,
+    )
+    candidates = np.pad(order.astype(int), ((0, 0), (0, 0), (0, width)), constant_values=-1)
+    near = torch.from_numpy(scores[..., old:])
+    found = merge(torch.from_numpy(hits), torch.from_numpy(candidates), near, old, top_k)
+    choice = select(
+        granularity,
+        *found,
+        torch.from_numpy(lse),
+        torch.from_numpy(open_rows),
+        heads // group,
+        score_range,
+    ).candidates.expand(heads, rows, -1)
+    present = [[[c for c in row if c >= 0] for row in of_head] for of_head in choice.tolist()]
+    for of_head, full in zip(present, choice.tolist()):
+        for row, wide in zip(of_head, full):
+            assert wide[: len(row)] == sorted(set(row)), (
+                "oldest first, none twice, what is missing at the end"
+            )
+    return present
+
+
+@settings(max_examples=300)
+@given(
+    granularity=st.sampled_from(GRANULARITIES),
+    n=st.integers(0, 7),
+    recent=st.integers(0, 4),
+    top_k=st.integers(1, 5),
+    group=st.integers(1, 2),
+    rows=st.integers(1, 3),
+    score_range=st.sampled_from([None, 0.0, 1.0, 2.0, 3.5, 1e9]),
+    dtype=st.sampled_from(["float32", "float64"]),
+    seed=st.integers(0, 9999),
+)
+def test_every_choice_equals_the_transcription(
+    granularity: Granularity,
+    n: int,
+    recent: int,
+    top_k: int,
+    group: int,
+    rows: int,
+    score_range: float | None,
+    dtype: str,
+    seed: int,
+) -> None:
+    """Whole numbers as scores, so that ties and the range's edge are met, and met exactly."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(-2, 3, (2 * group, rows, n)).astype(dtype)
+    open_rows, lse = (
+        rng.random((2 * group, rows)) < 0.7,
+        rng.integers(3, 6, (2 * group, rows)).astype(dtype),
+    )
+    weights = scores if granularity == "per_token_per_head" else scores - lse[..., None]
+    got = chosen(
+        scores, min(recent, n, top_k), granularity, top_k, open_rows, lse, group, score_range
+    )
+    if n:
+        assert got == choose_by(weights, granularity, top_k, open_rows, group, score_range)
+    else:
+        assert got == [[[]] * rows] * 2 * group
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_a_tie_at_the_edge_of_the_range_is_kept_and_the_cap_takes_the_newer(
+    granularity: Granularity,
+) -> None:
+    scores = np.array([[[1.0, 3.0, 0.9, 1.0, 3.0, 1.0]]])
+    every, none = np.ones((1, 1), dtype=bool), np.zeros((1, 1))
+
+    def choice(top_k: int, score_range: float) -> list[int]:
+        return chosen(scores, 2, granularity, top_k, every, none, 1, score_range)[0][0]
+
+    assert choice(6, 2.0) == [0, 1, 3, 4, 5]
+    assert choice(4, 2.0) == [1, 3, 4, 5]
+    assert choice(6, 0.0) == [1, 4] and choice(1, 0.0) == [4]
+    assert choice(6, 1e9) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_later_block_of_a_document_gains_over_earlier_ones_that_score_like_it() -> None:
+    def gains(scores: list[float], candidates: list[int], documents: int = 100) -> list[float]:
+        rows = torch.tensor([[scores]], dtype=torch.float64), torch.tensor([[candidates]])
+        found: list[float] = superseding(*rows, documents, 3.0)[0, 0].tolist()
+        return [round(gain, 6) for gain in found]
+
+    assert gains([5, 5], [7, 2]) == [3, 0]  # whatever order they were found in
+    assert gains([5, 5], [2, 7]) == [0, 3]
+    assert gains([5, 5, NEG, NEG], [2, 7, -1, -1]) == [0, 3, 0, 0]
+    assert gains([9, -30], [2, 7]) == gains([-30, 9], [2, 7]) == [0, 0]
+    assert gains([5, 5, 5, 5], [0, 1, 2, 3]) == [0, 0.75, 1.5, 2.25]
+    assert gains([5, 5], [2, 7], documents=7) == [0, 0]  # own text has an age instead
+    assert gains([5], [2]) == [0] and gains([NEG, NEG], [-1, -1]) == [0, 0]

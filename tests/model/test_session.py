@@ -1,0 +1,514 @@
+"""Reading, resuming and asking with real stores and a tiny random model: exactness, sources, and
+what is counted.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memstore.errors import BudgetExceeded, DocumentExists, InvalidInput, MemstoreError
+from memstore.kernels.products import accumulate
+from memstore.model.generate import draw
+from memstore.model.ingest import IngestProgress
+from memstore.model.landmark_model import LandmarkModel, load_model
+from memstore.store.memory_store import MemoryStore
+from memstore.training.objectives import encode_windows
+from support.fork_server import RIGHT, ForkServer
+from support.synthetic_documents import stored
+from support.tiny_model import save_tiny_model, text, tiny_model
+
+
+def ingest_in_a_process(
+    children: ForkServer,
+    model: Path,
+    memory: Path,
+    source: Path,
+    stop_after: int | None = None,
+    *,
+    retrieve: bool = False,
+    codec: str = "zstd",
+) -> None:
+    """Ingest in a new process that dies in the middle of chunk `stop_after`."""
+    code = f"""
+from pathlib import Path
+model = load_model({str(model)!r})
+path = Path({str(memory)!r})
+if path.exists():
+    store = MemoryStore.open(path, model.signature)
+else:
+    store = MemoryStore.create(path, model.signature, codec={codec!r})
+chunks = 0
+def progress(state):
+    global chunks
+    chunks += 1
+    if chunks == {stop_after!r}:
+        raise KeyboardInterrupt
+try:
+    with store:
+        model.ingest(
+            Path({str(source)!r}), store, name="doc", retrieve={retrieve}, progress=progress)
+except KeyboardInterrupt:
+    pass
+"""
+    assert children.run("python_job", memory.with_suffix(".out"), code) == RIGHT
+
+
+@pytest.mark.parametrize("codec", ["zstd", "int8", "int4"])
+@pytest.mark.parametrize("retrieve", [False, True])
+def test_an_interrupted_ingest_resumed_in_new_processes_stores_the_same_bytes_and_answers_the_same(
+    children: ForkServer, tmp_path: Path, retrieve: bool, codec: str
+) -> None:
+    directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
+    source = tmp_path / "text.txt"
+    source.write_text(text(900))
+    settings = {"retrieve": retrieve, "codec": codec}
+    ingest_in_a_process(children, directory, tmp_path / "whole", source, **settings)
+    for stop in (2, 5, None):
+        ingest_in_a_process(children, directory, tmp_path / "parts", source, stop, **settings)
+    torch.set_num_threads(1)
+    model = load_model(directory)
+    whole, parts = stored(tmp_path / "whole"), stored(tmp_path / "parts")
+    assert whole["blocks"] and whole == parts
+    logits = []
+    for name in ("whole", "parts"):
+        with (
+            MemoryStore.open(tmp_path / name, model.signature) as store,
+            model.session(store) as session,
+        ):
+            logits.append(
+                session.logits(session.feed(model.tokenizer.encode("the lantern of the captain")))
+            )
+    assert torch.equal(*logits)
+
+
+def test_chunked_reading_equals_full_landmark_attention_when_every_block_is_retrieved(
+    tmp_path: Path,
+) -> None:
+    """k >= N, lossless storage, text within one window: the session's chunks see what one long
+    window sees.
+    """
+    # stingy positions: every own block keeps its true place; layer 0 has memory too, and no gate
+    # divides the softmax
+    model = tiny_model(
+        tmp_path / "model",
+        old_block_position="stingy",
+        memory_layers=(0, 1),
+        cmt=False,
+        kv_dtype="float32",
+        top_k=16,
+        chunk_blocks=2,
+    )
+    ids = model.tokenizer.encode(text(70))[: 8 * 12]
+    store = MemoryStore.in_memory(model.signature, host_budget=1 << 24)
+    with model.session(store, []) as session:
+        chunked = session.feed(ids)
+    sequence = [
+        x
+        for block in range(12)
+        for x in [*ids[block * 8 : block * 8 + 8], model.config.landmark_id]
+    ]
+    hidden, _ = encode_windows(model.transformer, torch.tensor([sequence]))
+    rows = [block * 9 + (i if i < 7 else 8) for block in range(12) for i in range(8)]
+    torch.testing.assert_close(chunked, hidden[0, rows], rtol=2e-4, atol=2e-4)
+
+
+def test_asking_is_the_same_in_another_process_and_counts_every_lookup(
+    children: ForkServer, tmp_path: Path
+) -> None:
+    directory = save_tiny_model(tmp_path / "model", cmt_cutoff=0.0)
+    model = load_model(directory)
+    body = text(400)
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        document = model.ingest(body, store, name="a")
+        assert document.state == "ready" and document.tokens == len(model.tokenizer.encode(body))
+        answer = model.ask("the captain?", store, max_new_tokens=6, until_sentence=False)
+    asked = len(model.tokenizer.encode("the captain?"))
+    # one lookup a token, head and memory layer; the landmark after every 8th token looks up too
+    rows = asked + 5 + (asked + 5) // 8
+    assert answer.lookups == {"done": rows * 4, "skipped": 0}
+    code = f"""
+model = load_model({str(directory)!r})
+with MemoryStore.open({str(tmp_path / "m")!r}, model.signature, read_only=True) as store:
+    print(model.ask("the captain?", store, max_new_tokens=6, until_sentence=False).tokens)
+"""
+    assert children.run("python_job", tmp_path / "said", code) == RIGHT
+    assert (tmp_path / "said").read_text().strip() == str(answer.tokens)
+
+
+def test_a_closed_gate_skips_lookups_and_reads_nothing(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(400), store, name="a")
+        before = store.stats()
+        answer = model.ask("the captain", store, max_new_tokens=3, cmt_cutoff=1.0)
+        after = store.stats()
+    assert answer.lookups["done"] == 0 and answer.lookups["skipped"] > 0 and answer.sources == []
+    assert (
+        after["index"] == before["index"]
+        and after["tiers"]["disk"]["hits"] == before["tiers"]["disk"]["hits"]
+    )
+
+
+def test_sources_are_the_text_that_was_read(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
+    body = "".join(f"Zoë{i} naïve — {line}\n" for i, line in enumerate(text(500).splitlines()))
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        document = model.ingest(body, store, name="a")
+        answer = model.ask(
+            "the captain of the river",
+            store,
+            max_new_tokens=4,
+            until_sentence=False,
+            max_sources=10_000,
+        )
+        hits = model.search("the captain of the river", store, top_k=3)
+        blocks = [
+            store.tokens("a", source.block * 8, source.block * 8 + 8).ids.tolist()
+            for source in answer.sources
+        ]
+    assert answer.sources and len(hits) == 3
+    for source in [*answer.sources, *hits]:
+        first, end = source.span
+        # a block may begin or end inside a character
+        assert body[first:end] == source.text
+        assert source.document == "a" and 0 <= source.block < document.blocks
+        assert source.weight == pytest.approx(
+            sum(read["weight"] for read in source.reads), abs=0.02
+        )
+        assert {read["tier"] for read in source.reads} <= {"host", "disk"}
+    weights = [source.weight for source in answer.sources]
+    assert weights == sorted(weights, reverse=True)
+    assert any("�" in model.tokenizer.decode(ids) for ids in blocks), "no character was cut"
+
+
+def test_the_last_partial_block_is_read_and_its_padding_is_not(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0, top_k=8)
+    ids_per_chunk = 8 * 4
+    body = text(60)
+    tokens = len(model.tokenizer.encode(body))
+    assert tokens % 8 and tokens > ids_per_chunk
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        document = model.ingest(body, store, name="a")
+        assert document.blocks == -(-tokens // 8)
+        answer = model.ask(
+            "end.",
+            store,
+            max_new_tokens=2,
+            until_sentence=False,
+            max_sources=1000,
+            top_k=document.blocks,
+        )
+        ends = {source.block: source for source in answer.sources}
+        last = ends[document.blocks - 1]
+        assert last.span[1] == len(body.rstrip()) and body.rstrip().endswith(last.text)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "int4"])
+def test_append_reads_on_as_if_the_text_had_been_longer(tmp_path: Path, codec: str) -> None:
+    model = tiny_model(tmp_path / "model")
+    first, second = text(333, seed=1), text(200, seed=2)
+    with MemoryStore.create(tmp_path / "one", model.signature, codec=codec) as store:
+        whole = model.ingest(first + second, store, name="doc")
+    with MemoryStore.create(tmp_path / "two", model.signature, codec=codec) as store:
+        model.ingest(first, store, name="doc")
+        appended = model.ingest(second, store, name="doc", mode="append")
+    assert (appended.tokens, appended.blocks) == (whole.tokens, whole.blocks)
+    one, two = stored(tmp_path / "one"), stored(tmp_path / "two")
+    assert (
+        one["landmarks"] == two["landmarks"]
+        and one["blocks"] == two["blocks"]
+        and one["tokens"] == two["tokens"]
+    )
+
+
+def test_a_memory_answers_the_same_right_after_ingest_and_when_opened_anew(tmp_path: Path) -> None:
+    """What the ingest leaves in main memory is what reading the disk gives, quantised or not."""
+    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0, top_k=8)
+    question = model.tokenizer.encode("the lantern of the captain")
+    logits = {}
+    for codec in ("zstd", "int8", "int4"):
+        with MemoryStore.create(tmp_path / codec, model.signature, codec=codec) as store:
+            model.ingest(text(60), store, name="doc")
+            with model.session(store) as session:
+                warm = session.logits(session.feed(question))
+            assert store.stats()["codec"] == codec
+        with (
+            MemoryStore.open(tmp_path / codec, model.signature) as store,
+            model.session(store) as session,
+        ):
+            logits[codec] = session.logits(session.feed(question))
+        assert torch.equal(warm, logits[codec])
+    far = {codec: float((logits[codec] - logits["zstd"]).abs().max()) for codec in ("int8", "int4")}
+    assert 0 < far["int8"] < far["int4"]
+
+
+def test_same_content_is_a_no_op_and_other_content_is_refused(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        first = model.ingest(text(100), store, name="a")
+        assert model.ingest(text(100), store, name="a") == first
+        with pytest.raises(DocumentExists):
+            model.ingest(text(100, seed=9), store, name="a")
+        replaced = model.ingest(text(100, seed=9), store, name="a", mode="replace")
+        assert replaced.id != first.id and [d.name for d in store.documents()] == ["a"]
+
+
+def test_a_question_longer_than_a_chunk_and_than_the_host_budget_is_read(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
+    question = text(1500, seed=3)
+    unit = 2 * 8 * 8 * 2
+    with MemoryStore.create(tmp_path / "m", model.signature, host_budget=unit * 300) as store:
+        model.ingest(text(400), store, name="a")
+        answer = model.ask(question, store, max_new_tokens=3, until_sentence=False)
+        assert len(answer.tokens) == 3
+        assert store.stats()["tiers"]["host"]["held"] <= unit * 300
+
+
+def test_a_budget_below_one_row_is_refused_when_the_session_opens(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    store = MemoryStore.create(tmp_path / "m", model.signature, host_budget=2 * 8 * 8 * 2 * 5)
+    with store, pytest.raises(BudgetExceeded):
+        model.session(store, [])
+
+
+def test_sampling_is_repeatable_and_landmarks_are_never_generated(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(200), store, name="a")
+        settings = {"max_new_tokens": 30, "temperature": 3.0, "until_sentence": False}
+        one = model.ask("the", store, seed=5, **settings)
+        two = model.ask("the", store, seed=5, **settings)
+        other = model.ask("the", store, seed=6, **settings)
+    assert one.tokens == two.tokens != other.tokens
+    assert max(one.tokens + other.tokens) < model.config.landmark_id
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_smallest_temperature_and_top_p_take_the_likeliest_token(dtype: torch.dtype) -> None:
+    for shift in (-100.0, 0.0, 100.0):
+        logits = torch.randn(50, generator=torch.Generator().manual_seed(0)) + shift
+        logits[3], logits[7] = shift + 9, -torch.inf  # 7: a token that may not be said
+        logits = logits.to(dtype)
+        for temperature in (5e-324, 1e-46, 1e-38):
+            assert draw(logits, temperature, torch.Generator().manual_seed(1)) == 3
+        for top_p in (5e-324, 1e-46, 1e-8):
+            assert draw(logits, 1.0, torch.Generator().manual_seed(1), top_p) == 3
+
+
+def test_ordinary_samples_are_those_of_the_softmax() -> None:
+    logits = 5 * torch.randn(300, generator=torch.Generator().manual_seed(0))
+    one, two = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    for temperature in (0.01, 0.7, 1.0, 3.0):
+        weights = (logits / temperature).softmax(-1)
+        for _ in range(20):
+            drawn = draw(logits, temperature, one)
+            assert drawn == int(torch.multinomial(weights, 1, generator=two))
+
+
+def test_a_chat_sees_what_was_said_before(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(200), store, name="a")
+        with model.chat(store) as chat:
+            chat.ask("the river and", max_new_tokens=5)
+            second = chat.ask("the mountain", max_new_tokens=5, until_sentence=False)
+        fresh = model.ask("the mountain", store, max_new_tokens=5, until_sentence=False)
+    assert second.tokens != fresh.tokens
+
+
+def test_only_ready_documents_answer_and_the_rest_is_named(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+
+    def stop(state: IngestProgress) -> None:
+        if state.tokens > 100:
+            raise KeyboardInterrupt
+
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        with pytest.raises(KeyboardInterrupt):
+            model.ingest(text(400), store, name="half", progress=stop)
+        with pytest.raises(InvalidInput, match="no finished document"):
+            model.ask("the", store)
+        with pytest.raises(InvalidInput, match="run ingest again"):
+            model.ask("the", store, documents=["half"])
+        assert model.ingest(text(400), store, name="half").state == "ready"
+        assert model.ask("the", store, documents=["half"], max_new_tokens=1).tokens
+
+
+def test_an_ingest_taken_chunk_by_chunk_may_be_left_and_gone_on_with(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        whole = model.ingest(text(400), store, name="whole")
+        steps = model.ingesting(text(400), store, name="steps")
+        assert not store.has("steps")  # nothing is done before the first chunk is asked for
+        left_at = [next(steps).tokens, next(steps).tokens][-1]
+        steps.close()
+        assert store.document("steps").state == "ingesting"
+        resumed = [
+            state.resumed_tokens for state in model.ingesting(text(400), store, name="steps")
+        ]
+        assert set(resumed) == {left_at} and left_at < whole.tokens
+        document = store.document("steps")
+        assert (document.state, document.tokens, document.source_hash) == (
+            "ready",
+            whole.tokens,
+            whole.source_hash,
+        )
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"top_k": 0},
+        {"top_k": 5000},
+        {"score_range": -0.5},
+        {"score_range": float("nan")},
+        {"score_range": float("inf")},
+        {"recency": -0.5},
+        {"recency": float("nan")},
+        {"supersede": -0.5},
+        {"cmt_cutoff": 1.5},
+        {"granularity": "all"},
+        {"max_new_tokens": 0},
+        {"temperature": -1.0},
+    ],
+)
+def test_settings_out_of_range_are_named(tmp_path: Path, bad: dict[str, object]) -> None:
+    model = tiny_model(tmp_path / "model")
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(50), store, name="a")
+        with pytest.raises(InvalidInput, match=next(iter(bad))):
+            model.ask("the", store, **bad)
+
+
+def test_scores_of_a_text_do_not_depend_on_how_it_is_fed(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
+    ids = model.tokenizer.encode(text(120))
+    store = MemoryStore.in_memory(model.signature, host_budget=1 << 24)
+    scores = []
+    for step in (len(ids), 5, 1):
+        with model.session(store, []) as session:
+            states = torch.cat(
+                [session.feed(ids[at : at + step]) for at in range(0, len(ids), step)]
+            )
+            scores.append(accumulate(session.logits(states)).log_softmax(-1)[:, 7].numpy())
+    np.testing.assert_allclose(scores[1], scores[0], atol=1e-4)
+    np.testing.assert_allclose(scores[2], scores[0], atol=1e-4)
+
+
+def without_and_with(directory: Path, **setting: float) -> tuple[LandmarkModel, LandmarkModel]:
+    """A tiny model whose configuration was written before there was a setting, and the same weights
+    with it.
+    """
+    plain = save_tiny_model(directory / "plain", cmt_cutoff=0.0)
+    written = json.loads((plain / "config.json").read_text())
+    other = directory / "set"
+    shutil.copytree(plain, other)
+    (other / "config.json").write_text(json.dumps(written | setting))
+    (plain / "config.json").write_text(
+        json.dumps({name: x for name, x in written.items() if name not in setting})
+    )
+    return load_model(plain), load_model(other)
+
+
+def test_a_range_of_scores_changes_neither_the_signature_nor_older_files(tmp_path: Path) -> None:
+    model, narrow = without_and_with(tmp_path, score_range=0.0)
+    assert model.config.score_range is None and "score_range" not in model.signature.architecture
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(200), store, name="a")
+    with MemoryStore.open(tmp_path / "m", narrow.signature, read_only=True) as store:
+        units = []
+        for asked, lookup in (
+            (model, {}),
+            (model, {"score_range": 0.0}),
+            (narrow, {}),
+            (narrow, {"score_range": 1e9}),
+        ):
+            before = store.tier_stats()["host"]
+            asked.ask("the captain", store, max_new_tokens=2, until_sentence=False, **lookup)
+            after = store.tier_stats()["host"]
+            units.append(sum(after[count] - before[count] for count in ("hits", "misses")))
+    assert units[0] == units[3] > units[1] == units[2] > 0
+
+
+def test_with_age_a_sessions_own_blocks_fade_and_documents_do_not(tmp_path: Path) -> None:
+    model, fading = without_and_with(tmp_path, recency=1e6)
+    assert model.config.recency == 0 and model.signature == fading.signature
+    ids = model.tokenizer.encode(text(300))
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(200), store, name="a")
+
+        def scores(
+            model: LandmarkModel, documents: list[str], **settings: float | bool
+        ) -> np.ndarray:
+            with model.session(store, documents, **settings) as session:
+                return model.score(session, ids)
+
+        for documents in (["a"], []):
+            by_setting = scores(model, documents, recency=1e6)
+            np.testing.assert_array_equal(scores(fading, documents), by_setting)
+            assert np.abs(by_setting - scores(model, documents)).max() > 1e-3
+        # What has faded altogether has no weight beside the latest blocks, which alone are read
+        # without a search.
+        np.testing.assert_allclose(
+            scores(model, [], recency=1e6), scores(model, [], retrieve=False), atol=1e-5
+        )
+        with model.session(store, ["a"]) as one, model.session(store, ["a"], recency=1e6) as other:
+            first = one.chunk_tokens  # a session without old blocks of its own: nothing has faded
+            np.testing.assert_array_equal(
+                model.score(one, ids[:first]), model.score(other, ids[:first])
+            )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe",
+        b"[]",
+        b"{",
+        b'{"num_layers": "4"}',
+        b'{"memory_layers": 3}',
+        b'{"colour": 1}',
+        b'{"score_range": -1}',
+        b'{"score_range": NaN}',
+        b'{"score_range": "2"}',
+        b'{"recency": -1}',
+        b'{"supersede": -1}',
+    ],
+)
+def test_a_damaged_configuration_is_a_named_error(tmp_path: Path, content: bytes) -> None:
+    directory = save_tiny_model(tmp_path / "model")
+    (directory / "config.json").write_bytes(content)
+    with pytest.raises(MemstoreError):
+        load_model(directory)
+
+
+def test_a_session_remembers_so_many_of_its_latest_blocks_and_no_more(tmp_path: Path) -> None:
+    model = tiny_model(tmp_path)
+    ids = model.tokenizer.encode(text(400))[:320]  # ten chunks of four blocks
+    states, held = {}, {}
+    for bound in (None, 9):
+        with (
+            MemoryStore.in_memory(model.signature) as store,
+            model.session(store, [], own_blocks=bound, cmt_cutoff=0) as session,
+        ):
+            session.attention.retrieve = False  # the same blocks in both
+            session.feed(ids[:-32])
+            session.end_chunk()
+            if bound is None:
+                session.blocks.own_first = session.blocks.own_end - 9
+                session.attention.start_chunk()
+            assert session.blocks.own == 9
+            session.attention.retrieve = True
+            states[bound] = session.feed(ids[-32:])
+            held[bound] = store.stats()["tiers"]["host"]["held"]
+    assert torch.equal(states[None], states[9])
+    assert held[9] < held[None] / 2
+    with MemoryStore.create(tmp_path / "memory", model.signature) as store:
+        with pytest.raises(InvalidInput, match="own_blocks must be at least top_k"):
+            model.session(store, [], own_blocks=2)
+        with pytest.raises(InvalidInput, match="a document is stored whole"):
+            model.ingest("a b c", store, name="a", own_blocks=9)

@@ -1,0 +1,99 @@
+"""A text is read once if it is small, checked as a whole before anything is stored, and refused if
+it changes meanwhile.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memstore.errors import InvalidInput
+from memstore.model import text as module
+from memstore.model.text import Text
+from memstore.store.memory_store import MemoryStore
+from support.tiny_model import text, tiny_model
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of files, as they are opened for reading."""
+    names: list[str] = []
+    inner = Path.open
+
+    def open_file(path: Path, *arguments: object, **options: object) -> object:
+        names.append(path.name)
+        return inner(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", open_file)
+    yield names
+
+
+def test_a_file_is_read_once(tmp_path: Path, opened: list[str]) -> None:
+    model = tiny_model(tmp_path / "model")
+    (tmp_path / "book.txt").write_text(text(200))
+    opened.clear()
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        document = model.ingest(tmp_path / "book.txt", store)
+    assert document.name == "book" and opened.count("book.txt") == 1
+
+
+def test_a_large_file_that_changes_between_check_and_reading_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str]
+) -> None:
+    monkeypatch.setattr(module, "_KEPT", 100)
+    model = tiny_model(tmp_path / "model")
+    book = tmp_path / "book.txt"
+    book.write_text(text(200))
+    whole = Text(book)
+    whole.check()
+    book.write_text(text(200, seed=1))
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        with pytest.raises(InvalidInput, match=r"book.txt was changed while it was read"):
+            model.ingest(whole, store)
+        assert [document.state for document in store.documents()] != ["ready"]
+        opened.clear()
+        document = model.ingest(Text(book), store, mode="replace")
+        assert opened.count("book.txt") == 2
+        assert document.state == "ready" and document.tokens == len(
+            model.tokenizer.encode(text(200, seed=1))
+        )
+        assert [row.state for row in store.documents()] == ["ready"]
+
+
+def test_pieces_are_the_text_however_it_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "naïve Zoë — 漢字\n" * 40
+    book = tmp_path / "book.txt"
+    book.write_text(body)
+    monkeypatch.setattr(module, "_PIECE", 7)  # inside of characters
+    read = [Text(body, "a"), Text(book), Text(book)]
+    read[1].check()  # and kept in memory
+    monkeypatch.setattr(module, "_KEPT", 0)
+    for one in read:
+        assert "".join(one.pieces()) == body and one.characters == len(body)
+        assert "".join(one.sample) in body
+    assert len({one.digest for one in read}) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b" \n\t", "is empty; there is nothing to read"),
+        (b"abc\0def", r"is binary \(a NUL byte at 3\)"),
+        (b"abc\xff", "is not UTF-8 text"),
+        (b"abc\xe2\x82", "is not UTF-8 text"),
+    ],
+)
+def test_what_is_no_text_is_refused_before_anything_is_stored(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(InvalidInput, match=message):
+        Text(tmp_path / "file").check()
+    with pytest.raises(InvalidInput, match="does not exist"):
+        Text(tmp_path / "other")
+    with pytest.raises(InvalidInput, match="is a directory"):
+        Text(tmp_path)
+    with pytest.raises(InvalidInput, match="needs a name"):
+        Text("words")

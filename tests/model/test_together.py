@@ -1,0 +1,154 @@
+"""Tokens of several sessions read in one walk: the same as each alone, and one that fails leaves
+the others as they are.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from memstore.errors import DocumentNotFound, InvalidInput
+from memstore.model.generate import Continuation
+from memstore.model.together import feed_together, read_pending
+from memstore.store.memory_store import MemoryStore
+from support.passage_reader import QUESTION, reader_of
+from support.passage_reader import memory as choosing_memory
+from support.tiny_model import text, tiny_model
+
+PROMPTS = ("the old man at the gate", "a river", "in the morning the wind had turned, and we")
+
+
+@pytest.fixture(scope="module", params=["landmarks", "choosing"])
+def remembered(request, tmp_path_factory):
+    """A reader with a memory of one document, and how a session of it begins."""
+    path = tmp_path_factory.mktemp(request.param)
+    if request.param == "choosing":
+        pytest.importorskip("transformers")
+        reader = reader_of()
+        store = choosing_memory(reader, path)
+    else:
+        reader = tiny_model(path)
+        store = MemoryStore.create(path / "m", reader.signature)
+        reader.ingest(text(400), store, name="book")
+    with store:
+        yield reader, store
+
+
+def begun(reader, store, prompts=PROMPTS):
+    """A session a prompt, and the state that its answer begins with."""
+    sessions = [reader.session(store) for _ in prompts]
+    return sessions, [
+        session.ask(prompt, lambda: None) for session, prompt in zip(sessions, prompts)
+    ]
+
+
+def test_tokens_read_together_leave_the_states_and_the_text_that_each_reads_alone(remembered):
+    reader, store = remembered
+    vocabulary = 200
+    rows = torch.randint(3, vocabulary, (40, len(PROMPTS)), generator=torch.manual_seed(1))
+    alone, _ = begun(reader, store)
+    sharing, _ = begun(reader, store)
+    for row in rows.tolist():  # over the ends of blocks, and of chunks
+        expected = [session.feed([token])[-1] for session, token in zip(alone, row)]
+        for state, expects in zip(feed_together(sharing, row), expected):
+            torch.testing.assert_close(state, expects, atol=2e-5, rtol=2e-5)
+    for one, other in zip(alone, sharing):
+        assert one.lookups == other.lookups and one.read_tokens == other.read_tokens
+        torch.testing.assert_close(one.feed([7, 8, 9]), other.feed([7, 8, 9]), atol=2e-5, rtol=2e-5)
+        one.close()
+        other.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_answers_that_are_continued_together_are_those_of_each_alone(remembered, temperature):
+    reader, store = remembered
+
+    def answers(ahead: Callable[[list[Continuation]], None]) -> list[list[int]]:
+        sessions, states = begun(reader, store)
+        running = [
+            session.generate(state, 6 + 9 * number, temperature=temperature, seed=number)
+            for number, (session, state) in enumerate(zip(sessions, states))
+        ]
+        said: list[list[int]] = [[] for _ in running]
+        while True:
+            ahead(running)
+            tokens = [next(one, None) for one in running]
+            if tokens == [None] * len(running):
+                break
+            for words, token in zip(said, tokens):
+                words += [] if token is None else [token]
+        for session in sessions:
+            session.close()
+        return said
+
+    assert answers(read_pending) == answers(lambda running: None)
+
+
+def test_what_fails_is_raised_by_its_own_answer_and_the_others_go_on(remembered, monkeypatch):
+    reader, store = remembered
+    sessions, states = begun(reader, store)
+    running = [session.generate(state, 5) for session, state in zip(sessions, states)]
+    expected, others = begun(reader, store)
+    alone = [list(session.generate(state, 5)) for session, state in zip(expected, others)]
+
+    def gone(layer_idx, *qkv):
+        raise DocumentNotFound("it was forgotten")
+
+    said = [[next(one)] for one in running]
+    monkeypatch.setattr(sessions[1], "attend", gone)
+    for _ in range(4):
+        read_pending(running)
+        for number in (0, 2):
+            said[number] += [token for token in [next(running[number], None)] if token is not None]
+    with pytest.raises(DocumentNotFound, match="forgotten"):
+        next(running[1])
+    assert [said[0], said[2]] == [alone[0], alone[2]]
+    for session in (*sessions, *expected):
+        session.close()
+
+
+def test_what_nobody_expects_ends_all_that_shared_the_walk(remembered, monkeypatch):
+    reader, store = remembered
+    sessions, states = begun(reader, store)
+    running = [session.generate(state, 5) for session, state in zip(sessions, states)]
+    for one in running:
+        next(one)
+
+    def broken(layer_idx, *qkv):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(sessions[1], "attend", broken)
+    read_pending(running)
+    for one in running:
+        with pytest.raises(ZeroDivisionError):
+            next(one)
+    for session in sessions:
+        session.close()
+
+
+def test_a_continuation_says_what_it_has_to_read_and_reads_it_once(remembered):
+    reader, store = remembered
+    with pytest.raises(InvalidInput, match="temperature"):
+        Continuation(None, torch.zeros(1), 3, temperature=-1)  # type: ignore[arg-type]
+    (session,), (state,) = begun(reader, store, [QUESTION])
+    running = session.generate(state, 2)
+    assert running.pending is None
+    first = next(running)
+    assert running.pending == first
+    read_pending([running])
+    assert running.pending is None
+    read_pending([running])  # nothing is left to be read
+    next(running)
+    assert running.pending is None and next(running, None) is None
+    session.close()
+
+
+def test_whether_an_answer_stops_is_asked_when_its_token_was_taken(remembered):
+    reader, store = remembered
+    (session,), (state,) = begun(reader, store, [QUESTION])
+    taken: list[int] = []
+    running = session.generate(state, 9, stop=lambda token: len(taken) == 2)
+    for token in running:
+        taken.append(token)
+    assert len(taken) == 2 and running.pending is None
+    session.close()

@@ -1,0 +1,377 @@
+"""Reading in by several processes: what is stored is what one process stores, bit for bit, and none
+of them outlives the ingest, however it ends.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from support.commands import STORY, refused, run, start, whole, write_model
+from support.processes import TELLS_CHILDREN, children_of, runs
+from support.tiny_decoder import decoder, tokenizer
+
+pytest.importorskip("transformers")
+
+from memstore import MemoryStore, load_model, load_reader, wrap
+from memstore.disk.transaction import TABLES
+from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongModel
+from memstore.hf.reader import HuggingFaceReader
+from memstore.hf.selectors import made_here
+from memstore.model.adaptation import Adaptation
+from memstore.model.passages import workers as by_workers
+from memstore.model.passages.stack import compute
+from memstore.model.passages.worker import Worker
+from memstore.model.passages.workers import Workers
+from memstore.model.selector_file import save_selector
+from memstore.model.selector_heads import PointerHeads
+from memstore.model.selector_sum import Sum, Words
+from memstore.model.text import Text
+
+WORDS = ["mill", "ferry", "captain", "lantern", "orchard", "harbour", "anchor", "letter", "river"]
+
+
+def prose(sentences: int, seed: int = 0) -> str:
+    rng = Random(seed)
+    return " ".join(
+        f"The {' '.join(rng.choice(WORDS) for _ in range(rng.randint(3, 20)))} has number {at}."
+        for at in range(sentences)
+    )
+
+
+BOOK = prose(260)
+Other = Callable[[HuggingFaceReader, MemoryStore, "Workers | int"], None]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A decoder, for which a selector of landmarks and words was made."""
+    path = tmp_path_factory.mktemp("workers")
+    decoder("llama").save_pretrained(path / "model")
+    tokenizer().save_pretrained(path / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMSTORE_CACHE", str(path / "cache"))
+        plain = load_reader(path / "model", dtype=torch.float32)
+        assert isinstance(plain, HuggingFaceReader)
+        shape = plain.shape
+        heads = PointerHeads(
+            [(1, 0)], (shape.num_heads, shape.num_kv_heads, shape.head_dim), plain.rotate
+        )
+        weights = plain.made_for.weights
+        made = Adaptation(Sum([(heads, 1.0), (Words(), 1.0)]), top_k=3, weights=weights)
+        where = made_here(weights)
+        where.parent.mkdir(parents=True)
+        save_selector(made, plain.made_for, where)
+        yield path / "model"
+
+
+@pytest.fixture(scope="module")
+def reader(directory: Path) -> HuggingFaceReader:
+    loaded = load_reader(directory)
+    assert isinstance(loaded, HuggingFaceReader) and loaded.keeps.heads and loaded.keeps.words
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def crews(reader: HuggingFaceReader) -> "Iterator[dict[int, Workers | int]]":
+    """Workers by their number, that have begun."""
+    with reader.workers(2) as two, reader.workers(3) as three:
+        two.start()
+        three.start()
+        yield {1: 1, 2: two, 3: three}
+
+
+def create(reader: HuggingFaceReader, path: Path, codec: str = "int8") -> MemoryStore:
+    return MemoryStore.create(path, reader.signature, codec=codec, selector=reader.keeps)
+
+
+def content(store: MemoryStore) -> dict[str, Any]:
+    """All that a memory holds, but for what is drawn anew or told by a clock."""
+    told: dict[str, Any] = {
+        "rows": [
+            replace(row, created=0.0, writes=tuple(one._replace(id=b"") for one in row.writes))
+            for row in store.documents()
+        ]
+    }
+    with store._on_disk().catalog.database.read() as txn:
+        for table in set(TABLES) - {"documents", "meta"}:
+            told[table] = [(bytes(key), bytes(value)) for key, value in txn.scan(table)]
+    assert all(told.values())
+    return told
+
+
+def plain(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+    reader.ingest(BOOK, store, name="book", workers=crew)
+
+
+def text_alone(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+    reader.ingest(BOOK, store, name="book", workers=crew, keep="text")
+    reader.ingest(BOOK + prose(40, 1), store, name="more", workers=crew)
+
+
+def replaced(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+    reader.ingest(BOOK, store, name="book", workers=crew)
+    edited = BOOK.replace("number 50.", "number fifty.").replace("number 90.", "no number.")
+    reader.ingest(edited, store, name="book", workers=crew, mode="replace")
+
+
+def appended(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+    reader.ingest(BOOK, store, name="book", workers=crew)
+    reader.ingest(prose(70, 2), store, name="book", workers=crew, mode="append")
+
+
+def resumed(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+    for _ in range(2):
+        steps = reader.ingesting(BOOK, store, name="book", workers=crew)
+        for _ in range(2):
+            next(steps)
+        steps.close()
+    reader.ingest(BOOK, store, name="book", workers=crew)
+
+
+def several(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+    texts = [Text(prose(5, seed % 9), f"{seed}") for seed in range(12)]  # three of them twice
+    if isinstance(crew, Workers):
+        crew.expect([Text(prose(4, 20), "does not come"), *texts[1:7], texts[9], *texts[7:9]])
+    for text in texts:
+        reader.ingest(text, store, workers=crew)
+
+
+@pytest.mark.parametrize("way", [plain, text_alone, replaced, appended, resumed, several])
+def test_what_is_stored_does_not_depend_on_how_many_read(
+    reader: HuggingFaceReader, crews: "dict[int, Workers | int]", tmp_path: Path, way: Other
+) -> None:
+    found = []
+    for number, crew in crews.items():
+        with create(reader, tmp_path / f"{number}") as store:
+            way(reader, store, crew)
+            found.append(content(store))
+        assert whole(tmp_path / f"{number}")
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Many short documents, one that cannot be read, and a long one at the end."""
+    path = tmp_path / "folder"
+    path.mkdir()
+    for at in range(14):
+        (path / f"{at:02}.txt").write_text(prose(1 + at % 4, at))
+    (path / "05.txt").write_bytes(b"\xff\xfe no text \x00")
+    (path / "zz.txt").write_text(BOOK)
+    for file in path.iterdir():
+        os.utime(file, (1e9, 1e9))  # one that is new is read to see whether it changed
+    return path
+
+
+def test_a_folder_is_read_in_as_by_one_process(
+    reader: HuggingFaceReader, directory: Path, folder: Path, tmp_path: Path
+) -> None:
+    found, edited = [], folder / "03.txt"
+    for number in (1, 2, 3):
+        told: list[Any] = []
+        for text in (prose(4, 3), prose(4, 3) + " And this.", prose(4, 3) + " And this."):
+            edited.write_text(text)
+            os.utime(edited, (1e9 + len(text), 1e9 + len(text)))
+            done = run(
+                *("ingest", folder, "--recursive", "--sync", "--store", tmp_path / f"{number}"),
+                *("--model", directory, "--workers", number, "--json"),
+            )
+            assert done.status == 1 and "05.txt is UTF-16" in done.err
+            told += [done.json["failed"], done.json["documents"]]
+            for result in told[-1]:
+                del result["seconds"]
+        with MemoryStore.open(tmp_path / f"{number}", reader.signature) as store:
+            found.append((told, content(store)))
+    assert found[0] == found[1] == found[2]
+
+
+def test_documents_that_come_fill_a_forward_pass(
+    reader: HuggingFaceReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [Text(prose(1, seed), f"{seed}") for seed in range(20)]
+    passes: list[int] = []
+
+    def counted(reader: HuggingFaceReader, passages: Any, layers: Any) -> Any:
+        passes.append(len(passages))
+        return compute(reader, passages, layers)
+
+    monkeypatch.setattr(by_workers, "compute", counted)
+    with create(reader, tmp_path / "m") as store, reader.workers(1) as alone:
+        alone.expect(texts[1:])
+        for text in texts:
+            reader.ingest(text, store, workers=alone)
+    assert sum(passes) == 20 and len(passes) < 8
+
+
+def test_a_file_that_changed_since_it_was_looked_at_is_read_anew(
+    reader: HuggingFaceReader,
+    directory: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ingest, looked_at = HuggingFaceReader.ingest, folder / "04.txt"
+    text = looked_at.read_text().replace("number", "letter")
+
+    def change(self: HuggingFaceReader, source: Text, *args: Any, **more: Any) -> Any:
+        document = ingest(self, source, *args, **more)
+        if source.name == "01.txt":
+            looked_at.write_text(text)
+        return document
+
+    monkeypatch.setattr(HuggingFaceReader, "ingest", change)
+    memory = ("--store", tmp_path / "m", "--model", directory)
+    run("ingest", folder, "--recursive", "--workers", 2, *memory)
+    with MemoryStore.open(tmp_path / "m", reader.signature) as store:
+        (one,) = store.passages("04.txt")
+        assert reader.tokenizer.decode(one.ids.tolist()) == text
+
+
+def test_whoever_cannot_be_helped_is_told_in_one_line(
+    reader: HuggingFaceReader, directory: Path, tmp_path: Path
+) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text(STORY)
+    command = ("ingest", book, "--store", tmp_path / "m", "--workers")
+    for number in (0, -1):
+        refused(run(*command, number, "--model", directory), "at least 1", str(number))
+    landmarks = write_model(tmp_path / "landmarks")
+    refused(run(*command, 2, "--model", landmarks), "one process", "leave workers out")
+    assert not (tmp_path / "m").exists()
+    with create(reader, tmp_path / "m") as store:
+        for crew in (0, 2.5, "2", None):
+            with pytest.raises(InvalidInput, match="at least 1"):
+                reader.ingest(STORY, store, name="a", workers=crew)
+        wrapped = wrap(decoder("llama"), tokenizer())
+        with pytest.raises(InvalidInput, match="load it by name"):
+            wrapped.workers(2)
+        given = load_reader(directory, adaptation=Adaptation(Words()))
+        with pytest.raises(InvalidInput, match="load it by name"):
+            given.workers(2)
+    model = load_model(landmarks)
+    with (
+        MemoryStore.create(tmp_path / "l", model.signature) as store,
+        pytest.raises(InvalidInput, match="leave workers out"),
+    ):
+        model.ingest(STORY, store, name="a", workers=2)
+
+
+def test_a_model_that_changed_since_is_not_taken_for_the_same(
+    directory: Path, tmp_path: Path
+) -> None:
+    copied = shutil.copytree(directory, tmp_path / "model")
+    loaded = load_reader(copied)
+    other = decoder("llama")
+    with torch.no_grad():
+        next(other.parameters()).mul_(1.5)
+    other.save_pretrained(copied)
+    with loaded.workers(2) as crew, pytest.raises(WrongModel, match="changed since"):
+        crew.start()
+    shutil.rmtree(copied)
+    with loaded.workers(2) as crew, pytest.raises(InvalidInput, match="there is no model"):
+        crew.start()
+
+
+def test_what_a_worker_raises_is_raised(directory: Path, tmp_path: Path) -> None:
+    model = decoder("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokenizer().encode("~")[0]] = torch.nan
+    model.save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    loaded = load_reader(tmp_path / "model")
+    assert loaded.worker is not None
+    good, bad = map(tokenizer().encode, ("good", "~"))
+    for asked, error, said in (
+        (bad, InvalidWeights, "cannot be stored"),
+        ([1 << 30], MemstoreError, "worker process failed \\(IndexError"),
+    ):
+        worker = Worker([*loaded.worker, "1"])
+        worker.wait()
+        (computed,) = worker.compute([good], None)
+        assert torch.equal(computed.k, next(compute(loaded, [good])).k)
+        with pytest.raises(error, match=said):
+            worker.compute([asked], None)
+        worker.end()
+        worker.close()
+    with create(loaded, tmp_path / "m") as store, loaded.workers(2) as crew:
+        crew.start()
+        loaded.ingest(BOOK, store, name="good", workers=crew)
+        with pytest.raises(InvalidWeights, match="cannot be stored"):
+            loaded.ingest(prose(100, 1) + " ~~~ ", store, name="bad", workers=crew)
+        assert [(row.name, row.state) for row in store.documents()] == [
+            ("good", "ready"),
+            ("bad", "ingesting"),
+        ]
+    assert whole(tmp_path / "m")
+
+
+@pytest.mark.skipif(not TELLS_CHILDREN, reason="the system does not tell which processes there are")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_that_is_killed_ends_the_ingest_which_goes_on_later(
+    reader: HuggingFaceReader, tmp_path: Path, number: signal.Signals
+) -> None:
+    before = set(children_of(os.getpid()))
+    with create(reader, tmp_path / "m") as store:
+        with reader.workers(3) as crew:
+            crew.start()
+            begun = set(children_of(os.getpid())) - before
+            assert len(begun) == 2
+            steps = reader.ingesting(BOOK, store, name="book", workers=crew)
+            next(steps)
+            os.kill(min(begun), number)
+            with pytest.raises(MemstoreError, match=f"ended by signal {number:d}; what was read"):
+                for _ in steps:
+                    assert store.document("book").state != "ready"
+        assert not any(map(runs, begun))
+        kept = store.document("book")
+        assert kept.state == "ingesting" and kept.blocks > 0
+        reader.ingest(BOOK, store, name="book")
+        with create(reader, tmp_path / "other") as other:
+            reader.ingest(BOOK, other, name="book")
+            assert content(store)["blocks"] == content(other)["blocks"]
+    assert whole(tmp_path / "m")
+
+
+@pytest.mark.skipif(not TELLS_CHILDREN, reason="the system does not tell which processes there are")
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_the_command(
+    directory: Path, tmp_path: Path, number: signal.Signals, late: bool
+) -> None:
+    """late: when the first passages are stored, and not while the workers load the model."""
+    book, own = tmp_path / "book.txt", tmp_path / "tmp"
+    own.mkdir()
+    book.write_text(prose(20_000))
+    process = start(
+        *("ingest", book, "--store", tmp_path / "m", "--model", directory, "--workers", 3),
+        env={"TMPDIR": str(own)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    begun: list[int] = []
+    while len(begun) < 2 and process.poll() is None:
+        begun = children_of(process.pid)
+        time.sleep(0.01)
+    assert process.stderr is not None
+    while late and "tokens a second" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(number)
+    _, err = process.communicate()
+    expected = -number if number == signal.SIGKILL else 128 + number
+    assert process.returncode == expected, err
+    while any(map(runs, begun)):
+        time.sleep(0.01)
+    assert "Traceback" not in err
+    if number != signal.SIGKILL:
+        assert not list(own.iterdir())
+    assert whole(tmp_path / "m")

@@ -1,0 +1,85 @@
+"""The Prometheus endpoint: what a scrape shows is what the store counted."""
+
+import socket
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from memstore import MemoryStore
+from memstore.errors import InvalidInput
+from memstore.serve.metrics import serve
+from memstore.tiers.stats import COUNTS
+from support import tiny_model
+
+Samples = dict[tuple[str, str, str], float]
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryStore]:
+    """A memory that was asked something."""
+    directory = tmp_path_factory.mktemp("metrics")
+    model = tiny_model.tiny_model(directory / "model")
+    with MemoryStore.create(directory / "mem", model.signature) as store:
+        model.ingest(tiny_model.text(400), store, name="book")
+    with MemoryStore.open(directory / "mem", model.signature, prefetch="speculative") as store:
+        model.ask("the river of the captain", store, max_new_tokens=4, cmt_cutoff=0.0)
+        yield store
+
+
+def scrape(port: int) -> Samples:
+    """{(name, tier, layer): value} of what the endpoint answers."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        families = list(parser.text_string_to_metric_families(answer.read().decode()))
+    return {
+        (sample.name, sample.labels["tier"], sample.labels.get("layer", "")): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_a_scrape_shows_what_each_layer_of_each_tier_counted(memory: MemoryStore) -> None:
+    pytest.importorskip("prometheus_client")
+    with serve(0) as metrics:
+        assert scrape(metrics.port) == {}  # no memory is open yet
+        metrics.store = memory
+        found = scrape(metrics.port)
+    expected: Samples = {
+        (f"memstore_tier_{count}_total", tier, str(layer)): stats.to_dict()[count]
+        for tier, layers in memory.layer_stats().items()
+        for layer, stats in layers.items()
+        for count in COUNTS
+    }
+    host = memory.tier_stats()["host"]
+    expected["memstore_tier_held_bytes", "host", ""] = host["held"]
+    expected["memstore_tier_budget_bytes", "host", ""] = host["budget"]
+    assert found == pytest.approx(expected)
+    assert found["memstore_tier_bytes_total", "host", "1"] > 0
+
+
+def test_the_endpoint_is_on_this_machine_alone_and_goes_with_its_block() -> None:
+    pytest.importorskip("prometheus_client")
+    with serve(0) as metrics:
+        with (
+            pytest.raises(InvalidInput, match=f"{metrics.port}.*another port"),
+            serve(metrics.port),
+        ):
+            pass
+        with socket.socket() as other:
+            # free, as it would not be if every address were taken
+            other.bind(("127.0.0.2", metrics.port))
+    with serve(metrics.port):
+        pass
+
+
+def test_without_a_port_nothing_is_served() -> None:
+    with serve(None) as metrics:
+        assert metrics.port == 0
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(InvalidInput, match=r"pip install '\.\[metrics\]'"), serve(0):
+        pass

@@ -1,0 +1,44 @@
+"""What docs/serve.md says: its commands and its Python are run, in order, and succeed."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.diary import DIARY
+from support.paths import ROOT
+from support.serving import serving
+
+DOCS = ROOT / "docs" / "serve.md"
+ADDRESS = "http://127.0.0.1:8741"
+# curl fails on an answer that is an error; of what is told in a pipe, each part must succeed
+STRICT = 'set -euo pipefail\ncurl() { command curl --fail-with-body "$@"; }\n'
+
+
+def blocks(language: str, word: str) -> list[str]:
+    """The blocks of the document in a language that have a word in them."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE)
+    return [block for block in found if word in block]
+
+
+@pytest.mark.skipif(
+    not (shutil.which("curl") and shutil.which("jq")), reason="curl or jq is not installed"
+)
+def test_the_documents_commands_and_python_do_what_they_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "diary.txt").write_text(DIARY, encoding="utf-8")
+    commands, programs = blocks("sh", "curl"), blocks("python", "openai")
+    assert commands and programs
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "mem") as served:
+        script = STRICT + "\n".join(commands).replace(ADDRESS, served.url)
+        ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert '"file_citation"' in ran.stdout and "310" in ran.stdout
+        for program in programs:
+            exec(program.replace(ADDRESS, served.url), {})
+    told = capsys.readouterr().out
+    assert "completed 1" in told and "4467" in told and "diary.txt [" in told

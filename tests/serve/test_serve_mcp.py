@@ -1,0 +1,327 @@
+"""The official MCP client lists and calls every tool, over stdio and over HTTP; keys keep their
+scopes, files of the server are refused, errors are one line.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+
+from memstore.model.landmark_model import LandmarkModel, load_model
+from memstore.serve.api_keys import Access, Keys
+from memstore.serve.mcp import tools
+from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
+from support.paths import ROOT
+from support.serving import Served, serving
+
+KEYS = Keys(
+    (
+        ("writes-everything", Access("all")),
+        ("reads-everything-", Access("reads", write=False)),
+        ("writes-only-notes", Access("notes", only=("note*",))),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def reader() -> LandmarkModel:
+    return load_model()
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, reader: LandmarkModel) -> Any:
+    directory = write_diary(tmp_path_factory.mktemp("keyed") / "m", reader)
+    with serving(directory, model=reader, keys=KEYS, diary=False) as server:
+        yield server
+
+
+@asynccontextmanager
+async def over_http(server: Served, key: str = "none", mode: str = "auto") -> AsyncIterator[Client]:
+    """The official client, of a server."""
+    headers = {"Authorization": f"Bearer {key}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=60) as http,
+        Client(streamable_http_client(f"{server.url}/mcp", http_client=http), mode=mode) as client,
+    ):
+        yield client
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    """Run a test's own async part."""
+    anyio.run(work)
+
+
+def environment() -> dict[str, str]:
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": paths}
+
+
+async def use_every_tool(client: Client) -> None:
+    """Of a memory with the diary and the letter; leaves it as it was."""
+    tools = {tool.name for tool in (await client.list_tools()).tools}
+    assert tools == {"ask", "search", "documents", "ingest", "forget"}
+    answer = await client.call_tool("ask", {"question": QUESTION})
+    assert answer.structured_content["answer"] == ANSWER and answer.structured_content["answered"]
+    best = answer.structured_content["sources"][0]
+    assert DIARY[slice(*best["span"])] == best["text"] and best["document"] == "diary"
+    assert "The combination of the lime barn is 4467." in best["text"]
+    assert answer.content[0].text.splitlines()[0] == ANSWER
+    found = await client.call_tool("search", {"phrase": "the name of the new foal", "results": 1})
+    (passage,) = found.structured_content["passages"]
+    assert passage["document"] == "letter"
+    assert "The name of the new foal is Clover." in passage["text"]
+    read = await client.call_tool("ingest", {"name": "note/ü 1", "text": "The dog is called Rex."})
+    assert not read.is_error and read.structured_content["state"] == "ready"
+    listed = await client.call_tool("documents", {})
+    assert [row["name"] for row in listed.structured_content["documents"]] == [
+        "diary",
+        "letter",
+        "note/ü 1",
+    ]
+    resources = {one.name: one.uri for one in (await client.list_resources()).resources}
+    assert set(resources) == {"diary", "letter", "note/ü 1"}
+    for name, text in (("letter", LETTER), ("note/ü 1", "The dog is called Rex.")):
+        (whole,) = (await client.read_resource(resources[name])).contents
+        assert whole.text == text
+    (part,) = (await client.read_resource(f"{resources['letter']}/5-11")).contents
+    assert part.text == LETTER[5:11]
+    forgotten = await client.call_tool("forget", {"name": "note/ü 1"})
+    assert forgotten.structured_content == {"forgotten": "note/ü 1"}
+    with pytest.raises(MCPError, match="no document"):
+        await client.read_resource(resources["note/ü 1"])
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_every_tool_is_called_over_http(keyed: Served, mode: str) -> None:
+    async def work() -> None:
+        async with over_http(keyed, "writes-everything", mode) as client:
+            await use_every_tool(client)
+
+    run(work)
+
+
+def test_every_tool_is_called_over_stdio(tmp_path: Path, reader: LandmarkModel) -> None:
+    memory = write_diary(tmp_path / "m", reader)
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    (allowed / "shed.txt").write_text("The shed is green.")
+    (tmp_path / "secret.txt").write_text("The word is swordfish.")
+    (allowed / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (allowed / "binary").write_bytes(b"a\0b")
+    command = ["-m", "memstore", "mcp", "--store", str(memory), "--allow-paths", str(allowed)]
+    server = StdioServerParameters(command=sys.executable, args=command, env=environment())
+
+    async def work() -> None:
+        async with Client(server) as client:
+            await use_every_tool(client)
+
+            async def ingest(path: Path | str) -> str:
+                result = await client.call_tool("ingest", {"name": "shed", "path": str(path)})
+                assert result.is_error
+                return result.content[0].text
+
+            for path in (
+                tmp_path / "secret.txt",
+                allowed / ".." / "secret.txt",
+                allowed / "link.txt",
+                tmp_path / "not there",
+                "/proc/self/environ",
+                "a\0b",
+                "",
+            ):
+                assert "this server reads no file there" in await ingest(path)
+            assert "is no file" in await ingest(allowed / "not there")
+            assert "is binary" in await ingest(allowed / "binary")
+            shed = {"name": "shed", "path": str(allowed / "shed.txt")}
+            assert not (await client.call_tool("ingest", shed)).is_error
+            changed = await client.call_tool("ingest", {"name": "shed", "text": "It is red."})
+            assert changed.is_error and "replace it" in changed.content[0].text
+
+    run(work)
+
+
+@pytest.mark.services
+def test_what_a_pipe_asks_is_answered_before_it_ends_with_messages_only(
+    tmp_path: Path, reader: LandmarkModel
+) -> None:
+    memory = write_diary(tmp_path / "m", reader)
+    client = {"protocolVersion": "2025-06-18", "capabilities": {}}
+    client["clientInfo"] = {"name": "test", "version": "0"}
+    asked = {"question": QUESTION}
+    sent = [
+        {"id": 1, "method": "initialize", "params": client},
+        {"method": "notifications/initialized"},
+        {"method": "notifications/cancelled", "params": {"requestId": {"no": "id"}}},
+        {"id": 2, "method": "tools/call", "params": {"name": "nothing", "arguments": {}}},
+        {"id": 3, "method": "no/such"},
+        {"id": 4, "method": "tools/call", "params": {"name": "ask", "arguments": asked}},
+        {"id": 5, "method": "tools/call", "params": {"name": "documents", "arguments": {}}},
+    ]
+    lines = [json.dumps({"jsonrpc": "2.0", **one}) for one in sent]
+    done = subprocess.run(
+        [sys.executable, "-m", "memstore", "mcp", "--store", str(memory), "--read-only"],
+        input="\n".join([*lines, "no json", '{"half": ']) + "\n",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    messages = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(message["jsonrpc"] == "2.0" for message in messages)
+    answered = {one["id"]: one for one in messages if one.get("id")}
+    assert answered[1]["result"]["serverInfo"]["name"] == "memstore"
+    assert answered[2]["result"]["isError"] and "error" in answered[3]
+    sources = answered[4]["result"]["structuredContent"]["sources"]
+    assert sources[0]["document"] == "diary"
+    assert [one["name"] for one in answered[5]["result"]["structuredContent"]["documents"]]
+
+
+@pytest.mark.services
+def test_a_client_that_closes_stdout_ends_it_without_a_traceback(
+    tmp_path: Path, reader: LandmarkModel
+) -> None:
+    memory = write_diary(tmp_path / "m", reader)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "memstore", "mcp", "--store", str(memory), "--read-only"],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdin is not None and server.stdout is not None and server.stderr is not None
+    server.stdout.close()
+    server.stdin.write('{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+    server.stdin.close()
+    assert "Traceback" not in server.stderr.read()
+    server.stderr.close()
+    assert server.wait(60) == 0
+
+
+def test_keys_keep_their_scopes(keyed: Served) -> None:
+    async def work() -> None:
+        async with over_http(keyed, "reads-everything-") as client:
+            tools = {tool.name for tool in (await client.list_tools()).tools}
+            assert tools == {"ask", "search", "documents"}
+            for call in (("forget", {"name": "diary"}), ("ingest", {"name": "x", "text": "y"})):
+                refused = await client.call_tool(*call)
+                assert refused.is_error and "only read" in refused.content[0].text
+        async with over_http(keyed, "writes-only-notes") as client:
+            note = {"name": "note", "text": "The cat is called Tom."}
+            assert not (await client.call_tool("ingest", note)).is_error
+            listed = await client.call_tool("documents", {})
+            assert [row["name"] for row in listed.structured_content["documents"]] == ["note"]
+            assert [one.name for one in (await client.list_resources()).resources] == ["note"]
+            answer = await client.call_tool("ask", {"question": QUESTION})
+            assert {one["document"] for one in answer.structured_content["sources"]} <= {"note"}
+            for call in (
+                ("ask", {"question": QUESTION, "documents": ["diary"]}),
+                ("search", {"phrase": "barn", "documents": ["diary"]}),
+                ("forget", {"name": "diary"}),
+                ("ingest", {"name": "diary", "text": "x", "mode": "replace"}),
+                ("ingest", {"name": "diary", "text": "x", "mode": "append"}),
+            ):
+                refused = await client.call_tool(*call)
+                assert refused.is_error and "letter" not in refused.content[0].text, call
+            with pytest.raises(MCPError, match="no document"):
+                await client.read_resource("memstore://documents/diary")
+            assert not (await client.call_tool("forget", {"name": "note"})).is_error
+
+    run(work)
+    with httpx2.Client() as plain:
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+        accept = {"Accept": "application/json, text/event-stream"}
+        assert plain.post(f"{keyed.url}/mcp", json=body, headers=accept).status_code == 401
+
+
+def test_errors_are_one_line_without_a_path_of_the_server(keyed: Served, tmp_path: Path) -> None:
+    (tmp_path / "file.txt").write_text("text")
+
+    async def work() -> None:
+        async with over_http(keyed, "writes-everything") as client:
+            for tool, given, named in (
+                ("ask", {"question": " "}, "the question is empty"),
+                ("ask", {"question": "?", "documents": ["gone"]}, "gone"),
+                ("ask", {"question": "?", "depth": 3}, "depth"),
+                ("search", {"phrase": ""}, "the phrase is empty"),
+                ("search", {"phrase": "a", "results": 0}, "results"),
+                ("ingest", {"name": "x"}, "a text or a path"),
+                ("ingest", {"name": "x", "text": " \n"}, "empty"),
+                ("ingest", {"name": "x", "text": "a\0b"}, "text"),
+                ("ingest", {"name": "x\nready", "text": "y"}, "name"),
+                ("search", {"phrase": "a " * 10000}, "phrase"),
+                ("ingest", {"name": "x", "text": "y", "mode": "newer"}, "mode"),
+                ("ingest", {"name": "x", "text": "y", "mode": "append"}, "no document 'x'"),
+                ("ingest", {"name": f"prompt-{0:032x}", "text": "x"}, "may not write"),
+                ("ingest", {"name": "x", "path": str(tmp_path / "file.txt")}, "--allow-paths"),
+                ("forget", {"name": "gone"}, "gone"),
+                ("fly", {}, "there is no tool 'fly'"),
+            ):
+                result = await client.call_tool(tool, given)
+                (said,) = result.content
+                assert result.is_error and named in said.text, (tool, given, said.text)
+                assert "\n" not in said.text and str(keyed.service.store.path) not in said.text
+            for uri in ("memstore://documents/gone", "file:///etc/passwd", "memstore://documents/"):
+                with pytest.raises(MCPError, match="no document") as caught:
+                    await client.read_resource(uri)
+                assert str(keyed.service.store.path) not in str(caught.value)
+
+    run(work)
+
+
+def test_an_ingest_that_is_given_up_ends_and_can_be_resumed(
+    keyed: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "_SECONDS_BETWEEN", 0.01)  # it is told long before the end
+    text = "".join(f"On day {day} the tide was {day * 7 % 13} feet high.\n" for day in range(2000))
+    given = {"name": "tides", "text": text}
+    seen: list[float] = []
+
+    async def work() -> None:
+        async with over_http(keyed, "writes-everything") as client:
+            with anyio.CancelScope() as scope:
+
+                async def progress(done: float, total: float | None, message: str | None) -> None:
+                    seen.append(done)
+                    scope.cancel()
+
+                await client.call_tool("ingest", given, progress_callback=progress)
+            assert scope.cancelled_caught and seen[0] < len(text)
+            while keyed.service.worker.load["jobs"]:
+                await anyio.sleep(0.01)
+            begun = keyed.service.store.document("tides")
+            assert begun.state == "ingesting"
+            answer = await client.call_tool("ask", {"question": QUESTION, "documents": ["diary"]})
+            assert answer.structured_content["answer"] == ANSWER
+            await client.call_tool("forget", {"name": "tides"})
+
+    run(work)
+
+
+@pytest.mark.services
+def test_a_signal_ends_it_in_order_while_it_waits_for_its_client(
+    tmp_path: Path, reader: LandmarkModel
+) -> None:
+    memory = write_diary(tmp_path / "m", reader)
+    command = [sys.executable, "-m", "memstore", "mcp", "--store", str(memory)]
+    ask = {"jsonrpc": "2.0", "id": 1, "method": "server/no", "params": {}}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment(), text=True, **pipes) as process:  # type: ignore[call-overload]
+        process.stdin.write(json.dumps(ask) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.terminate()
+        assert process.wait() == 128 + signal.SIGTERM
+        assert process.stderr.read() == "interrupted; what was read is kept\n"

@@ -1,0 +1,298 @@
+"""One suite over every kind of place that memories are published to."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from memstore.errors import MemoryNotFound, ObjectNotFound, StoreUnavailable
+from memstore.share.manifest import Published
+from memstore.share.open_place import open_place
+from memstore.share.place import ObjectPlace
+from memstore.share.prune import prune
+from memstore.share.publish import unpublish
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
+from support.services import (
+    AZURE_ENVIRONMENT,
+    S3_ENVIRONMENT,
+    azure_server,
+    make_bucket,
+    make_container,
+    s3_server,
+)
+from support.synthetic_documents import SIGNATURE, ingest
+
+SCHEME = {"s3": "s3", "azure": "az"}
+_numbers = count()
+
+
+@contextmanager
+def reached(environment: dict[str, str], engine: str) -> Iterator[None]:
+    """These are all that the environment says of an engine, by the beginning of its variables."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(engine)]:
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The endpoint of an S3 server with a bucket, and the environment that reaches it."""
+    with s3_server() as endpoint, reached(S3_ENVIRONMENT | {"AWS_ENDPOINT_URL": endpoint}, "AWS_"):
+        make_bucket(endpoint, "bucket")
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def azure() -> Iterator[str]:
+    """The endpoint of an Azure server with a container, and the environment that reaches it."""
+    with (
+        azure_server() as endpoint,
+        reached(AZURE_ENVIRONMENT | {"AZURE_STORAGE_ENDPOINT": endpoint}, "AZURE_"),
+    ):
+        make_container(endpoint, "bucket")
+        yield endpoint
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "file",
+        pytest.param("s3", marks=pytest.mark.services),
+        pytest.param("azure", marks=pytest.mark.services),
+    ]
+)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    number = next(_numbers)
+    if request.param in ("s3", "azure"):
+        request.getfixturevalue(request.param)
+        return f"{SCHEME[request.param]}://bucket/team {number}/library"
+    return f"memory://place-{number}" if request.param == "memory" else f"file://{tmp_path}/a/b"
+
+
+@pytest.fixture
+def place(url: str) -> ObjectPlace:
+    return open_place(url, make=True)
+
+
+def test_an_object_reads_back_whole_and_in_parts(place: ObjectPlace) -> None:
+    data = bytes(range(256)) * 5000
+    place.put("some/name", data)
+    assert bytes(place.get("some/name")) == data
+    ranges = [(0, 1), (255, 3), (1_000_000, 5000), (70_000, 1), (len(data) - 4, 4)]
+    found = place.get_ranges("some/name", ranges)
+    assert list(map(bytes, found)) == [data[start : start + n] for start, n in ranges]
+    place.put("some/name", b"other")
+    assert bytes(place.get("some/name")) == b"other"
+
+
+def test_an_object_is_created_once(place: ObjectPlace) -> None:
+    assert place.create("manifests/1", b"first")
+    assert not place.create("manifests/1", b"second")
+    assert bytes(place.get("manifests/1")) == b"first"
+    assert place.create("manifests/2", b"second")
+
+
+def test_what_is_not_there_is_an_error_and_never_an_answer(place: ObjectPlace) -> None:
+    place.put("a/b", bytes(100))
+    for read in (
+        lambda: place.get("a/c"),
+        lambda: place.get("a"),
+        lambda: place.get_ranges("c", [(0, 1)]),
+    ):
+        with pytest.raises(ObjectNotFound):
+            read()
+    for ranges in ([(90, 20)], [(0, 10), (200, 10)], [(0, 10), (95, 6)]):
+        with pytest.raises(StoreUnavailable):
+            place.get_ranges("a/b", ranges)
+
+
+def test_objects_are_listed_below_a_prefix(place: ObjectPlace) -> None:
+    assert list(place.names("a")) == [] and place.first("a") is None
+    for name in ("a/3", "a/1", "b/0", "a/2/deep", "ab/4"):
+        place.put(name, name.encode())
+    found = {each.name: each.size for each in place.names("a")}
+    assert found == {"a/1": 3, "a/3": 3, "a/2/deep": 8}
+    assert place.first("a") == "a/1" and place.first("b") == "b/0" and place.first("c") is None
+    times = [each.modified for each in place.names("a")]
+    assert max(times) - min(times) < 3600
+    place.delete(["a/1", "a/none", "b/0", "b/none"])
+    assert {each.name for each in place.names("")} == {"a/3", "a/2/deep", "ab/4"}
+
+
+def test_a_memory_goes_there_and_comes_back(url: str, tmp_path: Path) -> None:
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 100)
+        ingest(store, "b", 60, text=2)
+        first = store.publish(url)
+        assert (first.number, first.documents) == (1, ["a", "b"])
+        ingest(store, "a", 130, mode="append")
+        assert store.publish(url, ["a"]).documents == ["a"]
+        assert store.publish(url).there == ["a", "b"]
+        assert verify_memory(url).documents == 2
+        with MemoryStore.create(tmp_path / "copy", SIGNATURE) as copy:
+            copy.pull("a", url)
+            for memory, file in ((store, "original"), (copy, "copied")):
+                memory.export_document("a", tmp_path / file)
+        assert (tmp_path / "copied").read_bytes() == (tmp_path / "original").read_bytes()
+    place = open_place(url)
+    assert unpublish(place, ["a"]) == 3
+    assert prune(place).manifests == 0
+    assert prune(place, grace=-10).manifests == 2
+    assert [entry.row.name for entry in Published.open(place).documents()] == ["b"]
+    assert verify_memory(url).clean
+    assert Published.at(place, 3).manifest.number == 3
+    with pytest.raises(ObjectNotFound):
+        Published.at(place, 2)
+
+
+def test_a_fork_of_a_process_that_has_asked_a_store_is_refused_at_once(
+    url: str, tmp_path: Path
+) -> None:
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 40)
+        store.publish(url)
+    with MemoryStore.open(url) as reader:
+        tasks: list[Callable[[], object]] = [
+            reader.documents,
+            lambda: reader.tokens("a"),
+            lambda: reader._on_disk().catalog.source.remote.place.get("manifests/x"),
+            lambda: MemoryStore.open(url),
+            lambda: open_place(url).put("x", b""),
+            lambda: prune(open_place(url)),
+            reader.close,
+        ]
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+
+        def child() -> None:
+            for task in tasks:
+                try:
+                    task()
+                    results.put("")
+                except Exception as error:
+                    results.put(f"{type(error).__name__}: {error}")
+
+        process = context.Process(target=child)
+        process.start()
+        process.join(120)
+        alive = process.is_alive()
+        process.kill()
+        assert not alive
+        told = [results.get() for _ in tasks]
+        assert told.pop() == ""  # it may be closed
+        assert all(line.startswith("MemoryClosed") and "fork" in line for line in told), told
+        assert reader.has("a") and [*reader.tokens("a").ids]
+
+
+def test_publishers_at_the_same_time_lose_nothing(url: str, tmp_path: Path) -> None:
+    """Each has a memory and a place of its own, as other machines would."""
+
+    def publish(who: int) -> list[int]:
+        with MemoryStore.create(tmp_path / str(who), SIGNATURE) as store:
+            numbers = []
+            for number in range(2):
+                ingest(store, f"{who}-{number}", 16, text=who)
+                numbers.append(store.publish(url, [f"{who}-{number}"]).number)
+        return numbers
+
+    with ThreadPoolExecutor(5) as pool:
+        found = list(pool.map(publish, range(5)))
+    assert sorted(number for numbers in found for number in numbers) == list(range(1, 11))
+    names = [entry.row.name for entry in Published.open(open_place(url)).documents()]
+    assert names == sorted(f"{who}-{number}" for who in range(5) for number in range(2))
+    assert verify_memory(url).documents == 10
+
+
+def test_a_memory_is_seen_by_another_process(url: str, tmp_path: Path) -> None:
+    if url.startswith("memory"):
+        pytest.skip("it is of this process")
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 40)
+        store.publish(url)
+    command = [sys.executable, "-m", "memstore", "verify", "--store", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "1 documents" in done.stdout and "clean" in done.stdout
+
+
+def test_a_publisher_killed_while_it_writes_a_file_leaves_what_pruning_removes(
+    tmp_path: Path,
+) -> None:
+    url = f"file://{tmp_path}/library"
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 40)
+        store.publish(url)
+    place = open_place(url)
+    left = tmp_path / "library" / "manifests" / "0123456789abcdef#1"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    young = tmp_path / "library" / "segments" / "half#2"
+    young.write_bytes(b"half")
+    assert verify_memory(url).clean
+    assert prune(place).leftovers == 1
+    assert not left.exists() and young.exists()
+    assert verify_memory(url).clean
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    ("kind", "endpoint", "environment"),
+    [
+        ("s3", "AWS_ENDPOINT_URL", S3_ENVIRONMENT),
+        ("azure", "AZURE_STORAGE_ENDPOINT", AZURE_ENVIRONMENT),
+    ],
+)
+def test_a_store_that_refuses_or_is_away_is_one_line(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    endpoint: str,
+    environment: dict[str, str],
+) -> None:
+    request.getfixturevalue(kind)
+    scheme = SCHEME[kind]
+    with pytest.raises(MemoryNotFound, match="no such bucket"):
+        Published.open(open_place(f"{scheme}://nowhere-at-all/x"))
+    with pytest.raises(MemoryNotFound, match="no such bucket"):
+        open_place(f"{scheme}://nowhere-at-all/x").put("a", b"")
+    with pytest.raises(MemoryNotFound, match="holds no published memory"):
+        Published.open(open_place(f"{scheme}://bucket/empty"))
+    monkeypatch.setenv(endpoint, "http://127.0.0.1:9/devstoreaccount1")
+    with pytest.raises(StoreUnavailable) as caught:
+        Published.open(open_place(f"{scheme}://bucket/x", retries=1, timeout=2))
+    assert "\n" not in str(caught.value)
+    keys = [value for name, value in environment.items() if "KEY" in name]
+    assert keys and not any(key in str(caught.value) for key in keys)
+
+
+@pytest.mark.services
+def test_a_publisher_that_is_killed_does_not_harm_what_is_published(
+    s3: str, tmp_path: Path
+) -> None:
+    url = "s3://bucket/killed"
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 60)
+        store.publish(url)
+        ingest(store, "b", 1500, text=2)
+    command = [sys.executable, "-m", "memstore", "publish", "--store", str(tmp_path / "memory")]
+    for wait in (0.3, 0.5, 0.7, 1.0):
+        with subprocess.Popen([*command, "--to", url], stderr=subprocess.DEVNULL) as process:
+            try:
+                process.wait(wait)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+        names = [entry.row.name for entry in Published.open(open_place(url)).documents()]
+        assert names in (["a"], ["a", "b"]) and verify_memory(url).clean
+    assert subprocess.run([*command, "--to", url], capture_output=True).returncode == 0
+    assert verify_memory(url).documents == 2

@@ -1,0 +1,193 @@
+"""The commands that share a memory, and those that read a shared one, as their users meet them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from memstore.cli.options import Away
+from memstore.errors import InvalidConfig
+from memstore.share.place_errors import first_line
+from memstore.store.memory_store import MemoryStore
+from support.commands import refused, run
+from support.passage_documents import ingest as ingest_passages
+from support.selected_documents import create
+from support.synthetic_documents import SIGNATURE, ingest
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        ingest(store, "a", 60)
+        ingest(store, "b", 30, text=2)
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/library"
+
+
+def test_a_memory_is_published_listed_checked_and_pulled(
+    memory: Path, url: str, tmp_path: Path
+) -> None:
+    first = run("publish", "a", "--store", memory, "--to", url, "--json").json
+    assert (first["number"], first["documents"]) == (1, ["a"]) and first["bytes"] > 0
+    said = run("publish", "--store", memory, "--to", url)
+    assert said.out.startswith("1 documents published, 1 were there; 1 segments sent")
+    assert [d["name"] for d in run("docs", "--store", url, "--json").json["documents"]] == [
+        "a",
+        "b",
+    ]
+    assert run("stats", "--store", url, "--json").json["documents"] == 2
+    assert run("verify", "--store", url).out.endswith("clean\n")
+    pulled = run("pull", "a", "--from", url, "--store", tmp_path / "new", "--json").json
+    assert pulled["pulled"]["name"] == "a" and pulled["pulled"]["tokens"] == 60
+    run("pull", "b", "--from", url, "--store", tmp_path / "new", "--name", "c")
+    files = {}
+    for store, name in ((memory, "a"), (url, "a"), (tmp_path / "new", "a")):
+        assert run("export", name, tmp_path / "file", "--store", store).status == 0
+        files[store] = (tmp_path / "file").read_bytes()
+    assert len(set(files.values())) == 1
+    assert run("unpublish", "a", "--from", url).out == "a: no longer published; manifest 3\n"
+    merged = run("publish", "--merge", "--to", url, "--json").json["merged"]
+    assert merged["before"] == 1 and merged["after"] == 0  # nothing is in many segments
+    pruned = run("publish", "--prune", "--grace", 0, "--to", url, "--json").json["pruned"]
+    assert pruned["manifests"] == 2 and pruned["objects"] == 3
+    assert run("verify", "--store", url, "--json").json["documents"] == 1
+
+
+def test_passages_are_published_as_text_alone(memory: Path, url: str, tmp_path: Path) -> None:
+    with create(tmp_path / "passages") as store:
+        ingest_passages(store, "a", 40)
+    told = run("publish", "--keep", "text", "--store", tmp_path / "passages", "--to", url, "--json")
+    assert told.json["documents"] == ["a"] and told.json["bytes"] > 0
+    passages = run("stats", "--store", url, "--json").json["passages"]
+    assert (passages["different"], passages["stored"]) == (40, 0)
+    assert run("verify", "--store", url).out.endswith("clean\n")
+    run("publish", "--store", tmp_path / "passages", "--to", url)
+    assert run("stats", "--store", url, "--json").json["passages"]["stored"] == 40
+    other = f"file://{tmp_path}/other"
+    refused(run("publish", "--keep", "text", "--store", memory, "--to", other), "not made of pass")
+    refused(run("publish", "--keep", "x", "--store", memory, "--to", other), "kv or text")
+    refused(run("publish", "--keep", "text", "--prune", "--to", url), "--store", status=2)
+
+
+def test_who_prunes_with_another_grace_tells_publishers_of_it(
+    memory: Path, url: str, tmp_path: Path
+) -> None:
+    run("publish", "--store", memory, "--to", url)
+    (segment,) = (tmp_path / "library" / "segments").glob("*/*")
+    os.utime(segment, (segment.stat().st_mtime - 7200,) * 2)
+    for hours, sent in ((5, 0), (1, 1)):
+        run("unpublish", "a", "b", "--from", url)
+        said = run("publish", "--store", memory, "--to", url, "--grace", hours, "--json").json
+        assert said["segments"] == sent
+
+
+def test_damage_of_what_is_published_is_named_and_ends_with_1(
+    memory: Path, url: str, tmp_path: Path
+) -> None:
+    run("publish", "--store", memory, "--to", url)
+    (segment,) = (tmp_path / "library" / "segments").glob("*/*")
+    right = segment.read_bytes()
+    segment.write_bytes(right[:500] + bytes([right[500] ^ 1]) + right[501:])
+    result = run("verify", "--store", url)
+    assert result.status == 1 and result.out.startswith("damaged: a: document 1, block 0")
+    refused(run("verify", "--store", url, "--repair"), "again with --check")
+    refused(run("pull", "a", "--from", url, "--store", tmp_path / "new"), "is damaged")
+    segment.unlink()
+    assert "missing" in run("verify", "--store", url).out
+    for spoilt in (right[:500] + right[499:-1], right[:-9], None):  # as the message advises
+        segment.unlink(missing_ok=True)
+        if spoilt is not None:
+            segment.write_bytes(spoilt)
+        run("publish", "--store", memory, "--to", url)
+        assert run("verify", "--store", url).status == 1
+        said = run("publish", "--check", "--store", memory, "--to", url)
+        assert said.out.startswith("2 documents published, 0 were there; 1 segments sent")
+        assert run("verify", "--store", url).out.endswith("clean\n")
+        (segment,) = (tmp_path / "library" / "segments").glob("*/*")
+    run("pull", "a", "--from", url, "--store", tmp_path / "new")
+
+
+def test_what_cannot_be_is_one_line(memory: Path, url: str, tmp_path: Path) -> None:
+    refused(run("docs", "--store", url), "there is no such directory")
+    refused(run("docs", "--store", "ftp://x/y"), "unknown scheme 'ftp'")
+    refused(run("docs", "--store", "file://[::1/x"), "it is no URL")
+    refused(run("pull", "a", "--from", url, "--store", tmp_path / "new"), "no such directory")
+    assert not (tmp_path / "new").exists()
+    run("publish", "--store", memory, "--to", url)
+    refused(run("pull", "z", "--from", url, "--store", tmp_path / "new"), "no document 'z'")
+    assert not (tmp_path / "new").exists()
+    refused(run("unpublish", "z", "--from", url), "no document 'z'")
+    refused(run("publish", "z", "--store", memory, "--to", url), "no document 'z'")
+    refused(run("publish", "--to", url), "--store", status=2)
+    for command in (["forget", "a"], ["compact"], ["import", tmp_path / "x"]):
+        refused(run(*command, "--store", url), "only read", status=2)
+    refused(run("publish", "--store", url, "--to", url), "only read", status=2)
+    refused(run("publish", "--store", memory, "--to", f"file://{memory}"), "own directory")
+    refused(run("publish", "--store", tmp_path / "none", "--to", url), "holds no memory")
+
+
+@pytest.mark.parametrize("name", ["deadline", "refresh", "local_budget"])
+def test_a_setting_of_zero_is_refused_by_its_name(name: str, url: str) -> None:
+    assert Away().options(url) == {}
+    with pytest.raises(InvalidConfig, match=f"{name} must be above 0"):
+        MemoryStore.open(url, **Away(**{name: 0}).options(url))
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_store_without_credentials_says_which_to_set(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*os.environ]:
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "bm90IGEgc2VjcmV0")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "/nonexistent/account.json")
+    refused(run("docs", "--store", f"{scheme}://bucket/x"), "credentials", "environment")
+
+
+def test_a_secret_of_the_environment_is_in_no_line(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE"),
+        ("AWS_SECRET_ACCESS_KEY", "a-secret/of+mine"),
+        ("AWS_SESSION_TOKEN", "a-session-of-mine"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9"),
+    ):
+        monkeypatch.setenv(name, value)
+    for arguments in (
+        ("docs", "--store", "s3://bucket/x", "--json"),
+        ("publish", "--store", memory, "--to", "s3://bucket/AKIAEXAMPLE"),
+        ("docs", "--store", "s3://AKIAEXAMPLE:a-secret@bucket/x"),
+        ("docs", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
+        ("docs", "--store", "s3://AKIAEXAMPLE:an@a-secret@bucket/x"),
+        ("docs", "--store", "s3://bucket/x", "--valkey", "redis://:an@a-secret@host:6379?x=1"),
+        ("verify", "--repair", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
+        ("forget", "a", "--store", "s3://AKIAEXAMPLE:a-secret/of+mine@bucket/x"),
+        ("publish", "--store", memory, "--to", "http://me:a-secret/of+mine@bucket/x"),
+        ("publish", "--store", memory, "--to", "az://bucket/x/?sig=a-secret/of+mine"),
+    ):
+        result = run(*arguments)
+        assert result.status in (1, 2) and result.err
+        assert not any(
+            secret in result.out + result.err
+            for secret in ("a-secret", "of+mine", "a-session-of-mine")
+        )
+
+
+@pytest.mark.parametrize("secret", ["a-secret/of+mine", "/a-secret/of+mine", "a" * 400])
+def test_no_part_of_a_secret_is_told_and_paths_of_secrets_are(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/keys/mine.json")
+    monkeypatch.setenv("ANOTHER_KEY", secret[:12])  # begins alike
+    told = first_line(ValueError(f"{'x' * 99} by {secret} of /etc/keys/mine.json"))
+    assert told == f"{'x' * 99} by *** of /etc/keys/mine.json"

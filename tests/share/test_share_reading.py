@@ -1,0 +1,372 @@
+"""A published memory answers as its directory does, bit by bit, for every kind of reader and
+selector; and what a row does not wait for.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("obstore")
+
+from memstore.block import BlockKey
+from memstore.errors import InvalidInput, ReadOnlyMemory, StoreUnavailable, WrongModel
+from memstore.model.landmark_model import LandmarkModel
+from memstore.model.settings import LookupSettings
+from memstore.model.text import Text
+from memstore.share.local_cache import LocalCache
+from memstore.share.open_place import open_place
+from memstore.share.place import Place
+from memstore.share.publish import publish
+from memstore.store.memory_store import MemoryStore
+from support.published import Wild, WildPlace, WildServer, open_at
+from support.tiny_model import text, tiny_model
+
+PHRASE = "the river lantern captain"
+
+
+def published(store: MemoryStore, url: str, **options: Any) -> Place:
+    place = open_place(url, make=True)
+    publish(store._on_disk().catalog, store.ready(), place, **options)
+    return place
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model", cmt_cutoff=0.0)
+
+
+@pytest.fixture(scope="module")
+def path(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory in a directory, and where it is published."""
+    path = tmp_path_factory.mktemp("written")
+    with MemoryStore.create(path / "m", model.signature) as store:
+        for name in ("river", "garden", "night"):
+            model.ingest(Text(text(120, len(name)), name), store)
+        published(store, f"file://{path}/there", segment_bytes=64 << 10)
+    return path
+
+
+def told(reader: Any, store: MemoryStore, ask: Callable[..., Any] | None = None) -> Any:
+    """All that a question, a session and a search tell but for times and tiers."""
+    answer = (ask or reader.ask)(PHRASE, store, max_new_tokens=6)
+    sources = [(s.document, s.block, s.span, s.text, s.weight) for s in answer.sources]
+    with reader.session(store) as session:
+        states = session.feed(reader.tokenizer.encode(PHRASE))
+        said = session.ask("where is the captain?", lambda: None)
+    hits = [(s.document, s.block, s.weight, s.text) for s in reader.search(PHRASE, store)]
+    return answer.tokens, answer.lookups, sources, states, said, hits
+
+
+def same(one: Any, other: Any) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("granularity", ["per_token_per_head", "shared"])
+def test_a_landmark_model_answers_the_same(
+    model: LandmarkModel, path: Path, tmp_path: Path, granularity: str
+) -> None:
+    def asking(phrase: str, store: MemoryStore, **settings: Any) -> Any:
+        return model.ask(phrase, store, granularity=granularity, **settings)
+
+    with MemoryStore.open(path / "m", model.signature) as directory:
+        expected = told(model, directory, asking)
+    cache = tmp_path / "cache"
+    for _ in range(2):  # cold, then from the local cache alone
+        with MemoryStore.open(f"file://{path}/there", model.signature, local_cache=cache) as store:
+            same(told(model, store, asking), expected)
+            store._on_disk().catalog.source.settle()
+            stats = store.tier_stats()
+    assert stats["remote"]["hits"] == 0 and stats["local"]["hits"] > 0
+
+
+def test_a_small_budget_and_reading_ahead_change_nothing(model: LandmarkModel, path: Path) -> None:
+    with MemoryStore.open(path / "m", model.signature) as directory:
+        expected = told(model, directory)
+        budget = 40 * directory.tiers.host.unit_bytes
+    for options in ({"host_budget": budget}, {"prefetch": "speculative"}, {"device": "cpu"}):
+        with MemoryStore.open(f"file://{path}/there", model.signature, **options) as store:
+            same(told(model, store), expected)
+
+
+def test_opening_reads_no_block_and_only_the_landmarks_of_what_is_attached(
+    model: LandmarkModel, path: Path
+) -> None:
+    place = WildPlace(open_place(f"file://{path}/there"), Wild(0, 0.0))
+    with open_at(place) as store:
+        assert len(store.ready()) == 3 and place.requests == 0
+        with model.session(store, ["garden"]):
+            pass
+        landmarks = place.requests
+        assert 0 < landmarks <= 2  # all layers of the document together
+        source = store._on_disk().catalog.source
+        assert source.counters["remote"].snapshot().hits == 0
+        with model.session(store, ["garden"]):
+            pass
+        assert place.requests == landmarks
+
+
+def test_a_published_memory_is_of_its_model_and_only_read(
+    model: LandmarkModel, path: Path, tmp_path: Path
+) -> None:
+    other = tiny_model(tmp_path / "other", seed=1)
+    with pytest.raises(WrongModel, match="written by another model"):
+        MemoryStore.open(f"file://{path}/there", other.signature)
+    with MemoryStore.open(f"file://{path}/there", model.signature) as store:
+        assert store.read_only and store.path is None and store.place.startswith("file://")
+        for write in (
+            lambda: store.forget("river"),
+            lambda: store.compact(),
+            lambda: store.set_quota(1),
+            lambda: model.ingest(Text("more", "new"), store),
+        ):
+            with pytest.raises(ReadOnlyMemory, match="published"):
+                write()
+        assert store.stats()["documents"] == 3
+
+
+def test_an_appended_document_is_noticed(model: LandmarkModel, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/there"
+    with MemoryStore.create(tmp_path / "m", model.signature) as directory:
+        model.ingest(Text(text(100, 1), "river"), directory)
+        published(directory, url)
+        with MemoryStore.open(url, model.signature, refresh=3600.0) as store:
+            before = told(model, store)
+            model.ingest(Text(text(100, 1) + text(90, 2), "river"), directory, mode="append")
+            model.ingest(Text(text(50, 3), "other"), directory)
+            published(directory, url)
+            same(told(model, store)[3:5], before[3:5])
+            store._on_disk().catalog.database.refresh()
+            same(told(model, store), told(model, directory))
+            assert store.document("river").id == 1
+
+
+# Readers that choose
+
+
+def selectors(made: Any) -> dict[str, Any]:
+    from memstore.model.selector_heads import PointerHeads
+    from memstore.model.selector_sum import Sum, Words
+
+    shape = made.shape
+    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    heads = PointerHeads([(2, 1), (1, 3)], sizes, made.rotate)
+    return {"words": Words(), "both": Sum([(heads, 1.0), (Words(), 50.0)])}
+
+
+@pytest.mark.parametrize("kind", ["words", "both"])
+def test_a_choosing_reader_answers_the_same(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("transformers")
+    from memstore.hf.reader import HuggingFaceReader
+    from memstore.model.adaptation import Adaptation
+    from memstore.model.selector_sum import Words
+    from support.tiny_decoder import decoder, tokenizer
+
+    reader = HuggingFaceReader(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3))
+    reader.selector = selectors(reader)[kind]
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as directory:
+        for seed, name in enumerate(("kettle", "ladder")):
+            reader.ingest(text(120, seed), directory, name=name)
+        expected = told(reader, directory)
+        place = published(directory, f"file://{tmp_path}/there", segment_bytes=256 << 10)
+    with MemoryStore.open(place.url, reader.signature, local_cache=tmp_path / "c") as store:
+        same(told(reader, store), expected)
+    counting = WildPlace(place, Wild(0, 0.0))
+    with open_at(counting) as store:
+        with reader.session(store) as session:
+            found = counting.requests
+            session.ask(PHRASE, lambda: None)
+            layers, blocks = len(reader.shape.memory_layers), len(session.chosen)
+        # every layer of a block lies together, and all layers are read at once
+        assert counting.requests - found <= blocks + 2 < layers * blocks + 2
+
+
+# What cannot be had
+
+
+class Gone(WildPlace):
+    """A place where the objects of some documents may not be read: that is not tried again."""
+
+    gone: frozenset[str] = frozenset()
+
+    def get_ranges(self, name: str, ranges: Any) -> Any:
+        if name in self.gone:
+            raise StoreUnavailable(f"{self.url}: these credentials are refused")
+        return super().get_ranges(name, ranges)
+
+
+def segments(store: MemoryStore, name: str, *kinds: str) -> frozenset[str]:
+    entry = store._on_disk().catalog.database.state.entries[store.document(name).id]
+    return frozenset(piece.segment for piece in entry.pieces if piece.kind in kinds)
+
+
+def apart(model: LandmarkModel, path: Path, tmp_path: Path) -> Gone:
+    """The memory published so that no two documents share a segment."""
+    with MemoryStore.open(path / "m") as directory:
+        place = open_place(f"file://{tmp_path}/apart", make=True)
+        for row in directory.ready():
+            publish(directory._on_disk().catalog, [row], place)
+    return Gone(place, Wild(0, 0.0))
+
+
+def test_a_partial_answer_says_which_documents_were_not_there(
+    model: LandmarkModel, path: Path, tmp_path: Path
+) -> None:
+    place = apart(model, path, tmp_path)
+    with open_at(place) as store:
+        place.gone = segments(store, "garden", "landmarks")
+        with pytest.raises(StoreUnavailable, match="credentials are refused"):
+            model.ask(PHRASE, store)
+    place.gone = frozenset()
+    with open_at(place) as store:
+        store._on_disk().catalog.allow_partial = True
+        place.gone = segments(store, "garden", "landmarks")
+        answer = model.ask(PHRASE, store, max_new_tokens=4)
+        assert answer.absent == ["garden"] and answer.to_dict()["absent"] == ["garden"]
+        with MemoryStore.open(path / "m") as directory:
+            rest = model.ask(PHRASE, directory, documents=["river", "night"], max_new_tokens=4)
+        assert answer.tokens == rest.tokens
+        for find in (model.search, model.search_documents):
+            matches = find(PHRASE, store)
+            assert matches and matches.absent == ["garden"]
+        place.gone = frozenset()
+        whole = model.ask(PHRASE, store, max_new_tokens=4)
+        assert model.search(PHRASE, store).absent == []
+        with MemoryStore.open(path / "m") as directory:
+            assert whole.absent == []
+            assert whole.tokens == model.ask(PHRASE, directory, max_new_tokens=4).tokens
+
+
+def test_blocks_that_go_away_in_a_session_are_left_out_and_told(
+    model: LandmarkModel, path: Path, tmp_path: Path
+) -> None:
+    place = apart(model, path, tmp_path)
+    ids = model.tokenizer.encode(text(40, 9))
+    for partial in (False, True):
+        place.gone = frozenset()
+        with open_at(place) as store:
+            store._on_disk().catalog.allow_partial = partial
+            with model.session(store) as session:
+                session.feed(ids[:3])
+                place.gone = segments(store, "river", "records", "landmarks")
+                if not partial:
+                    with pytest.raises(StoreUnavailable):
+                        session.feed(ids[3:])
+                    continue
+                states = session.feed(ids[3:])
+                assert bool(states.isfinite().all())
+                assert session.absent == {store.document("river").id}
+
+
+# The gate by tier
+
+
+def fed(session: Any, ids: list[int]) -> torch.Tensor:
+    """Token by token: in one step a unit that one row waits for is there for all."""
+    return torch.cat([session.feed([token]) for token in ids])
+
+
+def test_cutoffs_by_tier_that_are_all_the_same_change_nothing(
+    model: LandmarkModel, path: Path
+) -> None:
+    ids = model.tokenizer.encode(text(20, 5))
+    states = []
+    for cutoff in (0.2, {"host": 0.2}, {"host": 0.2, "disk": 0.2, "remote": 0.2}):
+        with (
+            MemoryStore.open(path / "m", model.signature) as store,
+            model.session(store, cmt_cutoff=cutoff) as session,
+        ):
+            states.append(session.feed(ids))
+            assert session.lookups.done and session.lookups.skipped and not session.lookups.left
+    assert torch.equal(states[0], states[1]) and torch.equal(states[0], states[2])
+
+
+@pytest.mark.parametrize(
+    ("where", "granularity"), [("disk", "per_token_per_head"), ("remote", "per_head")]
+)
+def test_a_row_below_a_tiers_cutoff_reads_what_faster_tiers_hold(
+    model: LandmarkModel, path: Path, where: str, granularity: str
+) -> None:
+    ids = model.tokenizer.encode(text(9, 5))
+    url: Any = path / "m" if where == "disk" else f"file://{path}/there"
+    settings: dict[str, Any] = {"granularity": granularity}
+    with MemoryStore.open(url, model.signature) as store:
+        with model.session(store, cmt_cutoff={"host": 0.0, where: 1.0}, **settings) as session:
+            nothing = fed(session, ids)  # no gate is 1: nothing is read from there
+            assert store.tier_stats()[where]["hits"] == 0 and session.lookups.left > 0
+        with model.session(store, cmt_cutoff=0.0, **settings) as session:
+            everything = fed(session, ids)
+            reads = store.tier_stats()[where]["hits"]
+        with model.session(store, cmt_cutoff={"host": 0.0, where: 1.0}, **settings) as session:
+            held = fed(session, ids)  # the host tier has it all now
+            assert store.tier_stats()[where]["hits"] == reads and session.lookups.left == 0
+        assert torch.equal(held, everything) and not torch.equal(nothing, everything)
+    with MemoryStore.open(url, model.signature) as store:
+        with model.session(store, cmt_cutoff={"host": 0.0, where: 0.3}, **settings) as session:
+            some = fed(session, ids)
+            assert 0 < store.tier_stats()[where]["hits"] < reads
+        assert bool(some.isfinite().all())
+
+
+def test_a_row_left_with_nothing_attends_as_one_that_looked_nothing_up(
+    model: LandmarkModel, path: Path
+) -> None:
+    ids = model.tokenizer.encode(text(7, 5))[:7]  # inside one block: no recent ones
+    with MemoryStore.open(path / "m", model.signature) as store:
+        with model.session(store, cmt_cutoff={"host": 0.0, "disk": 1.0}) as session:
+            left = session.feed(ids)
+        with model.session(store, retrieve=False, cmt_cutoff=1.0) as session:
+            closed = session.feed(ids)
+    assert not torch.equal(left, closed)  # a session without memory gives nothing back
+    with (
+        MemoryStore.open(path / "m", model.signature) as store,
+        model.session(store, cmt_cutoff=1.0) as session,
+    ):
+        torch.testing.assert_close(session.feed(ids), left)
+
+
+@pytest.mark.parametrize(
+    ("cutoff", "match"),
+    [
+        ({"remote": 0.3}, "needs one for host"),
+        ({"host": 0.3, "disk": 0.1}, "must not fall"),
+        ({"host": 0.1, "moon": 0.3}, "no tier 'moon'"),
+        ({"host": 0.1, "disk": 1.3}, "must lie in 0..1"),
+    ],
+)
+def test_cutoffs_that_cannot_be_meant_are_refused(cutoff: Any, match: str) -> None:
+    with pytest.raises(InvalidInput, match=match):
+        LookupSettings(cmt_cutoff=cutoff)
+
+
+def test_nearest_tells_the_fastest_tier(model: LandmarkModel, path: Path, tmp_path: Path) -> None:
+    with open_at(
+        open_place(f"file://{path}/there"),
+        local=LocalCache(tmp_path / "c", 1 << 22),
+        shared=WildServer(Wild(0, 0.0)),
+        host_budget=8 * 2 * 2 * 8 * 8 * 2,
+    ) as store:
+        units = [BlockKey(1, 1, block, head) for block in range(12) for head in (0, 1)]
+        assert {*store.nearest(units)} == {"remote"}
+        store.lease(units[:4]).release()
+        store._on_disk().catalog.source.settle()
+        for at in range(4, 24, 4):
+            store.lease(units[at : at + 4]).release()
+        capacity = store.capacity
+        assert store.nearest(units[:4]) == ["local"] * 4 and capacity < 24
+        assert store.nearest(units[20:]) == ["host"] * 4
+
+
+def test_cutoffs_of_the_command_line() -> None:
+    from typer import BadParameter
+
+    from memstore.cli.options import parse_cutoff
+
+    assert parse_cutoff("0.2") == 0.2
+    assert parse_cutoff("host=.05, remote=.3") == {"host": 0.05, "remote": 0.3}
+    for wrong in ("much", "host=", "host=.1,remote"):
+        with pytest.raises(BadParameter, match="numbers by tier"):
+            parse_cutoff(wrong)

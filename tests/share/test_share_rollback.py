@@ -1,0 +1,132 @@
+"""An older state of a published memory in the place of a newer one is told by whoever has read the
+newer, and by who asks for one at least as new.
+"""
+
+import logging
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from memstore.errors import InvalidConfig, StaleMemory
+from memstore.share import packed, rollback
+from memstore.share.manifest import FORMAT, Published, manifest_name
+from memstore.share.open_place import open_place
+from memstore.store.memory_store import MemoryStore
+from support.commands import refused, run
+from support.places import WatchedPlace
+from support.published import open_at
+from support.synthetic_documents import SIGNATURE, ingest
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A published memory with two manifests."""
+    url = f"file://{tmp_path}/library"
+    with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
+        for name in "ab":
+            ingest(store, name, 40)
+            store.publish(url)
+    return url
+
+
+def put_back(url: str) -> None:
+    """The newest manifest is gone."""
+    open_place(url).delete([manifest_name(2)])
+
+
+def forget_what_was_read(patch: pytest.MonkeyPatch) -> None:
+    """As a new process has."""
+    patch.setattr(rollback, "_newest", {})
+
+
+def number_of(url: str, **options: object) -> int | None:
+    with MemoryStore.open(url, **options) as store:  # type: ignore[arg-type]
+        assert store.stats()["manifest"] == store.manifest
+        return store.manifest
+
+
+def test_a_process_tells_that_it_has_read_a_newer_manifest(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert number_of(url) == 2
+    put_back(url)
+    with MemoryStore.open(tmp_path / "memory") as store:
+        assert store.manifest is None
+        for use in (
+            lambda: number_of(url),
+            lambda: store.publish(url),
+            lambda: store.pull("a", url),
+        ):
+            with pytest.raises(
+                StaleMemory, match="newest is manifest 1, but manifest 2 was"
+            ) as said:
+                use()
+            assert "\n" not in str(said.value) and "--at-least 1" in str(said.value)
+        assert number_of(url, at_least=1) == 1  # it is accepted, from now on
+        assert number_of(url) == 1
+        assert store.publish(url).number == 2
+        assert number_of(url) == 2
+    put_back(url)
+    forget_what_was_read(monkeypatch)
+    assert number_of(url) == 1  # by nobody who has read another
+
+
+def test_a_local_cache_remembers_the_newest_manifest(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = {"local_cache": tmp_path / "cache"}
+    assert number_of(url, **local) == 2
+    put_back(url)
+    forget_what_was_read(monkeypatch)
+    with pytest.raises(StaleMemory, match="manifest 2 was read before"):
+        number_of(url, **local)
+    assert number_of(url, **local, at_least=1) == 1
+    forget_what_was_read(monkeypatch)
+    assert number_of(url, **local) == 1
+    for file in (tmp_path / "cache").glob("newest-*"):
+        file.write_bytes(b"half")
+    forget_what_was_read(monkeypatch)
+    assert number_of(url, **local) == 1
+
+
+def test_another_manifest_of_the_same_number_is_told(url: str) -> None:
+    place, name = open_place(url), manifest_name(2)
+    values = msgpack.unpackb(packed.decompressed(bytes(place.get(name))[16:-8]))
+    first = Published.at(place, 1).manifest
+    values |= {"id": first.id, "pages": first.pages}  # what an older one said
+    place.put(name, packed.pack(b"mRmanife", FORMAT, values))
+    with pytest.raises(StaleMemory, match="another manifest 2"):
+        number_of(url)
+
+
+def test_a_reader_reads_on_and_says_so_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with open_at(WatchedPlace(open_place(url))) as store:
+        database = store._on_disk().catalog.database
+        put_back(url)
+        with caplog.at_level(logging.WARNING, logger="memstore"):
+            for _ in range(2):
+                database.refresh()
+        (said,) = caplog.messages
+        assert "newest manifest is 1, but 2 was read before" in said and "\n" not in said
+        assert store.has("b") and store.manifest == 2
+
+
+def test_a_manifest_can_be_asked_for(url: str, tmp_path: Path) -> None:
+    assert number_of(url, at_least=2) == 2
+    with pytest.raises(StaleMemory, match="newest manifest is 2, and one of 3 at least"):
+        number_of(url, at_least=3)
+    with pytest.raises(InvalidConfig, match="at_least must be above 0"):
+        number_of(url, at_least=0)
+    with pytest.raises(InvalidConfig, match="at_least is of published memories"):
+        number_of(str(tmp_path / "memory"), at_least=1)
+
+
+def test_commands_tell_the_number_and_ask_for_one(url: str, tmp_path: Path) -> None:
+    said = run("publish", "--store", tmp_path / "memory", "--to", url)
+    assert said.out.endswith("; manifest 2\n")
+    assert run("docs", "--store", url, "--at-least", "2").out.endswith("; manifest 2\n")
+    assert run("docs", "--store", url, "--json").json["manifest"] == 2
+    assert run("stats", "--store", url).out.endswith("published as manifest 2\n")
+    said = run("stats", "--store", url, "--at-least", "3")
+    refused(said, "one of 3 at least was asked for")

@@ -1,0 +1,489 @@
+"""Keys and values that are not stored, or damaged, are computed when a question needs them: what is
+read is the same.
+"""
+
+import logging
+import os
+import shutil
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from memstore.disk.keys import record_range
+from memstore.errors import BlocksUnavailable, InvalidInput, StorageFull, StoreUnavailable
+from memstore.share.local_cache import LocalCache
+from memstore.share.manifest import Published
+from memstore.share.open_place import open_place
+from memstore.share.pieces import record_pieces
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
+from support.published import Wild, WildServer, open_at
+from support.tiny_decoder import decoder, tokenizer
+
+pytest.importorskip("transformers")
+
+from memstore import load_model
+from memstore.cli.main import app
+from memstore.hf.reader import HuggingFaceReader
+from memstore.model.adaptation import Adaptation
+from memstore.model.chosen import Chosen
+from memstore.model.passages import stack
+from memstore.model.selector_heads import PointerHeads
+from memstore.model.selector_sum import Sum, Words
+
+TEXT = " ".join(
+    f"The {colour} {thing} of the {place} has the number {len(colour + thing) * len(place)}."
+    for colour in ("red", "grey", "silver", "copper")
+    for thing in ("lantern", "barrel", "anchor", "ladder")
+    for place in ("harbour", "mill", "chapel", "orchard")
+)
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "40"))
+QUESTION = "What number has the copper anchor of the orchard?"
+
+
+def pointing(reader: HuggingFaceReader) -> Adaptation:
+    shape = reader.shape
+    heads = PointerHeads(
+        [(1, 0)], (shape.num_heads, shape.num_kv_heads, shape.head_dim), reader.rotate
+    )
+    return Adaptation(Sum([(heads, 1.0), (Words(), 1.0)]), top_k=3)
+
+
+@pytest.fixture(scope="module")
+def reader() -> HuggingFaceReader:
+    model = decoder("llama")
+    plain = HuggingFaceReader(model, tokenizer(), Adaptation(Words()), kv_dtype=torch.float32)
+    return HuggingFaceReader(model, tokenizer(), pointing(plain), kv_dtype=torch.float32)
+
+
+def create(reader: HuggingFaceReader, path: Path, **options) -> MemoryStore:
+    how = {"codec": "raw", **options}
+    return MemoryStore.create(path, reader.signature, selector=reader.keeps, **how)
+
+
+@pytest.fixture
+def store(reader, tmp_path):
+    with create(reader, tmp_path / "m") as memory:
+        reader.ingest(TEXT, memory, name="kept")
+        yield memory
+
+
+def states(reader, store: MemoryStore, name: str, blocks: list[int], **lookup) -> torch.Tensor:
+    """Of a question that reads these passages of a document."""
+    number = store.document(name).id
+    ids, _ = reader.turn_ids(QUESTION, first=True)
+    with reader.session(store, [name], top_k=8, **lookup) as session:
+        session.read([Chosen(number, block) for block in blocks])
+        return session.feed(ids)
+
+
+@pytest.fixture
+def computed(monkeypatch) -> list[int]:
+    """How many passages went through the model to be read in."""
+    counts: list[int] = []
+    encode = stack.encode
+
+    def counting(reader, passages, **how):
+        some = list(passages)
+        counts.append(len(some))
+        return encode(reader, some, **how)
+
+    monkeypatch.setattr(stack, "encode", counting)
+    return counts
+
+
+def spoil(store: MemoryStore, name: str, block: int) -> None:
+    """Flip a bit in every record of a passage."""
+    catalog = store._on_disk().catalog
+
+    def work(txn) -> None:
+        (place,) = catalog.stored_at(txn, [(store.document(name).id, block)])
+        for key, value in list(txn.scan("blocks", *record_range(place.number))):
+            data = bytearray(value)
+            data[-3] ^= 4
+            txn.put("blocks", bytes(key), bytes(data))
+
+    catalog.database.write(work)
+
+
+def test_the_same_text_is_not_computed_again(reader, store, computed) -> None:
+    reader.ingest(TEXT, store, name="copy")
+    before = store.stats()["bytes"]
+    assert sum(computed) == 0
+    changed = TEXT.replace("The grey ladder of the mill has the number 40", "It has changed")
+    assert changed != TEXT
+    reader.ingest(changed, store, name="copy", mode="replace")
+    assert 1 <= sum(computed) <= 4
+    assert store.stats()["bytes"] > before
+    for name in ("kept", "copy"):
+        assert store.document(name).state == "ready"
+    assert store.verify().clean
+    first, second = (states(reader, store, name, [0, 1]) for name in ("kept", "copy"))
+    assert torch.equal(first, second)
+
+
+def test_an_append_computes_what_is_new(reader, store, computed) -> None:
+    reader.ingest(
+        " The black door of the house has the number 7.", store, name="kept", mode="append"
+    )
+    assert 1 <= sum(computed) <= 2
+
+
+@pytest.mark.parametrize("chained", [True, False])
+@pytest.mark.parametrize("blocks", [[0], [2, 5, 6]])
+def test_what_is_kept_as_text_is_read_as_if_it_were_stored(
+    reader, store, tmp_path, blocks, chained
+) -> None:
+    expected = states(reader, store, "kept", blocks, chained=chained)
+    with create(reader, tmp_path / "text") as text:
+        document = reader.ingest(TEXT, text, name="text", keep="text")
+        assert document.bytes == 0 and text.stats()["passages"]["stored"] == 0
+        found = states(reader, text, "text", blocks, chained=chained)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+        assert text.stats()["passages"]["computed"] > 0
+        assert text.stats()["passages"]["damaged"] == 0
+        asked = [reader.ask(QUESTION, memory, max_new_tokens=4) for memory in (store, text)]
+        assert asked[0].tokens == asked[1].tokens
+        assert [s.text for s in asked[0].sources] == [s.text for s in asked[1].sources]
+        assert text.verify().clean and text.stats()["file_bytes"] < store.stats()["file_bytes"] / 2
+
+
+def test_text_alone_is_computed_once(reader, tmp_path, computed) -> None:
+    with create(reader, tmp_path / "text") as text:
+        reader.ingest(TEXT, text, name="text", keep="text")
+        first = sum(computed)
+        reader.ingest(TEXT, text, name="copy", keep="text")
+        assert first and sum(computed) == first
+        reader.ingest(TEXT, text, name="whole")  # which stores what the others lack
+        assert sum(computed) == 2 * first
+        assert text.stats()["passages"]["stored"] == text.document("whole").blocks
+        assert text.verify().clean
+
+
+def test_text_alone_travels(reader, tmp_path) -> None:
+    with create(reader, tmp_path / "text") as text:
+        reader.ingest(TEXT, text, name="text", keep="text")
+        expected = states(reader, text, "text", [1])
+        text.export_document("text", tmp_path / "file")
+        text.publish(f"file://{tmp_path}/published")
+    with create(reader, tmp_path / "other") as other:
+        other.import_document(tmp_path / "file")
+        assert torch.equal(states(reader, other, "text", [1]), expected)
+        assert other.verify().clean
+    url = f"file://{tmp_path}/published"
+    with MemoryStore.open(url) as away:
+        assert torch.equal(states(reader, away, "text", [1]), expected)
+        assert away.stats()["passages"]["damaged"] == 0
+        assert away.verify().clean
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_a_damaged_passage_is_computed_and_said(reader, store, caplog, chained) -> None:
+    expected = states(reader, store, "kept", [1, 3], chained=chained)
+    spoil(store, "kept", 1)
+    with (
+        MemoryStore.open(store.path) as opened,
+        caplog.at_level(logging.WARNING, logger="memstore"),
+    ):
+        found = states(reader, opened, "kept", [1, 3], chained=chained)
+        assert opened.stats()["passages"]["damaged"] == 1
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    assert "1 damaged passages were computed anew" in caplog.text
+
+
+def test_a_repair_drops_what_is_damaged_of_a_passage_and_no_document(reader, store) -> None:
+    reader.ingest(TEXT, store, name="copy")
+    expected = states(reader, store, "kept", [1])
+    spoil(store, "kept", 1)
+    report = verify_memory(store.path)
+    assert not report.clean and "passage 1 of document 'kept'" in report.problems[0].what
+    report = store.verify(repair=True)
+    assert not report.dropped and len(report.problems) == 1 and store.verify().clean
+    with MemoryStore.open(store.path) as opened:
+        for name in ("kept", "copy"):
+            found = states(reader, opened, name, [1])
+            atol = 1e-4 * float(expected.abs().max())
+            torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+        assert opened.stats()["passages"]["computed"] == 1  # and then held for the other
+        assert opened.stats()["passages"]["damaged"] == 0
+    stored = store.stats()["passages"]["stored"]
+    reader.ingest(TEXT + " More.", store, name="again")  # which stores it again
+    assert store.stats()["passages"]["stored"] > stored
+
+
+def test_verify_says_that_nothing_is_lost(reader, store) -> None:
+    spoil(store, "kept", 0)
+    path = store.path
+    store.close()
+    ran = CliRunner().invoke(app, ["verify", "--store", str(path)])
+    assert ran.exit_code == 1 and "computed anew" in ran.output
+    assert CliRunner().invoke(app, ["verify", "--store", str(path), "--repair"]).exit_code == 0
+    assert CliRunner().invoke(app, ["verify", "--store", str(path)]).exit_code == 0
+
+
+def test_other_models_and_words_are_refused(reader, store, tmp_path) -> None:
+    with pytest.raises(InvalidInput, match="kv or text"):
+        reader.ingest(TEXT, store, name="other", keep="some")
+    model = load_model()
+    with (
+        MemoryStore.create(tmp_path / "landmarks", model.signature) as memory,
+        pytest.raises(InvalidInput, match="leave keep out"),
+    ):
+        model.ingest(TEXT, memory, name="other", keep="text")
+    shutil.rmtree(tmp_path / "landmarks")
+
+
+@pytest.mark.timeout(3600 if FLIPS > 200 else 300)
+def test_whatever_bit_of_a_record_flips_what_is_read_is_right(reader, store) -> None:
+    rng, blocks = Random(3), store.document("kept").blocks
+    expected = [states(reader, store, "kept", [block]) for block in range(blocks)]
+    catalog = store._on_disk().catalog
+    path = store.path
+    for flip in range(FLIPS):
+        block = rng.randrange(blocks)
+        with catalog.database.read() as txn:
+            (place,) = catalog.stored_at(txn, [(store.document("kept").id, block)])
+            records = [
+                (bytes(k), bytes(v)) for k, v in txn.scan("blocks", *record_range(place.number))
+            ]
+        key, whole = rng.choice(records)
+        data = bytearray(whole)
+        at, bit = rng.randrange(len(data)), rng.randrange(8)
+        data[at] ^= 1 << bit
+        catalog.database.write(lambda txn: txn.put("blocks", key, bytes(data)))  # noqa: B023
+        with MemoryStore.open(path, read_only=True, host_budget=1 << 24) as opened:
+            found = states(reader, opened, "kept", [block])
+            assert opened.stats()["passages"]["damaged"] == 1, (flip, at, bit)
+        scale = float(expected[block].abs().max())
+        torch.testing.assert_close(found, expected[block], rtol=0, atol=1e-4 * scale)
+        catalog.database.write(lambda txn: txn.put("blocks", key, whole))  # noqa: B023
+    assert store.verify().clean
+
+
+def test_an_append_to_text_alone_leaves_a_row_that_can_be_read(reader, store, tmp_path) -> None:
+    with create(reader, tmp_path / "text") as text:
+        reader.ingest(TEXT, text, name="text", keep="text")
+        reader.ingest(TEXT, text, name="whole")  # whose keys and values are the other's, too
+        more = " The end of the list."
+        document = reader.ingest(more, text, name="text", mode="append", keep="text")
+        assert document == text.document("text") and document.bytes > 0
+        assert text.verify().clean
+    with MemoryStore.open(tmp_path / "text", read_only=True) as opened:
+        assert opened.document("text").bytes == document.bytes
+
+
+def test_an_append_to_an_import_keeps_its_codec(reader, tmp_path) -> None:
+    with create(reader, tmp_path / "raw") as raw:
+        reader.ingest(TEXT, raw, name="list")
+        raw.export_document("list", tmp_path / "file")
+    with create(reader, tmp_path / "int8", codec="int8") as other:
+        other.import_document(tmp_path / "file")
+        reader.ingest(" The end of the list.", other, name="list", mode="append")
+        catalog, document = other._on_disk().catalog, other.document("list")
+        assert document.codec == "raw"
+        with catalog.database.read() as txn:
+            for _, row in catalog.passages_of(txn, document):
+                for key, data in catalog.blocks.walk(txn, row.number):
+                    assert catalog.blocks.header(data, key, row.digest).codec == "raw"
+
+
+def test_passages_that_cannot_be_had_are_computed_or_left_out_and_their_document_named(
+    reader, store, tmp_path, monkeypatch
+) -> None:
+    url = f"file://{tmp_path}/published"
+    expected = states(reader, store, "kept", [0, 1, 2], chained=False)
+    store.publish(url)
+    with MemoryStore.open(url) as away:
+        number, lease = away.document("kept").id, away.lease
+        ((gone, _),) = away.stored_at([(number, 1)])
+
+        def leased(units):
+            if missing := [unit for unit in units if unit.document == gone]:
+                raise BlocksUnavailable("the store is away", missing)
+            return lease(units)
+
+        monkeypatch.setattr(away, "lease", leased)
+        found = states(reader, away, "kept", [0, 1, 2], chained=False)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+        assert (
+            away.stats()["passages"] | {"computed": 1, "damaged": 0, "away": 1}
+            == (away.stats()["passages"])
+        )
+
+        def no_tokens(*wanted):
+            raise StoreUnavailable("the store is away")
+
+        monkeypatch.setattr(away, "passages", no_tokens)
+        with reader.session(away, top_k=8, chained=False) as session:
+            passages = [Chosen(number, block) for block in (0, 1, 2)]
+            with pytest.raises(BlocksUnavailable, match="is away"):
+                session.read(passages)
+            away._on_disk().catalog.allow_partial = True
+            session.read(passages)
+            assert [one.block for one in session.chosen] == [0, 2]
+            assert session.absent == {number}
+
+
+def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
+    reader, store, tmp_path
+) -> None:
+    url = f"file://{tmp_path}/published"
+    expected = states(reader, store, "kept", [0, 3, 5], chained=False)
+    store.publish(url, keep="text")
+    with MemoryStore.open(url) as away:
+        asked = [reader.ask(QUESTION, memory, max_new_tokens=4) for memory in (store, away)]
+        assert asked[0].tokens == asked[1].tokens
+        assert [s.text for s in asked[0].sources] == [s.text for s in asked[1].sources]
+        hits = [[s.text for s in reader.search("the copper anchor", m)] for m in (store, away)]
+        assert hits[0] == hits[1] and away.stats()["passages"]["computed"] > 0
+    place, server = open_place(url), WildServer(Wild(0, 0.0))
+    caches = LocalCache(tmp_path / "cache", 1 << 24), None
+    for local, shared in ((None, server), caches):
+        for computed in (3, 0):
+            with open_at(place, local=local, shared=shared, host_budget=1 << 24) as away:
+                found = states(reader, away, "kept", [0, 3, 5], chained=False)
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+                told = away.stats()["passages"]
+                assert (told["computed"], told["damaged"]) == (computed, 0)
+                away._on_disk().catalog.source.settle()
+    for name, value in server.held.items():  # it is no more believed than what was published
+        server.held[name] = value[:-1] + bytes([value[-1] ^ 1])
+    with open_at(place, shared=server, host_budget=1 << 24) as away:
+        assert torch.equal(states(reader, away, "kept", [0, 3, 5], chained=False), found)
+        assert away.stats()["tiers"]["valkey"]["failed_damaged"] > 0
+
+
+@pytest.mark.parametrize("part", ["record", "index"])
+def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
+    reader, store, tmp_path, caplog, part
+) -> None:
+    url = f"file://{tmp_path}/published"
+    expected = states(reader, store, "kept", [0, 3], chained=False)
+    store.publish(url)
+    place = open_place(url)
+    (entry,) = Published.open(place).documents()
+    (piece,) = record_pieces(entry.pieces)
+    data = bytearray(place.get(piece.segment))
+    data[piece.offset + 30 if part == "index" else 200] ^= 1  # in the first record
+    place.put(piece.segment, bytes(data))
+    with (
+        MemoryStore.open(url, host_budget=1 << 24) as away,
+        caplog.at_level(logging.WARNING, logger="memstore"),
+    ):
+        found = states(reader, away, "kept", [0, 3], chained=False)
+        assert away.stats()["passages"]["damaged"] == (1 if part == "record" else 2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    assert "damaged passages were computed anew" in caplog.text
+
+
+def test_text_alone_needs_no_selector_that_looks_at_states(tmp_path) -> None:
+    words = HuggingFaceReader(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=1))
+    with create(words, tmp_path / "text") as text, create(words, tmp_path / "kept") as kept:
+        words.ingest(TEXT, text, name="list", keep="text")
+        words.ingest(TEXT, kept, name="list")
+        answers = [words.ask(QUESTION, store, max_new_tokens=4) for store in (text, kept)]
+        assert answers[0].tokens == answers[1].tokens
+        assert answers[0].sources[0].span == answers[1].sources[0].span
+        words.ingest(TEXT, text, name="copy", keep="text")
+        assert text.stats()["passages"]["different"] == text.document("list").blocks
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_no_answer_depends_on_what_a_budget_keeps(reader, tmp_path, chained) -> None:
+    ids, _ = reader.turn_ids(QUESTION, first=True)
+    with create(reader, tmp_path / "whole", codec="int8") as store:
+        reader.ingest(TEXT, store, name="list")
+        size, number = store.stats()["bytes"], store.document("list").id
+        blocks = store.document("list").blocks
+        expected = {}
+        for block in range(blocks):
+            with reader.session(store, top_k=8, chained=chained) as session:
+                session.read([Chosen(number, block)])
+                expected[block] = session.feed(ids)
+    for budget, keep in ((0, "kv"), (size // 3, "kv"), (size // 3, "text"), (size, "text")):
+        path = tmp_path / f"{budget}-{keep}"
+        with create(reader, path, codec="int8", kv_budget=budget) as store:
+            reader.ingest(TEXT, store, name="list", keep=keep)
+        for _ in range(2):
+            with MemoryStore.open(path) as store:
+                for block in range(blocks):
+                    with reader.session(store, top_k=8, chained=chained) as session:
+                        session.read([Chosen(store.document("list").id, block)])
+                        assert torch.equal(session.feed(ids), expected[block]), (budget, keep)
+                    store.store_computed()
+                    assert store.stats()["passages"]["bytes"] <= budget
+        assert verify_memory(path).clean
+
+
+@pytest.mark.parametrize("chained", [True, False])
+@pytest.mark.parametrize("budget", [None, 1 << 30])
+def test_what_one_question_computed_the_next_one_finds(reader, tmp_path, chained, budget) -> None:
+    path = tmp_path / "text"
+    with create(reader, path, kv_budget=budget) as text:
+        reader.ingest(TEXT, text, name="text", keep="text")
+        first = reader.ask(QUESTION, text, max_new_tokens=4, chained=chained)
+        computed = text.stats()["passages"]["computed"]
+        assert computed and first.tiers["computed"]["hits"] == first.tiers["host"]["misses"] > 0
+        assert first.tiers["computed"]["seconds"] > 0
+        again = reader.ask(QUESTION, text, max_new_tokens=4, chained=chained)
+        assert again.tokens == first.tokens and again.tiers["computed"]["hits"] == 0
+        assert text.stats()["passages"]["computed"] == computed
+        stored = text.stats()["passages"]["stored"]
+        assert (stored == 0) == (budget is None)
+    with MemoryStore.open(path) as opened:  # and another process, where there is a budget
+        other = reader.ask(QUESTION, opened, max_new_tokens=4, chained=chained)
+        assert other.tokens == first.tokens
+        assert (opened.stats()["passages"]["computed"] == 0) == (budget is not None)
+
+
+def test_a_command_that_asks_stores_what_it_computed(reader, tmp_path, monkeypatch) -> None:
+    from memstore.cli import ask as asking
+
+    with create(reader, tmp_path / "m", kv_budget=1 << 30) as store:
+        reader.ingest(TEXT, store, name="list", keep="text")
+    monkeypatch.setattr(asking, "reader_for_command", lambda model: reader)
+    ask = ["ask", QUESTION, "--store", str(tmp_path / "m"), "--max-new-tokens", "2"]
+    ran = CliRunner().invoke(app, ask)
+    assert ran.exit_code == 0 and "; computed " in ran.output
+    ran = CliRunner().invoke(app, ask)
+    assert ran.exit_code == 0 and "; computed " not in ran.output
+    ran = CliRunner().invoke(app, ["stats", "--store", str(tmp_path / "m")])
+    assert "of a kv budget of 1.1 GB" in ran.output
+
+
+@pytest.mark.parametrize(
+    "budget, words",
+    [("lots", "is no size"), ("-1", "is no size"), ("5000000TB", "larger than any")],
+)
+def test_a_wrong_budget_is_one_line(tmp_path, budget, words) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    ran = CliRunner().invoke(
+        app, ["ingest", str(file), "--store", str(tmp_path / "m"), "--kv-budget", budget]
+    )
+    assert ran.exit_code == 2 and words in ran.output.replace("\n", " ")
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_model_without_passages_has_no_budget_for_them(tmp_path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(TEXT)
+    ran = CliRunner().invoke(
+        app, ["ingest", str(file), "--store", str(tmp_path / "m"), "--kv-budget", "1MB"]
+    )
+    assert ran.exit_code == 1 and "a kv budget is of passages" in ran.output
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_small_edit_needs_no_room_for_what_is_stored(reader, tmp_path) -> None:
+    with create(reader, tmp_path / "m") as store:
+        text = " ".join(f"{TEXT} Part {number}." for number in range(3))
+        reader.ingest(text, store, name="list")
+        store.set_quota(int(store.stats()["file_bytes"] + 0.2 * store.stats()["bytes"]))
+        with pytest.raises(StorageFull, match="are left of the quota"):
+            reader.ingest(" ".join(reversed(text.split())), store, name="other")
+        edited = text.replace("The grey ladder of the mill has the number 40", "It is gone", 1)
+        assert reader.ingest(edited, store, name="list", mode="replace").state == "ready"

@@ -1,0 +1,272 @@
+"""What survives: SIGKILL at random instants of writing, flipped bytes and truncated files. Never a
+wrong block.
+
+MEMSTORE_KILLS (20) and MEMSTORE_FLIPS (200) set how often; `make soak` runs 100 and 1,000.
+MEMSTORE_SEED makes other instants.
+"""
+
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from memstore.errors import CorruptMemory, MemoryNotFound
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
+from support.damaged_tree import damage_tree
+from support.fork_server import (
+    BUDGET,
+    NAMED_ERROR,
+    RIGHT,
+    TOKENS,
+    ForkServer,
+    changes_job,
+    index_job,
+    ingest_job,
+)
+from support.synthetic_documents import CHUNK, SIGNATURE, check_content, ingest, stored
+
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "20"))
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "200"))
+SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
+
+pytestmark = pytest.mark.timeout(3600 if KILLS > 20 or FLIPS > 200 else 900)
+
+
+def new_memory(path: Path) -> Path:
+    MemoryStore.create(path, SIGNATURE, host_budget=BUDGET).close()
+    return path
+
+
+def check_memory(children: ForkServer, path: Path) -> None:
+    """Verify is clean, and every visible document holds a prefix of its text, bit for bit."""
+    assert children.run("verify_job", path) == RIGHT
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        for document in store.documents():
+            check_content(store, document, text=int(document.source_hash.split(":")[0]))
+            assert document.state == "ready" or document.tokens % CHUNK == 0
+
+
+def seconds_of(children: ForkServer, job: str, path: Path, *arguments: object) -> float:
+    """How much of a processor a job takes; it is done in `path`."""
+    assert children.run(job, path, *arguments) == RIGHT
+    return children.processor_seconds
+
+
+def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed_one(
+    children: ForkServer, tmp_path: Path
+) -> None:
+    chance = random.Random(SEED)
+    undisturbed = new_memory(tmp_path / "undisturbed")
+    seconds = min(
+        seconds_of(children, "ingest_job", new_memory(tmp_path / "first")),
+        seconds_of(children, "ingest_job", undisturbed),
+    )
+    expected = stored(undisturbed)
+    memory, memories, kills = new_memory(tmp_path / "0"), 1, 0
+    reached: Counter[int] = Counter()
+    while kills < KILLS:
+        if not children.kill(chance.uniform(0, seconds), "ingest_job", memory):
+            assert stored(memory) == expected
+            memory, memories = new_memory(tmp_path / str(memories)), memories + 1
+            continue
+        kills += 1
+        check_memory(children, memory)
+        with MemoryStore.open(memory, read_only=True) as store:
+            reached[sum(document.tokens for document in store.documents()) * 10 // TOKENS] += 1
+        resumed = shutil.copytree(memory, tmp_path / "resumed")
+        ingest_job(str(resumed))
+        assert stored(resumed) == expected, f"kill {kills} of seed {SEED}"
+        with MemoryStore.open(resumed, host_budget=BUDGET) as store:
+            check_content(store, store.document("book"), text=1)
+        shutil.rmtree(resumed)
+    assert len(reached) > 1, "every kill came before the first commit or after the last"
+    assert verify_memory(memory).clean
+
+
+def test_other_changes_killed_at_random_instants_leave_old_or_new(
+    children: ForkServer, tmp_path: Path
+) -> None:
+    chance = random.Random(SEED + 1)
+    origin = new_memory(tmp_path / "origin")
+    export = tmp_path / "export"
+    with MemoryStore.open(origin, host_budget=BUDGET) as store:
+        ingest(store, "comes", 20 * CHUNK + 5, text=5)
+        store.export_document("comes", export)
+        store.forget("comes")
+        ingest(store, "grows", 20 * CHUNK + 3, text=2)
+        ingest(store, "changes", 20 * CHUNK, text=1)
+        ingest(store, "goes", 20 * CHUNK, text=4)
+    seconds = seconds_of(
+        children, "changes_job", shutil.copytree(origin, tmp_path / "undisturbed"), export
+    )
+    for kill in range(max(1, KILLS // 2)):
+        memory = shutil.copytree(origin, tmp_path / str(kill))
+        children.kill(chance.uniform(0, seconds), "changes_job", memory, export)
+        check_memory(children, memory)
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            names = {document.name for document in store.documents()}
+            assert {"grows", "changes"} <= names <= {"grows", "changes", "goes", "comes"}
+            assert store.document("changes").state == "ready"
+        changes_job(str(memory), str(export))
+        check_memory(children, memory)
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            done = {
+                document.name: (document.state, document.source_hash)
+                for document in store.documents()
+            }
+        assert done == {
+            "grows": ("ready", f"2:{40 * CHUNK + 9}"),
+            "changes": ("ready", f"3:{25 * CHUNK + 3}"),
+            "comes": ("ready", f"5:{20 * CHUNK + 5}"),
+        }
+        shutil.rmtree(memory)
+
+
+def test_an_index_killed_at_random_instants_is_built_or_not(
+    children: ForkServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    chance = random.Random(SEED + 4)
+    origin = new_memory(tmp_path / "origin")
+    with MemoryStore.open(origin, host_budget=BUDGET) as store:
+        ingest(store, "book", 300 * CHUNK, commit_bytes=1 << 20)
+    seconds = min(
+        seconds_of(children, "index_job", shutil.copytree(origin, tmp_path / name))
+        for name in ("first", "second")
+    )
+    wanted = {file.name for file in (tmp_path / "second" / "index").iterdir()}
+    for kill in range(max(1, KILLS // 2)):
+        memory = shutil.copytree(origin, tmp_path / str(kill))
+        children.kill(chance.uniform(0, seconds), "index_job", memory)
+        with MemoryStore.open(memory, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
+            check_content(store, store.document("book"), text=1)
+            q = torch.ones(SIGNATURE.num_kv_heads, 1, SIGNATURE.head_dim)
+            scope = [(store.document("book").id, 0, store.document("book").blocks)]
+            for layer in SIGNATURE.memory_layers:
+                assert torch.isfinite(store.search_landmarks(layer, q, scope, 2).scores).all()
+        index_job(str(memory))
+        assert {file.name for file in (memory / "index").iterdir()} == wanted
+        check_memory(children, memory)
+        shutil.rmtree(memory)
+
+
+@pytest.mark.parametrize("damage", ["record", "tree"])
+def test_a_repair_killed_at_random_instants_is_done_or_can_be_done_again(
+    children: ForkServer, tmp_path: Path, damage: str
+) -> None:
+    chance = random.Random(SEED + 5)
+    origin = new_memory(tmp_path / "origin")
+    with MemoryStore.open(origin, host_budget=BUDGET) as store:
+        ingest(store, "kept", 20 * CHUNK + 5, text=1)
+        ingest(store, "too", 20 * CHUNK, text=3)
+        if damage == "record":
+            (write,) = ingest(store, "damaged", 20 * CHUNK, text=2).writes
+    if damage == "tree":
+        damage_tree(origin)
+    else:
+        data = bytearray((origin / "data.mdb").read_bytes())
+        for record in re.finditer(b"mR\x03.{33}" + re.escape(write.id), bytes(data), re.DOTALL):
+            data[record.end() + 60] ^= 255
+        (origin / "data.mdb").write_bytes(data)
+    began = time.perf_counter()
+    assert children.run("repair_job", shutil.copytree(origin, tmp_path / "undisturbed")) == RIGHT
+    seconds = time.perf_counter() - began
+    for kill in range(max(1, KILLS // 4)):
+        memory = shutil.copytree(origin, tmp_path / str(kill))
+        pid = children.start("repair_job", memory)
+        time.sleep(chance.uniform(0, seconds))
+        os.kill(pid, signal.SIGKILL)  # and its children end with it
+        assert children.end() in (RIGHT, -signal.SIGKILL)
+        verify_memory(memory, repair=True)
+        with MemoryStore.open(memory, host_budget=BUDGET) as store:
+            assert [document.name for document in store.documents()] == ["kept", "too"]
+            ingest(store, "after", 5 * CHUNK, text=7)
+        check_memory(children, memory)
+        assert {entry.name for entry in memory.iterdir()} == {
+            "data.mdb", "lock.mdb", "writer.lock"
+        }  # fmt: skip
+        shutil.rmtree(memory)
+
+
+# Damaged files
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory with zstd records, free pages, and a document that was appended to."""
+    path = new_memory(tmp_path_factory.mktemp("sound") / "memory")
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        ingest(store, "forgotten", 6 * CHUNK, text=3)
+        ingest(store, "one", 12 * CHUNK + 5, text=1)
+        store.forget("forgotten")
+        ingest(store, "two", 3 * CHUNK + 2, text=2)
+        ingest(store, "two", 8 * CHUNK + 1, text=2, mode="append")
+    return path
+
+
+def damaged_copy(path: Path, data: bytes) -> Path:
+    path.mkdir()
+    (path / "data.mdb").write_bytes(data)
+    return path
+
+
+def is_death(outcome: int) -> bool:
+    return -outcome in (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE)
+
+
+def test_flipped_bytes_never_yield_a_wrong_block(
+    children: ForkServer, sound: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(SEED + 2)
+    whole = (sound / "data.mdb").read_bytes()
+    assert children.run("read_all_job", damaged_copy(tmp_path / "whole", whole)) == RIGHT
+    assert children.run("verify_job", tmp_path / "whole") == RIGHT
+    outcomes: Counter[str] = Counter()
+    for trial in range(FLIPS):
+        data = bytearray(whole)
+        where = [chance.randrange(len(data)) for _ in range(chance.choice([1, 1, 1, 4]))]
+        for at in where:
+            data[at] ^= chance.choice([1 << chance.randrange(8), chance.randrange(1, 256)])
+        path = damaged_copy(tmp_path / str(trial), bytes(data))
+        read = children.run("read_all_job", path)
+        assert read in (RIGHT, NAMED_ERROR) or is_death(read), (
+            f"outcome {read} of flips at {where} (seed {SEED})"
+        )
+        if read != RIGHT:
+            verified = children.run("verify_job", path)
+            assert verified == NAMED_ERROR or is_death(verified) or verified == -signal.SIGALRM, (
+                f"{where}: verify missed it"
+            )
+        outcomes[{RIGHT: "right", NAMED_ERROR: "named error"}.get(read, "death")] += 1
+        shutil.rmtree(path)
+    assert outcomes["named error"] > FLIPS // 10, outcomes
+
+
+def test_truncated_file_is_refused_or_right(
+    children: ForkServer, sound: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(SEED + 3)
+    whole = (sound / "data.mdb").read_bytes()
+    lengths = [0, 1, 4095, 4096, 8192, len(whole) - 1, len(whole) - 4096]
+    lengths += [chance.randrange(len(whole)) for _ in range(FLIPS // 5)]
+    outcomes: Counter[int] = Counter()
+    for trial, length in enumerate(lengths):
+        path = damaged_copy(tmp_path / str(trial), whole[:length])
+        outcome = children.run("read_all_job", path)
+        assert outcome in (RIGHT, NAMED_ERROR), f"outcome {outcome} of a file cut to {length} bytes"
+        if outcome == RIGHT:  # nothing but free pages was cut off
+            assert children.run("verify_job", path) == RIGHT
+        else:
+            with pytest.raises((CorruptMemory, MemoryNotFound)):
+                MemoryStore.open(path).close()
+        outcomes[outcome] += 1
+        shutil.rmtree(path)
+    assert outcomes[NAMED_ERROR] > len(lengths) // 2

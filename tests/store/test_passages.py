@@ -1,0 +1,358 @@
+"""Documents of passages: whatever they were written in, and wherever they went, they are the same
+passages, with the same bits and the same tail.
+"""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memstore.disk.catalog import Catalog
+from memstore.disk.keys import tokens_key
+from memstore.disk.passages import PassageOrder, PassagePart, decode_part, encode_part
+from memstore.errors import CorruptMemory, InvalidInput
+from memstore.store.memory_store import MemoryStore
+from support.crafted import WRONG, Frames, changed, fuzzed, places, write
+from support.crafted_imports import accepted
+from support.passage_documents import (
+    LAYERS,
+    SETTINGS,
+    add,
+    check_content,
+    ingest,
+    keys_values,
+    landmarks,
+    passage,
+    passages,
+    same,
+    tail_of,
+    tokens_of,
+)
+from support.selected_documents import FORM, OTHER, create, words
+from support.selected_documents import ingest as ingest_grid
+from support.synthetic_documents import BLOCK, SIGNATURE, is_whole, stored
+
+BUDGET = 1 << 20  # bytes in main memory: the blocks are tiny, and 1 GiB would be millions of slots
+
+
+def opened(place: Path | str) -> MemoryStore:
+    return MemoryStore.open(place, host_budget=BUDGET)
+
+
+OF_PASSAGES = {"source_hash": "x", "settings": SETTINGS}
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with create(tmp_path / "memory", codec="raw") as store:
+        yield store
+
+
+@settings(max_examples=5)
+@given(data=st.data())
+def test_what_was_written_is_what_is_read_wherever_it_went(tmp_path_factory, data) -> None:
+    path = tmp_path_factory.mktemp("passages")
+    codec = data.draw(st.sampled_from(["raw", "zstd"]))
+    text, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 60))
+    stops = sorted(data.draw(st.lists(st.integers(0, count), max_size=3)))
+    memory = path / "memory"
+    for number, stop in enumerate(stops):  # killed, as far as what was committed goes
+        with opened(memory) if number else create(memory, codec=codec) as store:
+            writer = store.write_document(
+                "a", source_hash=f"{text}:{count}", settings=SETTINGS, commit_bytes=1
+            )
+            with writer:
+                if stop > writer.blocks:
+                    add(writer, text, writer.blocks, stop)
+            assert is_whole(memory)
+            check_content(store, store.document("a"), text)
+    with opened(memory) if stops else create(memory, codec=codec) as store:
+        sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+        document = ingest(store, "a", count, text=text, batches=sizes, commit_bytes=3000)
+        more = count + data.draw(st.integers(0, 20))
+        if more > count:
+            document = ingest(store, "a", more, text=text, mode="append", batches=sizes)
+        check_content(store, document, text)
+        store.export_document("a", path / "file")
+        store.publish(f"file://{path}/published")
+        store.compact()
+        check_content(store, document, text)
+    with create(path / "imported") as other, create(path / "pulled") as third:
+        check_content(other, other.import_document(path / "file"), text)
+        check_content(third, third.pull("a", f"file://{path}/published"), text)
+    with opened(f"file://{path}/published") as away:
+        check_content(away, away.document("a"), text)
+        assert away.verify().clean
+    same_rows = [stored(path / name) for name in ("memory", "imported", "pulled")]
+    assert same_rows[0] == same_rows[1] == same_rows[2]
+    assert all(is_whole(path / name) for name in ("memory", "imported", "pulled"))
+    shutil.rmtree(path)
+
+
+def test_an_append_reads_the_last_passage_again_and_keeps_the_old_until_then(store) -> None:
+    ingest(store, "a", 7, text=2)
+    before = store.document("a")
+    with store.write_document("a", mode="append", **OF_PASSAGES) as writer:
+        assert (writer.blocks, writer.tokens) == (6, tokens_of(2, 6))
+        assert same(writer.replaced_passages(), passages(2, 6, 7))
+        assert writer.characters == passage(2, 5).end
+        assert writer.replaced_tail() == tail_of(2, 7) == store.tail("a")
+        end = passage(2, 6).end + len(tail_of(2, 7))
+        assert writer.base_characters == end
+        assert store.document("a") == before
+    check_content(store, store.document("a"), 2)
+    with store.write_document("a", mode="append", **OF_PASSAGES) as writer:
+        writer.finish()  # with nothing
+    assert same(store.passages("a"), passages(2, 0, 7)) and store.tail("a") == tail_of(2, 7)
+
+
+def test_old_text_is_not_taken_away_before_it_is_read_again(store) -> None:
+    """An append that is interrupted goes on with what is appended, and has nothing else."""
+    ingest(store, "a", 7)
+    end = passage(1, 6).end + len(store.tail("a"))
+    short = passage(1, 6)._replace(characters=passage(1, 6).characters - 1)
+    given = {layer: keys_values(1, layer, 6, 7) for layer in LAYERS}
+    kept = {"landmarks": landmarks(1, 6, 7), "words": words(1, 6, 7)}
+    with store.write_document("a", mode="append", commit_bytes=1, **OF_PASSAGES) as writer:
+        writer.add_passages([short], given, **kept)
+        writer.store_staged()
+    assert store.document("a").state == "ready"
+    check_content(store, store.document("a"), 1)
+    with store.write_document("a", mode="append", commit_bytes=1, **OF_PASSAGES) as writer:
+        writer.add_passages([short], given, **kept)
+        following = passage(1, 7)._replace(gap=" " * 9, start=short.end + 9)
+        writer.add_passages(
+            [following],
+            {layer: keys_values(1, layer, 7, 8) for layer in LAYERS},
+            landmarks=landmarks(1, 7, 8),
+            words=words(1, 7, 8),
+        )
+    assert store.document("a").state == "ingesting"
+    with store.write_document("a", mode="append", **OF_PASSAGES) as writer:
+        assert writer.blocks == 8 and writer.base_characters == end <= writer.characters
+        assert not writer.replaced_passages()
+        writer.finish("\n")
+    assert store.tail("a") == "\n" and is_whole(store.path)
+
+
+def test_records_take_the_bytes_of_their_own_rows(tmp_path) -> None:
+    with create(tmp_path / "memory", codec="raw") as store:
+        document = ingest(store, "a", 30)
+        catalog = store._on_disk().catalog
+        header = catalog.blocks.form.header_bytes
+        with catalog.database.read() as txn:
+            for block, row in catalog.passages_of(txn, document):
+                rows = len(passage(1, block).ids)
+                for _, data in catalog.blocks.walk(txn, row.number):
+                    assert len(data) == header + rows * SIGNATURE.geometry.record_bytes // BLOCK
+
+
+def test_a_tail_alone_is_a_document(store) -> None:
+    with store.write_document("white", **OF_PASSAGES) as writer:
+        document = writer.finish(" \n")
+    assert document.blocks == 0 and store.tail("white") == " \n" and store.passages("white") == []
+    ingest(store, "white", 3, mode="append", text=3)
+    assert same(store.passages("white"), passages(3, 0, 3)) and store.tail("white") == ""
+    assert is_whole(store.path)
+
+
+def test_both_kinds_of_documents_live_in_one_memory(store) -> None:
+    ingest_grid(store, "grid", 50)
+    document = ingest(store, "a", 20)
+    assert document.layers == LAYERS and is_whole(store.path)
+    ids = np.concatenate([each.ids for each in passages(1, 0, 20)])
+    assert np.array_equal(store.tokens("a").ids, ids)
+    assert np.array_equal(store.tokens("a", 5, 9).ids, ids[5:9])
+    assert same(store.passages("a", 3, 9), passages(1, 3, 9)) and not store.passages("a", 99)
+    with pytest.raises(InvalidInput, match="passages"):
+        store.passages("grid")
+    scope = [(document.id, 0, 20), (store.document("grid").id, 0, 13)]
+    assert store.token_maxima(torch.ones(1, 8), 0, scope).shape == (1, 33)
+
+
+def test_another_selector_takes_the_place_of_the_old(store) -> None:
+    document = ingest(store, "a", 40)
+
+    def find(document):
+        return [(at, landmarks(1, at, min(at + 7, 40), OTHER), words(1, at, min(at + 7, 40)))
+                for at in range(0, 40, 7)]  # fmt: skip
+
+    store.replace_selector(OTHER, find)
+    check_content(store, document, 1)
+    assert is_whole(store.path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"passages": []},
+        {"passages": [passage(1, 0)._replace(start=5)]},
+        {"passages": [passage(1, 0)._replace(ids=np.zeros(0, np.int64))]},
+        {"passages": [passage(1, 0)._replace(ids=np.zeros(BLOCK + 1, np.int64))]},
+        {"passages": [passage(1, 0)._replace(lead=BLOCK)]},
+        {"passages": [passage(1, 0)._replace(ids=np.full(len(passage(1, 0).ids), -1))]},
+        {"passages": passages(1, 0, 2)},
+        {"layers": {}},
+        {"layers": {layer: keys_values(1, layer, 0, 2) for layer in LAYERS}},
+        {"layers": {1: keys_values(1, 1, 0, 1)}},
+        {"landmarks": None},
+        {"landmarks": landmarks(1, 0, 2)},
+        {"words": words(1, 0, 2)},
+    ],
+)
+def test_what_is_no_batch_of_passages_is_refused(store, change) -> None:
+    given = {
+        "passages": passages(1, 0, 1),
+        "layers": {layer: keys_values(1, layer, 0, 1) for layer in LAYERS},
+        "landmarks": landmarks(1, 0, 1),
+        "words": words(1, 0, 1),
+    }
+    with store.write_document("a", **OF_PASSAGES) as writer:
+        with pytest.raises(InvalidInput) as caught:
+            writer.add_passages(**{**given, **change})
+        assert "\n" not in str(caught.value)
+        writer.add_passages(**given)
+
+
+def test_settings_and_memories_without_passages_are_refused(store, tmp_path) -> None:
+    for wrong in (
+        replace(SETTINGS, passage_tokens=BLOCK + 1),
+        replace(SETTINGS, passage_tokens=0),
+        replace(SETTINGS, chunk_blocks=4),
+    ):
+        with pytest.raises(InvalidInput):
+            store.write_document("a", source_hash="x", settings=wrong)
+    other = MemoryStore.create(tmp_path / "landmarks", SIGNATURE, host_budget=BUDGET)
+    with other, pytest.raises(InvalidInput, match="selector"):
+        other.write_document("a", **OF_PASSAGES)
+
+
+PARTS = msgpack.unpackb(encode_part(3, passages(1, 0, 3)))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, -1), (0, "x"), (0, 1 << 62), (1, ["a", "b"]), (1, None), (2, [0, 0, BLOCK]),
+        (2, [-1, 0, 0]), (3, [1, 1, BLOCK + 1]), (3, [0, 1, 1]), (3, [1 << 40, 1, 1]), (4, [1, 2]),
+        (4, [1, 2, -3]), (5, b""), (5, b"abc"), (6, "tail"), (6, None),
+    ],
+)  # fmt: skip
+def test_what_is_no_part_is_refused(store, place: int, value: object) -> None:
+    wrong = msgpack.packb([*PARTS[:place], value, *PARTS[place + 1 :]])
+    with pytest.raises(ValueError):
+        decode_part(0, wrong, BLOCK)
+    document = ingest(store, "a", 3, batches=[3])
+    database = store._on_disk().catalog.database
+    database.write(lambda txn: txn.put_checked("tokens", tokens_key(document.id, 0), wrong))
+    with pytest.raises(CorruptMemory, match="verify"):
+        store.passages("a")
+    assert not is_whole(store.path)
+
+
+@pytest.mark.parametrize("gone", [0, 3, 4, 9, 12])
+def test_parts_that_are_missing_are_noticed(store, gone: int) -> None:
+    document = ingest(store, "a", 10)  # parts at 0, 3, 4, 9
+    database = store._on_disk().catalog.database
+    database.write(lambda txn: txn.delete("tokens", tokens_key(document.id, gone)))
+    whole = gone == 12
+    assert is_whole(store.path) == whole
+    if not whole:
+        with pytest.raises(CorruptMemory):
+            store.passages("a", gone, gone + 1)
+        with pytest.raises(CorruptMemory):
+            store.export_document("a", store.path.parent / "file")
+
+
+def test_parts_that_do_not_follow_each_other_are_told() -> None:
+    one, two = (decode_part(at, encode_part(p.start - len(p.gap), [p]), BLOCK)
+                for at, p in enumerate(passages(1, 0, 2)))  # fmt: skip
+    order = PassageOrder()
+    order.add(one)
+    for wrong in (one, two._replace(first_block=2), two._replace(start=two.start + 1)):
+        with pytest.raises(ValueError):
+            order.add(wrong)
+    order.add(two)
+    with pytest.raises(ValueError):
+        order.end(2, 1)
+    order.add(PassagePart(2, two.end, [], "\n"))
+    with pytest.raises(ValueError):
+        order.add(decode_part(2, encode_part(two.end + 1, passages(1, 2, 3)), BLOCK))
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory) -> Frames:
+    """Those of an export, its tokens taken apart."""
+    path = tmp_path_factory.mktemp("from")
+    with create(path / "memory", codec="raw") as store:
+        ingest(store, "book", 40)
+        store.export_document("book", path / "export")
+    packed = msgpack.Unpacker((path / "export").open("rb"))
+    return [
+        (kind, [value[0], msgpack.unpackb(value[1])] if kind == "tokens" else value)
+        for kind, value in ((kind, msgpack.unpackb(payload)) for kind, payload, _ in packed)
+    ]
+
+
+def put_together(frames: Frames) -> Frames:
+    return [
+        (kind, [value[0], msgpack.packb(value[1])] if kind == "tokens" else value)
+        for kind, value in frames
+    ]
+
+
+def test_an_export_is_unchanged_by_being_taken_apart(store, frames, tmp_path) -> None:
+    assert accepted(store, write(tmp_path / "file", put_together(frames)))
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_crafted_export_is_refused_or_harmless(store, frames, tmp_path, data) -> None:
+    of_text = [at for at, (kind, _) in enumerate(frames) if kind in ("head", "tokens")]
+    crafted, at = list(frames), data.draw(st.sampled_from(of_text))
+    kind, value = crafted[at]
+    how = data.draw(st.sampled_from(["value", "value", "value", "drop", "twice"]))
+    if how == "drop":
+        del crafted[at]
+    elif how == "twice":
+        crafted.insert(at, crafted[at])
+    else:
+        ways = [way for way in places(value) if kind == "head" or len(way) > 1]
+        way = data.draw(st.sampled_from(ways))
+        crafted[at] = kind, changed(value, way, data.draw(st.sampled_from(WRONG)))
+    accepted(store, write(tmp_path / "file", put_together(crafted)))
+
+
+def test_an_append_is_published_over_what_it_continues(store, tmp_path) -> None:
+    url = f"file://{tmp_path}/published"
+    ingest(store, "a", 1)  # one write, whose only passage the append reads again
+    store.publish(url)
+    ingest(store, "a", 9, mode="append")
+    store.publish(url)
+    with opened(url) as away:
+        check_content(away, away.document("a"), 1)
+    store.forget("a")
+    ingest(store, "a", 5, text=2)
+    with pytest.raises(Exception, match="--replace"):
+        store.publish(url)
+
+
+def test_a_document_that_is_killed_is_a_beginning(tmp_path) -> None:
+    catalog = None
+    with create(tmp_path / "memory") as store:
+        with store.write_document("a", commit_bytes=1, **OF_PASSAGES) as writer:
+            add(writer, 1, 0, 5)
+            writer.store_staged()
+            document = writer.document
+            catalog = Catalog.open(store.path, read_only=True)
+            with catalog.database.read() as txn:
+                assert catalog.row(txn, document.id) == document and document.blocks == 5
+            catalog.close()
+        check_content(store, store.document("a"), 1)
+    assert FORM.words and is_whole(tmp_path / "memory")

@@ -1,0 +1,510 @@
+"""A memory with a selector: what blocks are found by is stored, found, cut, moved and checked with
+the blocks.
+"""
+
+import os
+import random
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from memstore.disk.catalog import Catalog
+from memstore.disk.selector_form import SelectorForm
+from memstore.disk.selector_runs import RUN_BLOCKS, TokenRun, WordRun, decode, encode
+from memstore.errors import (
+    CorruptMemory,
+    DocumentNotFound,
+    InvalidConfig,
+    InvalidInput,
+    NewerFormat,
+    WrongModel,
+)
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
+from memstore.store.walk import walk
+from memstore.store.writer import DocumentWriter
+from support import passage_documents
+from support.fork_server import NAMED_ERROR, RIGHT, ForkServer
+from support.selected_documents import (
+    FORM,
+    OTHER,
+    QUESTION,
+    as_words,
+    check_content,
+    create,
+    ingest,
+    landmarks,
+    selected,
+    words,
+)
+from support.synthetic_documents import (
+    BLOCK,
+    CHUNK,
+    CHUNK_BLOCKS,
+    LAYERS,
+    SETTINGS,
+    SIGNATURE,
+    blocks,
+    is_whole,
+    stored,
+    token_ids,
+)
+
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "20"))
+FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "200")) // 2
+SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
+LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind
+TOKENS_ONLY = replace(FORM, words=False)
+WORDS_ONLY = SelectorForm("words", "ef" * 16, words=True)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "memory"
+
+
+@pytest.mark.parametrize("form", [FORM, OTHER, TOKENS_ONLY])
+def test_what_blocks_are_found_by_comes_back_in_another_process(
+    path: Path, form: SelectorForm
+) -> None:
+    with create(path, form) as store:
+        document = ingest(store, "book", 20 * CHUNK + 3)
+        if form.words:
+            check_content(store, document, text=1)
+    with MemoryStore.open(path, SIGNATURE) as store:
+        assert store.selector == form
+        assert store.stats()["landmarks"] == 0, "nothing is read before it is asked for"
+        if form.words:
+            check_content(store, store.document("book"), text=1)
+        else:
+            with pytest.raises(InvalidInput, match="words"):
+                store.word_scores({7: 1.0}, [(1, 0, 4)])
+    assert verify_memory(path).clean
+
+
+def test_a_memory_of_words_alone(path: Path) -> None:
+    with create(path, WORDS_ONLY) as store:
+        ingest(store, "book", 20 * CHUNK)
+        assert store.word_scores({1 << 31 | 11: 2.0}, [(1, 0, 80)]).argmax() == 11
+        with pytest.raises(InvalidInput, match="token landmarks"):
+            store.token_maxima(QUESTION, 0, [(1, 0, 4)])
+    assert is_whole(path)
+
+
+def test_what_is_stored_does_not_depend_on_when_it_was_committed(tmp_path: Path) -> None:
+    memories = []
+    for name, commit_bytes in (("each", 1), ("some", 20_000), ("once", 1 << 30)):
+        with create(tmp_path / name) as store:
+            ingest(store, "book", LONG, commit_bytes=commit_bytes)
+        memories.append((stored(tmp_path / name), selected(tmp_path / name)))
+    assert memories[0] == memories[1] == memories[2]
+
+
+def test_append_continues_as_if_read_at_once(tmp_path: Path) -> None:
+    for first, end in ((5 * CHUNK + 3, LONG), (LONG - 7, LONG), (3 * CHUNK, 3 * CHUNK + 1)):
+        grown, at_once = tmp_path / f"grown{first}", tmp_path / f"once{first}"
+        with create(grown) as store:
+            ingest(store, "book", first)
+            check_content(store, store.document("book"), text=1)
+            check_content(store, ingest(store, "book", end, mode="append"), text=1)
+        with create(at_once) as store:
+            ingest(store, "book", end)
+        assert selected(grown) == selected(at_once)
+        assert is_whole(grown)
+
+
+def test_interrupted_ingest_resumes_to_equal_bytes(tmp_path: Path) -> None:
+    class Interrupted(Exception):
+        pass
+
+    with create(tmp_path / "undisturbed") as store:
+        ingest(store, "book", LONG)
+    for stop in (CHUNK, 40 * CHUNK, LONG // CHUNK * CHUNK):
+
+        def stop_at(tokens: int, stop: int = stop) -> None:
+            if tokens == stop:
+                raise Interrupted
+
+        memory = tmp_path / str(stop)
+        with create(memory) as store:
+            with pytest.raises(Interrupted):
+                ingest(store, "book", LONG, after_chunk=stop_at)
+            assert is_whole(memory)
+            scope = [(store.document("book").id, 0, 1)]
+            with pytest.raises(DocumentNotFound):
+                store.token_maxima(QUESTION, 0, scope)
+            ingest(store, "book", LONG)
+        assert selected(memory) == selected(tmp_path / "undisturbed")
+
+
+def test_a_replaced_document_answers_until_the_new_one_is_whole(path: Path) -> None:
+    with create(path) as store:
+        check_content(store, ingest(store, "book", 10 * CHUNK), text=1)
+        old = store.document("book")
+
+        def check(_: int) -> None:
+            check_content(store, old, text=1)
+
+        new = ingest(store, "book", 12 * CHUNK, text=2, mode="replace", after_chunk=check)
+        check_content(store, new, text=2)
+        with pytest.raises(DocumentNotFound):
+            store.token_maxima(QUESTION, 0, [(old.id, 0, 4)])
+    assert is_whole(path)
+
+
+def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
+    with create(path) as writer, MemoryStore.open(path) as reader:
+        for number in range(1, 5):
+            ingest(writer, str(number), (4 + number) * CHUNK + number, text=number)
+        for document in reader.documents():
+            check_content(reader, document, text=document.id)
+        writer.forget("2")
+        with pytest.raises(DocumentNotFound):
+            reader.token_maxima(QUESTION, 0, [(2, 0, 4)])
+        with pytest.raises(DocumentNotFound):
+            reader.word_scores({7: 1.0}, [(1, 0, 4), (2, 0, 4)])
+        ingest(writer, "3", 20 * CHUNK, text=3, mode="append")
+        check_content(reader, reader.document("3"), text=3)
+        writer.compact()
+        for document in (*reader.documents(), *writer.documents()):
+            check_content(reader, document, text=document.id)
+        left = {int.from_bytes(key[:8], "big") for key in selected(path)["landmarks"]}
+        assert left == {1, 3, 4}
+
+
+def test_scopes_of_several_documents_are_in_their_order(path: Path) -> None:
+    with create(path) as store:
+        for number in (1, 2, 3):
+            ingest(store, str(number), 5 * CHUNK + number, text=number)
+        whole = {n: store.token_maxima(QUESTION, 1, [(n, 0, 5 * CHUNK_BLOCKS)]) for n in (1, 2, 3)}
+        found = store.token_maxima(QUESTION, 1, [(3, 2, 9), (1, 0, 5), (2, 19, 20)])
+    expected = torch.cat([whole[3][:, 2:9], whole[1][:, :5], whole[2][:, 19:20]], dim=1)
+    assert torch.equal(found, expected)
+
+
+def test_recent_blocks_are_those_that_were_given(path: Path) -> None:
+    with create(path) as store, begin(store) as writer:
+        layers = {layer: blocks(1, layer, 0, CHUNK)[:2] for layer in range(LAYERS)}
+        writer.add_chunk(
+                token_ids(1, 0, CHUNK), 0, layers,
+                landmarks=landmarks(1, 0, CHUNK), words=words(1, 0, CHUNK_BLOCKS),
+            )  # fmt: skip
+        for layer in range(LAYERS):
+            recent = writer.recent(layer, 2)
+            assert torch.equal(recent.k, blocks(1, layer, 0, CHUNK)[0][2:])
+            assert len(recent.landmarks) == 0 and recent.blocks == range(2, 4)
+
+
+def begin(store: MemoryStore) -> DocumentWriter:
+    writer = store.write_document("book", source_hash="x", settings=SETTINGS)
+    assert writer is not None
+    return writer
+
+
+def given(**changes: object) -> dict[str, object]:
+    layers = {layer: blocks(1, layer, 0, CHUNK)[:2] for layer in range(LAYERS)}
+    found_by = {"landmarks": landmarks(1, 0, CHUNK), "words": words(1, 0, CHUNK_BLOCKS)}
+    return {"layers": layers, **found_by, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"landmarks": None},
+        {"words": None},
+        {"landmarks": landmarks(1, 0, CHUNK - 1)},
+        {"landmarks": landmarks(1, 0, CHUNK).float()},
+        {"landmarks": landmarks(1, 0, CHUNK)[:, :1]},
+        {"words": words(1, 0, CHUNK_BLOCKS - 1)},
+        {"words": [[(1 << 40, 1)]] * CHUNK_BLOCKS},
+        {"layers": {layer: blocks(1, layer, 0, CHUNK) for layer in range(LAYERS)}},
+    ],
+)
+def test_a_chunk_without_what_the_selector_keeps_is_refused(
+    path: Path, changes: dict[str, object]
+) -> None:
+    with create(path) as store, begin(store) as writer:
+        with pytest.raises(InvalidInput):
+            writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given(**changes))
+        writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given())
+        writer.finish()
+    assert is_whole(path)
+
+
+def test_landmarks_that_are_no_numbers_are_refused(path: Path) -> None:
+    with create(path, OTHER) as store, begin(store) as writer:
+        wrong = landmarks(1, 0, CHUNK, OTHER)
+        wrong[3, 0, 2] = float("nan")
+        with pytest.raises(InvalidInput, match="finite"):
+            writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given(landmarks=wrong))
+
+
+def test_a_memory_without_a_selector_refuses_what_one_would_keep(path: Path) -> None:
+    with MemoryStore.create(path, SIGNATURE) as store:
+        assert store.selector is None
+        with pytest.raises(InvalidInput, match="no selector"):
+            store.token_maxima(QUESTION, 0, [])
+        with begin(store) as writer:
+            layers = {layer: blocks(1, layer, 0, CHUNK) for layer in range(LAYERS)}
+            with pytest.raises(InvalidInput):
+                writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given(layers=layers))
+
+
+def test_a_memory_without_a_directory_is_told(path: Path) -> None:
+    with MemoryStore.in_memory(SIGNATURE, selector=FORM) as store:
+        for first in (0, 8):
+            store.add_selected(
+                5,
+                [BLOCK] * 8,
+                landmarks=landmarks(1, first * BLOCK, (first + 8) * BLOCK),
+                words=words(1, first, first + 8),
+            )
+        found = store.token_maxima(QUESTION, 0, [(5, 0, 16)])
+        held = landmarks(1, 0, 16 * BLOCK)[:, 0].float() / 127
+        torch.testing.assert_close(found, (QUESTION @ held.T).view(3, 16, BLOCK).amax(-1))
+        assert store.word_scores({1 << 31 | 12: 1.0}, [(5, 0, 16)]).argmax() == 12
+        with pytest.raises(DocumentNotFound):
+            store.token_maxima(QUESTION, 0, [(6, 0, 1)])
+
+
+# Moving
+
+
+def test_export_and_import_carry_what_a_document_is_found_by(tmp_path: Path) -> None:
+    with create(tmp_path / "one") as one, create(tmp_path / "two") as two:
+        ingest(one, "book", LONG)
+        one.export_document("book", tmp_path / "file")
+        two.import_document(tmp_path / "file")
+        check_content(two, two.document("book"), text=1)
+        two.export_document("book", tmp_path / "again")
+    assert selected(tmp_path / "one") == selected(tmp_path / "two")
+    assert is_whole(tmp_path / "two")
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "again").read_bytes()
+
+
+@pytest.mark.parametrize("form", [OTHER, TOKENS_ONLY, replace(FORM, digest="other"), None])
+def test_import_into_a_memory_of_another_selector_is_refused(
+    tmp_path: Path, form: SelectorForm | None
+) -> None:
+    with create(tmp_path / "one") as one:
+        ingest(one, "book", 5 * CHUNK)
+        one.export_document("book", tmp_path / "file")
+    with MemoryStore.create(tmp_path / "two", SIGNATURE, selector=form) as two:
+        with pytest.raises(WrongModel, match="selector"):
+            two.import_document(tmp_path / "file")
+        assert not two.documents()
+
+
+def test_a_damaged_export_is_refused(tmp_path: Path) -> None:
+    chance = random.Random(SEED)
+    with create(tmp_path / "one") as one:
+        ingest(one, "book", 3 * CHUNK)
+        one.export_document("book", tmp_path / "file")
+    whole = (tmp_path / "file").read_bytes()
+    with create(tmp_path / "two") as two:
+        before = selected(tmp_path / "two")
+        for _ in range(60):
+            data = bytearray(whole)
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            (tmp_path / "bad").write_bytes(data)
+            with pytest.raises((InvalidInput, WrongModel, NewerFormat)):
+                two.import_document(tmp_path / "bad")
+        assert selected(tmp_path / "two") == before
+
+
+# Checking
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("selected") / "memory"
+    with create(path) as store:
+        ingest(store, "one", 60 * CHUNK + 5, commit_bytes=1 << 20)
+        ingest(store, "two", 10 * CHUNK, text=2, commit_bytes=1 << 20)
+    return path
+
+
+def problems(path: Path) -> list[str]:
+    return [event["what"] for event in walk(path, set()) if event["event"] == "problem"]
+
+
+@pytest.mark.parametrize("kind", ["token", "words"])
+@pytest.mark.parametrize("number", [0, -1])
+def test_verify_names_a_flipped_byte(sound: Path, path: Path, kind: str, number: int) -> None:
+    shutil.copytree(sound, path)
+    catalog = Catalog.open(path)
+    assert catalog.selector is not None
+    with catalog.database.read() as txn:
+        part = catalog.selector.parts[["token", "words"].index(kind)]
+        keys = [key for key, _ in txn.scan("landmarks") if key[8:10] == part.to_bytes(2, "big")]
+        key = [key for key in keys if key[7] == 1][number]
+        value = bytearray(txn.get("landmarks", key) or b"")
+    value[len(value) // 2] ^= 1
+    catalog.database.write(lambda txn: txn.put("landmarks", key, bytes(value)))
+    catalog.close()
+    assert len(problems(path)) == 1
+    report = verify_memory(path)
+    assert [problem.name for problem in report.problems] == ["one"]
+    with MemoryStore.open(path) as store:
+        with pytest.raises(CorruptMemory):
+            check_content(store, store.document("one"), text=1)
+        check_content(store, store.document("two"), text=2)
+    assert verify_memory(path, repair=True).dropped == ["one"]
+    with MemoryStore.open(path) as store:
+        check_content(store, store.document("two"), text=2)
+
+
+def test_verify_misses_no_run_that_is_missing_or_extra(sound: Path, path: Path) -> None:
+    catalog = Catalog.open(sound, read_only=True)
+    with catalog.database.read() as txn:
+        keys = [key for key, _ in txn.scan("landmarks")]
+    catalog.close()
+    assert len(keys) > 8
+    for key in keys:
+        memory = shutil.copytree(sound, path)
+        changed = Catalog.open(memory)
+        changed.database.write(lambda txn, key=key: txn.delete("landmarks", key))
+        assert problems(memory), key
+        changed.close()
+        with MemoryStore.open(memory) as store, pytest.raises(CorruptMemory):
+            for document in store.documents():
+                check_content(store, document, text=document.id)
+        shutil.rmtree(memory)
+    memory = shutil.copytree(sound, path)
+    changed = Catalog.open(memory)
+    extra = keys[0][:8] + (4).to_bytes(2, "big") + keys[0][10:]
+    changed.database.write(lambda txn: txn.put_checked("landmarks", extra, b"x"))
+    changed.close()
+    assert problems(memory)
+
+
+def test_erased_documents_leave_no_words_that_they_were_found_by(path: Path) -> None:
+    with create(path, codec="raw") as store:
+        ingest(store, "kept", 20 * CHUNK, text=2)
+        secret = ingest(store, "secret", 20 * CHUNK, text=3)
+        told = as_words(3, secret.blocks).hashes[1:3].astype("<u4").tobytes()
+        assert told not in as_words(2, secret.blocks).hashes.astype("<u4").tobytes()
+        assert told in (path / "data.mdb").read_bytes()
+        check_content(store, secret, text=3)
+        store.forget("secret", erase=True)
+        with pytest.raises(DocumentNotFound):
+            store.token_maxima(QUESTION, 0, [(secret.id, 0, 4)])
+        check_content(store, store.document("kept"), text=2)
+    assert told not in (path / "data.mdb").read_bytes()
+    assert is_whole(path)
+
+
+def test_a_damaged_word_on_the_selector_is_named(path: Path) -> None:
+    create(path).close()
+    catalog = Catalog.open(path)
+    catalog.database.write(lambda txn: txn.delete("meta", b"selector"))
+    catalog.close()
+    with pytest.raises(CorruptMemory, match="selector"):
+        MemoryStore.open(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "int4"}, {"heads": 0}, {"width": 0}, {"heads": -1}, {"heads": -1, "width": -1},
+    ],
+)  # fmt: skip
+def test_impossible_forms_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(InvalidConfig):
+        replace(FORM, **changes)
+
+
+RUNS = [TokenRun(32, landmarks(1, 0, 9).numpy(), np.array([4, 2, 3])), WordRun(0, as_words(1, 30))]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_runs_come_back_and_nothing_else_is_taken_for_one(run: TokenRun | WordRun) -> None:
+    kind = "token" if isinstance(run, TokenRun) else "words"
+    value = encode(run, FORM)
+    assert encode(decode(kind, run.first_block, value, FORM), FORM) == value
+    chance = random.Random(SEED)
+    for wrong in (b"", value[:-1], value + b"\0", value[: len(value) // 2], b"\x81" + value):
+        with pytest.raises(ValueError):
+            decode(kind, 0, wrong, FORM)
+    for form in (OTHER, replace(FORM, digest="x")):
+        with pytest.raises(ValueError):
+            decode(kind, 0, value, form)
+    for _ in range(300):
+        data = bytearray(value)
+        data[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            found = decode(kind, 0, bytes(data), FORM)
+        except ValueError:
+            continue
+        assert len(encode(found, FORM)) == len(value)
+
+
+# Flipped bytes and kills
+
+
+@pytest.mark.parametrize("kind", ["selected", "passages"])
+def test_flipped_bytes_never_yield_a_wrong_landmark(
+    children: ForkServer, sound: Path, tmp_path: Path, kind: str
+) -> None:
+    chance = random.Random(SEED + 1)
+    if kind == "passages":
+        sound = tmp_path / "sound"
+        with create(sound) as store:
+            passage_documents.ingest(store, "one", 40)
+            passage_documents.ingest(store, "one", 60, mode="append")
+    whole = (sound / "data.mdb").read_bytes()
+    outcomes: Counter[int] = Counter()
+    for trial in range(FLIPS):
+        data = bytearray(whole)
+        for _ in range(chance.choice([1, 1, 4])):
+            data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
+        path = tmp_path / str(trial)
+        path.mkdir()
+        (path / "data.mdb").write_bytes(data)
+        read = children.run(f"read_{kind}_job", path)
+        died = (signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE)
+        assert read in (RIGHT, NAMED_ERROR) or -read in died, f"trial {trial} of seed {SEED}"
+        if read != RIGHT:
+            verified = children.run("verify_job", path)
+            assert verified == NAMED_ERROR or -verified in (*died, signal.SIGALRM), trial
+        outcomes[read] += 1
+        shutil.rmtree(path)
+    assert outcomes[NAMED_ERROR] > FLIPS // 10, outcomes
+
+
+@pytest.mark.parametrize(
+    "job, check",
+    [("selected_job", check_content), ("passages_job", passage_documents.check_content)],
+    ids=["chunks", "passages"],
+)
+def test_ingest_killed_at_random_instants_resumes_to_the_bytes_of_an_undisturbed_one(
+    children: ForkServer, tmp_path: Path, job: str, check: Callable[..., None]
+) -> None:
+    chance = random.Random(SEED)
+    seconds = float("inf")
+    for name in ("first", "undisturbed"):
+        create(tmp_path / name).close()
+        assert children.run(job, tmp_path / name) == RIGHT
+        seconds = min(seconds, children.processor_seconds)
+    expected = selected(tmp_path / "undisturbed")
+    reached: Counter[int] = Counter()
+    for kill in range(KILLS):
+        memory = tmp_path / str(kill)
+        create(memory).close()
+        children.kill(chance.uniform(0, seconds), job, memory)
+        assert is_whole(memory)
+        with MemoryStore.open(memory) as store:
+            for document in store.documents():
+                check(store, document, text=1)
+                reached[document.tokens] += 1
+        assert children.run(job, memory) == RIGHT
+        assert selected(memory) == expected, f"kill {kill} of seed {SEED}"
+        shutil.rmtree(memory)
+    assert len(reached) > 1, "every kill came before the first commit or after the last"

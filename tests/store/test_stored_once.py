@@ -1,0 +1,351 @@
+"""Passages are stored once, by what they say, whatever documents hold them; what nobody holds is
+gone, and what somebody does never is.
+"""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import msgpack
+import pytest
+
+from memstore.disk.catalog import Catalog
+from memstore.disk.keys import passage_key
+from memstore.errors import InvalidInput
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
+from support import killed_calls
+from support.fork_server import KILLED, PASSAGES, RIGHT, ForkServer
+from support.passage_documents import (
+    LAYERS,
+    SETTINGS,
+    add,
+    check_content,
+    ingest,
+    ingest_known,
+    landmarks,
+    passages,
+    tail_of,
+)
+from support.selected_documents import create, words
+from support.synthetic_documents import is_whole
+
+COUNT = 40
+SECONDS = int(os.environ.get("MEMSTORE_LOAD_SECONDS", "4"))
+PROCESSES = 8 if SECONDS > 60 else 4
+KILLS = int(os.environ.get("MEMSTORE_KILLS", "12"))
+CALLS = int(os.environ.get("MEMSTORE_CALLS", "8"))  # at which of them a job is killed
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with create(tmp_path / "memory", codec="raw") as store:
+        yield store
+
+
+def catalog_of(store: MemoryStore) -> Catalog:
+    return store._on_disk().catalog
+
+
+def told(store: MemoryStore) -> dict[bytes, int]:
+    """References of every passage, by digest."""
+    catalog = catalog_of(store)
+    with catalog.database.read() as txn:
+        return {row.digest: row.references for row in catalog.passages.all(txn)}
+
+
+def records(store: MemoryStore) -> int:
+    catalog = catalog_of(store)
+    with catalog.database.read() as txn:
+        return sum(1 for _ in txn.scan("blocks"))
+
+
+def test_the_same_text_under_another_name_is_stored_once(store) -> None:
+    ingest(store, "a", COUNT)
+    there = records(store)
+    assert there == COUNT * len(LAYERS)
+    assert ingest_known(store, "b", COUNT) == 0
+    assert records(store) == there and set(told(store).values()) == {2}
+    first, second = store.document("a"), store.document("b")
+    assert first.bytes == second.bytes
+    assert store.stored_at([(first.id, 3)]) == store.stored_at([(second.id, 3)])
+    check_content(store, second, 1)
+    store.forget("a")
+    check_content(store, store.document("b"), 1)
+    assert records(store) == there and set(told(store).values()) == {1}
+    store.forget("b")
+    assert not records(store) and not told(store) and is_whole(store.path)
+
+
+def test_a_writer_that_was_not_told_stores_nothing_twice(store) -> None:
+    ingest(store, "a", COUNT)
+    there = records(store)
+    check_content(store, ingest(store, "b", COUNT + 5, source_hash="other"), 1)
+    assert records(store) == there + 5 * len(LAYERS)
+
+
+def test_only_what_is_new_is_read_for_a_replacement(store) -> None:
+    ingest(store, "a", COUNT)
+    assert ingest_known(store, "a", COUNT + 3, mode="replace") == 3
+    check_content(store, store.document("a"), 1)
+    assert records(store) == (COUNT + 3) * len(LAYERS)
+    assert set(told(store).values()) == {1} and is_whole(store.path)
+
+
+def test_what_a_writer_was_told_of_stays_until_it_has_written(store) -> None:
+    ingest(store, "a", COUNT)
+    some = passages(1, 0, COUNT)
+    with store.write_document("b", source_hash="b", settings=SETTINGS) as writer:
+        assert None not in writer.known(some)
+        store.forget("a")
+        kept = {"landmarks": landmarks(1, 0, COUNT), "words": words(1, 0, COUNT)}
+        writer.add_passages(some, {}, given=[], **kept)
+        writer.finish(tail_of(1, COUNT))
+    check_content(store, store.document("b"), 1)
+    with store.write_document("c", source_hash="c", settings=SETTINGS) as writer:
+        assert None not in writer.known(some)
+        store.forget("b")
+        assert records(store) and set(told(store).values()) == {0}
+    store.forget("c")
+    assert not records(store) and not told(store)
+
+
+def test_passages_may_be_text_alone(store) -> None:
+    kept = {"landmarks": landmarks(1, 0, 2), "words": words(1, 0, 2)}
+    with store.write_document("a", source_hash="a", settings=SETTINGS) as writer:
+        with pytest.raises(InvalidInput, match="keys and values of 1"):
+            writer.add_passages(passages(1, 0, 2), {}, given=[0], **kept)
+        writer.add_passages(passages(1, 0, 2), {}, given=[], **kept)
+        document = writer.finish(tail_of(1, 2))
+    assert store.stored_at([(document.id, 0)]) == [None] and not records(store)
+    check_content(store, ingest(store, "b", 2), 1)
+    check_content(store, store.document("a"), 1)
+    assert is_whole(store.path)
+
+
+def test_two_writers_of_the_same_text_store_it_once(store) -> None:
+    one = store.write_document("a", source_hash="a", settings=SETTINGS, commit_bytes=1)
+    other = store.write_document("b", source_hash="b", settings=SETTINGS, commit_bytes=1)
+    with one, other:
+        for first in range(0, COUNT, 5):
+            for writer in (one, other):
+                add(writer, 1, first, first + 5)
+        one.finish(tail_of(1, COUNT))
+        other.finish(tail_of(1, COUNT))
+    assert records(store) == COUNT * len(LAYERS)
+    for name in ("a", "b"):
+        check_content(store, store.document(name), 1)
+    assert set(told(store).values()) == {2} and is_whole(store.path)
+
+
+def test_erasing_leaves_what_others_hold(store) -> None:
+    ingest(store, "a", COUNT)
+    ingest_known(store, "b", COUNT // 2)
+    store.forget("a", erase=True)
+    check_content(store, store.document("b"), 1)
+    assert records(store) == COUNT // 2 * len(LAYERS) and is_whole(store.path)
+
+
+def test_an_import_shares_what_is_there(store, tmp_path) -> None:
+    ingest(store, "a", COUNT)
+    store.export_document("a", tmp_path / "file")
+    there = records(store)
+    check_content(store, store.import_document(tmp_path / "file", "b"), 1)
+    assert records(store) == there and set(told(store).values()) == {2}
+    store.forget("a")
+    check_content(store, store.document("b"), 1)
+    assert is_whole(store.path)
+
+
+def change_row(store: MemoryStore, **what: int) -> None:
+    catalog = catalog_of(store)
+
+    def work(txn) -> None:
+        row = next(catalog.passages.all(txn))._replace(**what)
+        value = msgpack.packb([row.digest, row.references, row.bytes, row.worth, *row.home])
+        txn.put_checked("passages", passage_key(row.number), value)
+
+    catalog.database.write(work)
+
+
+@pytest.mark.parametrize("references", [0, 1, 7])
+def test_counts_are_verified_and_put_right(store, references: int) -> None:
+    ingest(store, "a", COUNT)
+    ingest_known(store, "b", COUNT)
+    change_row(store, references=references)
+    report = store.verify()
+    assert [problem.document for problem in report.problems] == [None]
+    assert f"{references} references instead of 2" in report.problems[0].what
+    repaired = store.verify(repair=True)
+    assert not repaired.dropped and store.verify().clean
+    for name in ("a", "b"):
+        check_content(store, store.document(name), 1)
+    assert set(told(store).values()) == {2}
+
+
+def test_a_lost_digest_costs_nothing(store) -> None:
+    ingest(store, "a", COUNT)
+    ingest(store, "b", COUNT, text=2)
+    catalog = catalog_of(store)
+
+    def work(txn) -> None:
+        txn.delete("digests", next(catalog.passages.all(txn)).digest)
+
+    catalog.database.write(work)
+    assert not store.verify().clean
+    assert not store.verify(repair=True).dropped and store.verify().clean
+    for text, name in enumerate("ab", 1):
+        check_content(store, store.document(name), text)
+
+
+def test_a_lost_row_costs_keys_and_values_alone(store) -> None:
+    document = ingest(store, "a", COUNT)
+    catalog = catalog_of(store)
+
+    def work(txn) -> None:
+        txn.delete("passages", passage_key(next(catalog.passages.all(txn)).number))
+
+    catalog.database.write(work)
+    assert not store.verify().clean
+    assert not store.verify(repair=True).dropped and store.verify().clean
+    assert store.stored_at([(document.id, 0)]) == [None]
+    assert records(store) == (COUNT - 1) * len(LAYERS)
+
+
+def test_passages_that_nobody_refers_to_are_told_and_go(store) -> None:
+    ingest(store, "a", COUNT)
+    catalog = catalog_of(store)
+
+    def work(txn) -> None:
+        numbers = catalog.new_numbers(txn)
+        (row,) = catalog.passages.refer(txn, 1, 0, [b"\1" * 16], numbers)
+        catalog.passages.store(txn, row, {0: b"no record"})
+
+    catalog.database.write(work)
+    assert not store.verify().clean
+    store.verify(repair=True)
+    assert store.verify().clean and records(store) == COUNT * len(LAYERS)
+
+
+def test_random_writing_and_forgetting_keeps_every_document_whole(tmp_path) -> None:
+    rng, path = Random(5), tmp_path / "memory"
+    with create(path, codec="zstd") as store:
+        held: dict[str, tuple[int, int]] = {}
+        for turn in range(25):
+            name = rng.choice("abcde")
+            text, count = rng.randint(1, 2), rng.randint(1, 25)
+            if name in held and rng.random() < 0.5:
+                store.forget(name)
+                del held[name]
+            else:
+                ingest_known(
+                    store, name, count, text=text, mode="replace" if name in held else "new"
+                )
+                held[name] = text, count
+            for other, (of, blocks) in held.items():
+                document = store.document(other)
+                assert document.blocks == blocks
+                check_content(store, document, of)
+            if turn % 8 == 0:
+                assert is_whole(path)
+        for name in list(held):
+            store.forget(name)
+        assert not records(store) and not told(store)
+
+
+def test_another_codec_is_another_passage(tmp_path) -> None:
+    for codec in ("raw", "zstd"):
+        with create(tmp_path / codec, codec=codec) as store:
+            ingest(store, "a", 9)
+            store.export_document("a", tmp_path / f"{codec}.file")
+    with MemoryStore.open(tmp_path / "raw", host_budget=1 << 20) as store:
+        document = store.import_document(tmp_path / "zstd.file", "b")
+        assert document.codec == "zstd" and document.bytes != store.document("a").bytes
+        for name in ("a", "b"):
+            check_content(store, store.document(name), 1)
+        assert records(store) == 2 * 9 * len(LAYERS)
+    assert verify_memory(tmp_path / "raw").clean
+    assert replace(document, codec="raw") != document
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> tuple[Path, Path]:
+    """A memory and an export, for shared_job."""
+    origin, export = tmp_path / "origin", tmp_path / "export"
+    with create(origin, codec="zstd") as store:
+        ingest(store, "goes", PASSAGES)
+        ingest(store, "erased", PASSAGES // 2)
+        ingest(store, "stays", PASSAGES // 3)
+        ingest(store, "changes", PASSAGES // 2, text=2)
+        store.export_document("goes", export)
+    return origin, export
+
+
+def check_after_kill(children: ForkServer, memory: Path, export: Path) -> None:
+    """Everything is right where shared_job was killed, and what it does once more is whole."""
+    assert children.run("verify_job", memory) == RIGHT
+    assert children.run("read_passages_job", memory) == RIGHT
+    assert children.run("shared_job", memory, export) == RIGHT
+    assert children.run("read_passages_job", memory) == RIGHT
+    with MemoryStore.open(memory, host_budget=1 << 20) as store:
+        names = {document.name: document.blocks for document in store.documents()}
+        assert names == {
+            "stays": PASSAGES // 3,
+            "copy": PASSAGES,
+            "changes": PASSAGES // 2,
+            "comes": PASSAGES,
+        }
+        assert records(store) == PASSAGES * len(LAYERS) and is_whole(memory)
+        assert sum(told(store).values()) == sum(names.values())
+    shutil.rmtree(memory)
+
+
+@pytest.mark.timeout(900)
+def test_changes_killed_at_random_instants_lose_nothing_and_count_right(
+    children: ForkServer, tmp_path: Path, begun: tuple[Path, Path]
+) -> None:
+    rng, (origin, export) = Random(11), begun
+    undisturbed = shutil.copytree(origin, tmp_path / "undisturbed")
+    assert children.run("shared_job", undisturbed, export) == RIGHT
+    seconds = children.processor_seconds
+    for kill in range(KILLS):
+        memory = shutil.copytree(origin, tmp_path / str(kill))
+        children.kill(rng.uniform(0, seconds), "shared_job", memory, export)
+        check_after_kill(children, memory, export)
+
+
+@pytest.mark.skipif(not killed_calls.SUPPORTED, reason="system calls are traced on Linux alone")
+@pytest.mark.timeout(7200 if CALLS > 100 else 300)
+def test_changes_killed_at_a_call_that_changes_a_file_lose_nothing_and_count_right(
+    children: ForkServer, tmp_path: Path, begun: tuple[Path, Path]
+) -> None:
+    rng, (origin, export), told_calls = Random(12), begun, tmp_path / "calls"
+
+    def killed(call: int, memory: Path) -> int:
+        return children.run("killed_job", told_calls, call, "shared_job", memory, export)
+
+    assert killed(0, shutil.copytree(origin, tmp_path / "undisturbed")) == RIGHT
+    calls = int(told_calls.read_text())
+    assert calls > 50
+    for call in sorted(rng.sample(range(1, calls + 1), min(CALLS, calls))):
+        memory = shutil.copytree(origin, tmp_path / str(call))
+        assert killed(call, memory) in (KILLED, RIGHT), call
+        check_after_kill(children, memory, export)
+
+
+@pytest.mark.timeout(3600 if SECONDS > 60 else 300)
+def test_processes_that_write_read_and_forget_the_same_passages_harm_no_document(
+    children: ForkServer, tmp_path: Path
+) -> None:
+    create(tmp_path / "memory", codec="zstd").close()
+    assert children.run("crowd_job", tmp_path / "memory", SECONDS, PROCESSES) == RIGHT
+    assert children.run("read_passages_job", tmp_path / "memory") == RIGHT
+    assert verify_memory(tmp_path / "memory").clean
+    with MemoryStore.open(tmp_path / "memory", host_budget=1 << 20) as store:
+        store.compact()
+        for document in store.documents():
+            check_content(store, document, int(document.source_hash.split(":")[0]))
+            store.forget(document.name)
+        assert not records(store) and not told(store)

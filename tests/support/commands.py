@@ -1,0 +1,157 @@
+"""Commands as users give them, in this process or one of their own, and what tests say of them."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from memstore.cli.main import main
+from memstore.model.checkpoint import SHIPPED, save_checkpoint
+from memstore.model.config import ModelConfig
+from memstore.model.tokenizer import Tokenizer
+from memstore.model.transformer import Transformer
+from memstore.store.walk import walk
+from support.paths import ROOT
+from support.synthetic_documents import PROBLEMS
+
+STORY = (
+    "The red fox lives in the old mill. The code of the red fox is 4711. Nobody else knows it.\n"
+    * 40
+)
+OTHER = "A quite different text about boats and the harbour where they lie at night.\n" * 30
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """stdout, which must be one JSON object on one line."""
+        assert self.out.count("\n") == 1 and self.out.endswith("\n")
+        return json.loads(self.out)
+
+
+def run(*arguments: object, stdin: str | bytes = b"") -> Result:
+    """The command in this process, as `memstore ARGUMENTS` would run."""
+    out, err = io.StringIO(), io.StringIO()
+    kept = sys.argv, sys.stdin
+    sys.argv = ["memstore", *map(str, arguments)]
+    sys.stdin = io.TextIOWrapper(
+        io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin), encoding="utf-8"
+    )
+    try:
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+    finally:
+        sys.argv, sys.stdin = kept
+    return Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def start(
+    *arguments: object, env: Mapping[str, str] = {}, **options: Any
+) -> "subprocess.Popen[str]":
+    """The command in a process of its own, where SIGINT is what it is on a terminal, however the
+    tests were started; env: variables that it has beside those of this process.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "memstore", *map(str, arguments)],
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **options,
+    )
+
+
+def run_apart(*arguments: object) -> Result:
+    """The command in a process of its own, to its end."""
+    process = start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate()
+    return Result(process.returncode, out, err)
+
+
+def run_forked(prepare: Callable[[], object], directory: Path, *arguments: object) -> Result:
+    """The command in a forked child, after `prepare` has taken something from the child alone."""
+    out, err = directory / "forked.out", directory / "forked.err"
+    out.touch(0o666)
+    err.touch(0o666)
+    child = os.fork()
+    if not child:
+        status = 99
+        try:
+            with out.open("w") as own_out, err.open("w") as own_err:
+                sys.argv, sys.stdout, sys.stderr = (
+                    ["memstore", *map(str, arguments)],
+                    own_out,
+                    own_err,
+                )
+                prepare()
+                main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    return Result(os.waitstatus_to_exitcode(status), out.read_text(), err.read_text())
+
+
+def become_nobody() -> None:
+    """Root may write anywhere; nobody may not."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+
+
+def refused(result: Result, *words: str, status: int = 1) -> None:
+    """One line on stderr that says these words, nothing on stdout."""
+    assert (result.status, result.out) == (status, "")
+    assert result.err.startswith("error: ") and result.err.count("\n") == 1
+    for word in words:
+        assert word in result.err
+
+
+def intact(store: Path, *names: str) -> None:
+    """The memory holds these documents, ready and undamaged."""
+    documents = run("docs", "--store", store, "--json").json["documents"]
+    assert {document["name"]: document["state"] for document in documents} == dict.fromkeys(
+        names, "ready"
+    )
+    assert whole(store)
+
+
+def whole(store: Path) -> bool:
+    """Is everything in the memory as it was written?"""
+    return all(event["event"] not in PROBLEMS for event in walk(store, set()))
+
+
+def write_model(directory: Path, seed: int = 0, **shape: Any) -> Path:
+    """A tiny model's checkpoint, of random weights; returns its directory."""
+    config = ModelConfig(
+        vocab_size=2048,
+        num_layers=2,
+        hidden_size=32,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=16,
+        mlp_size=64,
+        **shape,
+    )
+    model = Transformer(config)
+    model.initialise(torch.Generator().manual_seed(seed))
+    save_checkpoint(model, Tokenizer.load(SHIPPED / "tokenizer.json"), directory)
+    return directory

@@ -1,0 +1,57 @@
+"""Frames of exports, and values that somebody might put in them, with right checksums."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from hypothesis import HealthCheck, settings
+from xxhash import xxh3_64_intdigest
+
+EXAMPLES = int(os.environ.get("MEMSTORE_HOSTILE", "250"))  # of each fuzzer
+fuzzed = settings(
+    max_examples=EXAMPLES,
+    derandomize="MEMSTORE_HOSTILE" not in os.environ,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+NAN = float("nan")
+DEEP: Any = []
+for _ in range(200):
+    DEEP = [DEEP]
+WRONG = [
+    None, True, False, -1, 0, 1, 2, 3, 255, 256, 70_000, 2**31, 2**40, 2**62, 2**64 - 1, -(2**63),
+    0.5, NAN, float("inf"), -0.0, 1e300, "", "x", "ready", "importing", "\0", "\x1b[2J", "x" * 9000,
+    b"", b"x", b"\xff" * 16, b"\0" * 64, [], [0], [[]], [1, 1], [NAN], {}, {"a": NAN}, {"a": [[1]]},
+    {1: 2}, DEEP,
+]  # fmt: skip
+Frames = list[tuple[str, Any]]
+
+
+def write(file: Path, frames: Frames) -> Path:
+    """A file of these frames with right checksums; its end counts them."""
+    with file.open("wb") as out:
+        for number, (kind, value) in enumerate(frames):
+            if kind == "end" and value is not None:
+                value = number + 1
+            payload = value if kind == "bytes" else msgpack.packb(value)
+            digest = xxh3_64_intdigest(payload, xxh3_64_intdigest(kind.encode(), number))
+            out.write(msgpack.packb([kind, payload, digest]))
+    return file
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every part of a value."""
+    yield path
+    if isinstance(value, dict | list):
+        keys = value if isinstance(value, dict) else range(len(value))
+        for key in keys:
+            yield from places(value[key], (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], to: Any) -> Any:
+    if not path:
+        return to
+    copy = value.copy()
+    copy[path[0]] = changed(value[path[0]], path[1:], to)
+    return copy

@@ -1,0 +1,78 @@
+"""A catalog whose records are computed from where they stand, and a tier over it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from memstore.block import RecordKey
+from memstore.disk.catalog import Catalog
+from memstore.disk.database import Transaction
+from memstore.disk.document import Document, Write
+from memstore.disk.signature import Signature
+from memstore.tiers.disk import DiskTier
+from memstore.tiers.raw_bits import raw_view, torch_dtype
+
+HEADS, ROWS, DIM, LAYERS, BLOCKS = 3, 8, 64, 2, 12
+WRITE = b"first write, 16b"
+
+
+def share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiers made from now on read every batch with three threads, a record at a time."""
+    monkeypatch.setattr("memstore.disk.threads.cores", lambda: 3)
+    for name in ("_TOGETHER", "_DECODED_TOGETHER", "_SHARED"):
+        monkeypatch.setattr(f"memstore.tiers.disk.{name}", 0)
+
+
+def keys_and_values(
+    document: int, layer: int, block: int, dtype: str = "float16"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What block `block` holds, computed anew: [HEADS, ROWS, DIM] each."""
+    generator = torch.Generator().manual_seed(document * 10007 + layer * 101 + block)
+    k, v = torch.randn(2, HEADS, ROWS, DIM, generator=generator).to(torch_dtype(dtype))
+    return k, v
+
+
+def make(
+    path: Path,
+    codec: str = "zstd",
+    dtype: str = "float16",
+    documents: int = 2,
+    quota: int | None = None,
+) -> tuple[Catalog, DiskTier]:
+    """A memory of `documents` ready documents; the last block of each is closed at one token."""
+    signature = Signature("aa", "bb", {}, dtype, LAYERS, (1,), HEADS, DIM, ROWS)
+    catalog = Catalog.create(path, signature, codec=codec, quota=quota)
+    disk = DiskTier(catalog)
+
+    def work(txn: Transaction) -> None:
+        for document in range(1, documents + 1):
+            size = 0
+            for block in range(BLOCKS):
+                length = 1 if block == BLOCKS - 1 else ROWS
+                for layer in range(LAYERS):
+                    k, v = keys_and_values(document, layer, block, dtype)
+                    size += write(catalog, txn, RecordKey(document, block, layer), k, v, length)
+            row = Document(document, str(document), "ready", blocks=BLOCKS, bytes=size)
+            catalog.put_document(txn, replace(row, writes=(Write(0, WRITE),)))
+
+    catalog.database.write(work)
+    return catalog, disk
+
+
+def write(
+    catalog: Catalog,
+    txn: Transaction,
+    key: RecordKey,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    length: int = ROWS,
+) -> int:
+    """Write one record of a document; return its bytes."""
+    (record,) = catalog.blocks.encode(key, raw_view(k)[None], raw_view(v)[None], [length], WRITE)
+    return catalog.blocks.put(txn, key, record)
+
+
+def new_slab(slots: int, dtype: str = "float16") -> torch.Tensor:
+    return torch.full((slots, 2, ROWS, DIM), 9.0, dtype=torch_dtype(dtype))

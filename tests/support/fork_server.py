@@ -1,0 +1,389 @@
+"""What tests run in other processes, and the server that forks them.
+
+`python fork_server.py` imports everything once, opens nothing, and then forks a child for each job
+that it is told on standard input: a memory is always opened after the fork, and what kills a child
+kills it alone.
+"""
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from memstore import errors
+from memstore.disk.document import Document
+from memstore.errors import MemstoreError
+from memstore.model.landmark_model import load_model
+from memstore.store.memory_store import MemoryStore
+from memstore.store.verify import verify_memory
+from memstore.store.walk import walk
+from support import killed_calls, passage_documents, selected_documents, synthetic_documents
+from support.paths import ROOT, TESTS
+from support.synthetic_documents import CHUNK, check_content, ingest
+
+BUDGET = 1 << 20
+TOKENS = 70 * CHUNK + 7
+PASSAGES = 100
+SEVERAL = {text: (25 + 10 * text) * CHUNK + text for text in range(1, 5)}
+SEEN = {**vars(synthetic_documents), **vars(errors), "load_model": load_model}
+PR_SET_CHILD_SUBREAPER = 36  # of <linux/prctl.h>
+RIGHT, NAMED_ERROR, WRONG, CRASHED, KILLED = 0, 10, 20, 30, 40
+
+
+def ingest_job(path: str) -> int:
+    """One document, a few chunks a commit."""
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        ingest(store, "book", TOKENS, commit_bytes=5000)
+    return RIGHT
+
+
+def selected_job(path: str) -> int:
+    """One document of a memory with a selector, a few chunks a commit; then more of it."""
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        if not any(document.appended_to for document in store.documents()):
+            selected_documents.ingest(store, "book", TOKENS, commit_bytes=5000)
+        selected_documents.ingest(store, "book", 2 * TOKENS, mode="append", commit_bytes=5000)
+    return RIGHT
+
+
+def passages_job(path: str) -> int:
+    """One document of passages, a batch or two a commit; then more of it."""
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        if not any(document.appended_to for document in store.documents()):
+            passage_documents.ingest(store, "book", PASSAGES, commit_bytes=1500)
+        passage_documents.ingest(store, "book", 2 * PASSAGES, mode="append", commit_bytes=1500)
+    return RIGHT
+
+
+def read_selected_job(path: str) -> int:
+    """Read everything that a memory with a selector says it holds, and compare."""
+    return _read_job(path, selected_documents.check_content)
+
+
+def read_passages_job(path: str) -> int:
+    """The same of documents of passages, of which keys and values may be away."""
+    return _read_job(path, partial(passage_documents.check_content, whole=False))
+
+
+def _read_job(path: str, check: Callable[[MemoryStore, Document, int], None]) -> int:
+    outcome = RIGHT
+    try:
+        with MemoryStore.open(path, host_budget=BUDGET) as store:
+            for document in store.documents():
+                try:
+                    text = int(document.source_hash.split(":")[0])
+                    check(store, document, text)
+                except MemstoreError:
+                    outcome = NAMED_ERROR
+                except AssertionError:
+                    return WRONG
+    except MemstoreError:
+        outcome = NAMED_ERROR
+    return outcome
+
+
+def replace_selector_job(path: str) -> int:
+    """Another selector for a memory that has one."""
+    other = selected_documents.OTHER
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        if store.selector != other:
+            store.replace_selector(other, selected_documents.find(other))
+    return RIGHT
+
+
+def several_job(path: str) -> int:
+    """Several documents at once, one a thread; each goes on from where it was left."""
+    failed: list[BaseException] = []
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+
+        def write(text: int, tokens: int) -> None:
+            try:
+                ingest(store, str(text), tokens, text=text, commit_bytes=5000)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=write, args=item) for item in SEVERAL.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return CRASHED if failed else RIGHT
+
+
+def changes_job(path: str, export: str) -> int:
+    """Every other way to change a memory, one after the other; begun anew it does what is left."""
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        names = {document.name for document in store.documents()}
+        ingest(store, "grows", 40 * CHUNK + 9, text=2, mode="append", commit_bytes=5000)
+        ingest(store, "changes", 25 * CHUNK + 3, text=3, mode="replace", commit_bytes=5000)
+        store.import_document(export, "comes")
+        if "goes" in names:
+            store.forget("goes")
+        store.compact()
+    return RIGHT
+
+
+def shared_job(path: str, export: str) -> int:
+    """Changes to documents that hold the same passages; begun anew it does what is left."""
+    write = passage_documents.ingest
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        names = {document.name for document in store.documents()}
+        write(store, "copy", PASSAGES, commit_bytes=1500)
+        write(store, "changes", PASSAGES // 2, mode="replace", commit_bytes=1500)
+        store.import_document(export, "comes")
+        for name, erase in (("goes", False), ("erased", True)):
+            if name in names:
+                store.forget(name, erase=erase)
+        store.compact()
+    return RIGHT
+
+
+def budget_job(path: str) -> int:
+    """Questions to a memory with a budget, and other budgets."""
+    rng = random.Random(os.getpid())
+    with MemoryStore.open(path, host_budget=BUDGET) as store:
+        document = store.document("book")
+        for turn in range(60):
+            block = min(int(rng.expovariate(0.1)), document.blocks - 1)
+            passage_documents.ask(store, document, 1, block)
+            if turn % 9 == 0:
+                store.set_kv_budget(rng.randint(0, 60_000))
+            if turn % 20 == 0:
+                passage_documents.ingest_known(store, "other", 30, text=2)
+                store.forget("other")
+    return RIGHT
+
+
+def crowd_job(path: str, seconds: str, processes: str) -> int:
+    """Several processes that write, read and forget documents of the same passages."""
+    signal.alarm(2 * int(seconds) + 300)
+    pids = []
+    for seed in range(int(processes)):
+        pid = os.fork()
+        if not pid:
+            code = CRASHED
+            try:
+                code = _crowd(path, time.monotonic() + float(seconds), seed)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return max(ends, key=abs)
+
+
+def _crowd(path: str, until: float, seed: int) -> int:
+    rng = random.Random(seed)
+    with MemoryStore.open(path, host_budget=BUDGET, wait_for_writer=True) as store:
+        while time.monotonic() < until:
+            name, text = rng.choice("abcdef"), rng.randint(1, 2)
+            try:
+                what = rng.random()
+                if what < 0.3:
+                    count, mode = rng.randint(3, 30), "replace" if store.has(name) else "new"
+                    passage_documents.ingest_known(store, name, count, text=text, mode=mode)
+                elif what < 0.4:
+                    store.forget(name)
+                elif what < 0.45 and store.kv_budget is not None:
+                    store.set_kv_budget(rng.randint(0, 60_000))
+                else:
+                    document = store.document(name)
+                    if document.state != "ready":  # another is at it
+                        continue
+                    text = int(document.source_hash.split(":")[0])
+                    if what < 0.7:
+                        block = min(int(rng.expovariate(0.2)), document.blocks - 1)
+                        passage_documents.ask(store, document, text, block)
+                    else:
+                        passage_documents.check_content(store, document, text, whole=False)
+            except (errors.DocumentNotFound, errors.DocumentExists):
+                continue  # another process was there before
+            except AssertionError:
+                return WRONG
+            except MemstoreError:
+                return NAMED_ERROR
+    return RIGHT
+
+
+def killed_job(told: str, last: str, name: str, *arguments: str) -> int:
+    """Another job, killed at its call number `last` that changes a file; a file is told how many
+    there were.
+    """
+    code, calls = killed_calls.run_to_call(lambda: JOBS[name](*arguments), int(last))
+    Path(told).write_text(str(calls))
+    return code if code >= 0 else KILLED
+
+
+def index_job(path: str) -> int:
+    """Build the files of an index."""
+    with MemoryStore.open(path, host_budget=BUDGET, index="faiss-ivf-sq8") as store:
+        store.build_index()
+    return RIGHT
+
+
+def repair_job(path: str) -> int:
+    """Repair, in children of this child."""
+    report = verify_memory(path, repair=True)
+    return RIGHT if report.dropped else NAMED_ERROR
+
+
+def read_all_job(path: str) -> int:
+    """Read everything that a memory says it holds and compare it with what was written."""
+    outcome = RIGHT
+    try:
+        with MemoryStore.open(path, host_budget=BUDGET) as store:
+            for document in store.documents():
+                try:
+                    check_content(store, document, text=int(document.source_hash.split(":")[0]))
+                except MemstoreError:
+                    outcome = NAMED_ERROR
+                except AssertionError:
+                    return WRONG
+    except MemstoreError:
+        outcome = NAMED_ERROR
+    return outcome
+
+
+def verify_job(path: str) -> int:
+    """Walk as the child of `verify` does."""
+    try:
+        events = list(walk(Path(path), set()))
+    except MemstoreError:
+        return NAMED_ERROR
+    right = all(event["event"] not in synthetic_documents.PROBLEMS for event in events)
+    return RIGHT if right else NAMED_ERROR
+
+
+def python_job(output: str, code: str, *arguments: str) -> int:
+    """Run code that sees `arguments`, MemoryStore, load_model, errors and the deterministic
+    ingest; it prints to a file.
+    """
+    with open(output, "w", encoding="utf-8") as out, contextlib.redirect_stdout(out):
+        exec(code, {**SEEN, "arguments": arguments})
+    return RIGHT
+
+
+JOBS = {
+    job.__name__: job
+    for job in (
+        ingest_job,
+        selected_job,
+        read_selected_job,
+        passages_job,
+        read_passages_job,
+        replace_selector_job,
+        several_job,
+        changes_job,
+        shared_job,
+        budget_job,
+        crowd_job,
+        killed_job,
+        index_job,
+        repair_job,
+        read_all_job,
+        verify_job,
+        python_job,
+    )
+}
+
+
+def serve() -> None:
+    """For each line [job, arguments...]: fork, say the child's pid; when asked, its exit code
+    and the seconds of a processor that it had.
+    """
+    torch.set_num_threads(1)
+    if sys.platform == "linux":  # what a job began is this process's child when the job has ended
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    gc.freeze()  # a child's collector would touch, and so copy, all that was imported
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            signal.alarm(300)  # a child that hangs ends by SIGALRM
+            outcome = CRASHED
+            try:
+                outcome = JOBS[name](*arguments)
+            finally:
+                os._exit(outcome)
+        print(pid, flush=True)
+        # not reaped before it is asked for: until then the pid is its own, and may be killed
+        sys.stdin.readline()
+        _, status, used = os.wait4(pid, 0)
+        with contextlib.suppress(ChildProcessError):
+            while True:  # nor is it over before all that it began has ended
+                os.wait()
+        print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, flush=True)
+
+
+class ForkServer:
+    """The server's other end. processor_seconds: what the job that ended last has used."""
+
+    def __init__(self) -> None:
+        self.processor_seconds = 0.0
+        paths = os.pathsep.join(map(str, (TESTS, ROOT)))
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        )
+
+    def start(self, name: str, *arguments: object) -> int:
+        """Begin a job; its pid, which stays its own until `end`."""
+        return int(self._ask(json.dumps([name, *map(str, arguments)])))
+
+    def end(self) -> int:
+        """Wait for the job that was begun, and all that it began; its exit code."""
+        code, self.processor_seconds = map(float, self._ask("").split())
+        return int(code)
+
+    def run(self, name: str, *arguments: object) -> int:
+        """Do a job; its exit code."""
+        self.start(name, *arguments)
+        return self.end()
+
+    def kill(self, seconds: float, name: str, *arguments: object) -> bool:
+        """Begin a job and SIGKILL it when it has used so much of a processor, which is as far as on
+        any other machine; False if it was done before.
+        """
+        pid = self.start(name, *arguments)
+        state = Path(f"/proc/{pid}/stat")
+        # the clock of another process: MAKE_PROCESS_CPUCLOCK of <linux/posix-timers.h>
+        while time.clock_gettime(~pid << 3 | 2) < seconds and ") Z" not in state.read_text():
+            time.sleep(0.0005)
+        os.kill(pid, signal.SIGKILL)
+        code = self.end()
+        assert code in (RIGHT, -signal.SIGKILL)
+        return code != RIGHT
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.communicate()
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the fork server ended"
+        return answer
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,233 @@
+"""Documents of passages, without a model: everything of a passage follows from (text, block)."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.disk.document import Document, IngestSettings
+from memstore.disk.passages import Passage
+from memstore.disk.selector_form import SelectorForm
+from memstore.errors import MissingBlock
+from memstore.store.memory_store import MemoryStore
+from support.selected_documents import FORM, words
+from support.synthetic_documents import BLOCK, SIGNATURE, blocks
+
+SETTINGS = IngestSettings(passage_tokens=BLOCK - 1)
+LAYERS = SIGNATURE.memory_layers
+GAPS = ["", " ", "\n\n", " \t ", "\N{LINE SEPARATOR}"]
+
+
+_TEXTS: dict[int, list[Passage]] = defaultdict(list)
+
+
+def passage(text: int, block: int) -> Passage:
+    """One passage of a text."""
+    made = _TEXTS[text]
+    while len(made) <= block:
+        rng = random.Random(text * 100_003 + len(made))
+        n, gap = rng.randint(1, BLOCK), rng.choice(GAPS)
+        ids = np.array([rng.randrange(2000) for _ in range(n)], dtype=np.int64)
+        ids[0] = 2000 + 1000 * text + len(made)  # no two passages have the same tokens
+        start = (made[-1].end if made else 0) + len(gap)
+        made.append(Passage(ids, rng.randrange(n), gap, start, rng.randint(1, 30)))
+    return made[block]
+
+
+def passages(text: int, first: int, end: int) -> list[Passage]:
+    return [passage(text, block) for block in range(first, end)]
+
+
+def tail_of(text: int, count: int) -> str:
+    return "" if (text + count) % 3 == 0 else "\n" * (count % 5 + 1)
+
+
+def tokens_of(text: int, count: int) -> int:
+    return sum(len(each.ids) for each in passages(text, 0, count))
+
+
+def keys_values(text: int, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+    """K, V [n, Hkv, block_size, D], with what is finite and of no use behind a passage's rows."""
+    if first == end:
+        return tuple(torch.zeros(0, *SIGNATURE.geometry.shape).half() for _ in range(2))  # type: ignore[return-value]
+    k, v, _ = blocks(text, layer, first, (end - first) * BLOCK)
+    return k, v
+
+
+def content(text: int, layer: int, block: int) -> tuple[Tensor, Tensor]:
+    """K, V [Hkv, block_size, D] of a passage as they are read: zero behind its rows."""
+    k, v = (half[0].clone() for half in keys_values(text, layer, block, block + 1))
+    length = len(passage(text, block).ids)
+    k[:, length:] = 0
+    v[:, length:] = 0
+    return k, v
+
+
+def landmarks(text: int, first: int, end: int, form: SelectorForm = FORM) -> Tensor:
+    """Landmarks of the tokens of passages first .. end."""
+    rows = []
+    for block in range(first, end):
+        token = np.arange(len(passage(text, block).ids), dtype=np.int64)[:, None]
+        number = np.arange(form.heads * form.width, dtype=np.int64)[None, :]
+        rows.append((token * 7919 + block * 31 + number * 104_729 + text * 1_299_709) % 251 - 125)
+    values = np.concatenate([np.zeros((0, form.heads * form.width), np.int64), *rows])
+    shaped = torch.from_numpy(values).view(-1, form.heads, form.width)
+    return shaped.to(torch.int8) if form.dtype == "int8" else (shaped / 127).to(torch.float16)
+
+
+def add(writer: object, text: int, first: int, end: int, form: SelectorForm = FORM) -> None:
+    """Give a writer the passages first .. end."""
+    writer.add_passages(  # type: ignore[attr-defined]
+        passages(text, first, end),
+        {layer: keys_values(text, layer, first, end) for layer in LAYERS},
+        landmarks=landmarks(text, first, end, form) if form.heads else None,
+        words=words(text, first, end) if form.words else None,
+    )
+
+
+def ingest(
+    store: MemoryStore,
+    name: str,
+    count: int,
+    *,
+    text: int = 1,
+    mode: str = "new",
+    commit_bytes: int = 1,
+    source_hash: str | None = None,
+    batches: Sequence[int] = (3, 1, 5),
+    after_batch: Callable[[int], None] = lambda blocks: None,
+) -> Document:
+    """Read the first `count` passages of a text, from where the document's writer says."""
+    form = store.selector
+    assert form is not None
+    writer = store.write_document(
+        name,
+        source_hash=source_hash or f"{text}:{count}",
+        settings=SETTINGS,
+        mode=mode,
+        commit_bytes=commit_bytes,
+    )
+    if writer is None:
+        return store.document(name)
+    with writer:
+        turn = 0
+        while writer.blocks < count:
+            end = min(writer.blocks + batches[turn % len(batches)], count)
+            add(writer, text, writer.blocks, end, form)
+            turn += 1
+            after_batch(end)
+        return writer.finish(tail_of(text, count))
+
+
+def ingest_known(
+    store: MemoryStore, name: str, count: int, *, text: int = 1, mode: str = "new"
+) -> int:
+    """Write a text of which the memory tells what it has; how many passages it lacked."""
+    writer = store.write_document(
+        name, source_hash=f"{text}:{count}:{name}", settings=SETTINGS, mode=mode, commit_bytes=1
+    )
+    lacked = 0
+    if writer is None:  # it is there already
+        return lacked
+    with writer:
+        for first in range(writer.blocks, count, 7):
+            end = min(first + 7, count)
+            some = passages(text, first, end)
+            known = writer.known(some)
+            given = [at for at, one in enumerate(known) if one is None]
+            lacked += len(given)
+            for at, one in enumerate(known):
+                if one is not None:
+                    expected = landmarks(text, first + at, first + at + 1)
+                    assert (one.landmarks == expected.numpy()).all()
+            layers = {
+                layer: tuple(
+                    half[given] for half in keys_values(text, layer, first, first + len(some))
+                )
+                for layer in (LAYERS if given else ())
+            }
+            writer.add_passages(
+                some,
+                layers,
+                given=given,
+                landmarks=landmarks(text, first, first + len(some)),
+                words=words(text, first, first + len(some)),
+            )
+        writer.finish(tail_of(text, count))
+    return lacked
+
+
+def ask(store: MemoryStore, document: Document, text: int, block: int) -> bool:
+    """Read a passage as a session does; whether it had to be computed."""
+    n, heads = len(passage(text, block).ids), SIGNATURE.num_kv_heads
+    wanted = [content(text, layer, block) for layer in LAYERS]
+    (place,) = store.stored_at([(document.id, block)])
+    try:
+        if place is None:
+            raise MissingBlock("it is not stored")
+        units = [BlockKey(place[0], layer, 0, head) for layer in LAYERS for head in range(heads)]
+        with store.lease(units) as lease:
+            for half, found in enumerate((lease.k, lease.v)):
+                assert torch.equal(found[lease.slots], torch.cat([each[half] for each in wanted]))
+        store.note_used([place])
+    except MissingBlock:
+        k, v = (torch.stack([each[half] for each in wanted])[:, :, :n] for half in (0, 1))
+        read = store.take_computed(document.id, block, k, v, 0.1)
+        assert torch.equal(read[0], k) and torch.equal(read[1], v)
+        return True
+    finally:
+        store.store_computed()
+    return False
+
+
+def same(found: Sequence[Passage], expected: Sequence[Passage]) -> bool:
+    return len(found) == len(expected) and all(
+        one[1:] == other[1:] and np.array_equal(one.ids, other.ids)
+        for one, other in zip(found, expected)
+    )
+
+
+def check_content(store: MemoryStore, document: Document, text: int, *, whole: bool = True) -> None:
+    """Passages, their keys and values, and what they are found by, are those of the text. whole:
+    keys and values are stored of all of them.
+    """
+    form, count = store.selector, document.blocks
+    assert form is not None
+    expected = passages(text, 0, count)
+    assert same(store.passages(document.id), expected)
+    assert document.tokens == sum(len(each.ids) for each in expected)
+    for layer in LAYERS:
+        for block in range(0, count, 3):
+            (place,) = store.stored_at([(document.id, block)])
+            if place is None:
+                assert not whole
+                continue
+            units = [BlockKey(place[0], layer, place[1], head) for head in range(2)]
+            try:
+                lease = store.lease(units)
+            except MissingBlock:  # dropped meanwhile
+                assert not whole
+                continue
+            with lease:
+                for found, wanted in zip((lease.k, lease.v), content(text, layer, block)):
+                    assert torch.equal(found[lease.slots], wanted), (layer, block)
+                assert lease.lengths.tolist() == [len(expected[block].ids)] * 2
+    if document.state != "ready":
+        return
+    assert store.tail(document.id) == tail_of(text, count)
+    scope = [(document.id, 0, count)]
+    q = torch.linspace(-1, 1, 3 * form.width).view(3, form.width)
+    for head in range(form.heads):
+        held = landmarks(text, 0, count, form)[:, head].double()
+        products = q.double() @ held.T / (127 if form.dtype == "int8" else 1)
+        parts = products.split([len(each.ids) for each in expected], dim=1)
+        maxima = torch.stack([part.amax(-1) for part in parts], dim=1)
+        assert torch.allclose(store.token_maxima(q, head, scope).double(), maxima, atol=1e-5)
+    if form.words:
+        scores = store.word_scores({7: 1.0, 1000: 1.0}, scope)
+        there = [{word for word, _ in block} for block in words(text, 0, count)]
+        assert (scores > 0).tolist() == [bool(block & {7, 1000}) for block in there]

@@ -1,0 +1,252 @@
+"""Published memories for tests, and places and caches that fail in every way."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from memstore.block import BlockKey
+from memstore.errors import ObjectNotFound, StoreUnavailable
+from memstore.share.failures import Failure
+from memstore.share.local_cache import LocalCache
+from memstore.share.open_place import open_place
+from memstore.share.opening import PublishedCatalog
+from memstore.share.options import REFRESH
+from memstore.share.place import Found, Place
+from memstore.share.publish import publish
+from memstore.share.remote import Remote
+from memstore.share.replies import Parts, Received, Run
+from memstore.share.sizes import OBJECT_BYTES
+from memstore.share.tables import PublishedDatabase
+from memstore.store.memory_store import MemoryStore
+from support import synthetic_documents as synthetic
+
+TEXTS = {"first": (1, 203), "second": (2, 118), "third": (3, 64)}  # name: text, tokens
+
+
+def write(path: Path, **options: Any) -> MemoryStore:
+    """A memory in a directory with the documents of TEXTS."""
+    store = MemoryStore.create(path, synthetic.SIGNATURE, **options)
+    for name, (text, tokens) in TEXTS.items():
+        synthetic.ingest(store, name, tokens, text=text, commit_bytes=1 << 20)
+    return store
+
+
+def publish_all(store: MemoryStore, url: str) -> Place:
+    """All of a memory at a URL, in segments so small that a document lies in several."""
+    place = open_place(url, make=True)
+    publish(store._on_disk().catalog, store.ready(), place, segment_bytes=16 << 10)
+    return place
+
+
+def open_at(
+    place: Place,
+    *,
+    deadline: float = 600.0,
+    local: LocalCache | None = None,
+    shared: Any = None,
+    refresh: float = REFRESH,
+    **options: Any,
+) -> MemoryStore:
+    """The published memory of a place that is no URL's."""
+    database = PublishedDatabase(Remote(place, deadline=deadline), local, refresh=refresh)
+    catalog = PublishedCatalog(database, local, shared)
+    return MemoryStore(catalog, catalog.signature, read_only=True, **options)
+
+
+@contextmanager
+def impatient(store: MemoryStore) -> Iterator[None]:
+    """Reads of a published memory give up soon, for what is sure to fail."""
+    remote = store._on_disk().catalog.source.remote
+    patient, remote.deadline = remote.deadline, 0.3
+    try:
+        yield
+    finally:
+        remote.deadline = patient
+
+
+def units_of(store: MemoryStore, name: str) -> list[BlockKey]:
+    """All units of a document in the layers with memory."""
+    row = store.document(name)
+    places = store.stored_at([(row.id, block) for block in range(row.blocks)])
+    return [
+        BlockKey(*at, head)
+        for layer in store.signature.memory_layers
+        for number, block in filter(None, places)
+        for at in [(number, layer, block)]
+        for head in range(store.signature.num_kv_heads)
+    ]
+
+
+class Wild:
+    """Calls that fail now and then; `quiet` makes them all succeed."""
+
+    def __init__(self, seed: int, rate: float, late: float = 0.2) -> None:
+        """late: seconds that a late answer takes."""
+        self._random, self._lock = random.Random(seed), threading.Lock()
+        self.rate, self.late = rate, late
+        self.quiet = False
+        self.done: dict[str, int] = {}
+
+    def fault(self, kinds: Sequence[str]) -> str:
+        """What happens at this call; "" for nothing."""
+        with self._lock:
+            if self.quiet or self._random.random() >= self.rate:
+                return ""
+            kind = self._random.choice(kinds)
+            if kind == "late" and self._random.random() < 0.8:
+                kind = kinds[0]  # they take real time
+            self.done[kind] = self.done.get(kind, 0) + 1
+            return kind
+
+    def spoilt(self, data: bytes) -> bytes:
+        """With one byte changed."""
+        with self._lock:
+            at = self._random.randrange(len(data))
+            return data[:at] + bytes([data[at] ^ 1 << self._random.randrange(8)]) + data[at + 1 :]
+
+
+class WildPlace:
+    """A place whose reads fail in every way that a network and a store have."""
+
+    KINDS = ("flipped", "short", "unreachable", "5xx", "missing", "other", "late")
+
+    def __init__(self, place: Place, wild: Wild) -> None:
+        self.place, self.wild = place, wild
+        self.url, self.identity = place.url, place.identity
+        self.requests = 0
+        self.slower = 0.0  # seconds that every read takes longer
+
+    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
+        return self.place.get(name, most)
+
+    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        self.requests += 1
+        if self.slower:
+            time.sleep(self.slower)
+        kind = self.wild.fault(self.KINDS)
+        if kind == "late":
+            time.sleep(self.wild.late)
+        elif kind == "unreachable":
+            raise StoreUnavailable(f"{self.url}: connection reset; try again")
+        elif kind == "5xx":
+            raise StoreUnavailable(f"{self.url}: server error 503; try again")
+        elif kind == "missing":
+            raise ObjectNotFound(f"{self.url}: there is no {name}")
+        if kind == "other":  # bytes of another place in the object
+            ranges = [(max(0, start - 64), length) for start, length in ranges]
+        parts = self.place.get_ranges(name, ranges)
+        if kind == "flipped":
+            return [memoryview(self.wild.spoilt(bytes(part))) for part in parts]
+        if kind == "short":
+            return [part[: len(part) // 2] for part in parts]
+        return parts
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self.place.create(name, data)
+
+    def put(self, name: str, data: bytes) -> None:
+        self.place.put(name, data)
+
+    def names(self, prefix: str) -> Iterator[Found]:
+        return self.place.names(prefix)
+
+    def first(self, prefix: str) -> str | None:
+        return self.place.first(prefix)
+
+    def delete(self, names: Sequence[str]) -> None:
+        self.place.delete(names)
+
+    def sweep(self, seconds: float) -> int:
+        return self.place.sweep(seconds)
+
+
+def place(value: bytes, parts: Sequence[memoryview]) -> None:
+    """Write a value where it goes, as far as it goes."""
+    at = 0
+    for part in parts:
+        some = value[at : at + len(part)]
+        part[: len(some)] = some
+        at += len(some)
+
+
+class WildServer:
+    """A cache of readers that loses, mixes up and spoils what it was given."""
+
+    KINDS = ("unreachable", "flipped", "short", "other", "lost", "refused", "emptied", "late")
+
+    def __init__(self, wild: Wild) -> None:
+        self.wild, self.held = wild, dict[str, bytes]()
+
+    def receive(
+        self,
+        keys: Sequence[str],
+        wanted: Sequence[Parts | None],
+        size: int,
+        until: float,
+        connecting: Callable[[Callable[[], Any]], Any],
+    ) -> Iterator[tuple[Sequence[int], Run]]:
+        kind = self.wild.fault(self.KINDS)
+        if kind == "unreachable":  # in the middle of a value
+            for key, parts in zip(keys, wanted):
+                place(self.held.get(key, b"")[:-9], parts or ())
+            yield range(len(keys)), [Failure("unreachable", "connection reset")] * len(keys)
+            return
+        if kind == "late":
+            time.sleep(self.wild.late)
+        if kind == "emptied":
+            self.held.clear()
+        failure = Failure("refused", "LOADING")
+        for at, key in enumerate(keys):
+            value = self.held.get(key)
+            if kind == "other":  # what another key has
+                value = self.held.get(keys[at - 1])
+            if kind == "lost" or value is None:
+                value = None
+            elif kind == "flipped":
+                value = self.wild.spoilt(value)
+            elif kind == "short":
+                value = value[:-7]
+            elif kind == "refused":
+                yield [at], [failure]
+                continue
+            parts = wanted[at]
+            if value is None or parts is None or len(value) != sum(map(len, parts)):
+                yield [at], [value]
+            else:
+                place(value, parts)
+                yield [at], Received([parts])
+
+    def put(self, items: Sequence[tuple[str, bytes]]) -> None:
+        kind = self.wild.fault(("unreachable", "full", "lost"))
+        if kind == "unreachable":
+            raise Failure("unreachable", "broken pipe")
+        if kind == "full":
+            raise Failure("full", "OOM")
+        if kind != "lost":
+            self.held.update(items)
+
+    def drop(self, key: str) -> None:
+        self.held.pop(key, None)
+
+    def close(self) -> None:
+        pass
+
+
+def truth(store: MemoryStore) -> Callable[[BlockKey], tuple[Any, Any]]:
+    """K and V of every unit of TEXTS, as they were written."""
+    held = {
+        (store.document(name).id, layer): synthetic.blocks(text, layer, 0, tokens)[:2]
+        for name, (text, tokens) in TEXTS.items()
+        if store.has(name)
+        for layer in store.signature.memory_layers
+    }
+
+    def of(unit: BlockKey) -> tuple[Any, Any]:
+        k, v = held[unit.document, unit.layer]
+        return k[unit.block, unit.head], v[unit.block, unit.head]
+
+    return of

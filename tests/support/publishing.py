@@ -1,0 +1,57 @@
+"""Publications of a test's memory, what happens amid one, and what is compared after it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from memstore.share.manifest import Published, newest_number
+from memstore.share.publish import Report, publish
+from memstore.store.memory_store import MemoryStore
+from memstore.store.published import verify_published
+from support.places import WatchedPlace
+from support.synthetic_documents import SIGNATURE
+
+
+def send(store: MemoryStore, place: WatchedPlace, *names: str, **settings) -> Report:
+    catalog = store._on_disk().catalog
+    return publish(catalog, store.ready(names or None), place, **settings)  # type: ignore[arg-type]
+
+
+def names(place: WatchedPlace) -> list[str]:
+    return [entry.row.name for entry in Published.open(place).documents()]
+
+
+def same_as(store: MemoryStore, place: WatchedPlace, tmp_path: Path, *wanted: str) -> None:
+    """What is published of documents is what the memory exports, byte for byte, also once it was
+    pulled.
+    """
+    other = tmp_path / f"pulled-{newest_number(place)}"
+    with MemoryStore.create(other, SIGNATURE, codec="raw", selector=store.selector) as pulled:
+        for name in wanted:
+            document = pulled.pull(name, place.url)
+            assert document.bytes == store.document(name).bytes
+            for memory, file in ((store, "original"), (pulled, "copy")):
+                memory.export_document(name, tmp_path / file)
+            assert (tmp_path / "copy").read_bytes() == (tmp_path / "original").read_bytes()
+            assert document.writes == store.document(name).writes
+    report = verify_published(place.url)
+    assert report.clean, report.problems
+
+
+def before_the_manifest(place: WatchedPlace, change: Callable[[], object]) -> None:
+    """Have something happen once, when the next publication has sent all it sends."""
+    looked: list[str] = []
+
+    def look(number: int, call: str, what: str) -> None:
+        if call == "first":
+            looked.append(what)
+            if len(looked) == 2:  # first it asked what was there
+                change()
+
+    place.before = look
+
+
+def spoil(place: WatchedPlace, name: str, at: int) -> None:
+    """Change a byte of an object."""
+    data = bytearray(place.get(name))
+    data[at] ^= 1
+    place.inner.put(name, bytes(data))

@@ -1,0 +1,149 @@
+"""Documents of a memory with a selector, without a model: what they are found by follows from
+(text, token) and (text, block).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.disk.block_words import BlockWords
+from memstore.disk.document import Document
+from memstore.disk.selector_form import SelectorForm
+from memstore.store.memory_store import MemoryStore
+from support.synthetic_documents import BLOCK, CHUNK, LAYERS, SETTINGS, SIGNATURE, blocks, token_ids
+
+FORM = SelectorForm("test", "ab" * 16, heads=2, width=8, dtype="int8", words=True)
+OTHER = SelectorForm("other", "cd" * 16, heads=1, width=16, dtype="float16", words=True)
+QUESTION = torch.linspace(-1, 1, 24).view(3, 8)
+
+
+def create(path: Path, form: SelectorForm = FORM, **options: object) -> MemoryStore:
+    options = {"host_budget": 1 << 22, **options}  # tiny blocks: a GiB would be millions of slots
+    return MemoryStore.create(path, SIGNATURE, selector=form, **options)
+
+
+def landmarks(text: int, first: int, end: int, form: SelectorForm = FORM) -> Tensor:
+    """Landmarks of tokens first .. end."""
+    token = np.arange(first, end, dtype=np.int64)[:, None]
+    number = np.arange(form.heads * form.width, dtype=np.int64)[None, :]
+    values = (token * 7919 + number * 104_729 + text * 1_299_709) % 251 - 125
+    shaped = torch.from_numpy(values).view(-1, form.heads, form.width)
+    return shaped.to(torch.int8) if form.dtype == "int8" else (shaped / 127).to(torch.float16)
+
+
+def words(text: int, first: int, end: int) -> list[list[tuple[int, int]]]:
+    """Words of blocks first .. end: one that is everywhere, and rarer ones; every tenth block has
+    none.
+    """
+    return [
+        []
+        if block % 10 == 9
+        else [(7, 1 + block % 3), (1000 + (block * 31 + text) % 40, 2), (1 << 31 | block, 1)]
+        for block in range(first, end)
+    ]
+
+
+def ingest(
+    store: MemoryStore,
+    name: str,
+    tokens: int,
+    *,
+    text: int = 1,
+    mode: str = "new",
+    commit_bytes: int = 1,
+    after_chunk: Callable[[int], None] = lambda tokens: None,
+) -> Document:
+    """Read the first `tokens` tokens of a text, from where the document's writer says."""
+    form = store.selector
+    assert form is not None
+    writer = store.write_document(
+        name,
+        source_hash=f"{text}:{tokens}",
+        settings=SETTINGS,
+        mode=mode,
+        commit_bytes=commit_bytes,
+    )
+    if writer is None:
+        return store.document(name)
+    with writer:
+        for first in range(writer.tokens, tokens, CHUNK):
+            end = min(first + CHUNK, tokens)
+            at, stop = first // BLOCK, -(-end // BLOCK)
+            layers = {layer: blocks(text, layer, at, end - first)[:2] for layer in range(LAYERS)}
+            writer.add_chunk(
+                token_ids(text, first, end),
+                first * 3,
+                layers,
+                (end - first) % BLOCK or None,
+                landmarks=landmarks(text, first, end, form) if form.heads else None,
+                words=words(text, at, stop) if form.words else None,
+            )
+            after_chunk(end)
+        return writer.finish()
+
+
+def check_content(store: MemoryStore, document: Document, text: int) -> None:
+    """Blocks, and what they are found by, are those of the text."""
+    form = store.selector
+    assert form is not None
+    for layer in SIGNATURE.memory_layers:
+        k, v, _ = blocks(text, layer, 0, document.tokens)
+        for block in range(0, document.blocks, 5):
+            units = [BlockKey(document.id, layer, block, head) for head in range(2)]
+            with store.lease(units) as lease:
+                assert torch.equal(lease.k[lease.slots], k[block])
+                assert torch.equal(lease.v[lease.slots], v[block])
+    if document.state != "ready":
+        return
+    scope = [(document.id, 0, document.blocks)]
+    q = torch.linspace(-1, 1, 3 * form.width).view(3, form.width)
+    for head in range(form.heads):
+        held = landmarks(text, 0, document.tokens, form)[:, head].double()
+        products = q.double() @ held.T / (127 if form.dtype == "int8" else 1)
+        expected = torch.stack([part.amax(-1) for part in products.split(BLOCK, dim=1)], dim=1)
+        found = store.token_maxima(q, head, scope)
+        # torch.testing would be imported anew in every forked child
+        assert torch.allclose(found.double(), expected, atol=1e-5, rtol=1e-5), head
+    scores = store.word_scores({7: 1.0, 1000: 1.0}, scope)
+    there = [{word for word, _ in block} for block in words(text, 0, document.blocks)]
+    assert (scores > 0).tolist() == [bool(block & {7, 1000}) for block in there]
+
+
+def selected(path: Path) -> dict[str, object]:
+    """All that a memory's documents are found by, as its tables hold it."""
+    from memstore.disk.catalog import Catalog
+
+    catalog = Catalog.open(path, read_only=True)
+    try:
+        with catalog.database.read() as txn:
+            return {
+                "form": catalog.selector_form,
+                "landmarks": {key: bytes(value) for key, value in txn.scan("landmarks")},
+            }
+    finally:
+        catalog.close()
+
+
+def as_words(text: int, count: int) -> BlockWords:
+    return BlockWords.of(words(text, 0, count))
+
+
+def find(form: SelectorForm) -> Callable[[Document], list[tuple[int, Tensor | None, object]]]:
+    """What `replace_selector` asks for, of documents whose source hash names their text; in pieces
+    of some blocks.
+    """
+
+    def pieces(document: Document) -> list[tuple[int, Tensor | None, object]]:
+        text, told = int(document.source_hash.split(":")[0]), []
+        for first in range(0, document.blocks, 37):
+            end = min(first + 37, document.blocks)
+            last = min(end * BLOCK, document.tokens)
+            some = landmarks(text, first * BLOCK, last, form) if form.heads else None
+            told.append((first, some, words(text, first, end) if form.words else None))
+        return told
+
+    return pieces

@@ -1,0 +1,99 @@
+"""A real server of a small memory on a free port, in a thread of the tests' process."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import uvicorn
+
+from memstore import MemoryStore, load_model
+from memstore.model.verbs import Verbs
+from memstore.serve.api_keys import Keys
+from memstore.serve.http.run import configured
+from memstore.serve.service import Service
+from memstore.serve.settings import ServeSettings
+from support.diary import DIARY
+
+
+class Served:
+    """A server that runs: its address, and what it serves."""
+
+    def __init__(self, service: Service, url: str) -> None:
+        self.service, self.url = service, url
+
+    def client(self, **options: Any) -> httpx2.Client:
+        """A plain HTTP client of it."""
+        return httpx2.Client(base_url=self.url, timeout=300, **options)
+
+    def openai(self, key: str = "none") -> Any:
+        """The official client of it."""
+        import openai
+
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=300)
+
+    def settled(self, **load: int) -> None:
+        """Wait until so many are being answered ("active"), wait, and are jobs."""
+        for _ in range(6000):
+            if {name: self.service.worker.load[name] for name in load} == load:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"{self.service.worker.load} instead of {load}")
+
+
+@contextmanager
+def serving(
+    directory: Path,
+    settings: ServeSettings | None = None,
+    *,
+    model: Verbs | None = None,
+    keys: Keys | None = None,
+    diary: bool = True,
+) -> Iterator[Served]:
+    """Serve the memory in a directory; made, with DIARY read into it, if there is none."""
+    model = model or load_model()
+    new = not (directory / "data.mdb").exists()
+    store = (
+        MemoryStore.create(
+            directory, model.signature, codec="raw", selector=model.keeps, host_budget=64 << 20
+        )
+        if new
+        else MemoryStore.open(directory, model.signature, host_budget=64 << 20)
+    )
+    with store:
+        if new and diary:
+            model.ingest(DIARY, store, name="diary")
+        with serving_store(store, model, settings, keys=keys) as served:
+            yield served
+
+
+@contextmanager
+def serving_store(
+    store: MemoryStore,
+    model: Verbs,
+    settings: ServeSettings | None = None,
+    *,
+    keys: Keys | None = None,
+) -> Iterator[Served]:
+    """Serve a memory that is open, and stays so."""
+    service = Service(model, store, settings, keys=keys)
+    try:
+        config = configured(service)
+        config.port = 0
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.01)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            yield Served(service, f"http://127.0.0.1:{port}")
+        finally:
+            server.should_exit = True
+            thread.join()
+    finally:
+        service.close()

@@ -1,0 +1,461 @@
+"""Device, host and disk as one: the same answers with a device tier as without, and every budget
+exact.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from memstore.block import BlockKey
+from memstore.disk.catalog import Catalog
+from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig, InvalidInput
+from memstore.model.landmark_model import LandmarkModel
+from memstore.model.session import ScratchSession
+from memstore.store.memory_store import MemoryStore
+from memstore.tiers.base import UnitSource
+from memstore.tiers.cascade import Cascade
+from memstore.tiers.policy import POLICIES
+from support.counting_source import (
+    SECONDS,
+    SHAPE,
+    UNIT_BYTES,
+    Aside,
+    CountingSource,
+    check_lease,
+    check_slots,
+    unit,
+)
+from support.synthetic_documents import BLOCK as TOKENS_A_BLOCK
+from support.synthetic_documents import CHUNK, HEADS, SIGNATURE, check_content, ingest
+from support.synthetic_documents import DIM as STORED_DIM
+from support.tiny_model import text, tiny_model
+
+BLOCK_BYTES = 2 * TOKENS_A_BLOCK * STORED_DIM * 2  # of one KV head, as in `deterministic`
+TINY_BYTES = 2 * 8 * 8 * 2  # of one KV head of the tiny model
+COUNTS = {"hits", "misses", "bytes", "seconds", "evictions", "prefetched", "late", "unused"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LandmarkModel:
+    return tiny_model(tmp_path_factory.mktemp("tiny") / "model", num_layers=3, cmt_cutoff=0.0)
+
+
+@pytest.fixture(scope="module")
+def memory(model: LandmarkModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory of one document; nothing writes to it."""
+    path = tmp_path_factory.mktemp("memory") / "m"
+    with MemoryStore.create(path, model.signature) as store:
+        model.ingest(text(300), store, name="a")
+    return path
+
+
+def check_tiers(store: MemoryStore) -> None:
+    """No tier holds more than its budget, and what the device did not have the host was asked
+    for.
+    """
+    tiers = store.tiers
+    for tier in tiers.caches:
+        assert tier.bytes <= tier.budget_bytes
+    if tiers.device is not None:
+        for layer, stats in tiers.device.layers().items():
+            ahead = stats.prefetched + stats.late + stats.unused
+            ahead += sum(unit.layer == layer for unit in tiers.device._untouched)
+            below = tiers.host.layers()[layer]
+            assert stats.misses + ahead == below.hits + below.misses, layer
+
+
+def logits(model: LandmarkModel, store: MemoryStore, seed: int = 4) -> torch.Tensor:
+    with model.session(store) as session:
+        # several chunks: the session has blocks of its own
+        ids = model.tokenizer.encode(text(20, seed=seed))
+        states = [session.feed(ids[:-8])]
+        for token in ids[-8:]:
+            states.append(session.feed([token]))
+            store.tiers.settle()
+            check_tiers(store)
+        return session.logits(torch.cat(states))
+
+
+# Answers
+
+
+@pytest.mark.parametrize("prefetch", ["off", "speculative"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_answers_through_a_device_tier_are_the_same(
+    model: LandmarkModel, memory: Path, policy: str, prefetch: str
+) -> None:
+    with MemoryStore.open(memory, model.signature) as store:
+        expected = logits(model, store)
+    least = 3 * 2 * (4 + 3) * TINY_BYTES  # what a session pins of its own
+    for host, device in ((least + TINY_BYTES, 1 << 20), (1 << 20, 1 << 20)):
+        options = {
+            "host_budget": host,
+            "device_budget": device,
+            "policy": policy,
+            "prefetch": prefetch,
+        }
+        with MemoryStore.open(memory, model.signature, device="cpu", **options) as store:
+            assert torch.equal(logits(model, store), expected)
+            assert set(store.stats()["tiers"]) == {"device", "host", "disk"}
+            check_slots(store.tiers.device), check_slots(store.tiers.host)
+    options = {
+        "host_budget": least + TINY_BYTES,
+        "device_budget": 12 * TINY_BYTES,
+        "policy": policy,
+    }
+    with MemoryStore.open(
+        memory, model.signature, device="cpu", prefetch=prefetch, **options
+    ) as store:
+        # steps are split
+        torch.testing.assert_close(logits(model, store), expected, rtol=1e-4, atol=1e-4)
+        assert store.stats()["tiers"]["device"]["evictions"]
+
+
+def test_an_answer_names_the_same_sources_through_a_device_tier(
+    model: LandmarkModel, memory: Path
+) -> None:
+    answers = []
+    for options in ({}, {"device": "cpu", "device_budget": 1 << 20}):
+        with MemoryStore.open(memory, model.signature, **options) as store:
+            answer = model.ask(
+                "the captain of the river", store, max_new_tokens=4, until_sentence=False
+            )
+            answers.append((answer.tokens, [(s.block, s.span, s.weight) for s in answer.sources]))
+    assert answers[0] == answers[1] and answers[0][1]
+
+
+def test_a_lease_says_which_tier_had_each_unit(memory: Path) -> None:
+    options = {"device": "cpu", "host_budget": 1 << 20, "device_budget": 2 * TINY_BYTES}
+    with MemoryStore.open(memory, **options) as store:
+        first, second, third = (BlockKey(store.document("a").id, 1, block, 0) for block in range(3))
+        for units, expected in (
+            ([first], ["disk"]),
+            ([first, second, first], ["device", "disk", "device"]),
+            ([third], ["disk"]),  # the device has room for two: the one used once goes
+            ([first, second], ["device", "host"]),
+        ):
+            with store.lease(units) as lease:
+                assert lease.tiers == expected
+                assert lease.missed.tolist() == [tier != "device" for tier in expected]
+    with MemoryStore.open(memory) as store:
+        for expected in ("disk", "host"):
+            with store.lease([first, second]) as lease:
+                assert lease.tiers == [expected] * 2
+
+
+def test_an_answer_says_which_tier_had_what_it_read(model: LandmarkModel, memory: Path) -> None:
+    options = {"device": "cpu", "device_budget": 1 << 20}
+    question = {"max_new_tokens": 4, "until_sentence": False}
+    with MemoryStore.open(memory, model.signature, **options) as store:
+        tiers = []
+        for _ in range(2):
+            answer = model.ask("the captain of the river", store, **question)
+            tiers.append({read["tier"] for source in answer.sources for read in source.reads})
+        assert "disk" in tiers[0] and tiers[1] == {"device"}
+
+
+def test_a_long_question_never_exceeds_a_host_smaller_than_the_device(
+    model: LandmarkModel, memory: Path
+) -> None:
+    options = {"host_budget": 120 * TINY_BYTES, "device_budget": 1 << 20}
+    with MemoryStore.open(memory, model.signature, device="cpu", **options) as store:
+        answer = model.ask(text(1000, seed=3), store, max_new_tokens=3, until_sentence=False)
+        assert len(answer.tokens) == 3
+        check_tiers(store)
+
+
+def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
+    model: LandmarkModel, memory: Path
+) -> None:
+    with MemoryStore.open(memory, model.signature) as disk:
+        document = disk.document("a")
+        read = [(document.id, document.blocks)]
+
+        def states(store: MemoryStore) -> torch.Tensor:
+            with ScratchSession(model, model.lookup, store, read) as session:
+                return session.feed(model.tokenizer.encode(text(20, seed=4)))
+
+        budgets = {"host_budget": 400 * TINY_BYTES, "device_budget": 300 * TINY_BYTES}
+        with MemoryStore.in_memory(
+            model.signature, disk.tiers.disk, device="cpu", **budgets
+        ) as store:
+            for layer in model.signature.memory_layers:
+                keys = disk.landmark_keys(layer, [(document.id, 0, document.blocks)]).transpose(
+                    0, 1
+                )
+                for part in (keys[:5], keys[5:]):
+                    store.add_landmarks(document.id, layer, part)
+            assert torch.equal(states(store), states(disk))
+            tiers = store.tier_stats()
+            assert list(tiers) == ["device", "host"] and tiers["host"]["misses"] > 0
+            check_tiers(store)
+            with pytest.raises(DocumentNotFound), store.lease([BlockKey(document.id + 1, 1, 0, 0)]):
+                pass
+            with pytest.raises(InvalidInput, match="above 0"):
+                store.add_landmarks(-1, 1, keys)
+        with pytest.raises(InvalidInput, match="without a directory"):
+            disk.add_landmarks(document.id, 1, keys)
+
+
+def test_two_threads_answer_from_one_store(model: LandmarkModel, memory: Path) -> None:
+    with MemoryStore.open(memory, model.signature) as store:
+        expected = [logits(model, store, seed) for seed in (4, 5)]
+    # what two sessions pin, and one row
+    budget = 2 * 3 * 2 * (4 + 3) * TINY_BYTES + 12 * TINY_BYTES
+    for device in ({}, {"device": "cpu", "device_budget": 12 * TINY_BYTES}):
+        with MemoryStore.open(
+            memory, model.signature, prefetch="speculative", host_budget=budget, **device
+        ) as store:
+            outcomes: list[torch.Tensor | None] = [None, None]
+
+            def answer(which: int, store: MemoryStore = store, outcomes: list = outcomes) -> None:
+                with model.session(store) as session:
+                    ids = model.tokenizer.encode(text(20, seed=4 + which))
+                    states = [session.feed(ids[:-8])] + [
+                        session.feed([token]) for token in ids[-8:]
+                    ]
+                    outcomes[which] = session.logits(torch.cat(states))
+
+            for call in [Aside(answer, which) for which in range(2)]:
+                call.end()
+            for outcome, right in zip(outcomes, expected):
+                assert outcome is not None
+                torch.testing.assert_close(outcome, right, rtol=1e-4, atol=1e-4)
+            store.tiers.settle()
+            check_tiers(store)
+            check_slots(store.tiers.top)
+
+
+# Documents come and go
+
+
+def open_with_device(
+    path: Path, host: int = 40, device: int = 60, **options: object
+) -> MemoryStore:
+    budgets = {
+        "host_budget": host * HEADS * BLOCK_BYTES,
+        "device_budget": device * HEADS * BLOCK_BYTES,
+    }
+    return MemoryStore.open(path, SIGNATURE, device="cpu", **{**budgets, **options})
+
+
+def test_written_appended_and_forgotten_documents_read_right_through_the_device(
+    tmp_path: Path,
+) -> None:
+    MemoryStore.create(tmp_path / "m", SIGNATURE).close()
+    with open_with_device(tmp_path / "m") as store:
+        document = ingest(store, "book", 3 * CHUNK + 5)
+        check_content(store, document, text=1)
+        other = ingest(store, "other", CHUNK, text=2)
+        check_content(store, other, text=2)
+        # the old last block is another one now
+        document = ingest(store, "book", 5 * CHUNK + 2, mode="append")
+        check_content(store, document, text=1)
+        unit = BlockKey(document.id, 1, 3, 0)
+        with store.lease([unit]):
+            pass
+        assert store.tiers.device.holds(unit)
+        store.forget("book")
+        for tier in store.tiers.caches:
+            assert {key.document for key in tier._slots} <= {other.id}
+        with pytest.raises(DocumentNotFound):
+            store.lease([unit])
+        check_content(store, other, text=2)
+        check_tiers(store)
+        check_slots(store.tiers.device), check_slots(store.tiers.host)
+    with open_with_device(tmp_path / "m", host=1, device=1) as store:
+        check_content(store, other, text=2)
+
+
+def test_a_lookup_during_a_drop_brings_nothing_back_to_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tiers = Cascade(
+        None, **SHAPE, host_budget=8 * UNIT_BYTES, device="cpu", device_budget=8 * UNIT_BYTES
+    )
+    tiers.host.source = CountingSource()
+    for drop in ("drop", "drop_document"):
+        inner = getattr(tiers.host, drop)
+
+        def look_up_first(*arguments: object, inner: object = inner) -> None:
+            tiers.device.drop([unit(0)])
+            check_lease(tiers.device, [unit(0)])
+            inner(*arguments)
+
+        monkeypatch.setattr(tiers.host, drop, look_up_first)
+    check_lease(tiers.device, [unit(0)])
+    tiers.drop([unit(0)])
+    assert not tiers.device.holds(unit(0)) and not tiers.host.holds(unit(0))
+    check_lease(tiers.device, [unit(0)])
+    tiers.drop_document(1)
+    assert not tiers.device.holds(unit(0)) and not tiers.host.holds(unit(0))
+
+
+def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
+    model: LandmarkModel, memory: Path
+) -> None:
+    with MemoryStore.open(memory, model.signature, device="cpu", device_budget=1 << 20) as store:
+        with model.session(store) as session:
+            session.feed(model.tokenizer.encode(text(60, seed=4)))
+            own = {unit for unit in store.tiers.device._slots if unit.document < 0}
+            assert own and all(store.tiers.host.holds(unit) for unit in own)
+            assert store.tiers.host._pinned
+        for tier in store.tiers.caches:
+            assert not [unit for unit in tier._slots if unit.document < 0] and not tier._pinned
+        check_slots(store.tiers.device), check_slots(store.tiers.host)
+
+
+def test_a_repair_does_not_close_the_file_under_a_prefetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
+        document = ingest(store, "book", 20 * CHUNK)
+    with MemoryStore.open(tmp_path / "m") as store:
+        ahead = store.tiers.prefetcher
+
+        def repair(path: Path, repair: bool) -> str:
+            assert not ahead._busy and not ahead._waiting
+            return "repaired"
+
+        monkeypatch.setattr("memstore.store.verify.verify_memory", repair)
+        for _ in range(20):
+            store.expect([BlockKey(document.id, 1, block, 0) for block in range(80)])
+            assert store.verify(repair=True) == "repaired"
+            store.tiers.drop_document(document.id)
+        check_content(store, document, text=1)
+        assert not ahead.stats.failed
+
+
+class Standing:
+    """The source below, which reads when it is told to."""
+
+    def __init__(self, source: UnitSource) -> None:
+        self._source = source
+        self.reading, self.go = threading.Event(), threading.Event()
+
+    def read(
+        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]
+    ) -> list[int]:
+        self.reading.set()
+        assert self.go.wait(SECONDS)
+        return self._source.read(units, slab, slots)
+
+
+def test_a_document_forgotten_while_it_is_read_ahead_keeps_nobody_waiting_though_the_map_grows(
+    tmp_path: Path,
+) -> None:
+    """A reader's snapshot, the change of the map that waits for it, and the prefetch that waits for
+    that: no circle.
+    """
+    with (
+        MemoryStore.create(tmp_path / "m", SIGNATURE) as store,
+        MemoryStore.open(tmp_path / "m") as other,
+    ):
+        document = ingest(store, "book", 2 * CHUNK)
+        kept = ingest(store, "kept", 2 * CHUNK, text=2)
+        below = store.tiers.host.source = Standing(store.tiers.host.source)
+        gate = Catalog.open(tmp_path / "m").database._environment._gate
+
+        def change_the_map() -> None:
+            with gate.alone():
+                pass
+
+        ahead = Aside(store.tiers.host.prefetch, [BlockKey(document.id, 1, 0, 0)])
+        assert below.reading.wait(SECONDS)
+        other.forget("book")
+        notices = Aside(store.documents)
+        notices.is_waiting()
+        changes = Aside(change_the_map)
+        changes.is_waiting()
+        below.go.set()
+        assert notices.end() == [kept]
+        changes.end()
+        with pytest.raises(DocumentNotFound):
+            ahead.end()
+        check_content(store, kept, text=2)
+        check_slots(store.tiers.host)
+
+
+# What is refused, and how it is told
+
+
+def test_budgets_too_small_are_refused_by_the_tiers_name(
+    model: LandmarkModel, memory: Path
+) -> None:
+    with pytest.raises(BudgetExceeded, match="a device budget of 10 bytes is too small"):
+        MemoryStore.open(memory, device="cpu", device_budget=10)
+    with pytest.raises(BudgetExceeded, match="a host budget of 10 bytes"):
+        MemoryStore.open(memory, device="cpu", host_budget=10)
+    with (
+        MemoryStore.open(memory, device="cpu", device_budget=11 * TINY_BYTES) as store,
+        pytest.raises(
+            BudgetExceeded, match="the device budget holds 11 blocks, and one token reads up to 12"
+        ),
+    ):
+        model.session(store)
+    with (
+        MemoryStore.open(memory, host_budget=11 * TINY_BYTES) as store,
+        pytest.raises(BudgetExceeded, match="the host budget holds 11 blocks"),
+    ):
+        model.session(store)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"device": "nonsense"}, {"device": "cuda:99"}, {"policy": "mru"}, {"prefetch": "oracle"}],
+)
+def test_unknown_choices_are_refused_in_one_line_and_nothing_is_made(
+    tmp_path: Path, option: dict[str, str]
+) -> None:
+    for make in (MemoryStore.create, MemoryStore.open):
+        with pytest.raises(InvalidConfig) as refused:
+            make(tmp_path / "m", SIGNATURE, **option)
+        words = str(refused.value)
+        assert repr(*option.values()) in words and "\n" not in words and len(words) < 300
+        if make == MemoryStore.create:
+            assert not (tmp_path / "m").exists()
+            MemoryStore.create(tmp_path / "m", SIGNATURE).close()
+    with pytest.raises(InvalidInput, match="hnsw"):
+        MemoryStore.create(tmp_path / "other", SIGNATURE, index="hnsw")
+    assert not (tmp_path / "other").exists()
+
+
+def test_stats_tell_every_tier_by_the_same_names(tmp_path: Path) -> None:
+    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
+        document = ingest(store, "book", 4 * CHUNK)
+    with open_with_device(tmp_path / "m", prefetch="speculative") as store:
+        store.expect([BlockKey(document.id, 2, block, 0) for block in range(3)])
+        store.tiers.prefetcher.drain()
+        store.lease([BlockKey(document.id, 2, block, 0) for block in range(4)]).release()
+        stats = store.stats()
+        assert list(stats["tiers"]) == ["device", "host", "disk"]
+        for name, counts in stats["tiers"].items():
+            assert set(counts) == COUNTS | (set() if name == "disk" else {"held", "budget"})
+        device, host, disk = stats["tiers"].values()
+        assert (device["hits"], device["misses"], device["prefetched"]) == (3, 1, 3)
+        assert (host["hits"], host["misses"], disk["hits"]) == (0, 4, 4)
+        assert (
+            device["held"] == host["held"] == 4 * BLOCK_BYTES and disk["bytes"] == 4 * BLOCK_BYTES
+        )
+        assert stats["prefetch"] == {
+            "predictor": "speculative",
+            "requested": 3,
+            "held": 0,
+            "dropped": 0,
+            "read": 3,
+            "failed": 0,
+        }
+        layers = store.layer_stats()
+        assert list(layers) == ["device", "host", "disk"] and list(layers["device"]) == [2]
+        assert layers["device"][2].to_dict() == {key: device[key] for key in COUNTS}
+    with MemoryStore.open(tmp_path / "m") as store:
+        assert store.stats()["tiers"] == {}  # nothing was looked up
+        assert list(store.tier_stats()) == ["host", "disk"]
+        assert store.stats()["tiers"]["host"]["misses"] == 0
+    with MemoryStore.in_memory(
+        SIGNATURE, device="cpu", device_budget=1 << 20, host_budget=1 << 20
+    ) as store:
+        assert list(store.tier_stats()) == ["device", "host"]

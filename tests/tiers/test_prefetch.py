@@ -1,0 +1,442 @@
+"""The prefetcher never blocks, never raises and never changes an answer; whatever fails below, its
+threads live on.
+"""
+
+import random
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from memstore.block import BlockKey
+from memstore.errors import CorruptBlock, DocumentNotFound, MemstoreError
+from memstore.model.landmark_model import LandmarkModel
+from memstore.model.settings import GRANULARITIES
+from memstore.store.memory_store import MemoryStore
+from memstore.tiers.base import UnitSource
+from memstore.tiers.options import PREDICTORS
+from memstore.tiers.policy import POLICIES
+from memstore.tiers.prefetch import Prefetcher
+from memstore.tiers.slab import SlabTier
+from support.counting_source import (
+    Aside,
+    CountingSource,
+    check_lease,
+    check_slots,
+    device_tier,
+    host_tier,
+    unit,
+)
+from support.fork_server import RIGHT, ForkServer
+from support.tiny_model import text, tiny_model
+
+
+@pytest.fixture
+def elsewhere(children: ForkServer, tmp_path: Path) -> Callable[..., str]:
+    """Runs Python code in another process; gives what it printed."""
+
+    def run(code: str, *arguments: object) -> str:
+        assert (
+            children.run("python_job", tmp_path / "printed", textwrap.dedent(code), *arguments)
+            == RIGHT
+        )
+        return (tmp_path / "printed").read_text()
+
+    return run
+
+
+def units(first: int, end: int) -> list[BlockKey]:
+    return [unit(number) for number in range(first, end)]
+
+
+# Requests
+
+
+def test_requests_are_read_in_batches_without_repeats(below: CountingSource) -> None:
+    tier = host_tier(below, 64)
+    check_lease(tier, [unit(0)])
+    ahead = Prefetcher(tier, workers=1, batch=4)
+    below.stand_still()
+    ahead.request(units(0, 2))
+    below.reading.acquire(), below.reading.acquire()
+    ahead.request(units(1, 8))
+    ahead.request([unit(5), unit(6)] * 10)
+    below.go()
+    ahead.drain()
+    assert below.reads == [[unit(0)], [unit(1)], units(2, 5), units(5, 8)]
+    stats = ahead.stats
+    assert (stats.requested, stats.held, stats.read, stats.dropped, stats.failed) == (9, 2, 7, 0, 0)
+    check_lease(tier, units(0, 8))
+    assert tier.stats().prefetched == 7 and tier.stats().misses == 1
+    ahead.close()
+
+
+def test_too_many_requests_drop_the_oldest_and_block_nobody(below: CountingSource) -> None:
+    tier = host_tier(below, 64)
+    ahead = Prefetcher(tier, workers=1, batch=1, most=5)
+    below.stand_still()
+    ahead.request([unit(0)])
+    below.reading.acquire()
+    for first in range(1, 41):  # nothing is read meanwhile: who waited for it would never return
+        ahead.request([unit(first)])
+    ahead.request([])
+    below.go()
+    ahead.drain()
+    assert [read[0] for read in below.reads] == [unit(0), *units(36, 41)]
+    assert (ahead.stats.requested, ahead.stats.dropped, ahead.stats.read) == (41, 35, 6)
+    ahead.close()
+
+
+def test_what_is_cancelled_is_not_read_and_nobody_waits_for_it(below: CountingSource) -> None:
+    tier = host_tier(below, 64)
+    ahead = Prefetcher(tier, workers=2, batch=1)
+    below.stand_still()
+    ahead.request(units(0, 10))
+    below.reading.acquire(), below.reading.acquire()
+    ahead.cancel()
+    drained = Aside(ahead.drain)
+    assert drained.is_waiting()
+    below.go()
+    drained.end()
+    assert sum(map(len, below.reads)) == 2 and ahead.stats.dropped == 8
+    ahead.request([unit(20)])
+    ahead.drain()
+    assert tier.holds(unit(20))
+    ahead.close()
+
+
+def test_draining_ends_when_everything_that_waits_is_cancelled(below: CountingSource) -> None:
+    for _ in range(200):
+        ahead = Prefetcher(host_tier(below, 64), workers=1)
+        ahead.request([unit(0)])
+        drained = Aside(ahead.drain)
+        ahead.cancel()
+        drained.end()
+        ahead.close()
+
+
+def test_closing_waits_for_the_read_under_way_and_for_nothing_else(below: CountingSource) -> None:
+    tier = host_tier(below, 64)
+    ahead = Prefetcher(tier, workers=2, batch=1)
+    others = set(threading.enumerate())
+    below.stand_still()
+    ahead.request(units(0, 10))
+    below.reading.acquire(), below.reading.acquire()
+    workers = set(threading.enumerate()) - others
+    closings = [Aside(ahead.close) for _ in range(2)]
+    assert all(closing.is_waiting() for closing in closings)
+    ahead.request(units(10, 20))  # after close: nothing
+    below.go()
+    for closing in closings:
+        closing.end()
+    ahead.close()
+    ahead.request(units(20, 30))
+    ahead.cancel(), ahead.drain()
+    assert sum(map(len, below.reads)) == 2 and ahead.stats.dropped == 8
+    assert workers and not any(worker.is_alive() for worker in workers)
+    check_slots(tier)
+
+
+def test_closing_what_never_began_is_nothing(below: CountingSource) -> None:
+    ahead = Prefetcher(host_tier(below, 64))
+    ahead.close()
+    ahead.close()
+    ahead.request([unit(0)])
+    assert below.reads == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(5, "Input/output error"),
+        CorruptBlock("x"),
+        DocumentNotFound("x"),
+        RuntimeError("x"),
+        MemoryError(),
+        AssertionError(),
+        KeyError(3),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_workers_survive_whatever_the_source_raises_and_the_lookup_raises_it(
+    below: CountingSource, error: Exception
+) -> None:
+    tier = host_tier(below, 64)
+    ahead = Prefetcher(tier, workers=1, batch=2)
+    below.refuse, below.error = True, lambda: error
+    for _ in range(3):
+        ahead.request(units(0, 4))
+        ahead.drain()
+    assert (ahead.stats.failed, ahead.stats.read, ahead.stats.held) == (12, 0, 0)
+    with pytest.raises(type(error)):
+        tier.lease([unit(0)])
+    below.refuse = False
+    ahead.request(units(0, 4))
+    ahead.drain()
+    assert tier.holds(unit(0)) and ahead.stats.read == 4
+    ahead.close()
+    check_slots(tier)
+
+
+def test_without_threads_to_be_had_nothing_is_read_ahead(
+    below: CountingSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ahead = Prefetcher(host_tier(below, 64))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ahead.request(units(0, 4))
+    ahead.drain()
+    assert ahead.stats.dropped == 4
+    monkeypatch.undo()
+    ahead.request(units(0, 4))
+    ahead.drain()
+    assert ahead.stats.read == 4
+    ahead.close()
+
+
+# Many threads
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("with_device", [False, True], ids=["host", "device"])
+def test_threads_that_lease_prefetch_drop_and_fail_never_wait_forever(
+    below: CountingSource, policy: str, with_device: bool
+) -> None:
+    host = host_tier(below, 9, policy)
+    tier: SlabTier = host
+    if with_device:
+        tier = device_tier(host, 12, policy)
+    ahead = Prefetcher(tier, workers=2, batch=4, most=30)
+    below.wild = random.Random(policy)
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(150):
+            wanted = [unit(number) for number in chance.sample(range(40), chance.randint(1, 4))]
+            what = chance.random()
+            try:
+                if what < 0.5:
+                    check_lease(tier, wanted)
+                elif what < 0.8:
+                    ahead.request(wanted)
+                elif what < 0.9:
+                    for one in (tier, host):
+                        one.drop(wanted) if what < 0.85 else one.drop_document(
+                            1, chance.randrange(20)
+                        )
+                elif what < 0.93:
+                    ahead.cancel()
+                else:
+                    with tier.lease(wanted[:1]):  # a thread that leases takes more, or is refused
+                        check_lease(tier, wanted[1:])
+            except (MemstoreError, OSError, RuntimeError):
+                pass
+            assert tier.bytes <= tier.budget_bytes and host.bytes <= host.budget_bytes
+
+    for call in [Aside(work, seed) for seed in range(6)]:
+        call.end()
+    Aside(ahead.drain).end()
+    Aside(ahead.close).end()
+    below.wild = None
+    check_lease(tier, units(0, 8))
+    check_slots(tier), check_slots(host)
+
+
+# Answers
+
+
+class Slow:
+    """The source below, later."""
+
+    def __init__(self, source: UnitSource) -> None:
+        self._source = source
+
+    def read(
+        self, units: Sequence[BlockKey], slab: torch.Tensor, slots: Sequence[int]
+    ) -> list[int]:
+        time.sleep(0.002)
+        return self._source.read(units, slab, slots)
+
+
+def states(
+    model: LandmarkModel, path: Path, budget: int, prefetch: str, **lookup: object
+) -> torch.Tensor:
+    """Logits of a question and of six tokens fed one by one, from a memory with a slow disk."""
+    options = {"host_budget": budget, "prefetch": prefetch}
+    with (
+        MemoryStore.open(path, model.signature, **options) as store,
+        model.session(store, **lookup) as session,
+    ):
+        store.tiers.host.source = Slow(store.tiers.host.source)
+        ids = model.tokenizer.encode(text(15, seed=8))
+        parts = [session.feed(ids[:-6])] + [session.feed([token]) for token in ids[-6:]]
+        tiers = store.stats()["tiers"]["host"]
+        assert tiers["held"] <= budget
+        if prefetch != "off" and not lookup:
+            assert store.stats()["prefetch"]["requested"] and tiers["prefetched"] + tiers["late"]
+        store.tiers.settle()
+        return session.logits(torch.cat(parts))
+
+
+VARIANTS: list[tuple[dict[str, object], dict[str, object]]] = [
+    *(({}, {"granularity": granularity}) for granularity in GRANULARITIES),
+    ({"top_k": 1, "cmt_cutoff": 0.0}, {}),
+    ({"top_k": 4, "old_block_position": "stingy", "cmt_cutoff": 0.0}, {}),
+    ({"cmt": False, "num_kv_heads": 1}, {}),
+    ({}, {"granularity": "per_head", "score_range": 0.5}),
+    (
+        {"cmt": False, "num_kv_heads": 4, "old_block_position": "stingy", "memory_layers": (0, 2)},
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "lookup"), VARIANTS, ids=[str({**a, **b}) for a, b in VARIANTS])
+def test_answers_are_the_same_bits_whatever_is_predicted(
+    tmp_path: Path, shape: dict[str, object], lookup: dict[str, object]
+) -> None:
+    model = tiny_model(tmp_path / "model", num_layers=3, **{"cmt_cutoff": 0.02, **shape})
+    config = model.config
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(200), store, name="a")
+    block = 2 * config.block_size * config.head_dim * 2
+    own = config.num_layers * config.num_kv_heads * (config.chunk_blocks + config.top_k)
+    small = block * (own + config.top_k * config.num_heads)  # steps of several tokens are split
+    outcomes = {
+        predictor: states(model, tmp_path / "m", small, predictor, **lookup)
+        for predictor in PREDICTORS
+    }
+    for predictor in PREDICTORS[1:]:
+        assert torch.equal(outcomes[predictor], outcomes["off"]), predictor
+    roomy = states(model, tmp_path / "m", 1 << 22, "off", **lookup)
+    torch.testing.assert_close(roomy, outcomes["off"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("forget", ["here", "in another process"])
+def test_a_document_forgotten_under_a_session_with_prefetch_is_not_found_at_its_next_read(
+    elsewhere: Callable[..., str], tmp_path: Path, forget: str
+) -> None:
+    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
+    path = tmp_path / "m"
+    with MemoryStore.create(path, model.signature, prefetch="speculative") as store:
+        model.ingest(text(150), store, name="a")
+        kept = model.ingest(text(100, seed=2), store, name="b")
+        with model.session(store, ["a"]) as session, model.session(store, ["b"]) as other:
+            session.feed([3, 4, 5])
+            other.feed([3, 4])
+            if forget == "here":
+                store.forget("a")
+            else:
+                elsewhere("with MemoryStore.open(arguments[0]) as store: store.forget('a')", path)
+            with pytest.raises(DocumentNotFound):
+                session.feed([6])
+            other.feed([5])
+            store.tiers.settle()
+        assert {unit.document for unit in store.tiers.host._slots} <= {kept.id}
+        check_slots(store.tiers.host)
+
+
+# Forks
+
+
+def test_a_forked_child_prefetches_for_itself_and_its_parent_goes_on(
+    elsewhere: Callable[..., str],
+) -> None:
+    printed = elsewhere(
+        """
+        import os, signal
+        from support.counting_source import UNIT_BYTES, CountingSource, check_lease, host_tier, unit
+        from memstore.tiers.prefetch import Prefetcher
+
+        below = CountingSource()
+        tier = host_tier(below, 8)
+        ahead = Prefetcher(tier, batch=1)
+        below.stand_still()
+        ahead.request([unit(n) for n in range(6)])
+        below.reading.acquire(), below.reading.acquire()  # two under way, four that wait
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            ahead.cancel(), ahead.drain()
+            below.go()
+            assert ahead.stats.read == 0
+            # what was on its way never comes here
+            check_lease(tier, [unit(0), unit(1), unit(2), unit(7)])
+            ahead.request([unit(3), unit(4)])
+            ahead.drain()
+            assert tier.holds(unit(4)) and ahead.stats.requested == 2
+            ahead.close()
+            ahead.request([unit(5)])
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        below.go()
+        ahead.drain()
+        assert ahead.stats.read == 6 and tier.bytes == 6 * UNIT_BYTES
+        check_lease(tier, [unit(n) for n in range(6)])
+        print("right")
+        """
+    )
+    assert printed == "right\n"
+
+
+def test_a_process_forked_while_reading_ahead_gets_a_named_error_and_hangs_nowhere(
+    elsewhere: Callable[..., str], tmp_path: Path
+) -> None:
+    model = tiny_model(tmp_path / "model", cmt_cutoff=0.0)
+    with MemoryStore.create(tmp_path / "m", model.signature) as store:
+        model.ingest(text(400), store, name="a")
+    printed = elsewhere(
+        """
+        import os, signal, threading
+        from memstore import MemoryStore, load_model
+        from memstore.errors import MemoryClosed
+
+        model = load_model(arguments[0])
+        enough = threading.Event()
+        budget = 2 * 8 * 8 * 2 * 60
+        options = {"prefetch": "speculative", "host_budget": budget, "trace": arguments[2]}
+        with MemoryStore.open(arguments[1], model.signature, **options) as store:
+            def read():
+                while not enough.is_set():
+                    with model.session(store) as session:
+                        session.feed(range(3, 23))
+            thread = threading.Thread(target=read)
+            thread.start()
+            outcomes = []
+            with model.session(store) as session:
+                session.feed([3, 4, 5])
+                for _ in range(12):
+                    session.feed([6])
+                    child = os.fork()
+                    if not child:
+                        signal.alarm(60)
+                        code = 1
+                        try:
+                            try:
+                                session.feed([6])
+                            except MemoryClosed as error:
+                                code = 10 if "fork" in str(error) else 2
+                            session.close()
+                            store.close()
+                        finally:
+                            os._exit(code)
+                    outcomes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            enough.set()
+            thread.join(60)
+            assert not thread.is_alive()
+            assert store.stats()["tiers"]["host"]["held"] <= budget
+        from memstore.tiers.trace import read_trace
+        assert sum(1 for entry in read_trace(arguments[2])) > 20
+        print(outcomes)
+        """,
+        tmp_path / "model",
+        tmp_path / "m",
+        tmp_path / "trace",
+    )
+    assert printed == f"{[10] * 12}\n"

@@ -1,0 +1,171 @@
+"""Every tier that a lookup may end in gives what was written, and counts alike: one suite over the
+directory, the device tier above it, and published memories through every cascade.
+"""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("obstore")
+
+from memstore.block import BlockKey
+from memstore.errors import BudgetExceeded, DocumentNotFound, MemoryClosed
+from memstore.share.local_cache import LocalCache
+from memstore.share.open_place import open_place
+from memstore.store.memory_store import MemoryStore
+from support.published import TEXTS, Wild, WildServer, open_at, publish_all, truth, units_of, write
+from support.synthetic_documents import SIGNATURE, token_ids
+
+CASCADES = (
+    "directory", "directory-device", "memory", "file", "memory-device", "memory-local",
+    "memory-shared", "file-local-shared",
+)  # fmt: skip
+UNIT = 2 * 4 * 8 * 2
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A memory in a directory, published beside it as records of codec zstd, and in this process as
+    raw ones.
+    """
+    path = tmp_path_factory.mktemp("written")
+    with write(path / "m", codec="zstd") as store:
+        publish_all(store, f"file://{path}/published")
+    with write(path / "raw", codec="raw") as store:
+        publish_all(store, f"memory://{path}")
+    return path
+
+
+@pytest.fixture(params=CASCADES)
+def opened(request: pytest.FixtureRequest, written: Path, tmp_path: Path) -> Iterator[MemoryStore]:
+    where, *more = request.param.split("-")
+    options: dict[str, Any] = {"host_budget": 64 * UNIT}
+    if "device" in more:
+        options |= {"device": "cpu", "device_budget": 32 * UNIT}
+    if where == "directory":
+        store = MemoryStore.open(written / "m", SIGNATURE, **options)
+    elif "shared" in more:
+        url = f"memory://{written}" if where == "memory" else f"file://{written}/published"
+        local = LocalCache(tmp_path / "cache", 1 << 20) if "local" in more else None
+        store = open_at(
+            open_place(url), local=local, shared=WildServer(Wild(0, rate=0.0)), **options
+        )
+    else:
+        url = f"memory://{written}" if where == "memory" else f"file://{written}/published"
+        if "local" in more:
+            options["local_cache"] = tmp_path / "cache"
+        store = MemoryStore.open(url, SIGNATURE, **options)
+    with store:
+        yield store
+
+
+def check(store: MemoryStore, units: list[BlockKey]) -> None:
+    """A lease holds what was written."""
+    of = truth(store)
+    with store.lease(units) as lease:
+        for unit, slot, length in zip(units, lease.slots.tolist(), lease.lengths.tolist()):
+            k, v = of(unit)
+            assert torch.equal(lease.k[slot], k) and torch.equal(lease.v[slot], v)
+            assert length == min(4, tokens_of(store)[unit.document] - unit.block * 4)
+
+
+def tokens_of(store: MemoryStore) -> dict[int, int]:
+    return {row.id: row.tokens for row in store.ready()}
+
+
+def test_documents_are_the_same_in_the_same_order(opened: MemoryStore) -> None:
+    assert [row.name for row in opened.ready()] == list(TEXTS)
+    assert [(row.tokens, row.blocks) for row in opened.ready()] == [
+        (tokens, -(-tokens // 4)) for _, tokens in TEXTS.values()
+    ]
+
+
+def test_units_are_those_that_were_written_in_any_order_and_part(opened: MemoryStore) -> None:
+    rng = random.Random(1)
+    every = [unit for name in TEXTS for unit in units_of(opened, name)]
+    for _ in range(6):
+        check(opened, rng.sample(every, rng.randint(1, 24)))
+    check(opened, every[:24])
+    check(opened, [every[0], every[0], every[1]])
+    row = opened.document("first")
+    check(opened, [BlockKey(row.id, 1, row.blocks - 1, head) for head in (1, 0)])
+
+
+def test_hits_and_misses_add_up_in_every_tier(opened: MemoryStore) -> None:
+    units = units_of(opened, "second")[:20]
+    for _ in range(2):
+        opened.lease(units).release()
+    top, *below = opened.tier_stats().values()
+    assert (top["hits"], top["misses"]) == (20, 20)
+    lowest = below[-1]
+    assert lowest["hits"] == 20 and not lowest["misses"] and lowest["bytes"] == 20 * UNIT
+    for tier in below[:-1]:
+        assert (tier["hits"], tier["misses"]) == (0, 20)
+    assert not any("failed" in tier for tier in opened.tier_stats().values())
+
+
+def test_a_lease_tells_which_tier_had_a_unit(opened: MemoryStore) -> None:
+    units = units_of(opened, "third")[:6]
+    names = list(opened.tier_stats())
+    with opened.lease(units) as lease:
+        assert set(lease.tiers) == {names[-1]} and bool(lease.missed.all())
+    with opened.lease(units) as lease:
+        assert set(lease.tiers) == {names[0]}
+
+
+def test_what_is_read_ahead_is_a_hit(opened: MemoryStore) -> None:
+    units = units_of(opened, "first")[:16]
+    assert opened.expect(units) == 16
+    opened.tiers.prefetcher.drain()
+    check(opened, units)
+    top = next(iter(opened.tier_stats().values()))
+    assert (top["prefetched"], top["misses"]) == (16, 0)
+
+
+def test_a_document_that_is_not_there_is_named(opened: MemoryStore) -> None:
+    with pytest.raises(DocumentNotFound):
+        opened.lease([BlockKey(77, 1, 0, 0)])
+    with pytest.raises(DocumentNotFound, match="nothing"):
+        opened.document("nothing")
+    check(opened, units_of(opened, "third")[:4])
+
+
+def test_a_budget_is_kept(opened: MemoryStore) -> None:
+    with pytest.raises(BudgetExceeded):
+        opened.lease(units_of(opened, "first")[:65])
+    for name in TEXTS:
+        check(opened, units_of(opened, name)[:30])
+    for tier in opened.tier_stats().values():
+        assert tier.get("held", 0) <= tier.get("budget", 0)
+
+
+def test_searches_find_the_same(opened: MemoryStore, written: Path) -> None:
+    q = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3))
+    with MemoryStore.open(written / "m", SIGNATURE) as directory:
+        scope = [(row.id, 0, row.blocks) for row in directory.ready()]
+        expected = [directory.search_landmarks(layer, q, scope, 4) for layer in (1, 2)]
+    scope = [(row.id, 0, row.blocks) for row in opened.ready()]
+    for layer, hits in zip((1, 2), expected):
+        found = opened.search_landmarks(layer, q, scope, 4)
+        assert torch.equal(found.candidates, hits.candidates)
+        assert torch.equal(found.scores, hits.scores)
+
+
+def test_tokens_are_those_that_were_written(opened: MemoryStore) -> None:
+    for name, (text, tokens) in TEXTS.items():
+        for first, end in ((0, tokens), (17, 40), (tokens - 1, tokens), (0, 1)):
+            ids = opened.tokens(name, first, end).ids
+            assert ids.tolist() == token_ids(text, first, end).tolist()
+
+
+def test_closed_is_closed(opened: MemoryStore) -> None:
+    opened.close()
+    opened.close()
+    with pytest.raises(MemoryClosed):
+        opened.lease([BlockKey(1, 1, 0, 0)])
+    with pytest.raises(MemoryClosed):
+        opened.documents()

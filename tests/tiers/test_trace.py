@@ -1,0 +1,254 @@
+"""A trace of lookups gives back what was written, and whatever was on the disk when its writer
+died.
+"""
+
+import os
+import threading
+from pathlib import Path
+
+import msgpack
+import pytest
+import zstandard
+
+from memstore.block import BlockKey
+from memstore.errors import InvalidInput, MemoryNotFound
+from memstore.store.memory_store import MemoryStore
+from memstore.tiers.cascade import Cascade
+from memstore.tiers.trace import TraceEntry, TraceWriter, read_trace
+from support.counting_source import SHAPE, UNIT_BYTES, CountingSource, check_slots, unit
+from support.synthetic_documents import SIGNATURE, ingest
+
+
+def write(path: Path, lookups: int) -> None:
+    trace = TraceWriter(path, unit_bytes=UNIT_BYTES)
+    for number in range(lookups):
+        trace.lookup([unit(number), unit(number + 1)], [1])
+    trace.close()
+
+
+def test_a_trace_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    trace = TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES)
+    big = BlockKey(2**63 - 1, 65_535, 2**32 - 1, 65_535)
+    trace.lookup([unit(0), unit(3)], [0])
+    trace.prediction([unit(4, layer=1)])
+    trace.lookup([], [])
+    trace.prediction([])
+    trace.lookup([big, BlockKey(-3, 65_535, 0, 1)], [])
+    trace.close()
+    trace.close()
+    trace.lookup([unit(9)], [])  # after the end: nothing
+    entries = list(read_trace(tmp_path / "t"))
+    assert [(entry.is_lookup, entry.units, entry.missed) for entry in entries] == [
+        (True, [unit(0), unit(3)], [0]),
+        (False, [unit(4, layer=1)], []),
+        (True, [big, BlockKey(-3, 65_535, 0, 1)], []),
+    ]
+    times = [entry.seconds for entry in entries]
+    assert times == sorted(times) and 0 <= times[0] < 60
+
+
+def test_units_of_several_layers_are_told_apart(tmp_path: Path) -> None:
+    trace = TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES)
+    trace.lookup([unit(0), unit(1, 2), unit(2), unit(3, 2)], [1, 2])
+    trace.close()
+    entries = [(entry.units, entry.missed) for entry in read_trace(tmp_path / "t")]
+    assert entries == [([unit(0), unit(2)], [1]), ([unit(1, 2), unit(3, 2)], [0])]
+
+
+def test_an_empty_trace_is_one(tmp_path: Path) -> None:
+    TraceWriter(tmp_path / "t", unit_bytes=1).close()
+    assert list(read_trace(tmp_path / "t")) == []
+
+
+def test_a_trace_cut_anywhere_gives_the_entries_it_still_holds(tmp_path: Path) -> None:
+    write(tmp_path / "t", 4000)
+    whole = list(read_trace(tmp_path / "t"))
+    data = (tmp_path / "t").read_bytes()
+    assert len(whole) == 4000
+    counts = []
+    for size in range(len(data) // 20, len(data), len(data) // 20):
+        (tmp_path / "cut").write_bytes(data[:size])
+        try:
+            entries = list(read_trace(tmp_path / "cut"))
+        except InvalidInput:  # not even its header is there
+            entries = []
+        assert entries == whole[: len(entries)]
+        counts.append(len(entries))
+    assert counts == sorted(counts) and counts[-1] > 0
+
+
+def test_a_killed_process_leaves_what_it_had_written(tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        try:
+            trace = TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES)
+            for number in range(20_000):
+                trace.lookup([unit(number), unit(number + 1)], [1])
+        finally:
+            os._exit(9)  # nothing is closed or flushed
+    os.waitpid(child, 0)
+    entries: list[TraceEntry] = list(read_trace(tmp_path / "t"))
+    assert len(entries) > 15_000
+    assert [entry.units[0] for entry in entries] == [unit(number) for number in range(len(entries))]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no trace at all",
+        zstandard.compress(b""),
+        zstandard.compress(b"text"),
+        zstandard.compress(msgpack.packb({"format": 99, "unit_bytes": 1})),
+        zstandard.compress(msgpack.packb([1, 2])),
+        zstandard.compress(msgpack.packb({"format": 1}) + msgpack.packb(5)),
+        zstandard.compress(
+            msgpack.packb({"format": 1}) + msgpack.packb([0, 1, 2, [1], [1, 2], [1], []])
+        ),
+        zstandard.compress(
+            msgpack.packb({"format": 1}) + msgpack.packb([0, "x", 2, [1], [1], [1], []])
+        ),
+        zstandard.compress(msgpack.packb({"format": 1}) + msgpack.packb([0, 1, 2])),
+    ],
+)
+def test_a_foreign_file_is_refused_by_name(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "f").write_bytes(data)
+    with pytest.raises(InvalidInput, match="is no trace of lookups"):
+        list(read_trace(tmp_path / "f"))
+
+
+def test_flipped_bytes_are_refused_or_leave_entries(tmp_path: Path) -> None:
+    write(tmp_path / "t", 300)
+    data = (tmp_path / "t").read_bytes()
+    for at in range(0, len(data), max(1, len(data) // 200)):
+        (tmp_path / "f").write_bytes(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
+        try:
+            for entry in read_trace(tmp_path / "f"):
+                assert isinstance(entry, TraceEntry)
+        except InvalidInput:
+            pass
+
+
+def test_several_threads_write_whole_entries(tmp_path: Path) -> None:
+    trace = TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES)
+
+    def work(document: int) -> None:
+        for number in range(1500):
+            trace.lookup([BlockKey(document, 1, number, head) for head in range(3)], [2])
+
+    threads = [threading.Thread(target=work, args=(document,)) for document in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    trace.close()
+    entries = list(read_trace(tmp_path / "t"))
+    for document in range(4):
+        of_one = [entry.units for entry in entries if entry.units[0].document == document]
+        assert of_one == [
+            [BlockKey(document, 1, number, head) for head in range(3)] for number in range(1500)
+        ]
+
+
+# A trace that cannot be written
+
+
+def test_a_path_that_cannot_be_written_is_an_os_error_before_anything_else_happens(
+    tmp_path: Path,
+) -> None:
+    nowhere = tmp_path / "no such directory" / "t"
+    with pytest.raises(OSError, match="no such directory"):
+        MemoryStore.create(tmp_path / "m", SIGNATURE, trace=nowhere)
+    assert not (tmp_path / "m").exists()
+    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
+        document = ingest(store, "book", 50)
+    with pytest.raises(IsADirectoryError):
+        MemoryStore.open(tmp_path / "m", trace=tmp_path)
+    with MemoryStore.open(tmp_path / "m") as store:
+        assert store.documents() == [document]
+
+
+def test_a_memory_that_cannot_be_opened_leaves_an_old_trace_as_it_was(tmp_path: Path) -> None:
+    write(tmp_path / "t", 3)
+    with pytest.raises(MemoryNotFound):
+        MemoryStore.open(tmp_path / "nothing", trace=tmp_path / "t")
+    assert len(list(read_trace(tmp_path / "t"))) == 3
+
+
+@pytest.mark.parametrize("there", ["data", "lock", "text", "zstd", "link", "pipe"])
+def test_a_trace_is_written_over_no_other_file(tmp_path: Path, there: str) -> None:
+    with MemoryStore.create(tmp_path / "m", SIGNATURE) as store:
+        document = ingest(store, "book", 50)
+    (tmp_path / "text").write_text("my own words")
+    (tmp_path / "zstd").write_bytes(zstandard.compress(b"my own words"))
+    (tmp_path / "link").symlink_to(tmp_path / "text")
+    os.mkfifo(tmp_path / "pipe")
+    path = {"data": tmp_path / "m" / "data.mdb", "lock": tmp_path / "m" / "lock.mdb"}.get(
+        there, tmp_path / there
+    )
+    before = path.read_bytes() if path.is_file() else b""
+    for use in (
+        lambda: TraceWriter(path, unit_bytes=UNIT_BYTES),
+        lambda: MemoryStore.open(tmp_path / "m", trace=path),
+        lambda: MemoryStore.create(tmp_path / "other", SIGNATURE, trace=path),
+    ):
+        with pytest.raises(InvalidInput, match="name a"):
+            use()
+    if path.is_file() and there != "lock":  # LMDB's own, which opening writes
+        assert path.read_bytes() == before
+    assert not (tmp_path / "other").exists()
+    with MemoryStore.open(tmp_path / "m") as store:
+        assert store.documents() == [document]
+
+
+def test_a_trace_is_kept_out_of_a_memory_by_any_path(tmp_path: Path) -> None:
+    MemoryStore.create(tmp_path / "m", SIGNATURE).close()
+    (tmp_path / "m" / "index").mkdir(exist_ok=True)
+    (tmp_path / "way").symlink_to(tmp_path / "m" / "index")
+    for path in (tmp_path / "m" / "t", tmp_path / "m" / "index" / "t", tmp_path / "way" / "t"):
+        with pytest.raises(InvalidInput, match="in the directory of a memory"):
+            MemoryStore.open(tmp_path / "m", trace=path)
+        assert not path.exists()
+    # what lies further below is not the memory's: others call their files data.mdb, too
+    (tmp_path / "m" / "of" / "mine").mkdir(parents=True)
+    MemoryStore.open(tmp_path / "m", trace=tmp_path / "m" / "of" / "mine" / "t").close()
+    (tmp_path / "new").mkdir()
+    with pytest.raises(InvalidInput, match="in the directory of a memory"):
+        MemoryStore.create(tmp_path / "new", SIGNATURE, trace=tmp_path / "new" / "t")
+    MemoryStore.create(tmp_path / "new", SIGNATURE).close()  # nothing is in its way
+
+
+def test_an_old_trace_is_written_over_by_the_first_lookup_and_not_before(tmp_path: Path) -> None:
+    write(tmp_path / "t", 300)
+    MemoryStore.create(tmp_path / "m", SIGNATURE, trace=tmp_path / "t").close()
+    TraceWriter(tmp_path / "t", unit_bytes=UNIT_BYTES).close()
+    assert len(list(read_trace(tmp_path / "t"))) == 300
+    write(tmp_path / "t", 2)
+    assert len(list(read_trace(tmp_path / "t"))) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_ends_the_trace_and_no_lookup_and_is_told_at_the_end() -> None:
+    tiers = Cascade(None, **SHAPE, host_budget=8 * UNIT_BYTES, trace="/dev/full")
+    tiers.host.source = CountingSource()
+    for number in range(12_000):
+        tiers.lease([unit(number % 10)]).release()
+        tiers.expect([unit(number % 10)])
+    tiers.settle()
+    check_slots(tiers.host)
+    with pytest.raises(OSError, match="No space left"):
+        tiers.close()
+    tiers.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_store_whose_trace_failed_is_closed_all_the_same(tmp_path: Path) -> None:
+    store = MemoryStore.create(tmp_path / "m", SIGNATURE, trace="/dev/full")
+    document = ingest(store, "book", 50)
+    with store.lease([BlockKey(document.id, 1, 0, 0)]):
+        pass
+    with pytest.raises(OSError, match="No space left"):
+        store.close()
+    store.close()
+    with MemoryStore.open(tmp_path / "m") as again:
+        assert again.documents() == [document]

@@ -1,0 +1,374 @@
+"""Making a selector: windows with facts, states that are read once, training, calibration."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstore.cli.main import app
+from memstore.disk.passages import Passage
+from memstore.errors import InvalidInput
+from memstore.hf.load import load_reader
+from memstore.model.adaptation import Adaptation
+from memstore.model.passages.cut import Passages
+from memstore.model.selector_file import MadeFor, load_selector, save_selector
+from memstore.model.selector_heads import PointerHeads
+from memstore.model.selector_learned import Learned
+from memstore.model.selector_sum import Sum, Words
+from memstore.model.selectors import GATE_BLOCKS
+from memstore.model.tapped import Tapped, Taps
+from memstore.model.tokenizer import Tokenizer
+from memstore.training.adapt import AdaptOptions, Subject, adapt, add, sought
+from memstore.training.adapt_heads import rank_heads
+from memstore.training.adapt_measure import Haystack, Outcome, Sought, gate_of, measure, recalls
+from memstore.training.adapt_states import read_states
+from memstore.training.adapt_train import LearnConfig, Trained, learn, rarity
+from memstore.training.selector_questions import Split
+from memstore.training.selector_windows import Mix, Window, WindowWriter, firsts
+from support.paths import ROOT
+from support.tiny_decoder import decoder
+from support.tiny_decoder import tokenizer as tiny_tokenizer
+
+SHIPPED = ROOT / "memstore" / "model" / "weights" / "tokenizer.json"
+HIDDEN, LAYERS, HEADS, KV_HEADS, DIM = 96, 3, 4, 2, 16
+SIZE = 48  # tokens that a passage is filled up to
+
+Write = Callable[..., WindowWriter]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(SHIPPED)
+
+
+def cut(tokenizer: Tokenizer, text: str) -> list[Passage]:
+    return list(Passages(tokenizer, [text], size=SIZE, most=2 * SIZE))
+
+
+def prose(seed: int, sentences: int = 2500) -> str:
+    rng = Random(seed)
+    nouns = ["river", "window", "morning", "captain", "letter", "garden", "winter", "answer"]
+    verbs = ["followed", "watched", "remembered", "carried", "opened", "crossed", "noticed"]
+    made = []
+    for _ in range(sentences):
+        first, second, third = rng.sample(nouns, 3)
+        made.append(f"When the {first} came, she {rng.choice(verbs)} the {second} by the {third}.")
+    return " ".join(made)
+
+
+@pytest.fixture(scope="module")
+def write(tokenizer: Tokenizer, texts: list[str]) -> Write:
+    def writer(wanted: Split, seed: int, mix: Mix | None = None) -> WindowWriter:
+        return WindowWriter(texts, tokenizer, partial(cut, tokenizer), wanted, seed, mix)
+
+    return writer
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return [prose(1), prose(2)]
+
+
+class Walker:
+    """A made-up model: a state says which token stands there and which ones before it; one query
+    head of layer 1 asks for the keys of the same tokens, all others for anything.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.embedding = torch.randn(vocabulary, HIDDEN, generator=draw)
+        self.pointing = torch.randn(vocabulary, DIM, generator=draw) * 3
+        self.rows = 0
+
+    def __call__(self, rows: Sequence[Sequence[int]], taps: Taps) -> list[Tapped]:
+        self.rows += len(rows)
+        shown = []
+        for ids in rows:
+            e = self.embedding[torch.tensor(list(ids))]
+            x = e + 0.5 * e.roll(1, 0) + 0.2 * e.roll(2, 0)
+            tapped = Tapped(list(ids), {layer: x * (layer + 1) for layer in taps.states})
+            for layer in taps.heads:
+                draw = torch.Generator().manual_seed(layer)
+                tapped.q[layer] = torch.randn(HEADS, len(ids), DIM, generator=draw)
+                tapped.k[layer] = torch.randn(KV_HEADS, len(ids), DIM, generator=draw)
+                if layer == 1:
+                    tapped.q[layer][3] = tapped.k[layer][1] = self.pointing[torch.tensor(list(ids))]
+            shown.append(tapped)
+        return shown
+
+
+def still(layer: int, x: Tensor, positions: Tensor) -> Tensor:
+    return x
+
+
+@pytest.fixture
+def subject(tokenizer: Tokenizer) -> Subject:
+    made_for = MadeFor(HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, tokenizer.vocab_size)
+    walk = Walker(tokenizer.vocab_size)
+    return Subject(made_for, tokenizer, partial(cut, tokenizer), walk, still, SIZE)
+
+
+OPTIONS = AdaptOptions(
+    windows=16,
+    calibration=6,
+    held_out=10,
+    layer=1,
+    learn=LearnConfig(width=32, steps=60, others=48),
+)
+
+
+def test_a_window_holds_what_its_questions_ask_for(tokenizer: Tokenizer, write: Write) -> None:
+    for window in write("train", seed=3).windows(6):
+        assert [list(ids) for ids in window.passages] == [
+            passage.ids.tolist() for passage in cut(tokenizer, window.text)
+        ]
+        assert 700 < sum(map(len, window.passages)) < 1400
+        kinds = {question.kind for question in window.questions}
+        assert {"passage", "plain", "absent"} <= kinds
+        for question in window.questions:
+            assert tokenizer.decode(question.ids).strip() == question.text.strip()
+            if question.kind in ("plain", "absent"):
+                assert question.passage == -1 and not question.touched
+                continue
+            assert question.passage in question.touched
+            near = " ".join(tokenizer.decode(window.passages[n]) for n in question.touched)
+            if question.kind == "literal":
+                subject = question.key.split("|")[1]
+                assert subject.split()[-1] in near
+
+
+def test_the_passage_of_a_question_holds_the_value(tokenizer: Tokenizer, write: Write) -> None:
+    writer = write("train", seed=4)
+    for _ in range(6):
+        fact = writer.facts.literal()
+        window = writer.window([fact])
+        asked = [question for question in window.questions if question.key == fact.key]
+        assert len(asked) == 1 and asked[0].text.startswith(fact.question)
+        right = tokenizer.decode(window.passages[asked[0].passage])
+        whole = " ".join(tokenizer.decode(window.passages[n]) for n in asked[0].touched)
+        assert fact.value.lower() in right.lower()
+        assert all(word in whole for word in fact.sentence.split())
+
+
+def test_windows_are_the_same_for_the_same_seed_and_refuse_short_texts(
+    tokenizer: Tokenizer, write: Write
+) -> None:
+    first = write("validation", seed=5).window()
+    assert first == write("validation", seed=5).window()
+    assert first != write("validation", seed=6).window()
+    with pytest.raises(InvalidInput, match="give longer ones"):
+        WindowWriter(["too short"], tokenizer, partial(cut, tokenizer), "train", seed=0)
+
+
+def test_states_are_read_once_and_an_interrupted_reading_goes_on(
+    tokenizer: Tokenizer, write: Write, tmp_path: Path
+) -> None:
+    windows = list(write("train", seed=1).windows(18))
+    walk = Walker(tokenizer.vocab_size)
+
+    def stop(done: int, of: int) -> None:
+        if done >= 16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read_states(windows, walk, [1, 2], tmp_path, stop)
+    before = walk.rows
+    resumed = read_states(windows, walk, [1, 2], tmp_path)
+    assert walk.rows - before == sum(
+        len(window.passages) + len(window.questions) for window in windows[16:]
+    )
+    whole = read_states(windows, Walker(tokenizer.vocab_size), [1, 2], tmp_path / "other")
+    assert torch.equal(resumed.passages[2], whole.passages[2])
+    assert torch.equal(resumed.rows[1], whole.rows[1])
+    assert resumed.asked == whole.asked
+    for place, question in enumerate(windows[3].questions):
+        shown = resumed.question(3, place)
+        assert shown.ids == list(question.ids) and len(shown.states[1]) == len(question.ids)
+    held = [ids for window in windows for ids in window.passages]
+    assert [resumed.shown(number).ids for number in (0, 40)] == [list(held[0]), list(held[40])]
+    assert torch.equal(resumed.passage(2, 40), resumed.shown(40).states[2])
+    assert len(resumed.passage(2, 40)) == len(held[40])
+    asked = [one for one in resumed.asked if one.window == 3]
+    assert [one.right for one in asked] == [
+        resumed.firsts[3] + one.question.passage if one.question.passage >= 0 else -1
+        for one in asked
+    ]
+    walk.rows = 0
+    read_states(windows[:8], walk, [1], tmp_path)
+    assert walk.rows > 0  # other layers are other states
+
+
+def test_rarity_counts_passages_that_hold_a_token() -> None:
+    expected = [(3 / 1.5), (3 / 2.5), (3 / 1.5), (3 / 1.5), (3 / 0.5)]
+    found = rarity([[0, 1, 1, 2], [1, 3, 3, 3, 3]], 5)
+    torch.testing.assert_close(found, torch.tensor(expected).log())
+
+
+def test_what_answers_the_same_as_the_right_passage_counts_neither_way(write: Write) -> None:
+    windows = list(write("train", seed=2).windows(2))
+    first, second = windows
+    key = next(question for question in first.questions if question.key)
+    again = replace(key, passage=0, touched=(0, 1))
+    windows[1] = Window(second.text, second.passages, (*second.questions, again))
+    found = sought(windows, lambda window, place: Tapped([window, place]))
+    asked = [one for one in found if one.text == key.text and one.kind == key.kind]
+    before = firsts(windows)[1]
+    assert before == len(first.passages)
+    assert asked[0].right == key.touched and asked[0].others == {before, before + 1}
+    assert asked[-1].right == (before, before + 1) and asked[-1].others == set(key.touched)
+    assert {one.right for one in found if one.kind in ("absent", "plain")} == {()}
+    assert all(not one.others for one in found if one.kind in ("passage", "absent", "plain"))
+
+
+def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
+    subject: Subject, write: Write, tmp_path: Path
+) -> None:
+    windows = list(write("train", seed=2).windows(2))
+    states = read_states(windows, subject.walk, [1], tmp_path)
+    model = Trained(states, 1, torch.rand(subject.made_for.vocabulary), 32, 0.0)
+    torch.nn.init.normal_(model.attend, std=0.1)
+    lengths = [len(ids) for window in windows for ids in window.passages]
+    rows = states.rows[1].float(), states.row_ids
+    questions = [one.end - one.first for one in states.asked]
+    trained = model.scores(*rows, questions, model.landmarks(states.passages[1].float()), lengths)
+    selector = model.selector(1)
+    haystack = Haystack(selector.form)
+    shown = [states.shown(number) for number in range(len(lengths))]
+    add(haystack, selector, subject.tokenizer, shown)
+    for question, scores in zip(sought(windows, states.question), trained, strict=True):
+        found = selector.scores(question.tapped, question.text, haystack, haystack.scope)
+        torch.testing.assert_close(found, scores.detach(), atol=0.02, rtol=0)  # int8
+
+
+def test_calibration_finds_the_head_that_points(write: Write, subject: Subject) -> None:
+    mix = Mix(reworded=0, synonyms=0, otherwise=0)
+    windows = list(write("train", 2, mix).windows(5))
+    ranked = rank_heads(windows, subject.walk, LAYERS, still)
+    assert len(ranked) == LAYERS * HEADS
+    assert ranked[0][:2] == (1, 3)
+    assert ranked[0].reciprocal_rank > 2 * ranked[1].reciprocal_rank
+
+
+def test_pointer_heads_are_adapted_and_scored_on_what_was_held_out(
+    subject: Subject, texts: list[str], tmp_path: Path
+) -> None:
+    made = adapt(subject, texts, tmp_path, train=False, options=OPTIONS)
+    pointing = made.selector.parts[0][0] if isinstance(made.selector, Sum) else made.selector
+    assert isinstance(pointing, PointerHeads) and pointing.heads[0] == (1, 3)
+    assert made.scores["literal"] > 0.8
+    assert made.gate is not None and made.gate.growth > 0
+
+
+def test_a_projection_is_learned_that_finds_held_out_facts_and_is_kept_in_a_file(
+    subject: Subject, texts: list[str], tmp_path: Path
+) -> None:
+    told: list[str] = []
+    made = adapt(subject, texts, tmp_path, train=True, options=OPTIONS, report=told.append)
+    learned = made.selector.parts[0][0] if isinstance(made.selector, Sum) else made.selector
+    assert isinstance(learned, Learned) and learned.layer == 1
+    assert made.scores["literal"] > 0.8
+    assert any(line.startswith("step 50") for line in told)
+    path = tmp_path / "selector.safetensors"
+    save_selector(made, subject.made_for, path)
+    loaded = load_selector(path, subject.made_for, still)
+    assert isinstance(loaded, Adaptation)
+    assert loaded.selector.form == made.selector.form and loaded.scores == made.scores
+
+
+def test_the_same_seed_learns_the_same_bits(
+    subject: Subject, tokenizer: Tokenizer, write: Write, tmp_path: Path
+) -> None:
+    windows = list(write("train", 2).windows(6))
+    states = read_states(windows, subject.walk, [1], tmp_path)
+    idf = rarity((ids for window in windows for ids in window.passages), tokenizer.vocab_size)
+    config = LearnConfig(width=32, steps=3, others=48)
+    one, same, other = (
+        learn(states, 1, idf, chosen) for chosen in (config, config, replace(config, seed=1))
+    )
+    assert one.form == same.form != other.form
+
+
+def test_training_without_a_kind_of_question_says_so(
+    subject: Subject, tokenizer: Tokenizer, write: Write, tmp_path: Path
+) -> None:
+    windows = list(write("train", 2, Mix(reworded=0, synonyms=0, otherwise=0)).windows(2))
+    states = read_states(windows, subject.walk, [1], tmp_path)
+    idf = torch.ones(tokenizer.vocab_size)
+    with pytest.raises(InvalidInput, match="no reworded question"):
+        learn(states, 1, idf, LearnConfig(steps=1))
+
+
+def test_a_gate_loses_at_most_what_it_may_and_ranks_become_recalls() -> None:
+    outcomes = [
+        Outcome("literal", rank, confidence, 0.0)
+        for rank, confidence in zip([0, 0, 3, 20], [0.9, 0.8, 0.7, 0.1], strict=True)
+    ]
+    assert recalls(outcomes) == {"literal": [0.5, 0.75, 0.75, 0.75]}
+    many = [Outcome("literal", 0, i / 100, 0.04) for i in range(100)]
+    gate = gate_of(many, [], 2048)
+    assert gate is not None and gate.together is None and gate_of([], many, 2048) is None
+    assert sum(outcome.confidence < gate.threshold(2048) for outcome in many) == 5
+    assert gate.growth == pytest.approx(0.02)  # half of what blocks that do not answer gain
+    assert gate.threshold(1024) == pytest.approx(gate.threshold(2048) - 0.02)
+
+
+def test_of_questions_that_nothing_answers_few_more_pass_for_what_blocks_cover_together() -> None:
+    answered = [Outcome("literal", 0, 0.5 + i / 128, 0.0) for i in range(40)]
+    absent = [Outcome("absent", -1, i / 128, 0.0, i / 128 + 0.25) for i in range(100)]
+    gate = gate_of(answered, absent, GATE_BLOCKS, lost=0.05, let=0.1)
+    assert gate is not None and gate.together is not None
+    assert gate.least == 66 / 128
+    scores = [torch.full((GATE_BLOCKS,), outcome.confidence) for outcome in absent]
+    assert sum(map(gate.answers, scores)) == 34
+    together = [gate.answer_together(*of) for of in zip(scores, [o.together for o in absent])]
+    assert sum(together) == 34 + 10  # those, and so many more
+    few = gate_of(answered, [absent[0], absent[99]], GATE_BLOCKS, let=0.9)  # all may pass
+    assert few is not None and few.together == pytest.approx(0.25 - few.least)
+
+
+def test_a_gate_loses_fewer_where_few_that_nothing_answers_get_through_even_then() -> None:
+    answered = [Outcome("literal", 0, 0.8 + i / 512, 0.0) for i in range(100)]
+    absent = [Outcome("absent", -1, i / 256, 0.0) for i in range(200)]
+    gate = gate_of(answered, absent, GATE_BLOCKS, lost=0.05, false=0.1)
+    assert gate is not None and gate.least < 0.8
+    among = [torch.full((GATE_BLOCKS,), outcome.confidence) for outcome in absent]
+    assert sum(map(gate.answers, among)) == 20
+
+
+def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> None:
+    selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
+    haystack = Haystack(Words.form)
+    haystack.add([9] * 64, None, [[]] * 64)
+    question = Sought("literal", "", Tapped([], {}), right=(0,))
+    found = measure(selector, haystack, [question])[0]
+    of_eighths = (8 + 16 + 24 + 32 + 40 + 48 + 56 + 63) / 8
+    assert found.growth == pytest.approx((63 - of_eighths) / 64 / 3)
+
+
+def test_the_command_makes_a_selector_that_the_model_is_then_read_with(
+    texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
+    model = tmp_path / "model"
+    decoder("llama").save_pretrained(model)
+    tiny_tokenizer().save_pretrained(model)
+    prose_file = tmp_path / "prose.txt"
+    prose_file.write_text(texts[0])
+    assert load_reader(model).selector.form.name == "words"
+    command = ["adapt", str(model), "--text", str(prose_file), "--windows", "8", "--json"]
+    assert app(command, standalone_mode=False) in (None, 0)
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["scores"]) >= {"literal", "reworded", "synonyms"}
+    reader = load_reader(model)
+    assert reader.selector.form.name == told["selector"]
+    assert reader.selector.form.name.startswith("pointer heads")
+    assert reader.adaptation.weights == reader.signature.weights

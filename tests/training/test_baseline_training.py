@@ -1,0 +1,192 @@
+"""Training with other memories than landmarks: the same texts, resumable, and told apart."""
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.baselines import steps as baseline_steps
+from benchmarks.baselines import train as command
+from benchmarks.baselines.config import MEMORIES, MemoryConfig
+from benchmarks.baselines.reading import load_baseline
+from benchmarks.baselines.subject import BaselineSubject
+from benchmarks.common.options import named_model
+from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
+from memstore.training.batches import MemoryBatch, QuestionBatch
+from memstore.training.curriculum import default_curriculum
+from memstore.training.new_model import new_model
+from memstore.training.train import TrainConfig, train
+from support.small_config import MODEL
+
+
+def stages() -> tuple:
+    windows, _, memory, *_ = default_curriculum()
+    small: dict[str, Any] = {
+        "steps": 2,
+        "batch": 4,
+        "blocks": 5,
+        "chunk_blocks": 2,
+        "memory_windows": 4,
+        "memory_blocks": 3,
+        "warmup": 1,
+    }
+    return replace(windows, **small), replace(memory, **small)
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "topics.txt"
+    path.write_text("\n".join(list(topics.values())[:25]))
+    return path
+
+
+def run(
+    out: Path, book: Path, memory: MemoryConfig | None, turns: int = 1, **settings: Any
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and weights of a run that is interrupted after every second step."""
+    losses: list[float] = []
+
+    def report(line: dict[str, Any]) -> None:
+        if "loss" in line:
+            losses.append(line["loss"])
+            if len(losses) % 2 == 0 and len(losses) < 2 * turns:
+                raise KeyboardInterrupt
+
+    settings = {"precision": "float32", "seed": 3, **settings}
+    config = TrainConfig(out, MODEL, stages(), log_every=1, **settings)
+    subject = None if memory is None else partial(BaselineSubject, memory)
+    for turn in range(turns):
+        try:
+            model = train(config, [book], resume=turn > 0, report=report, subject=subject)
+            return losses, dict(model.state_dict())
+        except KeyboardInterrupt:
+            continue
+    raise AssertionError("the last turn was interrupted")
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_an_interrupted_run_of_any_memory_ends_with_the_same_bits(
+    tmp_path: Path, book: Path, name: str
+) -> None:
+    whole, parts = (run(tmp_path / str(n), book, MEMORIES[name], n) for n in (1, 2))
+    assert len(whole[0]) == 4 and whole[0] == parts[0]
+    assert all(torch.equal(whole[1][n], x) for n, x in parts[1].items())
+    kept = load_baseline(tmp_path / "2")
+    assert kept.transformer.memory_config == MEMORIES[name].of(MODEL)
+    torch.testing.assert_close(dict(kept.transformer.state_dict()), whole[1])
+    with kept.session() as reading:
+        assert reading.logits(reading.feed(list(range(70)))).isfinite().all()
+
+
+def test_every_memory_is_shown_the_same_texts(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, list[torch.Tensor]] = {}
+    real = baseline_steps.Steps._drawn_memory
+
+    for name in ("landmark", "none", "infini"):
+        seen = drawn[name] = []
+
+        def noted(self: Any, stage: Any, seen: list = seen) -> tuple[MemoryBatch, QuestionBatch]:
+            memory, questions = real(self, stage)
+            seen.extend([memory.ids, questions.ids, questions.visible])
+            return memory, questions
+
+        monkeypatch.setattr(baseline_steps.Steps, "_drawn_memory", noted)
+        run(tmp_path / name, book, MEMORIES.get(name))
+    assert len(drawn["none"]) == 6
+    tokens = {
+        name: [json.loads(line).get("tokens", 0) for line in metrics.read_text().splitlines()[1:]]
+        for name in drawn
+        for metrics in [tmp_path / name / "metrics.jsonl"]
+    }
+    # two steps of 4 windows of 5 blocks of 16 tokens; then 4 of 3 blocks, and chunks
+    assert tokens["landmark"][:2] == tokens["none"][:2] == [320, 640]
+    assert tokens["landmark"][3] == 640 + 2 * (4 * 3 + 4 * 2) * 16
+    assert tokens["none"] == tokens["infini"]
+    assert 0.75 <= (tokens["none"][3] - 640) / (tokens["landmark"][3] - 640) <= 1
+    for name in ("none", "infini"):
+        assert all(torch.equal(a, b) for a, b in zip(drawn[name], drawn["landmark"], strict=True))
+
+
+def test_chunks_stand_behind_the_windows_that_they_may_read() -> None:
+    windows = torch.arange(4)[:, None].expand(4, 6) * 10
+    memory = MemoryBatch(windows, torch.ones(4, 6), [], {}, [], None, [], None)  # type: ignore[arg-type]
+    questions = QuestionBatch(
+        torch.arange(5)[:, None].expand(5, 3) + 100,
+        torch.ones(5, 3),
+        torch.tensor([[0, 1], [3, 1], [2, 3], [0, 2], [1, 2]]),
+        torch.tensor([False, True, False, False, False]),
+    )
+    ids, weights = baseline_steps.in_a_row(memory, questions)
+    # 4 * 6 + 5 * 3 tokens in texts of 2 * 6 + 3
+    assert ids[:, ::6].tolist() == [[0, 10, 100], [10, 30, 101]]
+    assert weights[0].tolist() == [0, 1, 1, 1, 1, 1] * 2 + [0, 1, 1]
+
+
+@pytest.mark.parametrize(("name", "rate"), [("infini", 0.01), ("memorizing", 0.002)])
+def test_gates_learn_at_their_own_rate_and_without_decay(
+    tmp_path: Path, book: Path, name: str, rate: float
+) -> None:
+    config = TrainConfig(tmp_path, MODEL, stages())
+    subject = BaselineSubject(MEMORIES[name], config, [book], torch.device("cpu"), False)
+    adam, muon = subject.optimizers(replace(stages()[0], lr=0.002))
+    gate = subject.model.get_parameter("memory.gate")
+    (group,) = [g for g in adam.param_groups if any(p is gate for p in g["params"])]
+    assert (group["lr"], group["weight_decay"]) == (rate, 0.0)
+    grouped = [p for optimizer in (adam, muon) for g in optimizer.param_groups for p in g["params"]]
+    assert len(grouped) == len(set(grouped)) == len(list(subject.model.parameters()))
+
+
+@pytest.mark.parametrize("name", ["none", "transformer-xl", "memorizing", "infini"])
+def test_half_precision_trains_every_memory(tmp_path: Path, book: Path, name: str) -> None:
+    losses, weights = run(tmp_path, book, MEMORIES[name], precision="bfloat16")
+    expected, _ = run(tmp_path / "exact", book, MEMORIES[name])
+    assert losses == pytest.approx(expected, rel=0.05)
+    assert {x.dtype for x in weights.values()} == {torch.float32}
+
+
+def test_a_memory_takes_the_layers_of_landmarks_and_of_memories_that_learn_nothing(
+    tmp_path: Path, book: Path
+) -> None:
+    _, none = run(tmp_path / "none", book, MEMORIES["none"])
+    assert all(
+        torch.equal(x, none[name])
+        for name, x in new_model(MODEL, tmp_path / "none", 9).state_dict().items()
+    )
+    config = TrainConfig(tmp_path, MODEL, stages(), init=tmp_path / "none")
+    subject = BaselineSubject(MEMORIES["infini"], config, [book], torch.device("cpu"), False)
+    begun = subject.state()
+    assert not begun.pop("memory.gate").any()
+    assert begun.keys() == none.keys() and all(torch.equal(begun[n], x) for n, x in none.items())
+    run(tmp_path / "learned", book, MEMORIES["infini"])
+    with pytest.raises(InvalidWeights, match=r"memory\.gate is not part of it"):
+        new_model(MODEL, tmp_path / "learned", 9)
+
+
+def test_a_run_is_resumed_with_the_memory_that_it_began_with(tmp_path: Path, book: Path) -> None:
+    run(tmp_path, book, MEMORIES["infini"])
+    config = TrainConfig(tmp_path, MODEL, stages())
+    for subject in (None, partial(BaselineSubject, MEMORIES["none"])):
+        with pytest.raises(InvalidConfig, match=r"begun with another .*'infini', 'segment': 32"):
+            train(config, [book], resume=True, subject=subject)
+
+
+def test_the_command_trains_a_memory_and_goes_on(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    given = ["train", str(book), "--out", str(out), "--memory", "infini", "--minutes", "0.0001"]
+    for more in ([], ["--resume"]):
+        monkeypatch.setattr(sys, "argv", [*given, *more])
+        command.main()
+        assert named_model(str(out)).transformer.memory_config.kind == "infini"
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(InvalidInput, match="already holds a training run"):
+        command.main()

@@ -1,0 +1,349 @@
+"""A Hugging Face decoder that learns to attend by landmarks: what it computes while it is trained,
+what a stored memory gives, and what the trained directory says.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from memstore.cli.main import app
+from memstore.cli.readers import reader_for_command
+from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
+from memstore.model.answer import Answer
+from memstore.store.memory_store import MemoryStore
+from memstore.training.finetune import Finetune, finetune_stages
+from memstore.training.objectives import encode_windows, next_token_loss, read_memory
+from memstore.training.train import TrainConfig, train
+from support.tiny_decoder import decoder, tokenizer
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from memstore.hf.landmark_decoder import LandmarkDecoder
+from memstore.hf.landmark_form import FILE, LandmarkForm
+from memstore.hf.landmark_reader import LandmarkDecoderReader
+from memstore.hf.load import load_reader
+
+SIZE = 8
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, YaRN": {
+        "rope_parameters": {
+            "rope_theta": 1e4,
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+        }
+    },
+    "qwen3": {},
+    "gemma": {},
+    "mistral": {"sliding_window": 4096},
+    "phi": {"partial_rotary_factor": 0.5},  # half of a head is turned
+    "glm": {},  # neighbours are turned together
+    "cohere": {},
+    "granite": {"attention_multiplier": 0.4, "logits_scaling": 3.0},
+    "gpt_neox": {"num_key_value_heads": 4},
+}
+
+
+def landmark_decoder(kind: str = "llama", **form: Any) -> LandmarkDecoder:
+    """Random weights, and two embeddings that no token has."""
+    model = decoder(kind.partition(",")[0], **KINDS[kind])
+    chosen = LandmarkForm(
+        **{"block_size": SIZE, "top_k": 6, "cmt_cutoff": 0.0, "kv_dtype": "float32", **form}
+    )
+    generator = torch.Generator().manual_seed(3)
+    deviation = float(model.get_input_embeddings().weight.detach().std())
+    names = ("landmark", "cmt") if chosen.cmt else ("landmark",)
+    width = model.config.hidden_size
+    rows = {name: deviation * torch.randn(width, generator=generator) for name in names}
+    return LandmarkDecoder(model, chosen, rows).requires_grad_(False)
+
+
+def with_landmarks(ids: list[int], built: LandmarkDecoder) -> torch.Tensor:
+    """[1, blocks * (SIZE + 1)]."""
+    blocks = torch.tensor(ids).view(-1, built.form.block_size)
+    landmarks = torch.full((len(blocks), 1), built.landmark_id)
+    return torch.cat([blocks, landmarks], 1).view(1, -1)
+
+
+def some_ids(count: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 900, (count,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_before_the_first_landmark_the_training_forward_is_the_stock_model(kind: str) -> None:
+    built = landmark_decoder(kind, block_size=48, cmt=False)
+    ids = some_ids(48, 1)
+    hidden, _ = encode_windows(built, with_landmarks(ids, built), cmt=False)
+    ours = built.logits(hidden[0, :48])
+    stock = built.model(torch.tensor([ids])).logits[0].float()
+    torch.testing.assert_close(ours, stock, rtol=0, atol=2e-4 * float(stock.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "cmt"),
+    [
+        ("llama", False),
+        *((kind, True) for kind in ("llama, YaRN", "qwen3", "glm", "phi", "granite")),
+    ],
+)
+def test_a_question_to_a_stored_memory_equals_the_training_forward(
+    kind: str, cmt: bool, tmp_path: Path
+) -> None:
+    """Every block is retrieved. Both texts are stored by `ingest`, in one chunk each."""
+    built = landmark_decoder(kind, cmt=cmt)
+    reader = LandmarkDecoderReader(built, tokenizer())
+    texts = [reader.tokenizer.decode(some_ids(60, seed)) for seed in (1, 2)]
+    question = some_ids(2 * SIZE, 9)
+    with MemoryStore.create(tmp_path / "m", reader.signature) as store:
+        windows = []
+        for n, text in enumerate(texts):
+            ids = reader.tokenizer.encode(text)
+            text = reader.tokenizer.decode(ids[: 3 * SIZE])
+            assert reader.tokenizer.encode(text) == ids[: 3 * SIZE]
+            assert reader.ingest(text, store, name=str(n)).blocks == 3
+            windows.append(with_landmarks(ids[: 3 * SIZE], built))
+        with reader.session(store) as session:
+            found = session.feed(question)
+    _, memory = encode_windows(built, torch.cat(windows), cmt=cmt)
+    asked = with_landmarks(question, built)
+    views = torch.tensor([[0, 1]])
+    trained = read_memory(built, asked, memory, views, torch.tensor([False]), cmt=cmt)[0]
+    # what follows a full block is predicted from its landmark's row
+    rows = [n + n // SIZE + (n % SIZE == SIZE - 1) for n in range(2 * SIZE)]
+    torch.testing.assert_close(found, trained[rows], rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "why"),
+    [
+        ("gemma2", {"sliding_window": 4096}, "caps its attention scores"),
+        ("gemma3_text", {"num_hidden_layers": 6}, "layers have different positions"),
+        ("smollm3", {"no_rope_layer_interval": 2}, "some have none"),
+        ("mistral", {"sliding_window": 50}, "see 50 tokens"),
+        ("opt", {"word_embed_proj_dim": 64, "ffn_dim": 96}, "no rotary positions"),
+    ],
+)
+def test_what_cannot_attend_by_landmarks_is_refused_by_name(
+    kind: str, changed: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidWeights, match=why):
+        LandmarkDecoder(decoder(kind, **changed), LandmarkForm())
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "topics.txt"
+    path.write_text("\n".join(list(topics.values())[:25]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "base"
+    decoder("llama").save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    return path
+
+
+def stages() -> tuple:
+    small = {
+        "steps": 2,
+        "batch": 4,
+        "blocks": 3,
+        "chunk_blocks": 2,
+        "memory_windows": 4,
+        "memory_blocks": 4,
+        "queue": 32,
+        "negatives": 1.0,
+        "warmup": 1,
+        "lr": 0.01,
+    }
+    return tuple(replace(stage, **small) for stage in finetune_stages())
+
+
+def tuned(out: Path, book: Path, base: Path, rank: int | None, stops: int = 0) -> LandmarkDecoder:
+    """A run that is interrupted so many times, after every step, and resumed."""
+    left = stops
+
+    def report(line: dict[str, Any]) -> None:
+        nonlocal left
+        if "loss" in line and left:
+            left -= 1
+            raise KeyboardInterrupt
+
+    config = TrainConfig(
+        out,
+        stages=stages(),
+        finetune=Finetune(str(base), SIZE, rank),
+        precision="float32",
+        log_every=1,
+    )
+    for turn in range(stops + 1):
+        try:
+            return train(config, [book], resume=turn > 0, report=report)  # type: ignore[return-value]
+        except KeyboardInterrupt:
+            continue
+    raise AssertionError("it was interrupted more often than it was told to be")
+
+
+@pytest.mark.parametrize("rank", [4, None])
+def test_an_interrupted_run_ends_with_the_same_bits(
+    tmp_path: Path, book: Path, base: Path, rank: int | None
+) -> None:
+    whole, resumed = (
+        tuned(tmp_path / str(stops), book, base, rank, stops).state_dict() for stops in (0, 3)
+    )
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], x) for name, x in resumed.items())
+    files = [
+        load_file(tmp_path / run / name) for run in "03" for name in ("model.safetensors", FILE)
+    ]
+    assert all(torch.equal(files[0][name], x) for name, x in files[2].items())
+    assert all(torch.equal(files[1][name], x) for name, x in files[3].items())
+
+
+@pytest.mark.parametrize("rank", [4, None])
+def test_the_directory_reads_as_the_model_that_was_trained(
+    tmp_path: Path, book: Path, base: Path, rank: int | None
+) -> None:
+    trained = tuned(tmp_path / "run", book, base, rank)
+    loaded = load_reader(tmp_path / "run", dtype=torch.float32)
+    assert isinstance(loaded, LandmarkDecoderReader)
+    before = load_file(base / "model.safetensors")
+    after = load_file(tmp_path / "run" / "model.safetensors")
+    assert before.keys() == after.keys()  # merged: what transformers knows, and no more
+    changed = {name for name, x in after.items() if not torch.equal(x, before[name])}
+    if rank is None:
+        assert changed == before.keys()
+    else:
+        assert changed == {name for name in before if "_proj" in name}
+    ids = with_landmarks(some_ids(6 * SIZE, 4), trained)
+    with torch.no_grad():
+        unmerged, merged = (
+            model.logits(encode_windows(model, ids)[0][0]) for model in (trained, loaded.decoder)
+        )
+    tolerance = 0.0 if rank is None else 2e-4 * float(unmerged.abs().max())
+    torch.testing.assert_close(merged, unmerged, rtol=0, atol=tolerance)
+
+
+def test_what_learns_is_the_adapters_and_the_two_embeddings(
+    tmp_path: Path, book: Path, base: Path
+) -> None:
+    trained = tuned(tmp_path / "run", book, base, 4)
+    learned = {name for name, p in trained.named_parameters() if p.requires_grad}
+    assert {"rows.landmark", "rows.cmt"} < learned
+    assert all("lora_" in name for name in learned if not name.startswith("rows."))
+    ids = with_landmarks(some_ids(3 * SIZE, 4), trained)
+    _, memory = encode_windows(trained, ids.expand(2, -1), torch.ones(2, 3, dtype=torch.bool))
+    views, follows = torch.tensor([[0, 1]]), torch.tensor([True])
+    answered = read_memory(trained, ids, memory, views, follows)
+    weights = (ids != trained.landmark_id).float()
+    next_token_loss(trained, answered, ids, weights).total.backward()
+    assert all(
+        float(p.grad.abs().max()) > 0
+        for name, p in trained.named_parameters()
+        if p.requires_grad and p.grad is not None
+    )
+    assert {n for n, p in trained.named_parameters() if p.grad is not None} == learned
+
+
+def test_the_command_trains_what_ask_then_reads_with(
+    tmp_path: Path, book: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMSTORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("memstore.training.finetune.finetune_stages", stages)
+    run = tmp_path / "run"
+    command = ["train", str(book), "--out", str(run), "--model", str(base), "--block-size", "8"]
+    told = CliRunner().invoke(app, [*command, "--precision", "float32", "--json"])
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["out"] == str(run)
+    reader = reader_for_command(str(run))
+    assert isinstance(reader, LandmarkDecoderReader) and reader.shape.block_size == 8
+    with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
+        reader.ingest("The number of the red lantern is 4711. " * 8, store, name="a")
+        answer = reader.ask("What is the number of the red lantern?", store, max_new_tokens=3)
+        assert isinstance(answer, Answer) and len(answer.tokens) == 3 and answer.sources
+    other = reader_for_command(str(base))
+    with pytest.raises(Exception, match="model"):
+        MemoryStore.open(tmp_path / "m", other.signature).close()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--full"], "go with --model"),
+        (["--rank", "4"], "go with --model"),
+        (["--model", "{base}", "--full", "--rank", "4"], "choose one"),
+        (["--model", "{base}", "--preset", "test"], "--preset and --init name another"),
+        (["--model", "{base}/none.gguf"], "there is no model"),
+        (["--model", "{base}", "--from-stage", "polish"], "choose one of windows, memory"),
+        (["--model", "{base}", "--resume"], "no training run to resume"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    tmp_path: Path, book: Path, base: Path, given: list[str], why: str
+) -> None:
+    command = ["train", str(book), "--out", str(tmp_path / "run")]
+    told = CliRunner().invoke(app, command + [part.format(base=base) for part in given])
+    said = told.output if told.exception is None else f"{told.output}{told.exception}"
+    assert told.exit_code != 0 and why in " ".join(said.replace("│", " ").split())
+
+
+def test_another_model_or_rank_cannot_go_on_with_a_run(
+    tmp_path: Path, book: Path, base: Path
+) -> None:
+    tuned(tmp_path / "run", book, base, 4)
+    usual = TrainConfig(tmp_path / "run", stages=stages(), precision="float32")
+    for other in (Finetune(str(base), SIZE, 2), Finetune(str(base), 16, 4), None):
+        with pytest.raises((InvalidConfig, InvalidInput, InvalidWeights)):
+            train(replace(usual, finetune=other), [book], resume=True)
+
+
+def test_training_goes_on_from_a_trained_directory_with_its_landmarks(
+    tmp_path: Path, book: Path, base: Path
+) -> None:
+    tuned(tmp_path / "run", book, base, 4)
+    rows = load_file(tmp_path / "run" / FILE)
+    none = tuple(replace(stage, steps=1, lr=0.0) for stage in stages()[:1])
+    again = TrainConfig(
+        tmp_path / "again",
+        stages=none,
+        finetune=Finetune(str(tmp_path / "run")),
+        precision="float32",
+    )
+    train(again, [book])
+    for name, row in load_file(tmp_path / "again" / FILE).items():
+        torch.testing.assert_close(row, rows[name])
+    with pytest.raises(InvalidConfig, match="blocks of 8 tokens"):
+        train(
+            replace(again, out=tmp_path / "third", finetune=Finetune(str(tmp_path / "run"), 16)),
+            [book],
+        )
+
+
+@pytest.mark.parametrize("damage", ["cut", "form", "rows"])
+def test_a_damaged_file_of_landmarks_is_refused(
+    tmp_path: Path, book: Path, base: Path, damage: str
+) -> None:
+    tuned(tmp_path / "run", book, base, 4)
+    path = tmp_path / "run" / FILE
+    data = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(data[:40])
+    elif damage == "form":
+        path.write_bytes(data.replace(b'block_size\\": 8', b'block_size\\":-8'))
+    else:
+        path.write_bytes(data[:-4] + b"\xff\xff\xff\x7f")  # not a number
+    assert path.read_bytes() != data
+    with pytest.raises(InvalidWeights, match="landmarks"):
+        load_reader(tmp_path / "run")

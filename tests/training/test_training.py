@@ -1,0 +1,224 @@
+"""A training run is the same on every device, and goes on on another one."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from memstore import devices
+from memstore.errors import InvalidConfig
+from memstore.model.checkpoint import load_checkpoint
+from memstore.model.config import ModelConfig
+from memstore.model.transformer import Transformer
+from memstore.training.curriculum import default_curriculum
+from memstore.training.grow import grow
+from memstore.training.objectives import encode_windows
+from memstore.training.train import Precision, TrainConfig, train
+from support.fake_device import FakeDevice
+
+MODEL = ModelConfig(
+    vocab_size=1024,
+    num_layers=2,
+    hidden_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_size=48,
+    block_size=16,
+    top_k=2,
+)
+
+
+def stages() -> tuple:
+    """Both kinds, with the gate, position jumps, negatives of earlier steps and chunks that
+    continue a window.
+    """
+    windows, _, memory, text, *_ = default_curriculum()
+    small = {
+        "steps": 3,
+        "batch": 4,
+        "blocks": 3,
+        "chunk_blocks": 2,
+        "memory_windows": 4,
+        "memory_blocks": 4,
+        "queue": 32,
+        "negatives": 1.0,
+        "warmup": 1,
+    }
+    gated = replace(text, **small, data=replace(text.data, question_follows=0.5))
+    jumping = replace(memory, **small, max_jump=3)
+    return replace(windows, **small, max_jump=3, cmt=True), jumping, gated
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "topics.txt"
+    path.write_text("\n".join(list(topics.values())[:25]))
+    return path
+
+
+def trained(
+    out: Path, book: Path, *devices: str, precision: Precision = "float32"
+) -> tuple[list[float], dict[str, Any]]:
+    """Losses and weights of a run that is interrupted after every fourth step and resumed on the
+    next device.
+
+    "cuda" is the stand-in for one, "cuda:0" is one.
+    """
+    losses: list[float] = []
+
+    def report(line: dict[str, Any]) -> None:
+        if "loss" not in line:
+            return
+        losses.append(line["loss"])
+        if len(losses) % 4 == 0 and len(losses) < 4 * len(devices):
+            raise KeyboardInterrupt
+
+    for turn, device in enumerate(devices):
+        config = TrainConfig(
+            out, MODEL, stages(), seed=3, log_every=1, precision=precision, device=device
+        )
+        with FakeDevice() if device == "cuda" else nullcontext():
+            try:
+                model = train(config, [book], resume=turn > 0, report=report)
+            except KeyboardInterrupt:
+                continue
+            assert {p.device.type for p in model.parameters()} == {torch.device(device).type}
+    return losses, model.state_dict()
+
+
+def same(
+    found: tuple[list[float], dict[str, Any]], expected: tuple[list[float], dict[str, Any]]
+) -> None:
+    assert found[0] == pytest.approx(expected[0], abs=1e-4)
+    torch.testing.assert_close(found[1], expected[1])
+
+
+def test_a_run_on_another_device_is_the_run_on_the_cpu_and_each_resumes_the_other(
+    tmp_path: Path, book: Path
+) -> None:
+    expected = trained(tmp_path / "here", book, "cpu")
+    assert len(expected[0]) == 9
+    same(trained(tmp_path / "moved", book, "cuda", "cpu", "cuda"), expected)
+    state = torch.load(tmp_path / "moved" / "state.pt", weights_only=True)
+    tensors = [x for x in tree_leaves(state) if isinstance(x, torch.Tensor)]
+    assert tensors and not any(getattr(x, "elsewhere", False) for x in tensors)
+    torch.testing.assert_close(load_checkpoint(tmp_path / "moved")[0].state_dict(), state["model"])
+
+
+def test_an_interrupted_run_on_the_cpu_ends_with_the_same_bits(tmp_path: Path, book: Path) -> None:
+    whole, resumed = (trained(tmp_path / str(n), book, *["cpu"] * n) for n in (1, 3))
+    assert whole[0] == resumed[0] and all(
+        torch.equal(whole[1][name], x) for name, x in resumed[1].items()
+    )
+
+
+def test_the_forward_pass_runs_in_bfloat16_where_the_device_is(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = trained(tmp_path / "here", book, "cpu", precision="bfloat16")
+    asked, autocast = [], torch.autocast
+
+    def on_the_cpu(device_type: str, *arguments: Any, **options: Any) -> torch.autocast:
+        asked.append(device_type)
+        return autocast("cpu", *arguments, **options)
+
+    monkeypatch.setattr(torch, "autocast", on_the_cpu)
+    same(trained(tmp_path / "there", book, "cuda", precision="bfloat16"), expected)
+    assert set(asked) == {"cuda"}
+
+
+@pytest.mark.parametrize("gain,chosen", [(0.05, "float32"), (1.1, "float32"), (2.0, "bfloat16")])
+def test_a_run_takes_the_precision_its_cpu_is_faster_at_and_keeps_it(
+    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch, gain: float, chosen: str
+) -> None:
+    said: list[tuple[str, str]] = []
+    autocasts: list[bool] = []
+    autocast = torch.autocast
+
+    def watched(*arguments: Any, enabled: bool) -> torch.autocast:
+        autocasts.append(enabled)
+        return autocast(*arguments, enabled=enabled)
+
+    def run(cpu_gain: float, **options: Any) -> None:
+        monkeypatch.setattr(devices, "bfloat16_gain", lambda: cpu_gain)
+        config = TrainConfig(tmp_path / "run", MODEL, stages()[:1], log_every=1, **options)
+
+        def report(line: dict[str, Any]) -> None:
+            if "precision" in line:
+                said.append((line["precision"], line["because"]))
+            else:
+                raise KeyboardInterrupt  # one step is enough
+
+        with pytest.raises(KeyboardInterrupt):
+            train(config, [book], resume=bool(said), report=report)
+        assert set(autocasts) == {said[-1][0] == "bfloat16"}
+        autocasts.clear()
+
+    monkeypatch.setattr(torch, "autocast", watched)
+    run(gain)
+    run(1 / gain)  # on another machine it is what it began with
+    other: Precision = "float32" if chosen == "bfloat16" else "bfloat16"
+    run(gain, precision=other)
+    assert [precision for precision, _ in said] == [chosen, chosen, other]
+    assert f"{gain:.2g} times" in said[0][1]
+    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["precision"] for line in lines if "precision" in line] == [chosen, chosen, other]
+
+
+def test_a_precision_that_is_none_is_refused(tmp_path: Path, book: Path) -> None:
+    with pytest.raises(InvalidConfig, match="auto, float32, bfloat16"):
+        train(TrainConfig(tmp_path / "run", MODEL, precision="float8"), [book])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_run_on_a_gpu_is_near_that_on_the_cpu(
+    tmp_path: Path, book: Path, precision: Precision
+) -> None:
+    expected, _ = trained(tmp_path / "here", book, "cpu")
+    found, _ = trained(tmp_path / "there", book, "cuda:0", "cpu", "cuda:0", precision=precision)
+    assert found == pytest.approx(expected, abs=0.02)
+
+
+def test_a_device_that_is_not_there_leaves_no_directory(tmp_path: Path, book: Path) -> None:
+    with pytest.raises(InvalidConfig, match="cuda:99"):
+        train(TrainConfig(tmp_path / "run", MODEL, device="cuda:99"), [book])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_grown_model_computes_the_same_and_every_new_weight_can_learn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = Transformer(replace(MODEL, num_layers=3, memory_layers=(1, 2)))
+    model.initialise(generator)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.data.normal_(1, 0.2, generator=generator)
+    ids = torch.randint(0, 1000, (2, 34), generator=generator)
+    larger = replace(MODEL, num_layers=5, mlp_size=64, memory_layers=(3, 4), recency=0.5)
+    grown = grow(model, larger, generator)
+    (same, memory), (expected, old) = encode_windows(grown, ids), encode_windows(model, ids)
+    torch.testing.assert_close(same, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(memory[-1].keys, old[-1].keys, rtol=1e-4, atol=1e-5)
+    for _ in range(2):  # what leads out of the new units learns first, then they do
+        optimizer = torch.optim.SGD(grown.parameters(), lr=0.1)
+        encode_windows(grown, ids)[0].square().mul(
+            torch.linspace(0, 1, 34)[:, None]
+        ).sum().backward()
+        optimizer.step()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in grown.blocks[1].parameters())
+    assert grown.blocks[4].up_proj.weight.grad[48:].abs().max() > 0
+    for other in (
+        replace(larger, hidden_size=64),
+        replace(larger, memory_layers=(2, 4)),
+        replace(larger, mlp_size=32),
+    ):
+        with pytest.raises(InvalidConfig, match="grow"):
+            grow(model, other, generator)
