@@ -80,7 +80,8 @@ class Hay:
         self, name: str, tokens: int, groups: Sequence[Sequence[Needle]]
     ) -> tuple[str, list[list[Stated]]]:
         """A document of `tokens` tokens with needles after random sentences; those of a group stand
-        in their order. Returns the text, and where what is needed of each group stands.
+        in their order, and none is cut off: the document is rather a little longer. Returns the
+        text, and where what is needed of each group stands.
         """
         needles = sum(map(len, groups))
         added = sum(
@@ -115,7 +116,8 @@ class Hay:
                 before += 1  # a paragraph begins
         text = "".join([*pieces, hay[before:]])
         ends_of_tokens = self.offsets(text)
-        text = text[: ends_of_tokens[min(tokens, len(ends_of_tokens)) - 1][1]]
+        end = ends_of_tokens[min(tokens, len(ends_of_tokens)) - 1][1]
+        text = text[: max(end, length)]
         return text, [
             [place for i in range(len(group)) for place in stated[n, i]]
             for n, group in enumerate(groups)

@@ -13,6 +13,7 @@ from benchmarks.real import babilong, infinite, ruler
 from benchmarks.real.baselines import Right
 from benchmarks.real.blocks import Blocks, Span
 from benchmarks.real.context_questions import TITLES, ContextFacts
+from benchmarks.real.hay import Hay, Needle
 from benchmarks.real.methods import best_first, standing
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.questions import ATTRIBUTES, TASKS, UPDATES, build
@@ -240,3 +241,15 @@ def test_results_outlive_a_line_that_was_cut(tmp_path: Path) -> None:
     assert ("a", "m") in again and ("b", "m") not in again
     again.add({"question": "b", "method": "m", "right": 0.0})
     assert sorted(row["question"] for row in Results(path)) == ["a", "b"]
+
+
+def test_no_sentence_is_cut_off_where_it_has_more_tokens_in_its_text_than_alone() -> None:
+    def offsets(text: str) -> list[tuple[int, int]]:
+        each = 1 if len(text) > 200 else len(text)
+        return [(at, at + each) for at in range(0, len(text), each)]
+
+    prose = "The sun was low over the hills. " * 400
+    facts = [f"The code of gate {n} is {1000 + n}." for n in range(60)]
+    needles = [[Needle(fact, fact[-5:-1])] for fact in facts]
+    text, stated = Hay(offsets, [prose], Random(0)).plant("a", 3000, needles)
+    assert [text[one.start : one.stop] for (one,) in stated] == facts
