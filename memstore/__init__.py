@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from memstore.model.answer import Answer as Answer
     from memstore.model.answer import DocumentMatch as DocumentMatch
     from memstore.model.answer import Source as Source
-    from memstore.model.landmark_model import LandmarkModel as LandmarkModel
-    from memstore.model.landmark_model import load_model as load_model
+    from memstore.model.landmark.landmark_model import LandmarkModel as LandmarkModel
+    from memstore.model.landmark.landmark_model import load_model as load_model
     from memstore.store.memory_store import MemoryStore as MemoryStore
 
 _HOME = {
@@ -25,9 +25,9 @@ _HOME = {
     "MemoryStore": "memstore.store.memory_store",
     "Answer": "memstore.model.answer",
     "DocumentMatch": "memstore.model.answer",
-    "LandmarkModel": "memstore.model.landmark_model",
+    "LandmarkModel": "memstore.model.landmark.landmark_model",
     "Source": "memstore.model.answer",
-    "load_model": "memstore.model.landmark_model",
+    "load_model": "memstore.model.landmark.landmark_model",
     "load_reader": "memstore.hf.load",
     "wrap": "memstore.hf.load",
 }

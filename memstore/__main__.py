@@ -1,7 +1,7 @@
 """The command line: `memstore`, and `python -m memstore`."""
 
-from memstore.cli.signals import end_in_order
-from memstore.cli.waiting import sleep_where_busy
+from memstore.cli.terminal.signals import end_in_order
+from memstore.cli.terminal.waiting import sleep_where_busy
 
 
 def main() -> None:

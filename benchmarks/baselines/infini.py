@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from benchmarks.baselines.plain import NoPast
 from memstore.kernels.products import accumulate, scores, weighted
-from memstore.model.config import ModelConfig
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 
 
 class Gates(nn.Module):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from benchmarks.baselines.config import MemoryConfig
 from benchmarks.baselines.transformer_xl import CachedPast
 from memstore.kernels.api import NEG, landmark_topk
-from memstore.model.config import ModelConfig
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 
 
 class Retrieval(nn.Module):

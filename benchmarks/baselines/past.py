@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.transformer import Transformer
 
 
 @dataclass

@@ -15,8 +15,8 @@ from benchmarks.baselines.config import MEMORIES
 from benchmarks.baselines.subject import BaselineSubject
 from benchmarks.common.options import add
 from benchmarks.common.starting import start
-from memstore.model.checkpoint import read_configuration
-from memstore.model.config import PRESETS
+from memstore.model.landmark.checkpoint import read_configuration
+from memstore.model.landmark.config import PRESETS
 from memstore.training.curriculum import default_curriculum, stages_from
 from memstore.training.train import TrainConfig, train
 

@@ -11,8 +11,8 @@ from benchmarks.baselines.memorizing import MemorizingPast, Retrieval
 from benchmarks.baselines.past import Past
 from benchmarks.baselines.plain import FullPast, NoPast
 from benchmarks.baselines.transformer_xl import CachedPast
-from memstore.model.config import ModelConfig
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 
 
 class BaselineTransformer(Transformer):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines.past import Past, causal_attention
-from memstore.model.transformer import DecoderLayer, Transformer
+from memstore.model.landmark.transformer import DecoderLayer, Transformer
 
 
 class CachedPast(Past):

@@ -10,7 +10,7 @@ from benchmarks.baselines.reading import MEMORY, BaselineModel, load_baseline
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
 from memstore.cli.readers import reader_for_command
-from memstore.model.landmark_verbs import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkVerbs
 
 
 def add(

@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.common.text import Books
 from memstore import MemoryStore
-from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.model.session import ScratchSession
+from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_session import ScratchSession
 
 TARGETS = 256  # tokens
 LONGEST_CHUNK = 256  # blocks

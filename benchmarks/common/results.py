@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.baselines.reading import BaselineModel
-from memstore.model.landmark_verbs import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkVerbs
 
 
 def machine() -> dict[str, Any]:

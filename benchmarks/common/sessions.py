@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.baselines.reading import BaselineModel, Reading
 from memstore import MemoryStore
-from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.model.session import ScratchSession
+from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_session import ScratchSession
 
 AnyModel = LandmarkVerbs | BaselineModel
 AnySession = ScratchSession | Reading

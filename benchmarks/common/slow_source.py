@@ -9,7 +9,7 @@ from torch import Tensor
 
 from memstore import MemoryStore
 from memstore.block import BlockKey
-from memstore.tiers.base import UnitSource
+from memstore.tiers.lease import UnitSource
 
 
 class SlowSource:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NoReturn
 
-from memstore.cli.signals import end_in_order
+from memstore.cli.terminal.signals import end_in_order
 from memstore.errors import MemstoreError
 
 

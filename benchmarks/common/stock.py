@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from memstore.hf.seam import cache_argument
+from memstore.hf.attention_seam import cache_argument
 
 
 class Stock:

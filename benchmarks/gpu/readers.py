@@ -18,7 +18,7 @@ from benchmarks.common.stock import Stock
 from benchmarks.common.tables import tokens_text
 from benchmarks.gpu.part import Case, Row, Setting
 from memstore import MemoryStore
-from memstore.model.checkpoint import SHIPPED
+from memstore.model.landmark.checkpoint import SHIPPED
 
 _LLAMA = {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -82,9 +82,9 @@ def words(count: int, seed: int) -> str:
 
 def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
     """The rows of one shape. part: tokens whose reading in is timed by itself, before the rest."""
-    from memstore.hf.reader import HuggingFaceReader
-    from memstore.model.adaptation import Adaptation
-    from memstore.model.selector_sum import Words
+    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.model.passages.selectors.adaptation import Adaptation
+    from memstore.model.passages.selectors.selector_sum import Words
 
     model, tokenizer = made(setting, shape, tokens)
     began = time.perf_counter()

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.gpu.part import Case, Row, Setting
 from benchmarks.speed.train import Training, measure, peak_tflops
-from memstore.model.config import PRESETS
+from memstore.model.landmark.config import PRESETS
 
 
 def cases(setting: Setting) -> list[Case]:

@@ -24,9 +24,9 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import MemoryStore
-from memstore.disk.document import IngestSettings
-from memstore.disk.selector_form import SelectorForm
-from memstore.disk.signature import Signature
+from memstore.disk.format.document import IngestSettings
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.signature import Signature
 
 BLOCK, CHUNK_BLOCKS, VOCABULARY = 64, 256, 100_000
 SIGNATURE = Signature("random", "random", {}, "float16", 1, (0,), 1, 8, BLOCK)

@@ -3,9 +3,9 @@
 The landmarks are those that `benchmarks.real.choice_at_1m` kept in --work, and the queries its
 questions' rows. Beyond the tokens that are there, they are repeated with noise of --noise of their
 length: a simulation of more text, and said to be one. Exact: products with every token
-(memstore.index.late). Approximate: an inverted file over tokens (IVF, 8 bits a number), the
---nearest tokens of each row, their blocks scored again exactly. Recall: how many of the exact best
-1 and 8 blocks are among the candidates' best. Medians of milliseconds of the processor.
+(memstore.index.late_interaction). Approximate: an inverted file over tokens (IVF, 8 bits a number),
+the --nearest tokens of each row, their blocks scored again exactly. Recall: how many of the exact
+best 1 and 8 blocks are among the candidates' best. Medians of milliseconds of the processor.
 
     python -m benchmarks.index.late_candidates --work real/ --model smollm2/ --tokens 1M 4M
 """
@@ -28,11 +28,11 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.real.plan import Plan
 from benchmarks.real.prompting import DTYPES
-from memstore.disk.token_parts import equal_lengths
+from memstore.disk.format.token_parts import equal_lengths
 from memstore.hf.load import load_reader
-from memstore.index.late import INT8_STEPS, TokenIndex
-from memstore.model.selector_sum import Sum
-from memstore.model.tap import tap
+from memstore.index.late_interaction import INT8_STEPS, TokenIndex
+from memstore.model.passages.activation_capture import tap
+from memstore.model.passages.selectors.selector_sum import Sum
 
 BLOCK, TRAINED = 64, 40  # tokens; of them for each list
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from memstore.errors import InvalidInput
 from memstore.kernels.products import accumulate, scores, weighted
 from memstore.kernels.types import NEG
-from memstore.model.config import ModelConfig
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 
 
 def both_sides_attention(

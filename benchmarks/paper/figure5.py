@@ -23,9 +23,9 @@ from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.published import blocks
 from benchmarks.paper.runs import parser
-from memstore.model.config import PRESETS
-from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.model.settings import GRANULARITIES
+from memstore.model.landmark.config import PRESETS
+from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.lookup_settings import GRANULARITIES
 
 LENGTH, LOCAL, TOP_K = 2048, 250, 4
 Found = dict[str, dict[str, list[float]]]

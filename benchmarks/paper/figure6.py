@@ -22,7 +22,7 @@ from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.runs import parser
-from memstore.model.landmark_verbs import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkVerbs
 
 JUMPS = 100
 Found = dict[str, dict[int, np.ndarray]]

@@ -12,8 +12,8 @@ from benchmarks.baselines.past import Attended
 from benchmarks.baselines.reading import BaselineModel, Reading
 from benchmarks.common.sessions import AnyModel
 from memstore import MemoryStore
-from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.model.session import ScratchSession
+from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_session import ScratchSession
 
 NUMBER = 2  # bytes of a number of the past: what is held in more is counted as if it were not
 _AT_ONCE = 1 << 13

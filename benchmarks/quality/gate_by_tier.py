@@ -34,8 +34,8 @@ from benchmarks.common.results import write_results
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
-from memstore.share.open_place import open_place
-from memstore.share.publish import publish
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.publish.publish import publish
 
 TASKS = ("passkey", "fact")
 TIERS = ("disk", "remote")

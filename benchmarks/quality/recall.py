@@ -49,8 +49,8 @@ from benchmarks.common.timing import in_fresh_process
 from benchmarks.quality.recall_tables import by_index, by_length, draw, range_text, variations
 from memstore import MemoryStore
 from memstore.index import INDEX_KINDS
-from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.model.settings import GRANULARITIES, LookupSettings
+from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.lookup_settings import GRANULARITIES, LookupSettings
 
 
 def main() -> None:

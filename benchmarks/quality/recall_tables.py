@@ -5,7 +5,7 @@ from typing import Any
 from benchmarks.common.intervals import wilson
 from benchmarks.common.needles import STREAMED, TASKS
 from benchmarks.common.tables import rate, table, tokens_text
-from memstore.model.settings import GRANULARITIES, LookupSettings
+from memstore.model.lookup_settings import GRANULARITIES, LookupSettings
 
 
 def by_index(rows: list[dict[str, Any]], kinds: list[str]) -> str:

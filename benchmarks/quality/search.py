@@ -36,7 +36,7 @@ from benchmarks.common.tables import rate, table, tokens_number
 from benchmarks.common.text import Books
 from benchmarks.common.timing import in_fresh_process, timed
 from memstore import LandmarkModel, MemoryStore, load_model
-from memstore.model.tokenizer import Tokenizer
+from memstore.model.landmark.byte_tokenizer import Tokenizer
 
 LEAST_WORDS, MOST_WORDS = 8, 30  # of a sentence
 REPLACED = 0.15  # share of its words

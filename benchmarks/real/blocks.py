@@ -5,10 +5,10 @@ from itertools import chain
 from typing import NamedTuple
 
 from benchmarks.real.plan import Question, Stated
-from memstore.hf.reader import LONGEST
-from memstore.model.passages.context import Context
-from memstore.model.passages.cut import Passages
-from memstore.model.reader import TextTokenizer
+from memstore.hf.passage_adapter import LONGEST
+from memstore.model.adapter import TextTokenizer
+from memstore.model.passages.cutting.passage_cutting import Passages
+from memstore.model.texts.passage_context import Context
 
 Block = tuple[str, int]  # of a document, the number
 

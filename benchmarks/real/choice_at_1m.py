@@ -37,15 +37,15 @@ from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds, refusals
 from benchmarks.real.results import Results, Row
 from benchmarks.real.running import parser, read
-from memstore.disk.block_words import BlockWords
+from memstore.disk.format.block_words import BlockWords
 from memstore.hf.load import load_reader
-from memstore.index.late import LANDMARK_DTYPES, TokenIndex
-from memstore.index.words import WordIndex
-from memstore.model.passages.encode import encode
-from memstore.model.passages.ingest import passages_of
-from memstore.model.passages.stack import landmarks_of
-from memstore.model.selectors import confidence
-from memstore.model.tap import tap
+from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
+from memstore.index.word_index import WordIndex
+from memstore.model.passages.activation_capture import tap
+from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_records import landmarks_of
+from memstore.model.passages.selectors.selector import confidence
 from memstore.training.corpus import read_documents
 
 DOCUMENT = 128 * 1024  # tokens

@@ -32,9 +32,9 @@ from benchmarks.real.plan import Plan, Question
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.real.questions import TASKS, build
 from memstore import MemoryStore
-from memstore.disk.codec import NEW_CODECS
+from memstore.disk.format.codec import NEW_CODECS
 from memstore.hf.load import load_reader
-from memstore.hf.reader import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFaceReader
 from memstore.training.corpus import read_documents
 
 ASKED = ["passkey", "fact", "of_20", "natural"]

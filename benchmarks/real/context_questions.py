@@ -8,7 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 from benchmarks.real.hay import Needle
-from memstore.training.selector_questions import Facts, capital
+from memstore.training.selectors.questions import Facts, capital
 
 TITLES = {
     "pronoun": "its value told of he, she or it",

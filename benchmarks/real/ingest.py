@@ -37,12 +37,12 @@ from benchmarks.real.hay import Hay
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.speed.peak_memory import peak_bytes
 from memstore import MemoryStore
-from memstore.disk.codec import NEW_CODECS
+from memstore.disk.format.codec import NEW_CODECS
+from memstore.hf.attention_seam import cache_argument
 from memstore.hf.load import load_reader
-from memstore.hf.reader import HuggingFaceReader
-from memstore.hf.seam import cache_argument
-from memstore.model.passages.workers import Workers
-from memstore.model.text import Text
+from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.model.passages.worker_pool import Workers
+from memstore.model.texts.source_text import Text
 from memstore.training.corpus import read_documents
 
 PARTS = ["ingest", "short", "workers", "peak"]

@@ -27,8 +27,8 @@ from benchmarks.common.tables import table, tokens_number
 from benchmarks.real.prompting import DTYPES
 from benchmarks.real.stored_once import part
 from memstore.hf.load import load_reader
-from memstore.hf.reader import HuggingFaceReader
-from memstore.model.text import Text
+from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 
 SHARES: dict[str, float | None] = {

@@ -34,10 +34,10 @@ from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
-from memstore.model.chosen import Chosen
-from memstore.model.compact import CompactAttention, read_prefix
-from memstore.model.selectors import Gate, confidence, in_range
-from memstore.model.tap import tap
+from memstore.model.passages.activation_capture import tap
+from memstore.model.passages.repositioned_attention import CompactAttention, read_prefix
+from memstore.model.passages.selectors.passage_choice import Chosen
+from memstore.model.passages.selectors.selector import Gate, confidence, in_range
 from memstore.training.corpus import read_documents
 
 SEGMENT, BLOCK = 64, 64  # tokens

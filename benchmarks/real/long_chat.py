@@ -32,7 +32,7 @@ from benchmarks.real.results import Results, Row
 from memstore import MemoryStore
 from memstore.hf.load import load_reader
 from memstore.training.corpus import read_documents
-from memstore.training.selector_questions import Fact, Facts
+from memstore.training.selectors.questions import Fact, Facts
 
 METHODS: dict[str, dict[str, Any]] = {
     "remembers": {},

@@ -17,11 +17,11 @@ from benchmarks.real.plan import Question
 from benchmarks.real.prompting import Prompted
 from benchmarks.real.results import Row
 from memstore import MemoryStore
-from memstore.disk.passages import Keep
-from memstore.model.choosing_session import ChoosingSession
-from memstore.model.chosen import Chosen
-from memstore.model.selectors import confidence
-from memstore.model.text import Text
+from memstore.disk.format.passage_parts import Keep
+from memstore.model.passages.passage_session import ChoosingSession
+from memstore.model.passages.selectors.passage_choice import Chosen
+from memstore.model.passages.selectors.selector import confidence
+from memstore.model.texts.source_text import Text
 
 
 class Memory(AbstractContextManager["Memory"]):

@@ -17,7 +17,7 @@ from benchmarks.real.plan import Question
 from benchmarks.real.prompting import Prompted
 from benchmarks.real.results import Results, Row
 from benchmarks.real.tuning import Tuned
-from memstore.model.settings import LookupSettings
+from memstore.model.lookup_settings import LookupSettings
 
 METHODS = {
     "memory": "the memory as its reader asks it",

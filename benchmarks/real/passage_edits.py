@@ -26,10 +26,10 @@ from benchmarks.common.options import add, plain_parser
 from benchmarks.common.results import write
 from benchmarks.common.tables import rate, table
 from benchmarks.real.prompting import tokenizer_of
-from memstore.model.passages.cut import Passages
-from memstore.model.passages.measure import Measure
-from memstore.model.passages.sentences import Unit, split
-from memstore.model.reader import TextTokenizer
+from memstore.model.adapter import TextTokenizer
+from memstore.model.passages.cutting.measure import Measure
+from memstore.model.passages.cutting.passage_cutting import Passages
+from memstore.model.texts.sentences import Unit, split
 from memstore.training.corpus import read_documents
 
 KINDS = ("delete", "insert", "replace")

@@ -10,9 +10,9 @@ from benchmarks.real import context_questions
 from benchmarks.real.context_questions import ContextFacts, Told
 from benchmarks.real.hay import Hay, Needle, Offsets
 from benchmarks.real.plan import Plan, Question, Rule, Stated
-from memstore.training import selector_words
 from memstore.training.recipes import facts as language
-from memstore.training.selector_questions import Fact, Facts, capital, of_split
+from memstore.training.selectors import word_pools as selector_words
+from memstore.training.selectors.questions import Fact, Facts, capital, of_split
 
 TASKS = {
     "natural": "everyday questions, nothing primed",

@@ -11,8 +11,8 @@ from random import Random
 from benchmarks.real.hay import Needle, Offsets
 from benchmarks.real.plan import Plan, Question, Stated
 from benchmarks.real.shared_hay import SharedHay
-from memstore.training import selector_words as words
-from memstore.training.selector_questions import of_split
+from memstore.training.selectors import word_pools as words
+from memstore.training.selectors.questions import of_split
 
 TASKS = {
     "single 1": "RULER, one needle in noise",

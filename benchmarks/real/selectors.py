@@ -35,20 +35,20 @@ from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds
 from benchmarks.real.results import Row
 from memstore.hf.load import load_reader
-from memstore.hf.reader import HuggingFaceReader
-from memstore.model.adaptation import Adaptation
-from memstore.model.chosen import Candidates
-from memstore.model.passages.ingest import passages_of
-from memstore.model.reader import TextTokenizer
-from memstore.model.selector_file import load_selector
-from memstore.model.selector_sum import Sum
-from memstore.model.selector_sum import Words as WordSelector
-from memstore.model.selectors import GATE_TOGETHER, Gate, Selector, confidence
-from memstore.model.tapped import Tapped, Taps
-from memstore.training import adapt
-from memstore.training.adapt_measure import Haystack
-from memstore.training.adapt_reader import subject_of
+from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.model.adapter import TextTokenizer
+from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.passage_choice import Candidates
+from memstore.model.passages.selectors.selector import GATE_TOGETHER, Gate, Selector, confidence
+from memstore.model.passages.selectors.selector_file import load_selector
+from memstore.model.passages.selectors.selector_sum import Sum
+from memstore.model.passages.selectors.selector_sum import Words as WordSelector
 from memstore.training.corpus import read_documents
+from memstore.training.selectors import make_selector as adapt
+from memstore.training.selectors.measure import Haystack
+from memstore.training.selectors.passage_subject import subject_of
 
 SHARES = (0.05, 0.1, 0.17, 0.25, 0.4)  # of the questions that nothing answers, let through
 ABSENT = ("absent", "absent_reworded")

@@ -47,11 +47,11 @@ from benchmarks.real.methods import best_first
 from benchmarks.real.plan import Question
 from benchmarks.real.prompting import DTYPES, Prompted, tokenizer_of
 from memstore import MemoryStore
-from memstore.disk.block_words import BlockWords
+from memstore.disk.format.block_words import BlockWords
 from memstore.hf.load import load_reader
-from memstore.index.late import INT8_STEPS
-from memstore.model.choosing_session import ChoosingSession
-from memstore.model.tap import tap
+from memstore.index.late_interaction import INT8_STEPS
+from memstore.model.passages.activation_capture import tap
+from memstore.model.passages.passage_session import ChoosingSession
 from memstore.training.corpus import read_documents
 
 CHUNK = 512  # tokens that the stock model reads at once

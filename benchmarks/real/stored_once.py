@@ -20,10 +20,10 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number
 from benchmarks.real.prompting import DTYPES
-from memstore.disk.document import Document
+from memstore.disk.format.document import Document
 from memstore.hf.load import load_reader
-from memstore.hf.reader import HuggingFaceReader
-from memstore.model.text import Text
+from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.training.corpus import read_documents
 

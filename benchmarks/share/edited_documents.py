@@ -24,10 +24,10 @@ from benchmarks.common.timing import timed
 from benchmarks.real.prompting import DTYPES
 from benchmarks.real.stored_once import CHANGED, part
 from benchmarks.share.many_documents import Requests
-from memstore.disk.passages import Keep
+from memstore.disk.format.passage_parts import Keep
 from memstore.hf.load import load_reader
-from memstore.hf.reader import HuggingFaceReader
-from memstore.model.text import Text
+from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 
 _CHARACTERS = 4.4  # of a token, about

@@ -33,14 +33,14 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
-from memstore.share.local_cache import LocalCache
-from memstore.share.open_place import open_place
-from memstore.share.opening import PublishedCatalog
-from memstore.share.place import ObjectPlace
-from memstore.share.publish import publish
-from memstore.share.remote import GAP, Remote
-from memstore.share.sizes import OBJECT_BYTES
-from memstore.share.tables import PublishedDatabase
+from memstore.share.caches.local_cache import LocalCache
+from memstore.share.objects.object_store import ObjectPlace
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.sizes import OBJECT_BYTES
+from memstore.share.publish.publish import publish
+from memstore.share.read.open_published import PublishedCatalog
+from memstore.share.read.published_tables import PublishedDatabase
+from memstore.share.read.remote import GAP, Remote
 
 QUESTION = 16  # tokens
 

@@ -32,12 +32,12 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write_part
 from memstore import MemoryStore
 from memstore.block import BlockKey
-from memstore.disk.document import IngestSettings
-from memstore.disk.signature import Signature
+from memstore.disk.format.document import IngestSettings
+from memstore.disk.format.signature import Signature
 from memstore.errors import MemstoreError
-from memstore.share.open_place import open_place
-from memstore.share.prune import prune
-from memstore.share.publish import unpublish
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.publish import unpublish
 
 HEADS, BLOCK, DIM, CHUNK = 2, 16, 32, 4
 SIGNATURE = Signature("ab" * 20, "cd" * 20, {}, "float16", 1, (0,), HEADS, DIM, BLOCK)

@@ -39,16 +39,16 @@ from benchmarks.common.timing import timed
 from benchmarks.storage.records import begin, reading_parser
 from memstore import MemoryStore
 from memstore.block import RecordKey
-from memstore.disk.catalog import Catalog
-from memstore.disk.document import Document, IngestSettings
-from memstore.disk.signature import Signature
-from memstore.disk.transaction import Transaction
-from memstore.share.manifest import Published
-from memstore.share.merge import merge
-from memstore.share.open_place import open_place
-from memstore.share.place import ObjectPlace
-from memstore.share.prune import prune
-from memstore.share.publish import unpublish
+from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.signature import Signature
+from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.share.format.manifest import Published
+from memstore.share.objects.object_store import ObjectPlace
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.merge import merge
+from memstore.share.publish.publish import unpublish
 
 BLOCK, DIM, A_TIME = 4, 8, 50
 SIGNATURE = Signature("ab" * 20, "cd" * 20, {}, "float16", 1, (0,), 1, DIM, BLOCK)

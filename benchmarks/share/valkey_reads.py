@@ -48,12 +48,12 @@ from benchmarks.storage.records import (
     reading_parser,
 )
 from memstore.block import BlockKey, RecordKey
-from memstore.disk.keys import record_key
-from memstore.share.keeping import record_name
-from memstore.share.open_place import open_place
-from memstore.share.remote import Remote
-from memstore.share.source import SharedSource
-from memstore.share.valkey import Valkey
+from memstore.disk.format.keys import record_key
+from memstore.share.caches.valkey import Valkey
+from memstore.share.caches.write_behind import record_name
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.read.published_source import SharedSource
+from memstore.share.read.remote import Remote
 
 
 @contextmanager

@@ -54,8 +54,8 @@ from benchmarks.speed.large_model import (
     random_model,
     rates,
 )
-from memstore.model.config import ModelConfig
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.raw_bits import torch_dtype
 

@@ -8,7 +8,7 @@ import torch
 
 from memstore import LandmarkModel, MemoryStore
 from memstore.devices import fast_dtype
-from memstore.model.session import ScratchSession
+from memstore.model.landmark.landmark_session import ScratchSession
 from memstore.training.objectives import encode_windows
 
 

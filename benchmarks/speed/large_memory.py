@@ -10,10 +10,10 @@ from torch import Tensor
 
 from benchmarks.speed.large_model import GIB, PROMPT, available
 from memstore.block import BlockKey
-from memstore.disk.codec import get_codec
-from memstore.disk.signature import Signature
+from memstore.disk.format.codec import get_codec
+from memstore.disk.format.signature import Signature
 from memstore.kernels.launch import next_power
-from memstore.model.config import ModelConfig
+from memstore.model.landmark.config import ModelConfig
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.raw_bits import raw_view, torch_dtype
 
@@ -44,7 +44,7 @@ class Pool:
             self._payloads += [bytes(payload) for payload in encoded]
 
     def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
-        """See memstore.tiers.base.UnitSource."""
+        """See memstore.tiers.lease.UnitSource."""
         raw = raw_view(slab)
         for unit, slot in zip(units, slots, strict=True):
             payload = self._payloads[unit.block % len(self._payloads)]

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memstore.model.checkpoint import SHIPPED
-from memstore.model.config import PRESETS, ModelConfig
-from memstore.model.landmark_model import LandmarkModel
-from memstore.model.session import ScratchSession
-from memstore.model.tokenizer import Tokenizer
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.model.landmark.config import PRESETS, ModelConfig
+from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.model.landmark.landmark_session import ScratchSession
+from memstore.model.landmark.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
 
 # of Touvron et al., arXiv 2302.13971, with two more ids; the output matrix is the embedding

@@ -22,7 +22,7 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import table
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
-from memstore.disk.document import IngestSettings
+from memstore.disk.format.document import IngestSettings
 
 
 def write_random_memory(model: LandmarkModel, memory: Path, size: int) -> int:

@@ -25,9 +25,9 @@ from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import interleaved, paired_ratio, timed
 from memstore import MemoryStore
 from memstore.cli.readers import reader_for_command
-from memstore.model.text import Text
-from memstore.model.together import read_pending
-from memstore.model.verbs import Verbs
+from memstore.model.batched_forward import read_pending
+from memstore.model.model_api import Verbs
+from memstore.model.texts.source_text import Text
 from memstore.training.corpus import read_documents
 
 BEGUN = 4  # tokens of an answer before it is timed

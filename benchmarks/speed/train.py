@@ -39,8 +39,8 @@ from benchmarks.common.timing import paired_ratio
 from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig
 from memstore.freed_memory import keep_freed_memory
-from memstore.model.config import PRESETS, ModelConfig
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.config import PRESETS, ModelConfig
+from memstore.model.landmark.transformer import Transformer
 from memstore.training.curriculum import default_curriculum
 from memstore.training.objectives import encode_windows, next_token_loss
 from memstore.training.optimizer import make_optimizers

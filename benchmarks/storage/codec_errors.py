@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
 from memstore.block import RecordKey
-from memstore.disk.blocks import BlockTable
+from memstore.disk.tables.block_table import BlockTable
 from memstore.kernels import api
 from memstore.kernels import reference_memory_attention as reference
 from memstore.kernels.types import LocalAttention

@@ -43,9 +43,9 @@ from benchmarks.common.timing import in_fresh_process, interleaved, timed
 from benchmarks.storage.codec_errors import attention
 from memstore import LandmarkModel, MemoryStore
 from memstore.block import RecordKey
-from memstore.disk.blocks import BlockTable
-from memstore.disk.catalog import Catalog
-from memstore.disk.codec import CODECS, NEW_CODECS
+from memstore.disk.format.codec import CODECS, NEW_CODECS
+from memstore.disk.tables.block_table import BlockTable
+from memstore.disk.tables.catalog import Catalog
 
 TASK = "fact"
 

@@ -28,9 +28,9 @@ from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
 from memstore.cli.bench_replay import ALL_POLICIES, REPLAY_PREFETCH, Settings, run_replay
 from memstore.cli.bench_tiers import run_live
-from memstore.tiers.options import DEFAULT_POLICY, PREDICTORS
 from memstore.tiers.recorded import Recorded
 from memstore.tiers.replay import replay_tiers
+from memstore.tiers.tier_options import DEFAULT_POLICY, PREDICTORS
 
 PARTS = ("live", "slow", "replay")
 DEVICE = 0.02  # capacity of the device tier above the host tier, as a share

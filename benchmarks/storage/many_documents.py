@@ -32,10 +32,10 @@ from benchmarks.common.timing import interleaved, timed
 from benchmarks.storage.records import begin, reading_parser
 from memstore import MemoryStore
 from memstore.block import RecordKey
-from memstore.disk.catalog import Catalog
-from memstore.disk.document import Document, IngestSettings
-from memstore.disk.signature import Signature
-from memstore.disk.transaction import Transaction
+from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.signature import Signature
+from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.tables.catalog import Catalog
 
 CHUNK_BLOCKS, BLOCK, DIM = 2, 16, 8
 CHUNK = CHUNK_BLOCKS * BLOCK

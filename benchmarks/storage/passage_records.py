@@ -28,11 +28,11 @@ from benchmarks.common.results import write_part
 from benchmarks.common.tables import spread, table
 from benchmarks.common.timing import interleaved, paired_ratio
 from memstore.block import BlockKey, RecordKey
-from memstore.disk.catalog import Catalog
-from memstore.disk.document import Document
-from memstore.disk.keys import record_key
-from memstore.disk.signature import Signature
-from memstore.tiers.disk import DiskTier
+from memstore.disk.format.document import Document
+from memstore.disk.format.keys import record_key
+from memstore.disk.format.signature import Signature
+from memstore.disk.tables.catalog import Catalog
+from memstore.tiers.disk_tier import DiskTier
 
 LAYERS, HEADS, DIM, BLOCK = 30, 3, 64, 128
 FEWEST, MOST = 36, 64  # tokens of a passage

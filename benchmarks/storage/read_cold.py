@@ -40,7 +40,7 @@ from benchmarks.storage.records import (
     wanted,
 )
 from memstore.block import BlockKey, RecordKey
-from memstore.disk.keys import record_key
+from memstore.disk.format.keys import record_key
 
 DIRECT_THREADS = (4, 8, 16)
 

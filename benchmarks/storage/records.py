@@ -18,12 +18,12 @@ from torch import Tensor
 from benchmarks.common.memories import data_file, workplace
 from benchmarks.common.options import add, plain_parser, prepare
 from memstore.block import RecordKey
-from memstore.disk.catalog import Catalog
-from memstore.disk.database import Database
-from memstore.disk.document import Document
-from memstore.disk.signature import Signature
-from memstore.store.writer import COMMIT_BYTES
-from memstore.tiers.disk import DiskTier
+from memstore.disk.format.document import Document
+from memstore.disk.format.signature import Signature
+from memstore.disk.lmdb.database import Database
+from memstore.disk.tables.catalog import Catalog
+from memstore.store.write.writer import COMMIT_BYTES
+from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.raw_bits import raw_view
 
 BATCH = 32

@@ -45,8 +45,8 @@ from benchmarks.storage.records import (
     reading_parser,
 )
 from memstore.block import BlockKey
-from memstore.disk.threads import Threads
-from memstore.tiers.disk import DiskTier
+from memstore.disk.read.work_sharing import Threads
+from memstore.tiers.disk_tier import DiskTier
 
 RECORDS = (Shape("49 KB", 3, 64, 64), *(shape for shape in SHAPES if shape.record > 100_000))
 ASKED = 70  # batches before the first turn: after 64 the tier asks the disk in advance no more

@@ -35,8 +35,8 @@ from benchmarks.storage.records import (
     reading_parser,
 )
 from memstore import MemoryStore
-from memstore.disk.document import IngestSettings
-from memstore.store.writer import COMMIT_BYTES
+from memstore.disk.format.document import IngestSettings
+from memstore.store.write.writer import COMMIT_BYTES
 
 
 def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, Any]:

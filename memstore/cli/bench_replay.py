@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memstore.cli import console
+from memstore.cli.terminal import console
 from memstore.errors import InvalidConfig
-from memstore.tiers.options import check_options
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.recorded import Recorded
 from memstore.tiers.replay import belady, replay
+from memstore.tiers.tier_options import check_options
 
 LIVE_BUDGETS, LIVE_PREFETCH = (0.01, 0.03, 0.1), ("off", "speculative")
 REPLAY_BUDGETS, REPLAY_PREFETCH = (0.02, 0.05, 0.1, 0.25, 0.5), ("off", "recorded")

@@ -11,16 +11,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from memstore.cli import console
 from memstore.cli.bench_replay import Settings, run_columns
 from memstore.cli.demo_facts import cut, python_text
+from memstore.cli.terminal import console
 from memstore.errors import InvalidInput
-from memstore.model.ingest import IngestProgress
-from memstore.model.landmark_model import LandmarkModel
+from memstore.model.document_ingest import IngestProgress
+from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.serve.metrics import Metrics
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.options import DEFAULT_POLICY, PREDICTORS, TierOptions
 from memstore.tiers.stats import COUNTS
+from memstore.tiers.tier_options import DEFAULT_POLICY, PREDICTORS, TierOptions
 from memstore.training.corpus import read_documents
 
 _PASSAGE = 160  # tokens of a passage that is to be continued

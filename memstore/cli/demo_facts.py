@@ -15,15 +15,15 @@ from random import Random, SystemRandom
 from typing import Any, NamedTuple
 
 from memstore.child import python_command
-from memstore.cli import console
 from memstore.cli.readers import reader_for_command
-from memstore.disk.document import SOURCE
+from memstore.cli.terminal import console
+from memstore.disk.format.document import SOURCE
 from memstore.errors import DocumentExists, InvalidInput, MemstoreError
-from memstore.model.landmark_model import LandmarkModel
-from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.model.text import Text
-from memstore.model.tokenizer import Tokenizer
-from memstore.model.verbs import Verbs
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.model.model_api import Verbs
+from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.training.recipes.facts import (
     Fact,

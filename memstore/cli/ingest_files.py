@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from memstore.cli import console
+from memstore.cli.terminal import console
 from memstore.closing import Closing
 from memstore.disk.files import INDEX, OWN_NAMES
 from memstore.errors import DocumentExists, InvalidInput, InvalidWeights, MemstoreError
 
 if TYPE_CHECKING:
-    from memstore.disk.document import Document
+    from memstore.disk.format.document import Document
     from memstore.documents.folder import File, Files, Source
-    from memstore.model.ingest import IngestProgress
-    from memstore.model.passages.workers import Workers
-    from memstore.model.text import Text
-    from memstore.model.verbs import Verbs
-    from memstore.store.admission import Mode
+    from memstore.model.document_ingest import IngestProgress
+    from memstore.model.model_api import Verbs
+    from memstore.model.passages.worker_pool import Workers
+    from memstore.model.texts.source_text import Text
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.room import Forecast
+    from memstore.store.size_estimate import Forecast
+    from memstore.store.write.admission import Mode
 
 _FEW = 512  # tokens of a document that is read before anybody would ask how long that takes
 _OWN = (InvalidInput, DocumentExists)  # what is wrong with one file, and not with the others
@@ -36,7 +36,7 @@ def text_of(file: "File", source: "Source | None" = None) -> "Text":
     from memstore.documents import read
     from memstore.documents.converted import LIMITS
     from memstore.documents.folder import STDIN
-    from memstore.model.text import Text
+    from memstore.model.texts.source_text import Text
 
     if str(file.path) == STDIN and file.folder is None:
         data = sys.stdin.buffer.read(LIMITS.file_bytes + 1)
@@ -204,7 +204,7 @@ class Reading(Closing):
         return known if (known.folder, known.file) == (seen.folder, seen.file) else None
 
     def _describe(self, there: "Document", seen: "Source") -> None:
-        from memstore.disk.document import SOURCE
+        from memstore.disk.format.document import SOURCE
 
         if self.memory is not None and there.metadata.get(SOURCE) != seen.to_dict():
             self.memory.describe(there.name, {**there.metadata, SOURCE: seen.to_dict()})

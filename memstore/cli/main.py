@@ -13,20 +13,18 @@ from typing import Annotated, cast
 import typer
 
 from memstore import __version__
-from memstore.cli import (
-    adapt,
-    ask,
-    bench,
-    console,
-    demo,
-    documents,
-    ingest,
-    mcp,
-    serve,
-    share,
-    train,
-)
-from memstore.cli.options import abandon_stdout
+from memstore.cli import adapt_command as adapt
+from memstore.cli import ask_command as ask
+from memstore.cli import bench_command as bench
+from memstore.cli import demo_command as demo
+from memstore.cli import documents_command as documents
+from memstore.cli import ingest_command as ingest
+from memstore.cli import mcp_command as mcp
+from memstore.cli import publish_command as share
+from memstore.cli import serve_command as serve
+from memstore.cli import train_command as train
+from memstore.cli.command_options import abandon_stdout
+from memstore.cli.terminal import console
 from memstore.disk.files import occupy_standard_streams
 
 # click's UsageError, of whichever click this typer is built on

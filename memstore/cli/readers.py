@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memstore.model.verbs import Verbs
+    from memstore.model.model_api import Verbs
 
 
 def reader_for_command(name: str | None) -> "Verbs":
-    """`memstore.hf.named.reader_named`, for a process that does nothing else."""
-    from memstore.hf.named import reader_named
+    """`memstore.hf.models_by_name.reader_named`, for a process that does nothing else."""
+    from memstore.hf.models_by_name import reader_named
 
     return reader_named(name, own_process=True)

@@ -9,8 +9,6 @@ from typing import NamedTuple
 import msgpack
 
 from memstore.block import RecordKey
-from memstore.disk import changes, commit
-from memstore.disk.commit import Commit
 from memstore.disk.files import (
     DATA,
     named_os_errors,
@@ -20,7 +18,7 @@ from memstore.disk.files import (
     sync_directory,
     try_alone,
 )
-from memstore.disk.keys import (
+from memstore.disk.format.keys import (
     document_key,
     landmarks_key,
     passage_key,
@@ -28,13 +26,16 @@ from memstore.disk.keys import (
     tokens_key,
     worth_key,
 )
-from memstore.disk.lmdb_errors import named_lmdb_errors
-from memstore.disk.locks import WriterLock
-from memstore.disk.meta_pages import read_states
-from memstore.disk.new_file import Entry, fill
-from memstore.disk.passage_table import DIGEST_BYTES
-from memstore.disk.transaction import TABLES, digest
-from memstore.disk.tree import Tree
+from memstore.disk.lmdb import commit_record as commit
+from memstore.disk.lmdb.commit_record import Commit
+from memstore.disk.lmdb.lmdb_errors import named_lmdb_errors
+from memstore.disk.lmdb.locks import WriterLock
+from memstore.disk.lmdb.meta_pages import read_states
+from memstore.disk.lmdb.new_file import Entry, fill
+from memstore.disk.lmdb.transaction import TABLES, digest
+from memstore.disk.lmdb.tree import Tree
+from memstore.disk.tables import changes
+from memstore.disk.tables.passage_table import DIGEST_BYTES
 from memstore.errors import CorruptMemory, MemoryLocked
 
 _NEXT = b"next_document"

@@ -2,7 +2,7 @@
 
 import re
 
-from memstore.disk.places import LEVELS, PAGE, Place, plain_name
+from memstore.disk.format.citations import LEVELS, PAGE, Place, plain_name
 from memstore.documents.converted import Converted, Kind, Limits
 from memstore.errors import UnreadableDocument
 

@@ -12,7 +12,7 @@ import msgspec
 
 from memstore.child import run_tied
 from memstore.decode import unpack
-from memstore.disk.places import Place
+from memstore.disk.format.citations import Place
 from memstore.documents.archive import Archive
 from memstore.documents.converted import LIMITS, Converted, Kind, Limits
 from memstore.documents.detect import Form, form_of

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from memstore.disk.places import Place
+from memstore.disk.format.citations import Place
 
 Kind = Literal["text", "markdown", "html", "docx", "epub", "pdf"]
 

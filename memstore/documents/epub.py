@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from memstore.disk.places import LEVELS
+from memstore.disk.format.citations import LEVELS
 from memstore.documents.archive import Archive
 from memstore.documents.compose import Composer
 from memstore.documents.converted import Converted, Limits

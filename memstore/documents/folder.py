@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from memstore.decode import Count, Line, typed
-from memstore.disk.document import SOURCE, Document
+from memstore.disk.format.document import SOURCE, Document
 from memstore.errors import InvalidInput, MemstoreError, UnreadableDocument
 
 STDIN = "-"

@@ -36,7 +36,7 @@ def read_html(data: bytes, limits: Limits) -> Converted:
     title = walk_html(decode_html(data), composer, Elements(limits))
     converted = composer.done("html")
     if title.strip() and not composer.headings:
-        from memstore.disk.places import Place, plain_name
+        from memstore.disk.format.citations import Place, plain_name
 
         converted = Converted(converted.text, (Place(0, 1, plain_name(title)),), "html")
     return converted

@@ -4,7 +4,7 @@ import re
 from itertools import accumulate, pairwise
 from typing import Any
 
-from memstore.disk.places import LEVELS, Place, plain_name
+from memstore.disk.format.citations import LEVELS, Place, plain_name
 from memstore.documents.converted import Converted, Limits
 from memstore.documents.plain import decode_text
 

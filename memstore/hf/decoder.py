@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from memstore.errors import InvalidWeights
-from memstore.hf.rotary import ModelRotary
-from memstore.hf.seam import WalkCache, attach, walk
-from memstore.model.reader import Attend, Enter, LayerForm
+from memstore.hf.attention_seam import WalkCache, attach, walk
+from memstore.hf.model_rotary import ModelRotary
+from memstore.model.adapter import Attend, Enter, LayerForm
 
 _PROBE_TOKENS = 12
 # by how much logits may differ, of the largest: in float32, and in half precision

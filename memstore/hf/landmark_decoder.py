@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from memstore.errors import InvalidWeights
 from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.landmark_form import LandmarkForm
+from memstore.hf.landmark_spec import LandmarkForm
 from memstore.kernels.api import local_attention
-from memstore.model.reader import Attend, Enter, Shape
+from memstore.model.adapter import Attend, Enter, Shape
 from memstore.model.rotary import Rope
 
 _DISTANCE = 5  # blocks, at which a query sees every old one

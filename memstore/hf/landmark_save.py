@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from memstore.hf.landmark_decoder import LandmarkDecoder
-from memstore.hf.landmark_form import save_landmarks
+from memstore.hf.landmark_spec import save_landmarks
 from memstore.hf.load import without_bars
 from memstore.hf.lora import merged_weights
 from memstore.hf.new_directory import new_directory

@@ -14,17 +14,17 @@ from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, MemstoreError
 from memstore.hf.configuration import building_within, check_sizes
 from memstore.hf.gguf_header import check_gguf
+from memstore.hf.landmark_adapter import LandmarkDecoderReader
 from memstore.hf.landmark_decoder import LandmarkDecoder
-from memstore.hf.landmark_form import FILE, load_landmarks
-from memstore.hf.landmark_reader import LandmarkDecoderReader
-from memstore.hf.named import PACKAGED
+from memstore.hf.landmark_spec import FILE, load_landmarks
+from memstore.hf.models_by_name import PACKAGED
 from memstore.hf.new_directory import new_directory
-from memstore.hf.reader import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFaceReader
 from memstore.hf.staging import LOADED, TOKENIZER, staged, staged_alone
 from memstore.hf.tokenizer import without_panics
 from memstore.hf.trial import Trial, trying
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
-from memstore.model.adaptation import Adaptation
+from memstore.model.passages.selectors.adaptation import Adaptation
 
 # without the first, whoever is at standard input is asked
 _LOCAL = {"trust_remote_code": False, "local_files_only": True}
@@ -78,7 +78,12 @@ def _loaded(
     reader = HuggingFaceReader(model, tokenizer, adaptation, weights=digest)
     if adaptation is None:
         of = (str(reader.dtype).removeprefix("torch."), reader.signature.digest.hex())
-        reader.worker = ("memstore.hf.worker", str(directory.resolve()), *of, reader.keeps.digest)
+        reader.worker = (
+            "memstore.hf.passage_worker",
+            str(directory.resolve()),
+            *of,
+            reader.keeps.digest,
+        )
     return reader
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
-from memstore.hf.seam import WalkCache, cache_argument
-from memstore.model.choosing_session import ChoosingSession
+from memstore.hf.attention_seam import WalkCache, cache_argument
+from memstore.model.passages.passage_session import ChoosingSession
 from memstore.store.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    from memstore.hf.reader import HuggingFaceReader
+    from memstore.hf.passage_adapter import HuggingFaceReader
 
 
 class Recall(AbstractContextManager["Recall"]):

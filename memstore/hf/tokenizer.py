@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 
 from memstore.errors import InvalidInput, InvalidWeights
-from memstore.model.tokenizer import Tokenizer, byte_symbols
+from memstore.model.landmark.byte_tokenizer import Tokenizer, byte_symbols
 
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _SPACE = "▁"  # stands for a space in SentencePiece's vocabularies
@@ -19,7 +19,7 @@ _PROBE = "Zoë's 3 naïve cafés — 12,345 §; 記憶\n\n\tend  of   it. "
 
 
 class OffsetTokenizer:
-    """A TextTokenizer (memstore.model.reader) over a transformers tokenizer."""
+    """A TextTokenizer (memstore.model.adapter) over a transformers tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: a transformers tokenizer. Raises InvalidWeights for one that changes the text,

@@ -108,7 +108,9 @@ def _rendered(asked: bytes) -> str | None:
 def _begin(what: Literal["tokenizer", "template"]) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(
-            python_command("memstore.hf.child", what, str(MEMORY[what]), str(SECONDS[what])),
+            python_command(
+                "memstore.hf.trial_process", what, str(MEMORY[what]), str(SECONDS[what])
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

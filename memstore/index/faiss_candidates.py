@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memstore.index.block_rows import Ranges, Remembered, Rows, join, to_candidates, to_rows, total
 from memstore.index.faiss_gpu import GpuHead
 from memstore.index.faiss_head import RESCORED, HeadIndex, selector
 from memstore.index.packed import Lookup, gather
-from memstore.index.rows import Ranges, Remembered, Rows, join, to_candidates, to_rows, total
 from memstore.kernels.api import NEG
 
 _STALE = 1 / 2  # of an engine's rows: with fewer still held by a document it is built anew

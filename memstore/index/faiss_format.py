@@ -21,11 +21,11 @@ import xxhash
 from memstore.decode import Block, Count, Layer, Positive, unpack
 from memstore.disk.files import DATA, mode_of, open_regular, replacement
 from memstore.errors import InvalidInput
+from memstore.index.block_rows import Rows, Run
 from memstore.index.faiss_candidates import Built
 from memstore.index.faiss_head import Calibration, HeadIndex
 from memstore.index.faiss_index import FaissIndex
 from memstore.index.metric import QueryMetric
-from memstore.index.rows import Rows, Run
 
 _MAGIC = b"memstore index 2\n"
 _FIXED = len(_MAGIC) + 16  # then the header's length and its checksum

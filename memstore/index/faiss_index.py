@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from memstore.index.base import Hits, Scope
+from memstore.index.block_rows import Rows, to_candidates, to_rows
 from memstore.index.faiss_candidates import (
     Built,
     Parts,
@@ -28,7 +28,7 @@ from memstore.index.faiss_candidates import (
 )
 from memstore.index.faiss_head import FAMILY, HeadIndex, faiss
 from memstore.index.packed import Lookup, PackedIndex
-from memstore.index.rows import Rows, to_candidates, to_rows
+from memstore.index.scope import Hits, Scope
 from memstore.kernels.api import landmark_topk
 
 RECALL = 0.95

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
-from memstore.index.base import Hits, Scope
-from memstore.index.rows import Ranges, Remembered, Rows, to_candidates, to_rows
+from memstore.index.block_rows import Ranges, Remembered, Rows, to_candidates, to_rows
+from memstore.index.scope import Hits, Scope
 from memstore.kernels.api import landmark_topk
 from memstore.kernels.products import accumulate
 

@@ -10,7 +10,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from memstore.integrations.opened import Opened, label
 
 if TYPE_CHECKING:
-    from memstore.model.verbs import Verbs
+    from memstore.model.model_api import Verbs
     from memstore.store.memory_store import MemoryStore
 
 

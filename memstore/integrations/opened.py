@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memstore.model.answer import Source
-    from memstore.model.verbs import Verbs
+    from memstore.model.model_api import Verbs
     from memstore.store.memory_store import MemoryStore
 
 
@@ -58,7 +58,7 @@ def label(source: "Source") -> str:
 
 def text_of(reader: "Verbs", store: "MemoryStore", name: str) -> str:
     """A document as it was read. Raises DocumentNotFound, InvalidInput (only partly read)."""
-    from memstore.model.document_text import document_text
+    from memstore.model.texts.document_text import document_text
 
     (document,) = store.ready([name])
     return "".join(document_text(reader.tokenizer, store, document))
@@ -66,6 +66,6 @@ def text_of(reader: "Verbs", store: "MemoryStore", name: str) -> str:
 
 @lru_cache(maxsize=4)
 def _reader(name: str | Path | None) -> "Verbs":
-    from memstore.hf.named import reader_named
+    from memstore.hf.models_by_name import reader_named
 
     return reader_named(name)

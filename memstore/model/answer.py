@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from memstore.disk.document import Document
-from memstore.model.reader import Reader
-from memstore.model.shown import shown_text
-from memstore.model.units import Read
+from memstore.disk.format.document import Document
+from memstore.model.adapter import Reader
+from memstore.model.landmark.attention.block_requests import Read
+from memstore.model.texts.excerpts import shown_text
 from memstore.store.memory_store import MemoryStore
 
 Reads = Mapping[tuple[int, int, str], float]
@@ -22,7 +22,7 @@ class Source:
     strongly the block was attended.
 
     span: (first, end) characters of the document, those of the whole sentences that the block is
-    part of (memstore.model.shown); text: they.
+    part of (memstore.model.texts.excerpts); text: they.
     weight: attention mass summed over layers, heads and answer tokens; of a search, how like the
     phrase it is (docs/method.md section 9). reads: one entry a (layer, head, tier): the part read
     there. place: "page 12", or the headings that it stands under; None where the document has none.
@@ -101,8 +101,8 @@ class Answer:
 
     answered: False where nothing in the memory answers, as far as its reader can tell; the text is
     then empty, or the model's own (AnswerSettings.from_memory). lookups: {"done", "skipped"}, see
-    memstore.model.units.Lookups. absent: documents that were left out, or of which blocks were,
-    since they could not be read (ShareOptions.allow_partial). tiers: {name: counts} of this answer,
+    Lookups. absent: documents that were left out, or of which blocks were, since
+    they could not be read (ShareOptions.allow_partial). tiers: {name: counts} of this answer,
     the fields of TierStats. seconds: from the question to the last token.
     """
 

@@ -1,6 +1,6 @@
 """Which documents of the memory an API key may see, read and change."""
 
-from memstore.disk.document import is_of_prompt
+from memstore.disk.format.document import is_of_prompt
 from memstore.serve.api_errors import not_found
 from memstore.serve.api_keys import Access
 from memstore.store.memory_store import MemoryStore

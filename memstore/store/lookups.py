@@ -5,21 +5,21 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import StoredAt
+from memstore.disk.tables.catalog import StoredAt
 from memstore.errors import InvalidInput, StoreUnavailable
 from memstore.store.open_memory import OpenMemory
-from memstore.tiers.options import Predictor
+from memstore.tiers.tier_options import Predictor
 
 if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is first used
     from torch import Tensor
 
-    from memstore.disk.block_words import Words
-    from memstore.disk.document import Document
+    from memstore.disk.format.block_words import Words
+    from memstore.disk.format.document import Document
     from memstore.index import Hits, Scope
-    from memstore.store.scratch import ScratchDocument
-    from memstore.store.selected import Selected
-    from memstore.tiers.base import Lease
+    from memstore.store.retrieve.selector_index import Selected
+    from memstore.store.retrieve.session_document import ScratchDocument
     from memstore.tiers.cascade import Cascade
+    from memstore.tiers.lease import Lease
     from memstore.tiers.stats import TierStats
 
 
@@ -76,7 +76,7 @@ class Lookups(OpenMemory):
         return self._select().maxima(q, head, scope)
 
     def word_scores(self, words: "Mapping[int, float]", scope: "Scope") -> "Tensor":
-        """BM25 of each block of a scope, [blocks] float32; words: hash (memstore.index.words.split)
+        """BM25 of each block of a scope, [blocks] float32; words: hash (word_index.split)
         -> weight. See WordIndex.scores. Raises what token_maxima raises.
         """
         return self._select().scores(words, scope)
@@ -189,7 +189,7 @@ class Lookups(OpenMemory):
         """A document for a session's own blocks, that lives in memory only and under a negative
         id.
         """
-        from memstore.store.scratch import ScratchDocument
+        from memstore.store.retrieve.session_document import ScratchDocument
 
         retrieval = self._retrieve()
         number = retrieval.next_scratch()

@@ -10,28 +10,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memstore.decode import T
-from memstore.disk.catalog import Catalog
-from memstore.disk.database import Transaction
-from memstore.disk.document import Document, IngestSettings, is_of_prompt
 from memstore.disk.files import remove_index
-from memstore.disk.passage_table import PassageCounts
-from memstore.disk.passages import Keep, Passage
-from memstore.disk.selector_form import SelectorForm
+from memstore.disk.format.document import Document, IngestSettings, is_of_prompt
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.passage_parts import Keep, Passage
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.passage_table import PassageCounts
 from memstore.errors import InvalidInput, MemoryLocked
-from memstore.share.options import is_url
-from memstore.store import admission
-from memstore.store.admission import Mode, written_here
+from memstore.share.publication_options import is_url
+from memstore.store.document_rows import is_listed
 from memstore.store.lookups import Lookups
-from memstore.store.passages import check_of_passages, read_passages
-from memstore.store.rows import is_listed
-from memstore.store.tokens import TokenSpan, read_tokens
+from memstore.store.stored_passages import check_of_passages, read_passages
+from memstore.store.stored_tokens import TokenSpan, read_tokens
+from memstore.store.write import admission
+from memstore.store.write.admission import Mode, written_here
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
-    from memstore.share.publish import Report as Published
-    from memstore.store.replace_selector import Find
-    from memstore.store.room import Forecast
-    from memstore.store.verify import Report
-    from memstore.store.writer import DocumentWriter
+    from memstore.share.publish.publish import Report as Published
+    from memstore.store.size_estimate import Forecast
+    from memstore.store.verify.verify_memory import Report
+    from memstore.store.write.replace_selector import Find
+    from memstore.store.write.writer import DocumentWriter
 
 
 class MemoryStore(Lookups):
@@ -207,7 +207,7 @@ class MemoryStore(Lookups):
             there = self.document(name).metadata
             metadata = there if metadata is None else metadata
         committed = self._writable()
-        from memstore.store.writer import COMMIT_BYTES, DocumentWriter
+        from memstore.store.write.writer import COMMIT_BYTES, DocumentWriter
 
         catalog, retrieval = committed.catalog, self._retrieve()
         with ExitStack() as locks:
@@ -277,7 +277,7 @@ class MemoryStore(Lookups):
 
         Raises StorageFull if the quota or the disk have no room for it.
         """
-        from memstore.store.room import forecast
+        from memstore.store.size_estimate import forecast
 
         if self.path is None:
             self._writable()  # refuses
@@ -329,7 +329,7 @@ class MemoryStore(Lookups):
         WrongModel to open it anew. Raises InvalidInput (also for a memory without a selector),
         MemoryLocked (a document is being written), StorageFull, ReadOnlyMemory.
         """
-        from memstore.store.replace_selector import replace_selector
+        from memstore.store.write.replace_selector import replace_selector
 
         committed = self._writable()
         with admission.all_written_here(committed, wait=self._wait_for_writer):
@@ -347,14 +347,14 @@ class MemoryStore(Lookups):
 
         Raises DocumentNotFound, InvalidInput, StorageFull, CorruptMemory.
         """
-        from memstore.store.export_file import check_target
-        from memstore.store.transfer import export_document
+        from memstore.store.transfer.export_file import check_target
+        from memstore.store.transfer.export_import import export_document
 
         catalog = self._on_disk().catalog
         check_target(Path(file))
         (document,) = self.ready([name])
         if is_url(self.place):
-            from memstore.store.published import export_published
+            from memstore.store.transfer.published_document import export_published
 
             return export_published(str(self.place), name, Path(file))
         return export_document(catalog, document, Path(file))
@@ -366,8 +366,8 @@ class MemoryStore(Lookups):
         Raises InvalidInput (no export, damaged, truncated), WrongModel, NewerFormat,
         DocumentExists, StorageFull, ReadOnlyMemory, MemoryLocked; the memory is as it was.
         """
-        from memstore.store.export_file import read_head
-        from memstore.store.transfer import import_document
+        from memstore.store.transfer.export_file import read_head
+        from memstore.store.transfer.export_import import import_document
 
         file = Path(file)
         original = read_head(file).document
@@ -404,9 +404,9 @@ class MemoryStore(Lookups):
         Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
         StoreUnavailable, MemoryNotFound (no such bucket).
         """
-        from memstore.share.open_place import open_place
-        from memstore.share.prune import GRACE
-        from memstore.share.publish import publish
+        from memstore.share.objects.open_object_store import open_place
+        from memstore.share.publish.garbage_collection import GRACE
+        from memstore.share.publish.publish import publish
 
         catalog = self._on_disk().catalog
         if is_url(self.place):
@@ -431,7 +431,7 @@ class MemoryStore(Lookups):
         Raises DocumentNotFound, StoreUnavailable, CorruptMemory, MemoryNotFound, and what
         import_document raises; the memory is as it was.
         """
-        from memstore.store.published import pulled
+        from memstore.store.transfer.published_document import pulled
 
         path = self._writable().catalog.database.path
         with pulled(url, name, path) as file:
@@ -462,7 +462,7 @@ class MemoryStore(Lookups):
         For a memory that cannot be opened, use memstore.store.verify.verify_memory. Raises what
         that raises.
         """
-        from memstore.store.verify import verify_memory
+        from memstore.store.verify.verify_memory import verify_memory
 
         committed = self._on_disk()
         if is_url(self.place):

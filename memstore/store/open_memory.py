@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
 from memstore.closing import Closing
-from memstore.disk.catalog import Catalog
-from memstore.disk.selector_form import SelectorForm
-from memstore.disk.selector_table import SelectorTable
-from memstore.disk.signature import Signature
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.signature import Signature
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.selector_table import SelectorTable
 from memstore.errors import (
     DocumentNotFound,
     InvalidConfig,
@@ -18,13 +18,13 @@ from memstore.errors import (
     ReadOnlyMemory,
     WrongModel,
 )
-from memstore.share.options import is_url, take_share_options
-from memstore.store.options import OpenOptions, check_open_options
+from memstore.share.publication_options import is_url, take_share_options
+from memstore.store.open_options import OpenOptions, check_open_options
 from memstore.store.refresh import Committed
 
 if TYPE_CHECKING:
-    from memstore.store.retrieval import Retrieval
-    from memstore.tiers.base import UnitSource
+    from memstore.store.retrieve.retrieval import Retrieval
+    from memstore.tiers.lease import UnitSource
 
 
 class OpenMemory(Closing):
@@ -70,7 +70,7 @@ class OpenMemory(Closing):
         """Make a new memory in a directory that is absent or empty, for the model with this
         signature.
 
-        codec: "zstd" or "raw" (lossless), "int8" or "int4" (see memstore.disk.codec). quota: bytes
+        codec: "zstd" or "raw" (lossless), "int8" or "int4" (see disk/format/codec.py). quota: bytes
         that the memory's file may reach. kv_budget: see set_kv_budget. selector: what blocks are
         found by, if not by landmark keys of the model's own layers. options: see OpenOptions.
 
@@ -106,7 +106,7 @@ class OpenMemory(Closing):
         """
         away = take_share_options(options)
         if is_url(path):
-            from memstore.share.opening import open_published
+            from memstore.share.read.open_published import open_published
 
             catalog: Catalog = open_published(str(path), away)
             read_only = True
@@ -246,7 +246,7 @@ class OpenMemory(Closing):
         return self._retrieval or self._build()
 
     def _build(self) -> "Retrieval":
-        from memstore.store.retrieval import Retrieval
+        from memstore.store.retrieve.retrieval import Retrieval
 
         with self._building:
             if self._closed:

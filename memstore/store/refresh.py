@@ -5,16 +5,16 @@ to look up.
 import threading
 from typing import TYPE_CHECKING
 
-from memstore.disk.catalog import Catalog
-from memstore.disk.changes import Changes
-from memstore.disk.database import Version
-from memstore.disk.document import Document
-from memstore.disk.transaction import Transaction
-from memstore.store.rows import Rows
+from memstore.disk.format.document import Document
+from memstore.disk.lmdb.database import Version
+from memstore.disk.lmdb.transaction import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.changes import Changes
+from memstore.store.document_rows import Rows
 
 if TYPE_CHECKING:
-    from memstore.store.retrieval import Retrieval
-    from memstore.store.writer import DocumentWriter
+    from memstore.store.retrieve.retrieval import Retrieval
+    from memstore.store.write.writer import DocumentWriter
 
 
 class Committed:

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.tiers.base import Lease, LowestTier, UnitSource
-from memstore.tiers.device import DeviceTier
-from memstore.tiers.host import HostTier, NoSource
-from memstore.tiers.options import DEFAULT_POLICY, HOST_BUDGET, Predictor, check_options
+from memstore.tiers.device_tier import DeviceTier
+from memstore.tiers.host_tier import HostTier, NoSource
+from memstore.tiers.lease import Lease, LowestTier, UnitSource
+from memstore.tiers.lookup_trace import TraceWriter
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
 from memstore.tiers.stats import TierCounter, TierStats
-from memstore.tiers.trace import TraceWriter
+from memstore.tiers.tier_options import DEFAULT_POLICY, HOST_BUDGET, Predictor, check_options
 
 
 class Cascade:

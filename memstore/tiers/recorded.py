@@ -5,7 +5,7 @@ from pathlib import Path
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidInput
-from memstore.tiers.trace import read_trace
+from memstore.tiers.lookup_trace import read_trace
 
 REUSE_WITHIN = (1, 2, 4, 8, 16, 32, 64)  # lookups of a layer
 

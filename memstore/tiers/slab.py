@@ -17,8 +17,8 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded
-from memstore.tiers.base import Lease
 from memstore.tiers.forks import survive_forks
+from memstore.tiers.lease import Lease
 from memstore.tiers.policy import make_policy
 from memstore.tiers.stats import (
     EVICTIONS,

@@ -14,10 +14,10 @@ import torch
 from memstore.training.corpus import CorpusTokenizer, TokenCorpus
 from memstore.training.recipes import facts as language
 from memstore.training.recipes.fact_pools import Pools, pool_words
-from memstore.training.recipes.pages import Page, StatedFact, forms
+from memstore.training.recipes.page_source import Source
 from memstore.training.recipes.recall_config import RecallConfig
+from memstore.training.recipes.recall_pages import Page, StatedFact, forms
 from memstore.training.recipes.sentence_forms import Split
-from memstore.training.recipes.source import Source
 
 _VISIBLE = 2  # windows that a chunk may read
 Batch = TypeVar("Batch", "WindowBatch", "MemoryBatch", "QuestionBatch")

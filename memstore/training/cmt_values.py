@@ -14,8 +14,8 @@ from torch import Tensor
 
 from memstore.errors import InvalidInput
 from memstore.kernels.api import LocalAttention
-from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.model.session import ScratchSession
+from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_session import ScratchSession
 from memstore.store.memory_store import MemoryStore
 
 _BELOW = 0.3  # the gate of rows that are measured

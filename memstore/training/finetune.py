@@ -78,8 +78,8 @@ class HuggingFaceModel:
 
         check_transformers()
         from memstore.hf.landmark_decoder import LandmarkDecoder
-        from memstore.hf.landmark_form import FILE, LandmarkForm, load_landmarks
         from memstore.hf.landmark_save import Saver
+        from memstore.hf.landmark_spec import FILE, LandmarkForm, load_landmarks
         from memstore.hf.load import load_stock
         from memstore.hf.lora import add_adapters
         from memstore.hf.tokenizer import LandmarkTokenizer

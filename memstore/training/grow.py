@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidConfig
-from memstore.model.config import ModelConfig
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 
 _DEVIATION = 0.06  # of the weights of a new layer, about that of trained ones
 

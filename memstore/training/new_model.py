@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
-from memstore.model.checkpoint import load_checkpoint
-from memstore.model.config import ModelConfig
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.checkpoint import load_checkpoint
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 from memstore.training.grow import grow
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from memstore.kernels.api import NEG, grouped_softmax_attention, local_attention
 from memstore.kernels.products import accumulate, scores, weighted
-from memstore.model.reader import Attend, Shape
+from memstore.model.adapter import Attend, Shape
+from memstore.model.lookup_settings import LookupSettings
 from memstore.model.rotary import Rope
-from memstore.model.settings import LookupSettings
 
 
 class Trainee(Protocol):

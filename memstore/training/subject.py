@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from memstore.errors import InvalidConfig
-from memstore.model.checkpoint import load_checkpoint, read_configuration, save_checkpoint
-from memstore.model.config import ModelConfig
-from memstore.model.tokenizer import Tokenizer
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import load_checkpoint, read_configuration, save_checkpoint
+from memstore.model.landmark.config import ModelConfig
 from memstore.training.batches import RecallData
 from memstore.training.corpus import CorpusTokenizer, passages, read_documents
 from memstore.training.curriculum import Stage
@@ -107,7 +107,7 @@ class OwnModel:
             ) from None
 
     def save(self, directory: Path) -> None:
-        """A checkpoint: see memstore.model.checkpoint."""
+        """A checkpoint: see memstore.model.landmark.checkpoint."""
         save_checkpoint(self.model, self.tokenizer, directory)
 
 

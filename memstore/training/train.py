@@ -17,13 +17,13 @@ from memstore import devices
 from memstore.disk.files import replacement
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.freed_memory import keep_freed_memory
-from memstore.model.config import ModelConfig
+from memstore.model.landmark.config import ModelConfig
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
 from memstore.training.curriculum import Stage, default_curriculum
 from memstore.training.finetune import Finetune
 from memstore.training.interrupts import put_off
-from memstore.training.metrics import Metrics, Report
+from memstore.training.run_metrics import Metrics, Report
 from memstore.training.subject import MakeSubject, Subject, TrainedModule, by_landmarks
 
 _CLIP = 1.0

@@ -12,9 +12,9 @@ from benchmarks.baselines.reading import MEMORY, BaselineModel, load_baseline, s
 from benchmarks.baselines.transformer import BaselineTransformer
 from memstore import load_model
 from memstore.errors import InvalidConfig, InvalidWeights
-from memstore.model.checkpoint import SHIPPED
-from memstore.model.config import ModelConfig
-from memstore.model.tokenizer import Tokenizer
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.model.landmark.config import ModelConfig
 from support.tiny_model import text, tiny_model
 
 SEGMENT = 32

@@ -17,8 +17,8 @@ from benchmarks.baselines.past import Past
 from benchmarks.baselines.transformer import BaselineTransformer
 from benchmarks.baselines.transformer_xl import CachedPast
 from memstore.errors import InvalidConfig
-from memstore.model.config import ModelConfig
-from memstore.model.transformer import DecoderLayer, Transformer
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import DecoderLayer, Transformer
 
 CONFIG = ModelConfig(
     vocab_size=40,

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.paper.encoder import Encoder, both_sides_attention
 from memstore.errors import InvalidInput
 from memstore.kernels.api import grouped_softmax_attention
-from memstore.model.config import ModelConfig
+from memstore.model.landmark.config import ModelConfig
 
 SIZE, BLOCKS, HEADS, KV_HEADS, DIM = 3, 4, 4, 2, 6
 T = BLOCKS * (SIZE + 1)

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from benchmarks.real.passage_edits import KINDS, Book, Cutting, changed, edited, greedy
-from memstore.model.checkpoint import SHIPPED
-from memstore.model.tokenizer import Tokenizer
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import SHIPPED
 
 SIZE = 24
 

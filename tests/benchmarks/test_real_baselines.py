@@ -32,11 +32,11 @@ from benchmarks.real.choice_at_1m import Chosen
 from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import Prompted, tokenizer_of
 from memstore.hf.load import load_reader
-from memstore.model.adaptation import Adaptation
-from memstore.model.selector_learned import Learned, Projection
-from memstore.model.selector_sum import Sum
-from memstore.model.selector_sum import Words as OurWords
-from memstore.model.settings import LookupSettings
+from memstore.model.lookup_settings import LookupSettings
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.learned_selector import Learned, Projection
+from memstore.model.passages.selectors.selector_sum import Sum
+from memstore.model.passages.selectors.selector_sum import Words as OurWords
 
 
 @pytest.fixture(scope="module")

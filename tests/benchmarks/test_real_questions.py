@@ -18,8 +18,9 @@ from benchmarks.real.methods import best_first, standing
 from benchmarks.real.plan import Plan, Question
 from benchmarks.real.questions import ATTRIBUTES, TASKS, UPDATES, build
 from benchmarks.real.results import Results
-from memstore.training import selector_forms, selector_words
-from memstore.training.selector_questions import Facts, split
+from memstore.training.selectors import question_forms as selector_forms
+from memstore.training.selectors import word_pools as selector_words
+from memstore.training.selectors.questions import Facts, split
 
 WORDS = re.findall(r"\w+", "the of and a to in he was it that on his with as had not at by from")
 

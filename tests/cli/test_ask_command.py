@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from memstore.model.landmark_model import load_model
+from memstore.model.landmark.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import save_tiny_model, text
 

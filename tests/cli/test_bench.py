@@ -18,11 +18,11 @@ from memstore.block import BlockKey
 from memstore.cli.bench_replay import Settings, print_replay, run_replay
 from memstore.cli.bench_tiers import books_memory, draw_questions, print_live, run_live
 from memstore.errors import InvalidConfig, InvalidInput
-from memstore.model.landmark_model import LandmarkModel
-from memstore.tiers.options import DEFAULT_POLICY
+from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.recorded import Recorded
 from memstore.tiers.replay import belady, replay, replay_tiers
+from memstore.tiers.tier_options import DEFAULT_POLICY
 from support import tiny_model
 from support.paths import DATA
 

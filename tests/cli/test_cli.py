@@ -24,15 +24,15 @@ import pytest
 import torch
 
 import memstore
-from memstore.cli import console
 from memstore.cli import main as cli
 from memstore.cli.demo_facts import print_demo
-from memstore.disk.codec import NEW_CODECS
-from memstore.disk.database import Database
+from memstore.cli.terminal import console
+from memstore.disk.format.codec import NEW_CODECS
+from memstore.disk.lmdb.database import Database
 from memstore.errors import InvalidConfig
-from memstore.model.checkpoint import SHIPPED
-from memstore.model.config import PRESETS, ModelConfig
-from memstore.model.tokenizer import Tokenizer
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.model.landmark.config import PRESETS, ModelConfig
 from memstore.store.memory_store import MemoryStore
 from memstore.training import curriculum
 from support.commands import (

@@ -16,7 +16,7 @@ import pytest
 from memstore.documents import folder
 from memstore.documents.folder import Folder, Source, find
 from memstore.errors import InvalidInput
-from memstore.model import text as model_text
+from memstore.model.texts import source_text as model_text
 from memstore.store.memory_store import MemoryStore
 from support import made_documents as made
 from support.commands import Result, intact, refused, run, start

@@ -6,8 +6,8 @@ import pytest
 
 from memstore import MemoryStore
 from memstore.errors import InvalidInput, StorageFull
-from memstore.model.ingest import about_tokens
-from memstore.model.text import Text
+from memstore.model.document_ingest import about_tokens
+from memstore.model.texts.source_text import Text
 from support.tiny_decoder import decoder, tokenizer
 from support.tiny_model import text, tiny_model
 
@@ -18,9 +18,9 @@ def landmark_reader(path):
 
 def choosing_reader(path):
     pytest.importorskip("transformers")
-    from memstore.hf.reader import HuggingFaceReader
-    from memstore.model.adaptation import Adaptation
-    from memstore.model.selector_sum import Words
+    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.model.passages.selectors.adaptation import Adaptation
+    from memstore.model.passages.selectors.selector_sum import Words
 
     made = HuggingFaceReader(decoder("llama"), tokenizer(), Adaptation(Words(), read_from=2))
     made.lookup = made.lookup.changed(chunk_blocks=2)
@@ -137,7 +137,7 @@ def test_what_was_read_before_an_interrupt_needs_no_room_again(reader, tmp_path)
 
 
 def test_a_compressing_memory_refuses_once_it_knows(tmp_path, monkeypatch):
-    monkeypatch.setattr("memstore.store.writer.COMMIT_BYTES", 100_000)
+    monkeypatch.setattr("memstore.store.write.writer.COMMIT_BYTES", 100_000)
     reader, chunks = choosing_reader(tmp_path), []
     with created(reader, tmp_path / "m", quota=1_000_000) as store:
         with pytest.raises(StorageFull, match=r"'book' has about .* of the quota of 1\.0 MB"):

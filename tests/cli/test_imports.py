@@ -44,7 +44,7 @@ def test_commands_that_need_no_model_import_no_torch(memory: Path, tmp_path: Pat
 
 
 def test_the_children_of_a_verification_import_no_torch(memory: Path) -> None:
-    code = "from pathlib import Path; from memstore.store.walk import walk"
+    code = "from pathlib import Path; from memstore.store.verify.walk import walk"
     code += f"; assert len(list(walk(Path({str(memory)!r}), set()))) == 3"
     assert imported(code) == []
 

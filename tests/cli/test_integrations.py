@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.model.landmark_model import LandmarkModel, load_model
+from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.store.memory_store import MemoryStore
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
 from support.imported import imported

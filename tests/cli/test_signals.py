@@ -110,7 +110,7 @@ def test_a_command_ends_in_order_however_often_it_is_asked_to(
 def test_an_interrupt_in_a_destructor_is_not_lost() -> None:
     code = """
 import signal, sys, time
-from memstore.cli.signals import end_in_order
+from memstore.cli.terminal.signals import end_in_order
 class Late:
     def __del__(self):
         signal.raise_signal(signal.SIGTERM)
@@ -129,7 +129,7 @@ end_in_order(command)
 def test_who_asks_again_later_is_obeyed_at_once() -> None:
     code = """
 import time
-from memstore.cli.signals import end_in_order
+from memstore.cli.terminal.signals import end_in_order
 def command():
     try:
         print("begun", flush=True)

@@ -15,7 +15,7 @@ import torch
 
 from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
+from memstore.store.verify.verify_memory import verify_memory
 from support.commands import STORY, become_nobody, run, run_forked, whole, write_model
 from support.full_disk import Mounted
 from support.synthetic_documents import CHUNK, SIGNATURE, check_content, ingest

@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstore.block import RecordKey
-from memstore.disk import catalog as catalog_module
-from memstore.disk import environment
-from memstore.disk.catalog import Catalog
-from memstore.disk.database import Transaction
-from memstore.disk.document import Document, IngestSettings, Write
-from memstore.disk.keys import landmarks_key, tokens_key
-from memstore.disk.signature import Signature
-from memstore.disk.transaction import TABLES
+from memstore.disk.format.document import Document, IngestSettings, Write
+from memstore.disk.format.keys import landmarks_key, tokens_key
+from memstore.disk.format.signature import Signature
+from memstore.disk.lmdb import environment
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.transaction import TABLES
+from memstore.disk.tables import catalog as catalog_module
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,

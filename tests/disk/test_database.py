@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from memstore.block import RecordKey
-from memstore.disk.database import Database, Transaction
 from memstore.disk.files import file_system_of
-from memstore.disk.keys import document_range, record_key
+from memstore.disk.format.keys import document_range, record_key
+from memstore.disk.lmdb.database import Database, Transaction
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from memstore.block import BlockKey, RecordKey
-from memstore.disk.batch import Batch, Wanted
-from memstore.disk.catalog import Catalog
-from memstore.disk.database import Transaction
-from memstore.disk.keys import record_key
-from memstore.disk.pages import Place
+from memstore.disk.format.keys import record_key
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.lmdb.extents import Place
+from memstore.disk.read.batch import Batch, Wanted
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, MemoryClosed
-from memstore.tiers.disk import DiskTier
-from memstore.tiers.host import HostTier
+from memstore.tiers.disk_tier import DiskTier
+from memstore.tiers.host_tier import HostTier
 from support.disk_records import (
     BLOCKS,
     DIM,
@@ -57,7 +57,7 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Cat
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every record counts as one that the page cache does not hold."""
-    monkeypatch.setattr("memstore.disk.cold_read.disk_reads", itertools.count(0, 2).__next__)
+    monkeypatch.setattr("memstore.disk.read.cold_read.disk_reads", itertools.count(0, 2).__next__)
 
 
 def check_right(disk: DiskTier, units: Sequence[BlockKey] = UNITS) -> None:
@@ -175,8 +175,10 @@ def test_a_bad_checksum_is_refused_on_every_way_and_spares_the_other_heads(
 ):
     catalog, disk = memory
     spoil(catalog, RecordKey(1, 4, 1))
-    monkeypatch.setattr("memstore.tiers.disk._WATCH", watch)
-    monkeypatch.setattr("memstore.disk.cold_read.disk_reads", itertools.count(0, reads).__next__)
+    monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", watch)
+    monkeypatch.setattr(
+        "memstore.disk.read.cold_read.disk_reads", itertools.count(0, reads).__next__
+    )
     disk = DiskTier(catalog)
     with pytest.raises(
         CorruptBlock, match=f"document 1, block 4, layer 1 is damaged .*head {HEADS - 1}"
@@ -272,7 +274,7 @@ def in_shared_child(tier: DiskTier, path: Path, results: "multiprocessing.Queue[
 
 def test_a_child_forked_while_threads_read_has_threads_of_its_own(tmp_path, monkeypatch):
     share(monkeypatch)
-    monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
+    monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", 0)
     catalog, disk = make(tmp_path / "memory")
     true, reading, forked = Batch.fill, threading.Event(), threading.Event()
 
@@ -301,7 +303,7 @@ def test_a_child_forked_while_threads_read_has_threads_of_its_own(tmp_path, monk
 
 def test_an_interrupt_leaves_no_thread_that_fills_slots(tmp_path, monkeypatch):
     share(monkeypatch)
-    monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
+    monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", 0)
     catalog, disk = make(tmp_path / "memory")
     true, helped = Batch.fill, threading.Event()
 
@@ -342,7 +344,7 @@ def test_a_closed_memory_has_no_threads_and_says_that_it_is_closed(tmp_path, mon
 def test_of_several_damaged_records_the_first_is_named(tmp_path, monkeypatch):
     share(monkeypatch)
     for number, watch in enumerate((0, 64)):
-        monkeypatch.setattr("memstore.tiers.disk._WATCH", watch)
+        monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", watch)
         catalog, disk = make(tmp_path / str(number))
         for block in (9, 4, 6):
             spoil(catalog, RecordKey(1, block, 1))

@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from memstore.block import KV_DTYPES, BlockKey, RecordKey
-from memstore.disk.blocks import BlockTable
-from memstore.disk.catalog import Catalog
-from memstore.disk.codec import CODECS, NEW_CODECS
-from memstore.disk.database import Transaction
-from memstore.disk.document import Write
-from memstore.disk.keys import record_key
+from memstore.disk.format.codec import CODECS, NEW_CODECS
+from memstore.disk.format.document import Write
+from memstore.disk.format.keys import record_key
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.block_table import BlockTable
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, DocumentNotFound
-from memstore.tiers.base import Lease, UnitSource
-from memstore.tiers.disk import DiskTier
+from memstore.tiers.disk_tier import DiskTier
+from memstore.tiers.lease import Lease, UnitSource
 from memstore.tiers.raw_bits import from_raw, raw_view
 from memstore.tiers.stats import TierCounter, TierStats
 from support.disk_records import (
@@ -48,12 +48,14 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     them, or as it really is.
     """
     if request.param == "mapped":
-        monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
+        monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", 0)
     elif request.param == "shared":
-        monkeypatch.setattr("memstore.tiers.disk._WATCH", 0)
+        monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", 0)
         share(monkeypatch)
     elif request.param == "asked":
-        monkeypatch.setattr("memstore.disk.cold_read.disk_reads", itertools.count(0, 2).__next__)
+        monkeypatch.setattr(
+            "memstore.disk.read.cold_read.disk_reads", itertools.count(0, 2).__next__
+        )
     return str(request.param)
 
 
@@ -185,13 +187,13 @@ def test_a_batch_that_needed_the_disk_has_it_asked_in_advance_for_the_next_ones(
     asked: list[int] = []
     reads = iter(range(0))
     monkeypatch.setattr(
-        "memstore.disk.cold_read.ask", lambda file, pieces: asked.append(len(pieces))
+        "memstore.disk.read.cold_read.ask", lambda file, pieces: asked.append(len(pieces))
     )
-    monkeypatch.setattr("memstore.disk.cold_read.disk_reads", lambda: next(reads, 0))
-    monkeypatch.setattr("memstore.tiers.disk._WATCH", 3)
-    monkeypatch.setattr("memstore.tiers.disk._SLOW", -1.0)
-    monkeypatch.setattr("memstore.tiers.disk._FEW", 1)
-    monkeypatch.setattr("memstore.tiers.disk._FEW_BYTES", 0)
+    monkeypatch.setattr("memstore.disk.read.cold_read.disk_reads", lambda: next(reads, 0))
+    monkeypatch.setattr("memstore.tiers.disk_tier._WATCH", 3)
+    monkeypatch.setattr("memstore.tiers.disk_tier._SLOW", -1.0)
+    monkeypatch.setattr("memstore.tiers.disk_tier._FEW", 1)
+    monkeypatch.setattr("memstore.tiers.disk_tier._FEW_BYTES", 0)
     catalog, disk = make(tmp_path / "memory")
     slab = new_slab(3)
     units = [BlockKey(1, 0, block, 0) for block in range(3)]

@@ -18,9 +18,9 @@ import pytest
 import zstandard
 
 from memstore.child import python_command
-from memstore.disk.codec import get_codec
-from memstore.disk.database import Database
 from memstore.disk.files import replacement
+from memstore.disk.format.codec import get_codec
+from memstore.disk.lmdb.database import Database
 from memstore.errors import (
     CorruptMemory,
     InvalidInput,
@@ -28,10 +28,10 @@ from memstore.errors import (
     MemoryNotFound,
     MemstoreError,
 )
-from memstore.hf.named import reader_named
-from memstore.model.checkpoint import SHIPPED
+from memstore.hf.models_by_name import reader_named
+from memstore.model.landmark.checkpoint import SHIPPED
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
+from memstore.store.verify.verify_memory import verify_memory
 from support.damaged_tree import BUDGET, damage_tree
 from support.synthetic_documents import CHUNK, SIGNATURE, ingest
 

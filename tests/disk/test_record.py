@@ -11,8 +11,8 @@ from torch import Tensor
 from xxhash import xxh3_64_digest
 
 from memstore.block import KV_DTYPES, RecordKey
-from memstore.disk.codec import CODECS
-from memstore.disk.record import decode_head
+from memstore.disk.format.codec import CODECS
+from memstore.disk.format.record import decode_head
 from memstore.errors import CorruptBlock
 from memstore.tiers.raw_bits import from_raw, raw_view, torch_dtype
 from support.records import KEY, WRITE, decode, encode, same_bits, table_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore.disk.places import (
+from memstore.disk.format.citations import (
     MOST,
     PAGE,
     Place,
@@ -24,8 +24,8 @@ from memstore.documents.conversion import convert
 from memstore.documents.detect import form_of
 from memstore.errors import InvalidInput, UnreadableDocument
 from memstore.model.answer import Source
-from memstore.model.document_text import block_texts
-from memstore.model.text import Text
+from memstore.model.texts.document_text import block_texts
+from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from support import made_documents as made
 from support.made_documents import Section

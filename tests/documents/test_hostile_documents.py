@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.disk.places import Place, pack_places
+from memstore.disk.format.citations import Place, pack_places
 from memstore.documents import Converted, read
 from memstore.documents.conversion import convert
 from memstore.documents.converted import LIMITS, Limits

@@ -13,9 +13,9 @@ from support.tiny_decoder import decoder, tokenizer
 
 pytest.importorskip("transformers")
 
-from memstore.hf.reader import HuggingFaceReader
-from memstore.model.adaptation import UNADAPTED
-from memstore.model.chosen import Chosen
+from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.model.passages.selectors.adaptation import UNADAPTED
+from memstore.model.passages.selectors.passage_choice import Chosen
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 LLAMA3 = {

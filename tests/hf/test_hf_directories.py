@@ -19,11 +19,11 @@ from support.tiny_decoder import decoder, tokenizer
 pytest.importorskip("transformers")
 
 from memstore.errors import InvalidWeights, MemstoreError
+from memstore.hf.chat_turns import Turns
 from memstore.hf.load import load_reader, load_stock
-from memstore.hf.named import reader_named
+from memstore.hf.models_by_name import reader_named
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.trial import rendered
-from memstore.hf.turns import Turns
 
 Change = dict[str, Any]
 

@@ -16,14 +16,14 @@ pytest.importorskip("transformers")
 
 from memstore import MemoryStore
 from memstore.errors import InvalidInput, InvalidWeights, MemstoreError
+from memstore.hf.chat_turns import Turns
+from memstore.hf.known_selectors import made_here
 from memstore.hf.load import _directory, load_reader, wrap
-from memstore.hf.named import reader_named
+from memstore.hf.models_by_name import reader_named
 from memstore.hf.new_directory import new_directory
-from memstore.hf.selectors import made_here
 from memstore.hf.tokenizer import LandmarkTokenizer, OffsetTokenizer
-from memstore.hf.turns import Turns
-from memstore.model.adaptation import UNADAPTED
-from memstore.model.selector_heads import PointerHeads
+from memstore.model.passages.selectors.adaptation import UNADAPTED
+from memstore.model.passages.selectors.pointer_heads import PointerHeads
 
 TEXT = "The red kettle of the mill is number 7. Nobody knew it.\n" * 8
 

@@ -17,16 +17,16 @@ pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
 from memstore.cli.main import app
+from memstore.hf.chat_turns import Turns
 from memstore.hf.load import load_reader, wrap
-from memstore.hf.reader import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFaceReader
 from memstore.hf.tokenizer import OffsetTokenizer
-from memstore.hf.turns import Turns
-from memstore.model.adaptation import Adaptation
-from memstore.model.compact import CompactAttention
-from memstore.model.document_text import document_text
-from memstore.model.selector_heads import PointerHeads
-from memstore.model.selector_sum import Words
-from memstore.model.selectors import Gate
+from memstore.model.passages.repositioned_attention import CompactAttention
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.pointer_heads import PointerHeads
+from memstore.model.passages.selectors.selector import Gate
+from memstore.model.passages.selectors.selector_sum import Words
+from memstore.model.texts.document_text import document_text
 
 SENTENCES = [
     f"The {colour} {thing} of the {place} has the number {number}. "

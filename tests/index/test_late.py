@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memstore.disk.token_parts import equal_lengths
+from memstore.disk.format.token_parts import equal_lengths
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index.late import INT8_STEPS, LANDMARK_DTYPES, TokenIndex
+from memstore.index.late_interaction import INT8_STEPS, LANDMARK_DTYPES, TokenIndex
 
 HEADS, WIDTH, BLOCK = 2, 16, 16
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore.disk.block_words import BlockWords
+from memstore.disk.format.block_words import BlockWords
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.index.words import WordIndex, count, split
+from memstore.index.word_index import WordIndex, count, split
 
 VOCABULARY = [f"w{number}" for number in range(60)]
 

@@ -24,8 +24,8 @@ from memstore.kernels import (
     triton_grouped_softmax_backward,
 )
 from memstore.kernels.api import grouped_softmax_attention
-from memstore.model.config import ModelConfig
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 from memstore.training.objectives import encode_windows, next_token_loss
 from support import triton_interpreter  # noqa: F401 (before anything imports Triton)
 from support.paths import DATA

@@ -453,7 +453,7 @@ import torch
 from pathlib import Path
 from support.tiny_model import save_tiny_model, text
 from memstore.kernels.api import grouped_softmax_attention
-from memstore.model.landmark_model import load_model
+from memstore.model.landmark.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
 torch.set_num_threads(1)
 for granularity, dtype in (("per_token_per_head", "float32"), ("shared", "bfloat16")):

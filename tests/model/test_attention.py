@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstore.disk.signature import Signature
+from memstore.disk.format.signature import Signature
 from memstore.kernels import api
-from memstore.model.attention import MemoryAttention
-from memstore.model.config import ModelConfig
+from memstore.model.landmark.attention.block_requests import Read
+from memstore.model.landmark.attention.memory_attention import MemoryAttention
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.lookup_settings import GRANULARITIES
 from memstore.model.rotary import Rope
 from memstore.model.session_blocks import SessionBlocks
-from memstore.model.settings import GRANULARITIES
-from memstore.model.units import Read
 from memstore.store.memory_store import MemoryStore
 from support.oracle import Block, Head, choose
 from support.paths import DATA

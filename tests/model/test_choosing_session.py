@@ -11,11 +11,11 @@ from memstore.store.memory_store import MemoryStore
 pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
-from memstore.model.chosen import Chosen
-from memstore.model.compact import CompactAttention, computed, read_prefix
-from memstore.model.passages.encode import encode
-from memstore.model.selectors import Gate
-from memstore.model.tap import TapWalk, tap
+from memstore.model.passages.activation_capture import TapWalk, tap
+from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.repositioned_attention import CompactAttention, computed, read_prefix
+from memstore.model.passages.selectors.passage_choice import Chosen
+from memstore.model.passages.selectors.selector import Gate
 from support.passage_reader import GONE, QUESTION, WINDOW, memory, reader_of
 
 FACT = "The copper anchor of the orchard weighs ninety pounds."

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from memstore.cli.main import app
 from memstore.errors import InvalidInput, ReadOnlyMemory
 from memstore.index.faiss_files import PAYING
-from memstore.model.landmark_model import LandmarkModel
+from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import save_tiny_model, text, tiny_model
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstore.disk.passages import Passage
-from memstore.disk.places import Place
-from memstore.model.checkpoint import SHIPPED
-from memstore.model.passages.context import CONTEXTS
-from memstore.model.passages.cut import Passages
-from memstore.model.passages.sentences import split
-from memstore.model.tokenizer import Tokenizer
+from memstore.disk.format.citations import Place
+from memstore.disk.format.passage_parts import Passage
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import SHIPPED
+from memstore.model.passages.cutting.passage_cutting import Passages
+from memstore.model.texts.passage_context import CONTEXTS
+from memstore.model.texts.sentences import split
 
 _SIZE, _MOST = 64, 128
 _STORY = """

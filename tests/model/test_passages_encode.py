@@ -10,11 +10,11 @@ from support.tiny_decoder import decoder, tokenizer
 pytest.importorskip("transformers")
 
 from memstore.errors import InvalidWeights
-from memstore.hf.reader import HuggingFaceReader
-from memstore.model.adaptation import Adaptation
-from memstore.model.compact import CompactAttention, read_prefix
-from memstore.model.passages.encode import encode, fitting
-from memstore.model.selector_heads import PointerHeads
+from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.model.passages.passage_encoding import encode, fitting
+from memstore.model.passages.repositioned_attention import CompactAttention, read_prefix
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.pointer_heads import PointerHeads
 
 
 def reader_of(dtype=torch.float32, **options):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memstore.errors import InvalidInput, WrongModel
-from memstore.model.reader import Foreseeing
+from memstore.model.adapter import Foreseeing
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import text, tiny_model
 from support.toy_reader import BLOCK, LETTERS, ToyReader

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidInput
-from memstore.model import search
-from memstore.model.landmark_model import LandmarkModel
+from memstore.model.landmark import landmark_search as search
+from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import text, tiny_model
 

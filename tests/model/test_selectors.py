@@ -10,15 +10,26 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from memstore.errors import InvalidConfig, InvalidWeights
-from memstore.hf.selectors import SHIPPED
-from memstore.model.adaptation import Adaptation
-from memstore.model.selector_file import MadeFor, load_selector, read_made_for, save_selector
-from memstore.model.selector_heads import DISTANCE, PointerHeads
-from memstore.model.selector_learned import Learned, Projection, rooted
-from memstore.model.selector_sum import Sum, Words
-from memstore.model.selectors import GATE_BLOCKS, Gate, covered, in_range, standardise
-from memstore.model.tapped import Tapped, Taps
-from memstore.training.adapt_measure import Haystack
+from memstore.hf.known_selectors import SHIPPED
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.learned_selector import Learned, Projection, rooted
+from memstore.model.passages.selectors.pointer_heads import DISTANCE, PointerHeads
+from memstore.model.passages.selectors.selector import (
+    GATE_BLOCKS,
+    Gate,
+    covered,
+    in_range,
+    standardise,
+)
+from memstore.model.passages.selectors.selector_file import (
+    MadeFor,
+    load_selector,
+    read_made_for,
+    save_selector,
+)
+from memstore.model.passages.selectors.selector_sum import Sum, Words
+from memstore.training.selectors.measure import Haystack
 
 HIDDEN, WIDTH, VOCABULARY, BLOCK = 24, 8, 50, 4
 MADE_FOR = MadeFor(HIDDEN, 3, 4, 2, 6, VOCABULARY)

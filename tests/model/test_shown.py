@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.disk.places import PAGE, Place
+from memstore.disk.format.citations import PAGE, Place
 from memstore.documents.converted import Converted
 from memstore.model.answer import Source
-from memstore.model.document_text import block_texts
-from memstore.model.landmark_model import LandmarkModel
-from memstore.model.shown import whole_sentences
-from memstore.model.text import Text
+from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.model.texts.document_text import block_texts
+from memstore.model.texts.excerpts import whole_sentences
+from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import text, tiny_model
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.model.generate import Continuation
-from memstore.model.together import feed_together, read_pending
+from memstore.model.batched_forward import feed_together, read_pending
+from memstore.model.generation import Continuation
 from memstore.store.memory_store import MemoryStore
 from support.passage_reader import QUESTION, reader_of
 from support.passage_reader import memory as choosing_memory

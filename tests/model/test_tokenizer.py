@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memstore.model.tokenizer as module
+import memstore.model.landmark.byte_tokenizer as module
 from memstore.errors import InvalidInput, InvalidWeights
-from memstore.model.tokenizer import SEGMENT_CHARACTERS, Tokenizer
+from memstore.model.landmark.byte_tokenizer import SEGMENT_CHARACTERS, Tokenizer
 
 TEXT = (
     "The red fox sat by the river, and the river ran to the sea. It was 1847; nobody “knew” why.\n"

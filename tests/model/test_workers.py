@@ -23,19 +23,19 @@ from support.tiny_decoder import decoder, tokenizer
 pytest.importorskip("transformers")
 
 from memstore import MemoryStore, load_model, load_reader, wrap
-from memstore.disk.transaction import TABLES
+from memstore.disk.lmdb.transaction import TABLES
 from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongModel
-from memstore.hf.reader import HuggingFaceReader
-from memstore.hf.selectors import made_here
-from memstore.model.adaptation import Adaptation
-from memstore.model.passages import workers as by_workers
-from memstore.model.passages.stack import compute
-from memstore.model.passages.worker import Worker
-from memstore.model.passages.workers import Workers
-from memstore.model.selector_file import save_selector
-from memstore.model.selector_heads import PointerHeads
-from memstore.model.selector_sum import Sum, Words
-from memstore.model.text import Text
+from memstore.hf.known_selectors import made_here
+from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.model.passages import worker_pool as by_workers
+from memstore.model.passages.passage_records import compute
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.pointer_heads import PointerHeads
+from memstore.model.passages.selectors.selector_file import save_selector
+from memstore.model.passages.selectors.selector_sum import Sum, Words
+from memstore.model.passages.worker_pool import Workers
+from memstore.model.passages.worker_process import Worker
+from memstore.model.texts.source_text import Text
 
 WORDS = ["mill", "ferry", "captain", "lantern", "orchard", "harbour", "anchor", "letter", "river"]
 

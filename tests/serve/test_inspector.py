@@ -335,9 +335,9 @@ def test_a_server_with_keys_asks_for_one(open_page, tmp_path):
 
 def test_a_reader_that_chooses_shows_its_candidates_and_is_stopped(open_page, tmp_path):
     pytest.importorskip("transformers")
-    from memstore.hf.reader import HuggingFaceReader
-    from memstore.model.adaptation import Adaptation
-    from memstore.model.selector_sum import Words
+    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.model.passages.selectors.adaptation import Adaptation
+    from memstore.model.passages.selectors.selector_sum import Words
 
     reader = HuggingFaceReader(
         decoder("llama"), tokenizer(), Adaptation(Words(), top_k=2, score_range=None)

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from memstore.disk.document import is_of_prompt
+from memstore.disk.format.document import is_of_prompt
 from memstore.model.answer import Source
 from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access, Keys
@@ -24,7 +24,7 @@ from memstore.serve.state import file_batches, vector_tables
 from memstore.serve.state import uploads as uploads_module
 from memstore.serve.state.uploads import file_name
 from memstore.serve.state.vector_tables import Entry
-from memstore.store.admission import Mode
+from memstore.store.write.admission import Mode
 from support import made_documents as made
 from support.diary import DIARY
 from support.processes import TELLS_CHILDREN, children_of

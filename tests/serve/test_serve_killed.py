@@ -31,7 +31,7 @@ with serving(Path(arguments[0]), diary=False) as served:
 HOLD = """
 import time
 from pathlib import Path
-from memstore.disk.document import IngestSettings
+from memstore.disk.format.document import IngestSettings
 with MemoryStore.open(arguments[0]) as store:
     with store.write_document("other", source_hash="x", settings=IngestSettings(1, 0)):
         print("held", flush=True)

@@ -18,7 +18,7 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from memstore.model.landmark_model import LandmarkModel, load_model
+from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.serve.api_keys import Access, Keys
 from memstore.serve.mcp import tools
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary

@@ -24,12 +24,12 @@ from mcp.client.streamable_http import streamable_http_client
 from memstore import load_model
 from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable
 from memstore.integrations.opened import Opened
-from memstore.model.landmark_model import LandmarkModel
+from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.serve.api_keys import Access, Keys
 from memstore.serve.settings import ServeSettings
 from memstore.serve.state.database import Database
-from memstore.share.open_place import open_place
-from memstore.share.publish import publish
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.publish.publish import publish
 from memstore.store.memory_store import MemoryStore
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
 from support.paths import ROOT

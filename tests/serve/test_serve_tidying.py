@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from memstore.disk.document import PROMPT, is_of_prompt
+from memstore.disk.format.document import PROMPT, is_of_prompt
 from memstore.errors import InvalidInput
 from memstore.serve.api_errors import ApiError
 from memstore.serve.background import garbage_collection

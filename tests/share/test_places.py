@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import MemoryNotFound, ObjectNotFound, StoreUnavailable
-from memstore.share.manifest import Published
-from memstore.share.open_place import open_place
-from memstore.share.place import ObjectPlace
-from memstore.share.prune import prune
-from memstore.share.publish import unpublish
+from memstore.share.format.manifest import Published
+from memstore.share.objects.object_store import ObjectPlace
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
+from memstore.store.verify.verify_memory import verify_memory
 from support.services import (
     AZURE_ENVIRONMENT,
     S3_ENVIRONMENT,

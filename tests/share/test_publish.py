@@ -16,11 +16,11 @@ from memstore.errors import (
     MemoryNotFound,
     WrongModel,
 )
-from memstore.share.manifest import Published, newest_number
-from memstore.share.prune import prune
-from memstore.share.publish import Report, unpublish
+from memstore.share.format.manifest import Published, newest_number
+from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.publish import Report, unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.published import verify_published
+from memstore.store.transfer.published_document import verify_published
 from support.places import Killed, WatchedPlace, in_memory
 from support.published import open_at
 from support.publishing import before_the_manifest, names, same_as, send, spoil
@@ -390,7 +390,8 @@ def test_what_became_too_old_while_publishing_is_sent_anew(
     interrupt(memory, place)
     past = [0.0]
     monkeypatch.setattr(
-        "memstore.share.sending.time", SimpleNamespace(time=lambda: time.time() + past[0])
+        "memstore.share.publish.segment_writer.time",
+        SimpleNamespace(time=lambda: time.time() + past[0]),
     )
     before_the_manifest(place, lambda: past.append(past.pop() + aged * 1e6))
     assert send(memory, place, grace=1e6).segments == sent
@@ -440,8 +441,8 @@ def test_a_damaged_segment_is_not_taken_for_one_that_was_sent(
 def test_a_table_of_many_documents_is_changed_page_by_page(memory: MemoryStore) -> None:
     from dataclasses import replace
 
-    from memstore.share.manifest import Change, commit
-    from memstore.share.pages import PAGE_ENTRIES, Entry
+    from memstore.share.format.document_pages import PAGE_ENTRIES, Entry
+    from memstore.share.format.manifest import Change, commit
 
     place = WatchedPlace(in_memory())
     ingest(memory, "a", 20)
@@ -484,7 +485,7 @@ def test_a_table_of_many_documents_is_changed_page_by_page(memory: MemoryStore) 
 
 
 def test_bad_input_is_one_line(memory: MemoryStore, tmp_path: Path) -> None:
-    from memstore.share.open_place import open_place
+    from memstore.share.objects.open_object_store import open_place
 
     ingest(memory, "a", 40)
     for url, error, line in (

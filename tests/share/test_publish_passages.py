@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from memstore.block import BlockKey
-from memstore.disk.document import Document
-from memstore.disk.passages import Passage
+from memstore.disk.format.document import Document
+from memstore.disk.format.passage_parts import Passage
 from memstore.errors import CorruptBlock, InvalidInput, MemstoreError, MissingBlock
-from memstore.share.manifest import Published
-from memstore.share.merge import merge
-from memstore.share.pieces import RecordIndex, record_pieces
-from memstore.share.place import Place
-from memstore.share.prune import prune
-from memstore.share.publish import unpublish
-from memstore.share.segments import read_footer
+from memstore.share.format.manifest import Published
+from memstore.share.format.pieces import RecordIndex, record_pieces
+from memstore.share.format.segments import read_footer
+from memstore.share.objects.object_store import Place
+from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.merge import merge
+from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.published import verify_published, write_published
+from memstore.store.transfer.published_document import verify_published, write_published
 from support.damaged_bytes import damaged
 from support.passage_documents import (
     LAYERS,

@@ -13,14 +13,16 @@ import msgpack
 import pytest
 
 from memstore.errors import CorruptMemory, MemstoreError, NewerFormat, OlderFormat
-from memstore.share import manifest, packed, pages
-from memstore.share.manifest import Published
-from memstore.share.place import ObjectPlace
-from memstore.share.publish import publish
-from memstore.share.reading import Indexes
-from memstore.share.segments import read_footer
+from memstore.share.format import document_pages as pages
+from memstore.share.format import manifest
+from memstore.share.format import packed_objects as packed
+from memstore.share.format.manifest import Published
+from memstore.share.format.read_pieces import Indexes
+from memstore.share.format.segments import read_footer
+from memstore.share.objects.object_store import ObjectPlace
+from memstore.share.publish.publish import publish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.published import verify_published, write_published
+from memstore.store.transfer.published_document import verify_published, write_published
 from support.damaged_bytes import damaged
 from support.places import WatchedPlace, in_memory
 from support.selected_documents import create as create_selected

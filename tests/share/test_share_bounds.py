@@ -14,16 +14,16 @@ import msgpack
 import pytest
 
 from memstore.errors import CorruptMemory, InvalidInput
-from memstore.share import packed
-from memstore.share.local_cache import LocalCache
-from memstore.share.manifest import FORMAT, Published, manifest_name
-from memstore.share.open_place import open_place
-from memstore.share.pages import PageRef
-from memstore.share.segments import is_whole
-from memstore.share.sizes import OBJECT_BYTES, PACKED_BYTES
-from memstore.share.threads import Threads
+from memstore.share.caches.local_cache import LocalCache
+from memstore.share.format import packed_objects as packed
+from memstore.share.format.document_pages import PageRef
+from memstore.share.format.manifest import FORMAT, Published, manifest_name
+from memstore.share.format.segments import is_whole
+from memstore.share.objects.daemon_threads import Threads
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.sizes import OBJECT_BYTES, PACKED_BYTES
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
+from memstore.store.verify.verify_memory import verify_memory
 from support.published import open_at, units_of
 from support.services import S3_ENVIRONMENT
 from support.synthetic_documents import SIGNATURE, ingest
@@ -136,8 +136,8 @@ DIRECT = "Published.open(open_place(url, timeout=600))"
 @pytest.mark.parametrize("how", [OPENED, DIRECT])
 def test_a_store_that_does_not_answer_is_left_by_an_interrupt(how: str) -> None:
     code = f"""
-from memstore.share.manifest import Published
-from memstore.share.open_place import open_place
+from memstore.share.format.manifest import Published
+from memstore.share.objects.open_object_store import open_place
 from memstore.store.memory_store import MemoryStore
 url = "s3://bucket/x"
 {how}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from memstore.cli.options import Away
+from memstore.cli.command_options import Away
 from memstore.errors import InvalidConfig
-from memstore.share.place_errors import first_line
+from memstore.share.objects.object_errors import first_line
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.passage_documents import ingest as ingest_passages

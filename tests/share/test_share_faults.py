@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("obstore")
 
 from memstore.block import BlockKey, RecordKey
-from memstore.disk.blocks import BlockTable
+from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import (
     BlocksUnavailable,
     CorruptBlock,
@@ -26,13 +26,13 @@ from memstore.errors import (
     MemstoreError,
     StoreUnavailable,
 )
-from memstore.share.deadlines import Breaker, Calls
-from memstore.share.failures import REASONS, Failure
-from memstore.share.local_cache import LocalCache
-from memstore.share.open_place import open_place
-from memstore.share.place import Place
-from memstore.share.publish import unpublish
-from memstore.share.shared_reads import Answers, SharedReads
+from memstore.share.caches.local_cache import LocalCache
+from memstore.share.caches.shared_reads import Answers, SharedReads
+from memstore.share.calls.deadlines import Breaker, Calls
+from memstore.share.calls.failures import REASONS, Failure
+from memstore.share.objects.object_store import Place
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import TierCounter
 from support.published import (
@@ -266,7 +266,7 @@ class OddServer:
 def stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No breaker asks again by itself while a test looks at it."""
     for pause in ("_CLOSED", "_LONGEST_CLOSED"):
-        monkeypatch.setattr(f"memstore.share.deadlines.{pause}", 600.0)
+        monkeypatch.setattr(f"memstore.share.calls.deadlines.{pause}", 600.0)
 
 
 @pytest.mark.usefixtures("stays_closed")
@@ -298,7 +298,7 @@ def test_what_nobody_expects_does_not_keep_a_cache_closed(
         assert not reads.breaker.allows()  # it has failed again
         reads.breaker._until = time.monotonic()
     else:
-        monkeypatch.setattr("memstore.share.threads.Threads.submit", no_threads)
+        monkeypatch.setattr("memstore.share.objects.daemon_threads.Threads.submit", no_threads)
         assert len(read().unread) == 1
     assert reads.breaker.allows()
     reads.close()
@@ -325,7 +325,7 @@ def test_whatever_ends_the_one_call_first_the_store_is_asked_again(
     calls = Calls(TierCounter(), breaker=lambda: Breaker(in_a_row=1, over=0.0))
     calls.breaker.told(good=False)
     calls.breaker._until = time.monotonic()
-    where = "memstore.share.deadlines."
+    where = "memstore.share.calls.deadlines."
     until = time.monotonic() + 60
 
     def fail(*_: object) -> None:
@@ -333,7 +333,7 @@ def test_whatever_ends_the_one_call_first_the_store_is_asked_again(
 
     with monkeypatch.context() as patch:
         if what == "no threads":
-            patch.setattr("memstore.share.threads.Threads.submit", fail)
+            patch.setattr("memstore.share.objects.daemon_threads.Threads.submit", fail)
             (found,) = calls.gather([lambda left: 1], until)
             assert isinstance(found, Failure)
         else:

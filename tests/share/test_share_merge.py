@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from memstore.disk.document import Document
-from memstore.disk.keys import document_key
+from memstore.disk.format.document import Document
+from memstore.disk.format.keys import document_key
 from memstore.errors import BlocksUnavailable, CorruptMemory, StoreUnavailable
-from memstore.share.manifest import Published, newest_number
-from memstore.share.merge import Merged, merge
-from memstore.share.prune import prune
-from memstore.share.publish import unpublish
+from memstore.share.format.manifest import Published, newest_number
+from memstore.share.publish.garbage_collection import prune
+from memstore.share.publish.merge import Merged, merge
+from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from support import passage_documents, synthetic_documents
 from support.places import Killed, WatchedPlace, in_memory
@@ -138,7 +138,7 @@ def test_a_segment_of_many_documents_is_read_once(
     send(memory, place, "a", "b", "c")
     send(memory, place, "d")
     size = sum(found.size for found in place.names("segments"))
-    monkeypatch.setattr("memstore.share.merge._TOGETHER", size)
+    monkeypatch.setattr("memstore.share.publish.merge._TOGETHER", size)
     place.calls.clear()
     assert merge(place).before == 2
     read = [what for name, what in place.calls if name == "get" and "segments/" in what]

@@ -13,13 +13,13 @@ pytest.importorskip("obstore")
 
 from memstore.block import BlockKey
 from memstore.errors import InvalidInput, ReadOnlyMemory, StoreUnavailable, WrongModel
-from memstore.model.landmark_model import LandmarkModel
-from memstore.model.settings import LookupSettings
-from memstore.model.text import Text
-from memstore.share.local_cache import LocalCache
-from memstore.share.open_place import open_place
-from memstore.share.place import Place
-from memstore.share.publish import publish
+from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.model.lookup_settings import LookupSettings
+from memstore.model.texts.source_text import Text
+from memstore.share.caches.local_cache import LocalCache
+from memstore.share.objects.object_store import Place
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.publish.publish import publish
 from memstore.store.memory_store import MemoryStore
 from support.published import Wild, WildPlace, WildServer, open_at
 from support.tiny_model import text, tiny_model
@@ -148,8 +148,8 @@ def test_an_appended_document_is_noticed(model: LandmarkModel, tmp_path: Path) -
 
 
 def selectors(made: Any) -> dict[str, Any]:
-    from memstore.model.selector_heads import PointerHeads
-    from memstore.model.selector_sum import Sum, Words
+    from memstore.model.passages.selectors.pointer_heads import PointerHeads
+    from memstore.model.passages.selectors.selector_sum import Sum, Words
 
     shape = made.shape
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
@@ -160,9 +160,9 @@ def selectors(made: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["words", "both"])
 def test_a_choosing_reader_answers_the_same(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("transformers")
-    from memstore.hf.reader import HuggingFaceReader
-    from memstore.model.adaptation import Adaptation
-    from memstore.model.selector_sum import Words
+    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.model.passages.selectors.adaptation import Adaptation
+    from memstore.model.passages.selectors.selector_sum import Words
     from support.tiny_decoder import decoder, tokenizer
 
     reader = HuggingFaceReader(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3))
@@ -363,7 +363,7 @@ def test_nearest_tells_the_fastest_tier(model: LandmarkModel, path: Path, tmp_pa
 def test_cutoffs_of_the_command_line() -> None:
     from typer import BadParameter
 
-    from memstore.cli.options import parse_cutoff
+    from memstore.cli.command_options import parse_cutoff
 
     assert parse_cutoff("0.2") == 0.2
     assert parse_cutoff("host=.05, remote=.3") == {"host": 0.05, "remote": 0.3}

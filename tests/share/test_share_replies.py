@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from memstore.share.failures import Failure
-from memstore.share.replies import Parts, Received, Replies, Reply, requests
+from memstore.share.caches.valkey_replies import Parts, Received, Replies, Reply, requests
+from memstore.share.calls.failures import Failure
 
 SIZE = 200
 

@@ -9,9 +9,10 @@ import msgpack
 import pytest
 
 from memstore.errors import InvalidConfig, StaleMemory
-from memstore.share import packed, rollback
-from memstore.share.manifest import FORMAT, Published, manifest_name
-from memstore.share.open_place import open_place
+from memstore.share.format import packed_objects as packed
+from memstore.share.format import rollback
+from memstore.share.format.manifest import FORMAT, Published, manifest_name
+from memstore.share.objects.open_object_store import open_place
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.places import WatchedPlace

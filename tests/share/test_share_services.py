@@ -18,9 +18,9 @@ pytest.importorskip("redis")
 
 from memstore.block import BlockKey
 from memstore.errors import StoreUnavailable
-from memstore.share.failures import Failure
-from memstore.share.place import Place
-from memstore.share.valkey import Valkey
+from memstore.share.caches.valkey import Valkey
+from memstore.share.calls.failures import Failure
+from memstore.share.objects.object_store import Place
 from memstore.store.memory_store import MemoryStore
 from support.published import (
     TEXTS,
@@ -69,8 +69,8 @@ def check(store: MemoryStore, units: list[BlockKey]) -> None:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has time to answer, however much else the machine does."""
-    monkeypatch.setattr("memstore.share.shared_reads._TIMEOUT", 60.0)
-    monkeypatch.setattr("memstore.share.valkey._CONNECT", 60.0)
+    monkeypatch.setattr("memstore.share.caches.shared_reads._TIMEOUT", 60.0)
+    monkeypatch.setattr("memstore.share.caches.valkey._CONNECT", 60.0)
 
 
 def every(store: MemoryStore) -> list[BlockKey]:

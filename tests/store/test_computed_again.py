@@ -12,14 +12,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from memstore.disk.keys import record_range
+from memstore.disk.format.keys import record_range
 from memstore.errors import BlocksUnavailable, InvalidInput, StorageFull, StoreUnavailable
-from memstore.share.local_cache import LocalCache
-from memstore.share.manifest import Published
-from memstore.share.open_place import open_place
-from memstore.share.pieces import record_pieces
+from memstore.share.caches.local_cache import LocalCache
+from memstore.share.format.manifest import Published
+from memstore.share.format.pieces import record_pieces
+from memstore.share.objects.open_object_store import open_place
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
+from memstore.store.verify.verify_memory import verify_memory
 from support.published import Wild, WildServer, open_at
 from support.tiny_decoder import decoder, tokenizer
 
@@ -27,12 +27,12 @@ pytest.importorskip("transformers")
 
 from memstore import load_model
 from memstore.cli.main import app
-from memstore.hf.reader import HuggingFaceReader
-from memstore.model.adaptation import Adaptation
-from memstore.model.chosen import Chosen
-from memstore.model.passages import stack
-from memstore.model.selector_heads import PointerHeads
-from memstore.model.selector_sum import Sum, Words
+from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.model.passages import passage_records as stack
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.passage_choice import Chosen
+from memstore.model.passages.selectors.pointer_heads import PointerHeads
+from memstore.model.passages.selectors.selector_sum import Sum, Words
 
 TEXT = " ".join(
     f"The {colour} {thing} of the {place} has the number {len(colour + thing) * len(place)}."
@@ -440,7 +440,7 @@ def test_what_one_question_computed_the_next_one_finds(reader, tmp_path, chained
 
 
 def test_a_command_that_asks_stores_what_it_computed(reader, tmp_path, monkeypatch) -> None:
-    from memstore.cli import ask as asking
+    from memstore.cli import ask_command as asking
 
     with create(reader, tmp_path / "m", kv_budget=1 << 30) as store:
         reader.ingest(TEXT, store, name="list", keep="text")

@@ -19,7 +19,7 @@ import torch
 
 from memstore.errors import CorruptMemory, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
+from memstore.store.verify.verify_memory import verify_memory
 from support.damaged_tree import damage_tree
 from support.fork_server import (
     BUDGET,

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from memstore.disk.document import Document
-from memstore.disk.passages import Passage
+from memstore.disk.format.document import Document
+from memstore.disk.format.passage_parts import Passage
 from memstore.errors import MemoryLocked
 from memstore.store.memory_store import MemoryStore
 from support import passage_documents
@@ -278,7 +278,8 @@ def test_an_erasure_killed_at_any_instant_is_done_or_not_begun(
 ) -> None:
     code = """
 import os, signal
-from memstore.disk import environment, files
+from memstore.disk import files
+from memstore.disk.lmdb import environment
 steps = 0
 def step(function):
     def stepped(*given, **named):
@@ -319,7 +320,7 @@ def test_a_killed_import_goes_with_the_next_write_or_by_compacting(
         store.forget(SECRET, erase=True)
     code = """
 import os, signal
-from memstore.store import transfer
+from memstore.store.transfer.export_import import export_import as transfer
 transfer.BATCH_BYTES = 10_000
 store_batch, batches = transfer._store, 0
 def count(*given):

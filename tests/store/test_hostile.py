@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from xxhash import xxh3_64_digest
 
 from memstore.block import BlockKey
-from memstore.cli import console
-from memstore.disk.document import Document
+from memstore.cli.terminal import console
+from memstore.disk.format.document import Document
 from memstore.errors import (
     CorruptMemory,
     InvalidConfig,
@@ -30,10 +30,10 @@ from memstore.errors import (
     MemstoreError,
 )
 from memstore.index import faiss_format
-from memstore.model.checkpoint import load_checkpoint, signature_of
+from memstore.model.landmark.checkpoint import load_checkpoint, signature_of
 from memstore.store.memory_store import MemoryStore
+from memstore.tiers.lookup_trace import read_trace
 from memstore.tiers.recorded import Recorded
-from memstore.tiers.trace import read_trace
 from support.crafted import DEEP, NAN, WRONG, Frames, changed, fuzzed, places, write
 from support.index_engines import build, filled, queries
 from support.synthetic_documents import (
@@ -281,9 +281,9 @@ def test_a_crafted_row_is_refused_or_a_document(store, data):
 
 
 def test_a_row_that_is_not_understood_is_named_and_dropped_by_a_repair(tmp_path):
-    from memstore.disk.catalog import Catalog
-    from memstore.disk.keys import document_key
-    from memstore.store.verify import verify_memory
+    from memstore.disk.format.keys import document_key
+    from memstore.disk.tables.catalog import Catalog
+    from memstore.store.verify.verify_memory import verify_memory
 
     path = tmp_path / "memory"
     with MemoryStore.create(path, SIGNATURE) as store:

@@ -13,11 +13,11 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.disk.files import WRITER
-from memstore.disk.passage_table import StoredPassage
+from memstore.disk.tables.passage_table import StoredPassage
 from memstore.errors import InvalidInput, MissingBlock
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
-from memstore.tiers.trace import read_trace
+from memstore.store.verify.verify_memory import verify_memory
+from memstore.tiers.lookup_trace import read_trace
 from support.fork_server import PASSAGES, RIGHT, ForkServer
 from support.passage_documents import LAYERS, add, ask, check_content, ingest, ingest_known
 from support.selected_documents import create

@@ -13,15 +13,15 @@ from typing import Any
 import lmdb
 import pytest
 
-from memstore.disk.database import Database
-from memstore.disk.document import Document
-from memstore.disk.locks import WriterLock
-from memstore.disk.meta_pages import read_states
+from memstore.disk.format.document import Document
+from memstore.disk.lmdb.database import Database
+from memstore.disk.lmdb.locks import WriterLock
+from memstore.disk.lmdb.meta_pages import read_states
+from memstore.disk.lmdb.tree import NO_PAGE, Tree
 from memstore.disk.salvage import is_sound, salvage
-from memstore.disk.tree import NO_PAGE, Tree
 from memstore.errors import CorruptMemory, MemoryLocked, MemstoreError
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
+from memstore.store.verify.verify_memory import verify_memory
 from support import passage_documents, synthetic_documents
 from support.fork_server import RIGHT, ForkServer
 from support.selected_documents import create as create_selected
@@ -260,7 +260,7 @@ def test_nobody_writes_or_opens_the_memory_while_its_file_is_made_anew(
             code = f"""
 import sys
 from pathlib import Path
-from memstore.disk.locks import WriterLock
+from memstore.disk.lmdb.locks import WriterLock
 from memstore.errors import MemoryLocked
 from memstore.store.memory_store import MemoryStore
 try:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from memstore.disk.database import Database
-from memstore.disk.document import Document
-from memstore.disk.selector_form import SelectorForm
+from memstore.disk.format.document import Document
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.lmdb.database import Database
 from memstore.errors import InvalidInput, MemoryLocked, WrongModel
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
+from memstore.store.verify.verify_memory import verify_memory
 from support.fork_server import RIGHT, ForkServer
 from support.selected_documents import (
     FORM,

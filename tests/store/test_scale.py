@@ -12,10 +12,10 @@ from random import Random
 import pytest
 import torch
 
-from memstore.disk.catalog import Catalog
-from memstore.disk.changes import Changes, read_changes
-from memstore.disk.database import Transaction
-from memstore.disk.document import Document
+from memstore.disk.format.document import Document
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.changes import Changes, read_changes
 from memstore.errors import DocumentNotFound
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import (

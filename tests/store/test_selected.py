@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from memstore.disk.catalog import Catalog
-from memstore.disk.selector_form import SelectorForm
-from memstore.disk.selector_runs import RUN_BLOCKS, TokenRun, WordRun, decode, encode
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.runs import RUN_BLOCKS, TokenRun, WordRun, decode, encode
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -27,9 +27,9 @@ from memstore.errors import (
     WrongModel,
 )
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
-from memstore.store.walk import walk
-from memstore.store.writer import DocumentWriter
+from memstore.store.verify.verify_memory import verify_memory
+from memstore.store.verify.walk import walk
+from memstore.store.write.writer import DocumentWriter
 from support import passage_documents
 from support.fork_server import NAMED_ERROR, RIGHT, ForkServer
 from support.selected_documents import (

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstore.disk.block_words import BlockWords
-from memstore.disk.selector_runs import TokenRun, WordRun, encode
-from memstore.disk.token_parts import equal_lengths
+from memstore.disk.format.block_words import BlockWords
+from memstore.disk.format.runs import TokenRun, WordRun, encode
+from memstore.disk.format.token_parts import equal_lengths
 from memstore.store.memory_store import MemoryStore
 from support.crafted import WRONG, Frames, changed, fuzzed, places, write
 from support.crafted_imports import accepted

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from memstore.block import BlockKey
-from memstore.disk.document import Document
+from memstore.disk.format.document import Document
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.policy import POLICIES
 from support.fork_server import RIGHT, ForkServer
@@ -180,7 +180,7 @@ import os, random, signal, struct, sys, time, traceback
 from contextlib import closing
 import torch
 from memstore.block import BlockKey
-from memstore.disk.catalog import Catalog
+from memstore.disk.tables.catalog import Catalog
 
 path, outcomes, seconds, readers, seed = arguments[0], arguments[1], *map(int, arguments[2:])
 signal.alarm(seconds + 200)

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Catalog
-from memstore.disk.codec import CODECS, NEW_CODECS
-from memstore.disk.database import Database
-from memstore.disk.environment import Environment
+from memstore.disk.format.codec import CODECS, NEW_CODECS
+from memstore.disk.lmdb.database import Database
+from memstore.disk.lmdb.environment import Environment
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
     BudgetExceeded,
     CorruptMemory,
@@ -39,8 +39,8 @@ from memstore.errors import (
     WrongModel,
 )
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
-from memstore.store.walk import walk
+from memstore.store.verify.verify_memory import verify_memory
+from memstore.store.verify.walk import walk
 from support.fork_server import RIGHT, SEVERAL, ForkServer
 from support.synthetic_documents import (
     BLOCK,

@@ -11,11 +11,11 @@ from random import Random
 import msgpack
 import pytest
 
-from memstore.disk.catalog import Catalog
-from memstore.disk.keys import passage_key
+from memstore.disk.format.keys import passage_key
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
+from memstore.store.verify.verify_memory import verify_memory
 from support import killed_calls
 from support.fork_server import KILLED, PASSAGES, RIGHT, ForkServer
 from support.passage_documents import (

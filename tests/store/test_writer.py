@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from memstore.disk.blocks import BlockTable
-from memstore.disk.database import Database
+from memstore.disk.lmdb.database import Database
+from memstore.disk.tables.block_table import BlockTable
 from memstore.store.memory_store import MemoryStore
 from support.counting_source import SECONDS
 from support.synthetic_documents import (

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memstore import MemoryStore, load_model
-from memstore.disk.document import is_of_prompt
+from memstore.disk.format.document import is_of_prompt
 from memstore.serve.answering.answers import Answer, Outcome, Question
 from memstore.serve.answering.sampling import Sampling
 from memstore.serve.service import Service

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from memstore.cli.main import main
-from memstore.model.checkpoint import SHIPPED, save_checkpoint
-from memstore.model.config import ModelConfig
-from memstore.model.tokenizer import Tokenizer
-from memstore.model.transformer import Transformer
-from memstore.store.walk import walk
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import SHIPPED, save_checkpoint
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
+from memstore.store.verify.walk import walk
 from support.paths import ROOT
 from support.synthetic_documents import PROBLEMS
 

@@ -12,9 +12,9 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.errors import CorruptBlock, DocumentNotFound
-from memstore.tiers.base import UnitSource
-from memstore.tiers.device import DeviceTier
-from memstore.tiers.host import HostTier
+from memstore.tiers.device_tier import DeviceTier
+from memstore.tiers.host_tier import HostTier
+from memstore.tiers.lease import UnitSource
 from memstore.tiers.slab import SlabTier
 
 BLOCK, DIM = 4, 8

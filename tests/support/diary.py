@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from memstore.model.verbs import Verbs
+from memstore.model.model_api import Verbs
 from memstore.store.memory_store import MemoryStore
 
 DIARY = """We reached the valley late in the evening, and the old man at the gate let us in without

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from memstore.block import RecordKey
-from memstore.disk.catalog import Catalog
-from memstore.disk.database import Transaction
-from memstore.disk.document import Document, Write
-from memstore.disk.signature import Signature
-from memstore.tiers.disk import DiskTier
+from memstore.disk.format.document import Document, Write
+from memstore.disk.format.signature import Signature
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.raw_bits import raw_view, torch_dtype
 
 HEADS, ROWS, DIM, LAYERS, BLOCKS = 3, 8, 64, 2, 12
@@ -20,9 +20,9 @@ WRITE = b"first write, 16b"
 
 def share(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiers made from now on read every batch with three threads, a record at a time."""
-    monkeypatch.setattr("memstore.disk.threads.cores", lambda: 3)
+    monkeypatch.setattr("memstore.disk.read.work_sharing.cores", lambda: 3)
     for name in ("_TOGETHER", "_DECODED_TOGETHER", "_SHARED"):
-        monkeypatch.setattr(f"memstore.tiers.disk.{name}", 0)
+        monkeypatch.setattr(f"memstore.tiers.disk_tier.{name}", 0)
 
 
 def keys_and_values(

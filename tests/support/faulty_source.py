@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.tiers.base import UnitSource
+from memstore.tiers.lease import UnitSource
 
 
 class SlowSource:

@@ -24,12 +24,12 @@ from pathlib import Path
 import torch
 
 from memstore import errors
-from memstore.disk.document import Document
+from memstore.disk.format.document import Document
 from memstore.errors import MemstoreError
-from memstore.model.landmark_model import load_model
+from memstore.model.landmark.landmark_model import load_model
 from memstore.store.memory_store import MemoryStore
-from memstore.store.verify import verify_memory
-from memstore.store.walk import walk
+from memstore.store.verify.verify_memory import verify_memory
+from memstore.store.verify.walk import walk
 from support import killed_calls, passage_documents, selected_documents, synthetic_documents
 from support.paths import ROOT, TESTS
 from support.synthetic_documents import CHUNK, check_content, ingest

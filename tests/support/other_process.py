@@ -14,9 +14,9 @@ def other_process(code: str, *arguments: object) -> Iterator[subprocess.Popen[st
     """Run code in a process of its own; it has `database`'s imports, `say` and `hear`."""
     prelude = """
         import os, sys
-        from memstore.disk.database import *
+        from memstore.disk.lmdb.database import *
         from memstore.errors import *
-        from memstore.disk.keys import *
+        from memstore.disk.format.keys import *
         def say(*words): print(*words, flush=True)
         def hear(): return sys.stdin.readline().strip()
     """

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.document import Document, IngestSettings
-from memstore.disk.passages import Passage
-from memstore.disk.selector_form import SelectorForm
+from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.passage_parts import Passage
 from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
 from support.selected_documents import FORM, words

@@ -1,9 +1,9 @@
 """A tiny passage model and a memory of an inventory."""
 
-from memstore.hf.reader import HuggingFaceReader
-from memstore.model.adaptation import Adaptation
-from memstore.model.selector_heads import PointerHeads
-from memstore.model.selector_sum import Sum, Words
+from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.pointer_heads import PointerHeads
+from memstore.model.passages.selectors.selector_sum import Sum, Words
 from memstore.store.memory_store import MemoryStore
 from support.tiny_decoder import decoder, tokenizer
 

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from memstore.share.open_place import open_place
-from memstore.share.place import Found, ObjectPlace
-from memstore.share.sizes import OBJECT_BYTES
+from memstore.share.objects.object_store import Found, ObjectPlace
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.sizes import OBJECT_BYTES
 
 _numbers = itertools.count()
 

@@ -10,17 +10,17 @@ from typing import Any
 
 from memstore.block import BlockKey
 from memstore.errors import ObjectNotFound, StoreUnavailable
-from memstore.share.failures import Failure
-from memstore.share.local_cache import LocalCache
-from memstore.share.open_place import open_place
-from memstore.share.opening import PublishedCatalog
-from memstore.share.options import REFRESH
-from memstore.share.place import Found, Place
-from memstore.share.publish import publish
-from memstore.share.remote import Remote
-from memstore.share.replies import Parts, Received, Run
-from memstore.share.sizes import OBJECT_BYTES
-from memstore.share.tables import PublishedDatabase
+from memstore.share.caches.local_cache import LocalCache
+from memstore.share.caches.valkey_replies import Parts, Received, Run
+from memstore.share.calls.failures import Failure
+from memstore.share.objects.object_store import Found, Place
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.sizes import OBJECT_BYTES
+from memstore.share.publication_options import REFRESH
+from memstore.share.publish.publish import publish
+from memstore.share.read.open_published import PublishedCatalog
+from memstore.share.read.published_tables import PublishedDatabase
+from memstore.share.read.remote import Remote
 from memstore.store.memory_store import MemoryStore
 from support import synthetic_documents as synthetic
 

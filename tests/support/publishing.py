@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from memstore.share.manifest import Published, newest_number
-from memstore.share.publish import Report, publish
+from memstore.share.format.manifest import Published, newest_number
+from memstore.share.publish.publish import Report, publish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.published import verify_published
+from memstore.store.transfer.published_document import verify_published
 from support.places import WatchedPlace
 from support.synthetic_documents import SIGNATURE
 

@@ -4,11 +4,11 @@ import numpy as np
 from torch import Tensor
 
 from memstore.block import RecordKey
-from memstore.disk.blocks import BlockTable
-from memstore.disk.catalog import Catalog
-from memstore.disk.database import Transaction
-from memstore.disk.keys import record_key
-from memstore.disk.signature import Signature
+from memstore.disk.format.keys import record_key
+from memstore.disk.format.signature import Signature
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.block_table import BlockTable
+from memstore.disk.tables.catalog import Catalog
 from memstore.tiers.raw_bits import from_raw, raw_view
 
 KEY, WRITE = RecordKey(7, 8, 9), bytes(range(16))

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.block_words import BlockWords
-from memstore.disk.document import Document
-from memstore.disk.selector_form import SelectorForm
+from memstore.disk.format.block_words import BlockWords
+from memstore.disk.format.document import Document
+from memstore.disk.format.index_spec import SelectorForm
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import BLOCK, CHUNK, LAYERS, SETTINGS, SIGNATURE, blocks, token_ids
 
@@ -115,7 +115,7 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
 
 def selected(path: Path) -> dict[str, object]:
     """All that a memory's documents are found by, as its tables hold it."""
-    from memstore.disk.catalog import Catalog
+    from memstore.disk.tables.catalog import Catalog
 
     catalog = Catalog.open(path, read_only=True)
     try:

@@ -11,7 +11,7 @@ import httpx2
 import uvicorn
 
 from memstore import MemoryStore, load_model
-from memstore.model.verbs import Verbs
+from memstore.model.model_api import Verbs
 from memstore.serve.api_keys import Keys
 from memstore.serve.http.run import configured
 from memstore.serve.service import Service

@@ -1,6 +1,6 @@
 """The smallest model that trains."""
 
-from memstore.model.config import ModelConfig
+from memstore.model.landmark.config import ModelConfig
 
 MODEL = ModelConfig(
     vocab_size=1024,

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.disk.document import Document, IngestSettings
-from memstore.disk.signature import Signature
-from memstore.store.chunk import LayerBlocks
+from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.signature import Signature
 from memstore.store.memory_store import MemoryStore
+from memstore.store.write.chunk import LayerBlocks
 from support.records import contents
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 8, 4
@@ -165,7 +165,7 @@ def stored(path: Path) -> dict[str, dict[bytes, bytes]]:
     """Everything that a memory's tables hold, without times and ids of writes: two memories of the
     same content are equal.
     """
-    from memstore.disk.catalog import Catalog
+    from memstore.disk.tables.catalog import Catalog
 
     catalog = Catalog.open(path, read_only=True)
     try:
@@ -187,6 +187,6 @@ PROBLEMS = ("problem", "passage", "count")  # events of a walk that tell of one
 
 def is_whole(path: Path) -> bool:
     """What `verify` asks of a memory, walked in this process."""
-    from memstore.store.walk import walk
+    from memstore.store.verify.walk import walk
 
     return all(event["event"] not in PROBLEMS for event in walk(path, set()))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from memstore.model.checkpoint import SHIPPED
+from memstore.model.landmark.checkpoint import SHIPPED
 
 CHAT = (
     "{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }}<|end|>"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from memstore.model.checkpoint import SHIPPED, save_checkpoint
-from memstore.model.config import ModelConfig
-from memstore.model.landmark_model import LandmarkModel, load_model
-from memstore.model.tokenizer import Tokenizer
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import SHIPPED, save_checkpoint
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.landmark_model import LandmarkModel, load_model
+from memstore.model.landmark.transformer import Transformer
 
 WORDS = [
     "the",

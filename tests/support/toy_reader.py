@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from memstore.disk.signature import Signature
-from memstore.model.landmark_verbs import LandmarkVerbs
-from memstore.model.reader import Attend, Enter, Shape
+from memstore.disk.format.signature import Signature
+from memstore.model.adapter import Attend, Enter, Shape
+from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.lookup_settings import LookupSettings
 from memstore.model.rotary import Rope
-from memstore.model.settings import LookupSettings
 
 LETTERS = " \nabcdefghijklmnopqrstuvwxyz.?é"
 HIDDEN, LAYERS, HEADS, KV_HEADS, DIM, BLOCK = 24, 3, 4, 2, 8, 5

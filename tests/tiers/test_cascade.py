@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from memstore.block import BlockKey
-from memstore.disk.catalog import Catalog
+from memstore.disk.tables.catalog import Catalog
 from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig, InvalidInput
-from memstore.model.landmark_model import LandmarkModel
-from memstore.model.session import ScratchSession
+from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.model.landmark.landmark_session import ScratchSession
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.base import UnitSource
 from memstore.tiers.cascade import Cascade
+from memstore.tiers.lease import UnitSource
 from memstore.tiers.policy import POLICIES
 from support.counting_source import (
     SECONDS,
@@ -320,7 +320,7 @@ def test_a_repair_does_not_close_the_file_under_a_prefetch(
             assert not ahead._busy and not ahead._waiting
             return "repaired"
 
-        monkeypatch.setattr("memstore.store.verify.verify_memory", repair)
+        monkeypatch.setattr("memstore.store.verify.verify_memory.verify_memory", repair)
         for _ in range(20):
             store.expect([BlockKey(document.id, 1, block, 0) for block in range(80)])
             assert store.verify(repair=True) == "repaired"

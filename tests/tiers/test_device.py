@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memstore.errors import InvalidConfig
-from memstore.model.landmark_model import LandmarkModel, load_model
+from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.store.memory_store import MemoryStore
 from support.fake_device import FakeDevice
 from support.tiny_model import save_tiny_model, text

@@ -10,7 +10,7 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound
-from memstore.tiers.host import HostTier, NoSource
+from memstore.tiers.host_tier import HostTier, NoSource
 from support.counting_source import (
     BLOCK,
     DIM,

@@ -14,14 +14,14 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.errors import CorruptBlock, DocumentNotFound, MemstoreError
-from memstore.model.landmark_model import LandmarkModel
-from memstore.model.settings import GRANULARITIES
+from memstore.model.landmark.landmark_model import LandmarkModel
+from memstore.model.lookup_settings import GRANULARITIES
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.base import UnitSource
-from memstore.tiers.options import PREDICTORS
+from memstore.tiers.lease import UnitSource
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
+from memstore.tiers.tier_options import PREDICTORS
 from support.counting_source import (
     Aside,
     CountingSource,
@@ -431,7 +431,7 @@ def test_a_process_forked_while_reading_ahead_gets_a_named_error_and_hangs_nowhe
             thread.join(60)
             assert not thread.is_alive()
             assert store.stats()["tiers"]["host"]["held"] <= budget
-        from memstore.tiers.trace import read_trace
+        from memstore.tiers.lookup_trace import read_trace
         assert sum(1 for entry in read_trace(arguments[2])) > 20
         print(outcomes)
         """,

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, CorruptBlock, DocumentNotFound, InvalidConfig
 from memstore.kernels.slab_copy import load_units
-from memstore.tiers.base import Lease
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.device import DeviceTier
-from memstore.tiers.host import HostTier
+from memstore.tiers.device_tier import DeviceTier
+from memstore.tiers.host_tier import HostTier
+from memstore.tiers.lease import Lease
+from memstore.tiers.lookup_trace import read_trace
 from memstore.tiers.policy import POLICIES
 from memstore.tiers.replay import replay
 from memstore.tiers.slab import SlabTier
-from memstore.tiers.trace import read_trace
 from support.counting_source import (
     BLOCK,
     DIM,
@@ -423,7 +423,7 @@ def test_a_host_slot_is_not_let_go_before_the_copy_to_the_device_is_done(
             assert set(self._arguments[2]) <= host._leases.keys()
             load_units(*self._arguments).finish()
 
-    monkeypatch.setattr("memstore.tiers.host.load_units", Late)
+    monkeypatch.setattr("memstore.tiers.host_tier.load_units", Late)
     device, host = make_pair(below, 8, 3)
     for first in range(0, 30, 5):
         check_lease(device, [unit(n) for n in range(first, first + 8)])

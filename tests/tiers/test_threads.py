@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memstore.disk.threads import Threads, _Batch
+from memstore.disk.read.work_sharing import Threads, _Batch
 
 HERE = threading.main_thread()
 
@@ -118,9 +118,9 @@ def test_interrupts_while_it_waits_for_the_others_do_not_cut_that_short(threads)
 
 
 def test_after_a_batch_that_nobody_came_to_help_with_some_are_done_alone(threads, monkeypatch):
-    monkeypatch.setattr("memstore.disk.threads._ALONE", 2)
+    monkeypatch.setattr("memstore.disk.read.work_sharing._ALONE", 2)
     with monkeypatch.context() as busy:
-        busy.setattr("memstore.disk.threads._Batch.help", lambda batch: None)
+        busy.setattr("memstore.disk.read.work_sharing._Batch.help", lambda batch: None)
         threads.share(range(3), lambda part: None, 3)
     by: list[threading.Thread] = []
 

@@ -14,8 +14,8 @@ pytest.importorskip("obstore")
 
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, DocumentNotFound, MemoryClosed
-from memstore.share.local_cache import LocalCache
-from memstore.share.open_place import open_place
+from memstore.share.caches.local_cache import LocalCache
+from memstore.share.objects.open_object_store import open_place
 from memstore.store.memory_store import MemoryStore
 from support.published import TEXTS, Wild, WildServer, open_at, publish_all, truth, units_of, write
 from support.synthetic_documents import SIGNATURE, token_ids

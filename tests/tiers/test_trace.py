@@ -14,7 +14,7 @@ from memstore.block import BlockKey
 from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
-from memstore.tiers.trace import TraceEntry, TraceWriter, read_trace
+from memstore.tiers.lookup_trace import TraceEntry, TraceWriter, read_trace
 from support.counting_source import SHAPE, UNIT_BYTES, CountingSource, check_slots, unit
 from support.synthetic_documents import SIGNATURE, ingest
 

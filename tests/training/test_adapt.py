@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 
 from memstore.cli.main import app
-from memstore.disk.passages import Passage
+from memstore.disk.format.passage_parts import Passage
 from memstore.errors import InvalidInput
 from memstore.hf.load import load_reader
-from memstore.model.adaptation import Adaptation
-from memstore.model.passages.cut import Passages
-from memstore.model.selector_file import MadeFor, load_selector, save_selector
-from memstore.model.selector_heads import PointerHeads
-from memstore.model.selector_learned import Learned
-from memstore.model.selector_sum import Sum, Words
-from memstore.model.selectors import GATE_BLOCKS
-from memstore.model.tapped import Tapped, Taps
-from memstore.model.tokenizer import Tokenizer
-from memstore.training.adapt import AdaptOptions, Subject, adapt, add, sought
-from memstore.training.adapt_heads import rank_heads
-from memstore.training.adapt_measure import Haystack, Outcome, Sought, gate_of, measure, recalls
-from memstore.training.adapt_states import read_states
-from memstore.training.adapt_train import LearnConfig, Trained, learn, rarity
-from memstore.training.selector_questions import Split
-from memstore.training.selector_windows import Mix, Window, WindowWriter, firsts
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.passages.cutting.passage_cutting import Passages
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.learned_selector import Learned
+from memstore.model.passages.selectors.pointer_heads import PointerHeads
+from memstore.model.passages.selectors.selector import GATE_BLOCKS
+from memstore.model.passages.selectors.selector_file import MadeFor, load_selector, save_selector
+from memstore.model.passages.selectors.selector_sum import Sum, Words
+from memstore.training.selectors.head_ranking import rank_heads
+from memstore.training.selectors.learn import LearnConfig, Trained, learn, rarity
+from memstore.training.selectors.make_selector import AdaptOptions, Subject, adapt, add, sought
+from memstore.training.selectors.measure import Haystack, Outcome, Sought, gate_of, measure, recalls
+from memstore.training.selectors.questions import Split
+from memstore.training.selectors.states import read_states
+from memstore.training.selectors.windows import Mix, Window, WindowWriter, firsts
 from support.paths import ROOT
 from support.tiny_decoder import decoder
 from support.tiny_decoder import tokenizer as tiny_tokenizer

@@ -18,9 +18,9 @@ from memstore import MemoryStore
 from memstore.block import BlockKey
 from memstore.cli.main import app
 from memstore.errors import InvalidInput, InvalidWeights
-from memstore.model.attention import MemoryAttention
-from memstore.model.checkpoint import load_checkpoint
-from memstore.model.landmark_model import LandmarkModel, load_model
+from memstore.model.landmark.attention.memory_attention import MemoryAttention
+from memstore.model.landmark.checkpoint import load_checkpoint
+from memstore.model.landmark.landmark_model import LandmarkModel, load_model
 from memstore.training.cmt_values import measure_cmt_values
 from memstore.training.new_model import new_model
 from support.tiny_model import save_tiny_model, text, tiny_model

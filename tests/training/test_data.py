@@ -12,14 +12,14 @@ import torch
 import zstandard
 
 from memstore.errors import InvalidConfig, InvalidInput
-from memstore.model.tokenizer import Tokenizer
+from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus, is_held_out, read_documents
 from memstore.training.recipes import facts as language
 from memstore.training.recipes.fact_pools import VALUE_SHARES, Pools, draw_value
 from memstore.training.recipes.facts import draw_fact
+from memstore.training.recipes.page_source import Source
 from memstore.training.recipes.recall_config import RecallConfig
-from memstore.training.recipes.source import Source
 
 BLOCK = 16
 

@@ -26,9 +26,9 @@ from support.tiny_decoder import decoder, tokenizer
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from memstore.hf.landmark_adapter import LandmarkDecoderReader
 from memstore.hf.landmark_decoder import LandmarkDecoder
-from memstore.hf.landmark_form import FILE, LandmarkForm
-from memstore.hf.landmark_reader import LandmarkDecoderReader
+from memstore.hf.landmark_spec import FILE, LandmarkForm
 from memstore.hf.load import load_reader
 
 SIZE = 8

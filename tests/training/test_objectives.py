@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from memstore.disk.signature import Signature
+from memstore.disk.format.signature import Signature
 from memstore.kernels.reference_landmark_topk import landmark_topk
-from memstore.model.attention import MemoryAttention
-from memstore.model.config import ModelConfig
+from memstore.model.landmark.attention.memory_attention import MemoryAttention
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 from memstore.model.session_blocks import SessionBlocks
-from memstore.model.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
 from memstore.training.objectives import (
     Negatives,

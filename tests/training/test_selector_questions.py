@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from memstore.training import selector_forms as forms
-from memstore.training import selector_words as words
-from memstore.training.selector_questions import Fact, Facts, Split, of_split, split
-from memstore.training.selector_relations import RELATIONS
+from memstore.training.selectors import question_forms as forms
+from memstore.training.selectors import word_pools as words
+from memstore.training.selectors.questions import Fact, Facts, Split, of_split, split
+from memstore.training.selectors.relations import RELATIONS
 
 SUBJECTS = (*words.THINGS, *words.PLACES, *words.BEINGS, *words.QUALITIES)
 SPLITS: tuple[Split, ...] = ("train", "validation", "held-out")

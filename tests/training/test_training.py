@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from memstore import devices
 from memstore.errors import InvalidConfig
-from memstore.model.checkpoint import load_checkpoint
-from memstore.model.config import ModelConfig
-from memstore.model.transformer import Transformer
+from memstore.model.landmark.checkpoint import load_checkpoint
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.transformer import Transformer
 from memstore.training.curriculum import default_curriculum
 from memstore.training.grow import grow
 from memstore.training.objectives import encode_windows

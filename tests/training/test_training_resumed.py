@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from memstore.cli.main import app
 from memstore.errors import InvalidConfig, InvalidWeights
-from memstore.model.checkpoint import read_configuration
-from memstore.model.config import PRESETS
-from memstore.model.tokenizer import Tokenizer
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import read_configuration
+from memstore.model.landmark.config import PRESETS
 from memstore.training import steps, subject
 from memstore.training import train as training
 from memstore.training.curriculum import Stage, default_curriculum

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from memstore.errors import DocumentNotFound
 from memstore.model.answer import Source
-from memstore.model.generate import Continuation
-from memstore.model.said import Said
-from memstore.model.verbs import Verbs
+from memstore.model.generation import Continuation
+from memstore.model.model_api import Verbs
+from memstore.model.texts.detokenizer import Said
 from memstore.serve.answering import trace_report
 from memstore.serve.answering.long_prompts import Plan
 from memstore.serve.answering.sampling import Sampling

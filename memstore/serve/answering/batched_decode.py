@@ -5,7 +5,7 @@ one forward pass.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memstore.model.together import read_pending
+from memstore.model.batched_forward import read_pending
 from memstore.serve.answering.answers import Answer
 
 

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memstore.disk.document import PROMPT
-from memstore.model.reader import Reader
-from memstore.model.text import Text
+from memstore.disk.format.document import PROMPT
+from memstore.model.adapter import Reader
+from memstore.model.texts.source_text import Text
 from memstore.serve.api_errors import ApiError
 from memstore.serve.state.turns import Turn, keys_of
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memstore.model.reader import TextTokenizer
-from memstore.model.said import Said
+from memstore.model.adapter import TextTokenizer
+from memstore.model.texts.detokenizer import Said
 
 
 @dataclass(frozen=True)

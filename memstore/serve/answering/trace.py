@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from memstore.model.reader import Reader
-from memstore.model.units import Read
-from memstore.model.verbs import AskingSession
+from memstore.model.adapter import Reader
+from memstore.model.landmark.attention.block_requests import Read
+from memstore.model.model_api import AskingSession
 from memstore.tiers.stats import COUNTS
 
 OF_TOKEN = 6  # blocks that are told of a token, the ones most read

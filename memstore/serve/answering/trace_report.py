@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memstore.disk.document import Document
+from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
+from memstore.model.adapter import Reader
 from memstore.model.answer import Source
-from memstore.model.choosing_session import ChoosingSession
-from memstore.model.document_text import block_texts
-from memstore.model.reader import Reader
-from memstore.model.verbs import AskingSession
+from memstore.model.model_api import AskingSession
+from memstore.model.passages.passage_session import ChoosingSession
+from memstore.model.texts.document_text import block_texts
 from memstore.serve.answering.trace import BlockRead, Place, TokenRead, Trace
 from memstore.store.memory_store import MemoryStore
 

@@ -4,7 +4,7 @@ that all of them can be listed, put into vector stores and deleted.
 
 import secrets
 
-from memstore.disk.document import Document
+from memstore.disk.format.document import Document
 from memstore.errors import CorruptMemory, DocumentNotFound, StoreUnavailable
 from memstore.serve.state.database import Database
 from memstore.serve.state.uploads import Uploads

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from sqlite3 import Row
 
-from memstore.disk.document import Document
+from memstore.disk.format.document import Document
 from memstore.documents import read
 from memstore.errors import (
     DocumentExists,
@@ -21,9 +21,9 @@ from memstore.errors import (
     MemoryLocked,
     MemstoreError,
 )
-from memstore.model.ingest import Ingesting, IngestProgress
-from memstore.model.text import Text
-from memstore.model.verbs import Verbs
+from memstore.model.document_ingest import Ingesting, IngestProgress
+from memstore.model.model_api import Verbs
+from memstore.model.texts.source_text import Text
 from memstore.serve.answering.jobs import Job
 from memstore.serve.answering.worker import Worker
 from memstore.serve.api_errors import Stopped

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 
-from memstore.disk.document import is_of_prompt
+from memstore.disk.format.document import is_of_prompt
 from memstore.errors import DocumentNotFound, MemoryLocked
 from memstore.freed_memory import return_freed_memory
-from memstore.model.text import Text
+from memstore.model.texts.source_text import Text
 from memstore.serve.answering.jobs import Job
 from memstore.serve.answering.long_prompts import name_prefix
 from memstore.serve.answering.warm_sessions import WarmSessions

@@ -13,8 +13,8 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from starlette.responses import Response
 
 from memstore import __version__
-from memstore.disk.document import Document, is_of_prompt
-from memstore.model.verbs import Verbs
+from memstore.disk.format.document import Document, is_of_prompt
+from memstore.model.model_api import Verbs
 from memstore.serve.answering.trace_report import passage
 from memstore.serve.api_errors import not_found
 from memstore.serve.api_keys import Access

@@ -6,8 +6,8 @@ from urllib.parse import quote, unquote
 import mcp_types as types
 from mcp.shared.exceptions import MCPError
 
-from memstore.model.document_text import document_text
-from memstore.model.reader import TextTokenizer
+from memstore.model.adapter import TextTokenizer
+from memstore.model.texts.document_text import document_text
 from memstore.serve.api_errors import ApiError
 from memstore.serve.api_keys import Access
 from memstore.serve.document_access import DocumentAccess

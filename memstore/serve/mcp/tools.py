@@ -11,12 +11,12 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from memstore.disk.document import Document, is_of_prompt
+from memstore.disk.format.document import Document, is_of_prompt
 from memstore.errors import InvalidInput
 from memstore.model.answer import Source
-from memstore.model.ingest import Ingesting, IngestProgress
-from memstore.model.text import Text
-from memstore.model.verbs import Verbs
+from memstore.model.document_ingest import Ingesting, IngestProgress
+from memstore.model.model_api import Verbs
+from memstore.model.texts.source_text import Text
 from memstore.serve.answering.answers import Answers, Question
 from memstore.serve.answering.jobs import Job
 from memstore.serve.answering.sampling import Sampling

@@ -13,9 +13,9 @@ from pathlib import PurePath
 from sqlite3 import Row
 from typing import Any, BinaryIO
 
-from memstore.disk.document import is_of_prompt
-from memstore.model.document_text import document_text
-from memstore.model.reader import TextTokenizer
+from memstore.disk.format.document import is_of_prompt
+from memstore.model.adapter import TextTokenizer
+from memstore.model.texts.document_text import document_text
 from memstore.serve.api_errors import ApiError, not_found
 from memstore.serve.api_keys import Access
 from memstore.serve.state.database import Database

@@ -8,7 +8,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from memstore.model.ingest import IngestProgress
+from memstore.model.document_ingest import IngestProgress
 from memstore.serve.api_errors import unsupported
 from memstore.serve.background.file_ingest import FileIngest
 from memstore.serve.http.authorization import Reads, Writes

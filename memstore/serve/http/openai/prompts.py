@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from memstore.model.verbs import Verbs
+from memstore.model.model_api import Verbs
 from memstore.serve.answering.answers import Answers, Question
 from memstore.serve.answering.long_prompts import Window
 from memstore.serve.answering.sampling import Sampling, stop_texts

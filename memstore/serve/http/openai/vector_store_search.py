@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from memstore.errors import DocumentNotFound
 from memstore.model.answer import Matches, Source
-from memstore.model.verbs import Verbs
+from memstore.model.model_api import Verbs
 from memstore.serve.answering.worker import Worker
 from memstore.serve.api_errors import unsupported
 from memstore.serve.api_keys import Access

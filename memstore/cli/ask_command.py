@@ -1,0 +1,216 @@
+"""The commands that ask a memory: ask, chat, search."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from memstore.cli.command_options import (
+    ASK_BUDGET,
+    Answering,
+    Away,
+    Documents,
+    Json,
+    Lookup,
+    MetricsPort,
+    Model,
+    ReadStore,
+    Tiers,
+    command,
+    metrics_served,
+)
+from memstore.cli.readers import reader_for_command
+from memstore.cli.terminal import console
+from memstore.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from memstore.model.answer import Answer
+    from memstore.model.model_api import Verbs
+    from memstore.store.memory_store import MemoryStore
+
+
+@command(
+    "ask",
+    'memstore ask "What is the pass key? The pass key is" --store mem',
+    "memstore ask - --store mem --json < questions.txt",
+)
+def ask(
+    question: Annotated[
+        str, typer.Argument(help="Taken as typed, and continued; - reads one a line from stdin.")
+    ],
+    store: ReadStore,
+    document: Documents = None,
+    model: Model = None,
+    *,
+    answering: Answering,
+    lookup: Lookup,
+    tiers: Tiers,
+    away: Away,
+    as_json: Json = False,
+) -> None:
+    """Answer a question from a memory, and show what was read.
+
+    With "-" every line of stdin is a question with a session of its own; --json then prints
+    {"answers": [...]}. One that cannot be asked is said, and keeps no other from being asked (exit
+    status 1).
+    """
+    questions = [line for line in console.read_lines() if line] if question == "-" else [question]
+    if not questions:
+        raise InvalidInput("standard input holds no question")
+    began = time.monotonic()
+    settings = {"documents": document, **asdict(answering), **asdict(lookup)}
+    with _opened(store, model, tiers, away) as (reader, memory):
+        opened = round(time.monotonic() - began, 3)
+        asking = partial(reader.ask, store=memory, **settings)
+        if question == "-":
+            # what is wrong with all of them is the command's own error
+            reader.answering.changed(**asdict(answering))
+            reader.lookup.changed(**asdict(lookup))
+            memory.ready(document, to="ask")
+            told = {"answers": _all_answered(questions, asking, quiet=as_json)}
+        else:
+            told = _answered(question, asking, quiet=as_json)
+    if as_json:
+        console.emit(told | {"open_seconds": opened})
+    _end(told)
+
+
+@command("chat", "memstore chat --store mem")
+def chat(
+    store: ReadStore,
+    document: Documents = None,
+    model: Model = None,
+    *,
+    answering: Answering,
+    lookup: Lookup,
+    tiers: Tiers,
+    away: Away,
+    metrics_port: MetricsPort = None,
+    as_json: Json = False,
+) -> None:
+    """Ask one question a line in one session; Ctrl-D ends.
+
+    With --json the whole conversation is printed at its end, as {"answers": [...]}.
+    """
+    with (
+        metrics_served(metrics_port) as metrics,
+        _opened(store, model, tiers, away) as (reader, memory),
+        reader.chat(memory, document, **asdict(lookup)) as conversation,
+    ):
+        metrics.store = memory
+        reader.answering.changed(**asdict(answering))  # as above
+        asking = partial(conversation.ask, **asdict(answering))
+        lines = console.read_lines(prompt="> ")
+        told = {"answers": _all_answered(filter(None, lines), asking, quiet=as_json)}
+    if as_json:
+        console.emit(told)
+    _end(told)
+
+
+@command(
+    "search",
+    'memstore search "the silver lighthouse" --store mem',
+    'memstore search "the silver lighthouse" --store mem --by document',
+)
+def search(
+    phrase: Annotated[str, typer.Argument(help="What to look for.")],
+    store: ReadStore,
+    document: Documents = None,
+    by: Annotated[
+        Literal["passage", "document"],
+        typer.Option("--by", help="Rank places, or documents by their best place."),
+    ] = "passage",
+    results: Annotated[
+        int, typer.Option("--results", metavar="N", min=1, help="How many of them to show.")
+    ] = 5,
+    shortlist: Annotated[
+        int | None,
+        typer.Option(
+            "--shortlist",
+            metavar="N",
+            min=1,
+            help="Blocks that are compared with the phrase word by word.",
+        ),
+    ] = None,
+    model: Model = None,
+    *,
+    tiers: Tiers,
+    away: Away,
+    as_json: Json = False,
+) -> None:
+    """Show where in a memory a phrase is found.
+
+    The percentage says how like the passage's words are to the phrase's, each in its context: where
+    they are the same mostly 60-90%, where nothing is alike 10-30%. A model that chooses with a
+    selector shows the score of that instead.
+    """
+    with _opened(store, model, tiers, away) as (reader, memory):
+        find = reader.search if by == "passage" else reader.search_documents
+        settings = {} if shortlist is None else {"shortlist": shortlist}
+        with console.waiting("searching"):
+            matches = find(phrase, memory, documents=document, top_k=results, **settings)
+        shares = reader.keeps is None
+    found, absent = [asdict(match) for match in matches], list(matches.absent)
+    if as_json:
+        console.emit({"sources" if by == "passage" else "documents": found, "absent": absent})
+    else:
+        sources = found if by == "passage" else [match["best"] for match in found]
+        console.print_sources(sources, shares=shares)
+        console.print_absent(absent)
+
+
+def _all_answered(
+    questions: Iterable[str], ask: Callable[..., "Answer"], *, quiet: bool
+) -> list[dict[str, Any]]:
+    """Each of the questions as `_answered` tells it, or with the error that it alone met."""
+    answers = []
+    for question in questions:
+        try:
+            answers.append(_answered(question, ask, quiet=quiet))
+        except InvalidInput as error:
+            message = console.one_line(str(error))
+            console.note(f"error: {message}")
+            answers.append(
+                {"question": question, "error": {"name": type(error).__name__, "message": message}}
+            )
+    return answers
+
+
+def _end(told: dict[str, Any]) -> None:
+    """With exit status 1 where a question was not answered."""
+    if any("error" in answer for answer in told.get("answers", ())):
+        raise typer.Exit(1)
+
+
+def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> dict[str, Any]:
+    """One question asked, its answer shown as it comes unless `quiet`; plain values."""
+    with console.stream(not quiet) as on_token:
+        answer = ask(question, on_token=on_token)
+    told = {"question": question, **answer.to_dict()}
+    if not quiet:
+        console.print_answer(told, streamed=on_token is not None)
+    return told
+
+
+@contextmanager
+def _opened(
+    path: str, model: str | None, tiers: Tiers, away: Away
+) -> Iterator[tuple["Verbs", "MemoryStore"]]:
+    """The model, and a memory of its own. It is only read, but for what a passage model computes,
+    which a memory with a budget stores behind the answer.
+    """
+    from memstore.store.memory_store import MemoryStore
+
+    reader = reader_for_command(model)
+    only_read = reader.keeps is None
+    options = tiers.options(ASK_BUDGET)
+    options.update(away.options(path))
+    with MemoryStore.open(path, reader.signature, read_only=only_read, **options) as memory:
+        yield reader, memory
+
+
+COMMANDS = (ask, chat, search)

@@ -1,0 +1,87 @@
+"""The command that serves a memory to one agent, by MCP over stdin and stdout."""
+
+import os
+import shutil
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from memstore.cli.command_options import ASK_BUDGET, Away, Model, ReadStore, Tiers, command
+from memstore.cli.readers import reader_for_command
+from memstore.cli.terminal import console
+from memstore.errors import InvalidInput, install_extra
+
+
+@command("mcp", "memstore mcp --store mem", "memstore mcp --store mem --allow-paths ~/notes")
+def mcp(
+    store: ReadStore,
+    model: Model = None,
+    allow_paths: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--allow-paths",
+            metavar="DIR",
+            help="A directory whose files the agent may have read (repeatable); default: none.",
+        ),
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Let it neither ingest nor forget.")
+    ] = False,
+    *,
+    tiers: Tiers,
+    away: Away,
+) -> None:
+    """Serve a memory to an agent: MCP over stdin and stdout, until it closes them.
+
+    Tools: ask, search, documents, and ingest and forget where the memory is no published one; every
+    document is a resource.
+    """
+    try:
+        import anyio
+
+        from memstore.serve.api_keys import Access
+        from memstore.serve.mcp.stdio import serve_stdio
+        from memstore.serve.mcp.tools import Asker
+        from memstore.serve.service import Service
+    except ImportError as error:
+        raise InvalidInput(
+            f"MCP needs the package {error.name}: {install_extra('serve')}"
+        ) from None
+    from memstore.store.memory_store import MemoryStore
+
+    paths = [_directory(path) for path in allow_paths or ()]
+    options = tiers.options(ASK_BUDGET)
+    options.update(away.options(store))
+    with redirect_stdout(sys.stderr):  # stdout is the agent's, whatever a library may print there
+        reader = reader_for_command(model)
+        memory = MemoryStore.open(store, reader.signature, read_only=read_only, **options)
+    asker = Asker(Access(write=not read_only), "local/stdio", paths)
+    with memory, TemporaryDirectory() as kept:  # a server may have the memory's own
+        service = Service(reader, memory, directory=Path(kept))
+
+        def end(number: int) -> None:
+            try:
+                service.close()
+                memory.close()
+                shutil.rmtree(kept, ignore_errors=True)
+                console.note("interrupted; what was read is kept")
+            finally:
+                os._exit(128 + number)  # a thread waits for stdin, whatever becomes of this one
+
+        try:
+            anyio.run(serve_stdio, service.tools, asker, end)
+        finally:
+            service.close()
+
+
+def _directory(path: Path) -> Path:
+    if not path.is_dir():
+        raise InvalidInput(f"--allow-paths: {path} is no directory")
+    return path.resolve()
+
+
+COMMANDS = (mcp,)

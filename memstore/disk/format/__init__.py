@@ -1,0 +1,1 @@
+"""The stored forms: keys, records and codecs, runs, documents, signatures."""

@@ -1,0 +1,185 @@
+"""One document of a memory: its row, its state, how it was read, and the writes that made it."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta
+
+from memstore.decode import (
+    Amount,
+    Block,
+    Count,
+    Layer,
+    Line,
+    Packed,
+    Positive,
+    Share,
+    check_plain,
+    typed,
+    unpack,
+)
+from memstore.disk.format.citations import Places, unpack_places
+from memstore.disk.format.codec import CODECS
+from memstore.disk.format.record import WriteId
+from memstore.disk.format.signature import Signature
+from memstore.errors import CorruptMemory
+
+# "importing": an import that has not ended, removed by the next one; "replacing": read in part, to
+# take the place of the ready document of its name
+State = Literal["ingesting", "ready", "importing", "replacing"]
+SOURCE = "source"
+"""Where in a document's metadata stands which file of a folder it was read from."""
+PROMPT = "prompt-"
+_OF_PROMPT = re.compile(f"{PROMPT}[0-9a-f]{{32}}")
+_LATEST = 253_402_214_400  # the end of the year 9999, in seconds
+
+
+def is_of_prompt(name: str) -> bool:
+    """Is it the name of a document that holds what did not fit into a prompt? Such a one is read by
+    its conversation, and by who names it; it is no part of "every document".
+    """
+    return _OF_PROMPT.fullmatch(name) is not None
+
+
+class Write(NamedTuple):
+    """One of the writes that a document was made by: its first, or an append."""
+
+    first: Block
+    id: Annotated[WriteId, Meta(min_length=16, max_length=16)]
+
+
+def write_of(writes: Sequence[Write], block: int) -> WriteId:
+    """The id of the write that made a block's records. Raises CorruptMemory for none."""
+    for first, write in reversed(writes):
+        if first <= block:
+            return write
+    raise CorruptMemory(f"no write is told to have made block {block}; run verify")
+
+
+@dataclass(frozen=True)
+class IngestSettings:
+    """How a document is read; a resumed ingest, and an append, must use the same."""
+
+    chunk_blocks: Positive = 1
+    top_k: Block = 0
+    cmt_cutoff: Share = 0.0
+    retrieve: bool = False  # attend to retrieved blocks, and not to the latest ones alone
+    granularity: Line | None = None  # of retrieving, as the next two
+    score_range: Amount | None = None
+    recency: Amount = 0.0
+    # the document is made of passages that are filled up to so many tokens (passage_parts.py)
+    # and has no chunks; None: of blocks of equal size
+    passage_tokens: Positive | None = None
+    context: Line = (
+        "none"  # what is read in front of a passage (memstore.model.texts.passage_context)
+    )
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document's row. `tokens`, `blocks` and `bytes` count what is committed.
+
+    A document that is "importing" or "replacing" has the name that it will be found by once it is
+    ready.
+    """
+
+    id: Annotated[int, Meta(ge=0, lt=1 << 62)]  # 1, 2, ...; never reused
+    name: Line
+    state: State
+    tokens: Count = 0  # content tokens; of passages all that are stored, leads included
+    blocks: Block = 0
+    bytes: Count = 0  # record bytes
+    source_hash: Line = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    created: Annotated[float, Meta(ge=0, le=_LATEST)] = 0.0  # seconds since 1970
+    settings: IngestSettings = IngestSettings()
+    appended_to: Count = 0  # tokens that it had before it was last appended to
+    appended_at: Count = 0  # of passages: characters that it had before it was
+    layers: tuple[Layer, ...] | None = None  # that are stored; None for all of the signature
+    writes: tuple[Write, ...] = ()  # in order of blocks; of passages they say which text it is
+    codec: Line = ""  # of passages: of the records that it refers to
+
+    @property
+    def of_passages(self) -> bool:
+        """Is it made of passages, and not of blocks of equal size?"""
+        return self.settings.passage_tokens is not None
+
+    @cached_property
+    def places(self) -> Places:
+        """Where characters of it stand: on which page, under which headings."""
+        return Places(unpack_places(self.metadata))
+
+    def portable(self) -> "Document":
+        """The document as others may see it: without where it was read from."""
+        metadata = {name: value for name, value in self.metadata.items() if name != SOURCE}
+        return replace(self, metadata=metadata)
+
+    def told(self) -> dict[str, Any]:
+        """Plain values for people: of its places their number alone."""
+        metadata = self.metadata
+        if "places" in metadata:
+            metadata = metadata | {"places": len(unpack_places(metadata))}
+        return asdict(replace(self, metadata=metadata))
+
+    def write_of(self, block: int) -> WriteId:
+        """The id of the write that made a block's records, which are no passage's. Raises
+        CorruptMemory for none.
+        """
+        return write_of(self.writes, block)
+
+    def begin_write(self, first: int) -> "Document":
+        """The document with a new write, that makes the blocks from `first` on."""
+        kept = [write for write in self.writes if write.first < first]
+        return replace(self, writes=(*kept, Write(first, os.urandom(16))))
+
+    def layers_of(self, signature: Signature) -> list[int]:
+        """The layers that are stored."""
+        return list(range(signature.num_layers)) if self.layers is None else sorted(self.layers)
+
+    def first_blocks(self, signature: Signature) -> dict[int, int]:
+        """The first block that is stored of each layer: of layers without memory only those are
+        kept that reading on needs.
+        """
+        chunk = self.settings.chunk_blocks
+        boundary = self.tokens // (chunk * signature.block_size) * chunk
+        kept = max(0, boundary - self.settings.top_k)
+        return {
+            layer: 0 if layer in signature.memory_layers else kept
+            for layer in self.layers_of(signature)
+        }
+
+    @classmethod
+    def unpack(cls, number: int, row: Packed) -> "Document":
+        """The document of this number and packed row. Raises ValueError."""
+        return cls.decode(unpack(row, dict[str, Any]) | {"id": number})
+
+    @classmethod
+    def decode(cls, row: dict[str, Any]) -> "Document":
+        """The document whose fields a row has, as `asdict` wrote them. Raises ValueError
+        for what no document is like.
+        """
+        unknown = row.keys() - _FIELDS
+        if unknown:
+            raise ValueError(f"a document has no {min(unknown)!r}")
+        document = typed(row, cls)
+        check_plain(document.metadata, "metadata")
+        if document.blocks and (not document.writes or document.writes[0].first):
+            raise ValueError("no write is told to have made its first block")
+        if document.of_passages != bool(document.codec) or document.codec not in ("", *CODECS):
+            raise ValueError(f"its passages are not stored in codec {document.codec!r}")
+        if "\0" in document.name or (document.id and not document.name):
+            raise ValueError("a document has no name, or a zero character in it")
+        for what, values in (
+            ("writes", [write.first for write in document.writes]),
+            ("layers", list(document.layers or ())),
+        ):
+            if values != sorted(set(values)):
+                raise ValueError(f"{what} are not in order: {values[:10]}")
+        return document
+
+
+_FIELDS = frozenset(field.name for field in fields(Document))  # asked for with every row

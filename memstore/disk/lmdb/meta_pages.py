@@ -1,0 +1,261 @@
+"""The two pages that a data file of LMDB (0.9) begins with, each of which tells one of the last two
+transactions: is the file as long as they say, and are they what was written.
+
+LMDB keeps no checksum of them, and opens whichever says the greater number. One flipped bit there
+would undo a commit; the record that every commit of ours leaves, with a checksum, tells.
+"""
+
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from memstore.disk.lmdb import commit_record as commit
+from memstore.disk.lmdb.commit_record import Commit
+from memstore.errors import CorruptMemory, MemoryNotFound
+
+
+class _Meta(NamedTuple):
+    constants: tuple[int, ...]  # what both pages have alike
+    page_size: int
+    map_size: int
+    free_root: int
+    root: int  # of the table of tables
+    last_page: int
+    transaction: int
+
+
+# flags of the page; magic, version; address, map size; page size, flags and root of the free list;
+# flags and root of the table of tables; last page, transaction
+_META = struct.Struct("<10x H 4x II QQ IH 34x Q 4xH 34x Q QQ")
+_MAGIC, _VERSION = 0xBEEFC0DE, 1
+_META_PAGE = 8  # a page's flag
+_NO_PAGE = 2**64 - 1
+_HEADER = 16  # bytes of a page's header
+_BRANCH, _LEAF = 1, 2  # flags of pages
+_OVERFLOW, _TABLE = 1, 2  # flags of nodes: the value lies on pages of its own; it tells of a table
+_DEEPEST = 32
+_PAGE_SIZES = [1 << power for power in range(9, 17)]
+
+
+def _read_metas(file: int) -> list[_Meta]:
+    """The file's two meta pages, read without mapping it, in their order; fewer where one is
+    none.
+    """
+    metas = []
+    offset = 0
+    for _ in range(2):
+        page = os.pread(file, _META.size, offset)
+        if len(page) == _META.size:
+            (
+                kind,
+                magic,
+                version,
+                address,
+                map_size,
+                page_size,
+                free_flags,
+                free_root,
+                flags,
+                root,
+                last_page,
+                transaction,
+            ) = _META.unpack(page)
+            right = magic == _MAGIC and version == _VERSION and kind & _META_PAGE
+            if right and page_size in _PAGE_SIZES:
+                constants = (kind, address, page_size, free_flags, flags)
+                metas.append(
+                    _Meta(constants, page_size, map_size, free_root, root, last_page, transaction)
+                )
+        offset = metas[0].page_size if metas else os.sysconf("SC_PAGE_SIZE")
+    return metas
+
+
+class States(NamedTuple):
+    """What is left of the file's meta pages."""
+
+    page_size: int
+    # root pages of the table of tables that they name, whatever else is wrong with them -> the
+    # transaction that they tell of, None where they are not understood
+    roots: dict[int, int | None]
+    newest: int  # of those
+    free_root: int  # of its list of free pages
+
+
+def read_states(file: int) -> States:
+    """What both meta pages tell. Raises OSError."""
+    metas = _read_metas(file)
+    page_size = metas[0].page_size if metas else os.sysconf("SC_PAGE_SIZE")
+    roots: dict[int, int | None] = {meta.root: meta.transaction for meta in metas}
+    for offset in (0, page_size):
+        with suppress(struct.error):
+            roots.setdefault(_META.unpack(os.pread(file, _META.size, offset))[9], None)
+    newest = max(metas, key=lambda meta: meta.transaction, default=None)
+    if newest is None:
+        return States(page_size, roots, _NO_PAGE, _NO_PAGE)
+    return States(page_size, roots, newest.root, newest.free_root)
+
+
+def check_length(path: Path, file: int) -> int:
+    """Refuse a file that ends before a page in use, which would end the interpreter once mapped;
+    return its map size.
+
+    Pages at the end that LMDB took and freed in one transaction were never written: a file may lack
+    those. Raises CorruptMemory, MemoryNotFound.
+    """
+    size = os.fstat(file).st_size
+    if not size:
+        raise MemoryNotFound(
+            f"{path.parent} holds no memory ({path.name} is empty); create it again"
+        )
+    metas = _read_metas(file)
+    if not metas:
+        raise CorruptMemory(
+            f"{path} is not a memory's data file, or its beginning is damaged; restore it from a "
+            "copy"
+        )
+    meta = max(metas, key=lambda meta: meta.transaction)
+    size = os.fstat(file).st_size  # not before the meta page: another process may be writing
+    pages = size // meta.page_size
+    missing = meta.last_page + 1 - pages
+    if missing > 0:
+        free = _free_pages(file, meta, pages)
+        if free is None or sum(pages <= page <= meta.last_page for page in free) != missing:
+            raise CorruptMemory(
+                f"{path} is truncated: {size} bytes instead of "
+                f"{(meta.last_page + 1) * meta.page_size}; "
+                "restore it from a copy"
+            )
+    return meta.map_size
+
+
+def check_commits(path: Path, file: int) -> None:
+    """Refuse a file whose meta pages are not those of its last two transactions.
+
+    A transaction's number is even on the first page and odd on the second, one apart from the
+    other's, and the same as in the record of the commit that is found from there. Raises
+    CorruptMemory.
+    """
+    metas = _read_metas(file)
+    while (wrong := _what_is_wrong(file, metas)) is not None:
+        before, metas = metas, _read_metas(file)
+        if metas == before:  # no other process has committed meanwhile
+            raise CorruptMemory(
+                f"{path}: {wrong}: the last commit could be undone without a word; run verify "
+                "--repair"
+            )
+
+
+def _what_is_wrong(file: int, metas: list[_Meta]) -> str | None:
+    if len(metas) < 2:
+        return "one of its two meta pages is damaged"
+    first, second = metas
+    if first.constants != second.constants:
+        return "its two meta pages differ in what never changes"
+    numbers = (first.transaction, second.transaction)
+    if numbers == (0, 0):
+        return None  # nothing was committed yet
+    if numbers[0] % 2 or not numbers[1] % 2 or abs(numbers[0] - numbers[1]) != 1:
+        return f"its meta pages tell of transactions {numbers[0]} and {numbers[1]}"
+    older, newer = sorted(metas, key=lambda meta: meta.transaction)
+    if newer.last_page < older.last_page:  # a file only grows
+        return f"its meta pages tell of last pages {older.last_page} and {newer.last_page}"
+    recorded = []
+    for meta in (older, newer):
+        if not meta.transaction:
+            if (meta.root, meta.free_root) != (_NO_PAGE, _NO_PAGE):
+                return "a meta page of transaction 0 tells of pages"
+            continue
+        try:
+            record = _commit_record(file, meta)
+        except (ValueError, struct.error) as error:
+            return f"transaction {meta.transaction} cannot be read ({error})"
+        if record is not None:
+            known = Commit.unpack(record)
+            if known is None or known.transaction != meta.transaction:
+                what = "damaged" if known is None else known.transaction
+                return f"transaction {meta.transaction} is recorded as {what}"
+        recorded.append(record is not None)
+    # a memory of an older format, which its own row tells, may have records of none of them
+    if recorded == [True, False]:
+        return f"transaction {max(numbers)} is not recorded"
+    return None
+
+
+def _commit_record(file: int, meta: _Meta) -> bytes | None:
+    """The record of the commit that a meta page tells of, None if it has none. Raises ValueError
+    and struct.error where a page is not as it must be.
+    """
+    description = _value(file, meta, meta.root, commit.TABLE.encode(), _TABLE)
+    if description is None:
+        return None
+    (root,) = struct.unpack_from("<40x Q", description)
+    return _value(file, meta, root, commit.KEY, 0)
+
+
+def _value(file: int, meta: _Meta, number: int, key: bytes, kind: int) -> bytes | None:
+    """The value of a key under a root page, where it lies beside the key."""
+    if number == _NO_PAGE:
+        return None
+    for _ in range(_DEEPEST):
+        if not 2 <= number <= meta.last_page:
+            raise ValueError(f"there is no page {number}")
+        page = os.pread(file, meta.page_size, number * meta.page_size)
+        own, flags, lower = struct.unpack_from("<Q2xHH", page)
+        if own != number or not flags & (_BRANCH | _LEAF) or not _HEADER <= lower <= len(page):
+            raise ValueError(f"page {number} is damaged")
+        below = None
+        for node in struct.unpack_from(f"<{(lower - _HEADER) // 2}H", page, _HEADER):
+            low, high, more, size = struct.unpack_from("<HHHH", page, node)
+            begin = node + 8 + size
+            found = page[node + 8 : begin]
+            if flags & _LEAF and found == key:
+                if more != kind:
+                    raise ValueError(f"the entry {key.decode()} is of another kind")
+                return page[begin : begin + (low | high << 16)]
+            # a branch's first node stands for all keys before the second one's
+            if flags & _BRANCH and (below is None or found <= key):
+                below = low | high << 16 | more << 32
+        if below is None:
+            return None
+        number = below
+    raise ValueError("its pages lead round in circles")
+
+
+def _free_pages(file: int, meta: _Meta, pages: int) -> set[int] | None:
+    """Numbers of the file's free pages, read without mapping it; None if their list is not
+    whole.
+    """
+    free: set[int] = set()
+    todo = [] if meta.free_root == _NO_PAGE else [meta.free_root]
+    seen: set[int] = set()
+    while todo:
+        number = todo.pop()
+        if number >= pages or number in seen:
+            return None
+        seen.add(number)
+        page = os.pread(file, meta.page_size, number * meta.page_size)
+        flags, lower = struct.unpack_from("<HH", page, 10)
+        for index in range((lower - 16) // 2):
+            (node,) = struct.unpack_from("<H", page, 16 + 2 * index)
+            if node + 8 > len(page):
+                return None
+            low, high, node_flags, key_size = struct.unpack_from("<HHHH", page, node)
+            if flags & 1:  # a branch: the node is a page number
+                todo.append(low | high << 16 | node_flags << 32)
+                continue
+            data_size = low | high << 16
+            data = page[node + 8 + key_size : node + 8 + key_size + data_size]
+            if node_flags & 1:  # the value lies on overflow pages
+                (first,) = struct.unpack_from("<Q", page, node + 8 + key_size)
+                data = (
+                    os.pread(file, data_size, first * meta.page_size + 16) if first < pages else b""
+                )
+            if len(data) != data_size or data_size % 8:
+                return None
+            # the first says how many follow
+            free.update(np.frombuffer(data, dtype="<u8")[1:].tolist())
+    return free

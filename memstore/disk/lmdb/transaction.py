@@ -1,0 +1,203 @@
+"""What can be read and changed inside one transaction of a memory."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+from memstore.disk.lmdb.extents import Place, ask, place_of, places_of
+from memstore.errors import CorruptMemory
+
+TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "worth", "blocks")
+_AHEAD_BYTES = 8 << 20  # that a walk over values asks for in advance
+
+
+class Transaction:
+    """A consistent view of all tables and, inside Database.write, one batch of changes to them.
+
+    A memoryview from here lies in the mapped file: it is dead once its transaction ends and, in a
+    writing one, after the next change. Copy what is to be kept. A dead view may silently show
+    another record's bytes.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        tables: Mapping[str, Any],
+        path: Path,
+        file: int,
+        page_size: int,
+        *,
+        writable: bool,
+    ) -> None:
+        """Use Database.read or Database.write."""
+        self.inner, self.tables, self._path, self._page_size = inner, tables, path, page_size
+        self.file = file  # descriptor, to read a Place from while the transaction lasts
+        self._last: dict[str, bytes] = {}  # a table's greatest key, at least
+        self.writable = writable
+        self.bytes_put = 0
+
+    def view(self, table: str, key: bytes) -> memoryview | None:
+        """A value where it lies, or None. Its pages are read from disk if need be, without the
+        interpreter's lock.
+        """
+        value: memoryview | None = self.inner.get(key, db=self.tables[table])
+        return value
+
+    def views(self, table: str, keys: Sequence[bytes]) -> list[memoryview]:
+        """The values of those keys that there are, in their order: `view` for many, in less time
+        for each.
+        """
+        with self.inner.cursor(db=self.tables[table]) as cursor:
+            return [value for _, value in cursor.getmulti(keys)]
+
+    def places_of(self, table: str, keys: Sequence[bytes]) -> list[Place | None]:
+        """Where values lie in the data file, told without reading them; None where that cannot be
+        told.
+
+        That is: where there is none, where it is so small that it lies among the keys, and in a
+        writing transaction, whose pages are not in the file yet. Raises OSError.
+        """
+        description = None if self.writable else self.inner.get(table.encode())
+        return (
+            [None] * len(keys)
+            if description is None
+            else places_of(self.file, self._page_size, description, keys)
+        )
+
+    def places(
+        self, table: str, start: bytes, end: bytes | None
+    ) -> Iterator[tuple[bytes, Place | None]]:
+        """Keys and places of values from key `start` to before `end`, in order, told without
+        reading the values.
+        """
+        with self.inner.cursor(db=self.tables[table]) as cursor:
+            there = cursor.set_range(start) if start else cursor.first()
+            while there and (end is None or bytes(cursor.key()) < end):
+                yield (
+                    bytes(cursor.key()),
+                    None if self.writable else place_of(cursor.key(), self._page_size),
+                )
+                there = cursor.next()
+
+    def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
+        """For a walk over values: asks the disk for the megabytes that follow, first and at every
+        step one value on.
+
+        A walk that touches page after page of a cold file waits for each of them.
+        """
+        sizes: deque[int] = deque()
+        total = 0
+        for _, place in self.places(table, start, end):
+            if place is not None:
+                ask(self.file, [place])
+            sizes.append(0 if place is None else place.size)
+            total += sizes[-1]
+            while total >= _AHEAD_BYTES:
+                yield
+                total -= sizes.popleft()
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """A copy of a value, or None."""
+        value = self.view(table, key)
+        return None if value is None else bytes(value)
+
+    def put(self, table: str, key: bytes, value: bytes | memoryview) -> None:
+        """Write a value, new or in place of another."""
+        database = self.tables[table]
+        if table not in self._last:
+            cursor = self.inner.cursor(db=database)
+            self._last[table] = bytes(cursor.key()) if cursor.last() else b""
+            cursor.close()
+        append = key > self._last[table]  # fills pages whole instead of splitting them in half
+        self.inner.put(key, value, db=database, append=append)
+        if append:
+            self._last[table] = key
+        self.bytes_put += len(key) + len(value)
+
+    def delete(self, table: str, key: bytes) -> int:
+        """Delete a value; return its bytes, 0 where there was none."""
+        value = self.view(table, key)
+        if value is None:
+            return 0
+        size = len(value)
+        self.inner.delete(key, db=self.tables[table])
+        return size
+
+    def delete_range(self, table: str, start: bytes, end: bytes | None) -> tuple[int, int]:
+        """Delete the values from key `start` to before `end`; return how many, and their bytes."""
+        count = size = 0
+        with self.inner.cursor(db=self.tables[table]) as cursor:
+            there = cursor.set_range(start) if start else cursor.first()
+            while there and (end is None or bytes(cursor.key()) < end):
+                size += len(cursor.value())
+                count += 1
+                cursor.delete()  # moves to the next
+                there = bool(cursor.key())
+        return count, size
+
+    def scan(
+        self, table: str, start: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, memoryview]]:
+        """Keys and views of values from key `start` to before `end`, in order. Change nothing while
+        it runs.
+        """
+        with self.inner.cursor(db=self.tables[table]) as cursor:
+            if not (cursor.set_range(start) if start else cursor.first()):
+                return
+            before = start
+            for key, value in cursor.iternext():
+                key = bytes(key)
+                if key < before:  # a damaged tree may go round in circles
+                    raise CorruptMemory(
+                        f"{self._path}: the {table} keys are out of order; run verify"
+                    )
+                if end is not None and key >= end:
+                    return
+                yield key, value
+                before = key + b"\0"
+
+    def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
+        """The greatest key that is not after `key`, or None."""
+        with self.inner.cursor(db=self.tables[table]) as cursor:
+            if cursor.set_range(key):
+                if bytes(cursor.key()) == key:
+                    return key
+                return bytes(cursor.key()) if cursor.prev() else None
+            return bytes(cursor.key()) if cursor.last() else None
+
+    # Checked values: a checksum over table, key and value stands before the value, so that neither
+    # an altered value nor one that turns up under another key is ever used.
+
+    def put_checked(self, table: str, key: bytes, value: bytes) -> None:
+        """Write a value with a checksum before it."""
+        self.put(table, key, digest(table, key, value) + value)
+
+    def get_checked(self, table: str, key: bytes) -> bytes | None:
+        """A copy of a value that put_checked wrote, or None. Raises CorruptMemory."""
+        view = self.view(table, key)
+        return None if view is None else self._checked(table, key, view)
+
+    def scan_checked(
+        self, table: str, start: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and copies of values that put_checked wrote, as scan gives them. Raises
+        CorruptMemory.
+        """
+        for key, view in self.scan(table, start, end):
+            yield key, self._checked(table, key, view)
+
+    def _checked(self, table: str, key: bytes, view: memoryview) -> bytes:
+        value = bytes(view[8:])
+        if digest(table, key, value) != view[:8]:
+            raise CorruptMemory(
+                f"{self._path}: the {table} entry {key.hex()} is damaged; run verify"
+            )
+        return value
+
+
+def digest(table: str, key: bytes, value: bytes) -> bytes:
+    """The checksum that stands before a checked value."""
+    return xxh3_64_intdigest(value, xxh3_64_intdigest(key, len(table))).to_bytes(8, "little")

@@ -1,0 +1,280 @@
+"""Where a transformers model's attention is given from outside: its keys and queries arrive without
+position, and what they attend to is the caller's.
+
+A model that was attached behaves as before, token for token, unless a forward is given a
+`WalkCache`: its rotation and its attention then belong to that walk.
+"""
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from memstore.errors import InvalidInput, InvalidWeights
+from memstore.model.adapter import Attend, Enter, LayerForm
+
+_PREFIX = "memstore_"  # before the name of the attention that a model had
+_active = threading.local()  # .walk: the cache of the forward that this thread is in
+# what an attention function may be told beside q, k, v and the mask, and what becomes of it
+_HANDLED = {"scaling", "dropout", "sliding_window", "softcap"}
+_HARMLESS = {
+    "position_ids",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "is_causal",
+    "cache_position",
+    "past_key_values",
+    "cache",
+    "num_items_in_batch",
+    "logits_to_keep",
+    "position_embeddings",
+}
+
+
+class WalkCache(Cache):
+    """Given to a forward as its cache, it takes the keys and values of every layer, and says what
+    their queries attend to.
+    """
+
+    def __init__(self, attend: Attend) -> None:
+        """attend: as Reader.hidden takes it."""
+        super().__init__(layers=[])
+        self.attend = attend
+        self.length = 0  # tokens that came before, as the model's own code is told
+        self.forms: dict[int, LayerForm] = {}  # of the layers that were walked through
+        self.enter: Enter | None = None
+        self.stop: int | None = None  # the layer at whose beginning to end
+        self.blank = False  # rotation makes nought of what it turns: shows what it does turn
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        return self.length > 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        raise InvalidInput("beams are not supported with a memory; generate with num_beams=1")
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        raise InvalidInput("assisted generation is not supported with a memory")
+
+    def stepped(self, tokens: int) -> None:
+        """A forward of so many tokens has ended."""
+        self.length += tokens
+
+    def __len__(self) -> int:
+        return 0
+
+
+class _Stopped(Exception):
+    """A walk has come as far as it was asked to."""
+
+
+def _walk() -> WalkCache | None:
+    return getattr(_active, "walk", None)
+
+
+def decoder_of(model: nn.Module) -> nn.Module:
+    """The stack of decoder layers inside a model. Raises InvalidWeights."""
+    found = [
+        module
+        for module in model.modules()
+        if isinstance(getattr(module, "layers", None), nn.ModuleList)
+        and isinstance(getattr(module, "rotary_emb", None), nn.Module)
+    ]
+    if len(found) != 1:
+        raise InvalidWeights(
+            f"{type(model).__name__} has no rotary positions (RoPE) over one stack of layers; a "
+            "memory needs them"
+        )
+    return found[0]
+
+
+class _Rotary(nn.Module):
+    """A model's rotary embedding, that turns nothing during a walk."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.original = original
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        cos, sin = self.original(*args, **kwargs)
+        walk = _walk()
+        if walk is None:
+            return cos, sin
+        still = torch.zeros_like if walk.blank else torch.ones_like
+        return still(cos), torch.zeros_like(sin)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("original"), name)
+
+
+def attach(model: nn.Module) -> nn.Module:
+    """Have a model's attention ask who walks; returns its stack of decoder layers. Its weights and
+    what it computes by itself stay as they are. Raises InvalidWeights for a model whose code has no
+    such place.
+    """
+    decoder = decoder_of(model)
+    if isinstance(decoder.rotary_emb, _Rotary):
+        return decoder
+    module = sys.modules[type(decoder).__module__]
+    if not callable(getattr(module, "apply_rotary_pos_emb", None)):
+        raise InvalidWeights(
+            f"{type(model).__name__} rotates keys and queries in a way of its own; it cannot be "
+            "given a memory"
+        )
+    config = cast(Any, model).config
+    former = config._attn_implementation or "eager"
+    name = f"{_PREFIX}{former}"
+    if name not in ALL_ATTENTION_FUNCTIONS.valid_keys():
+        AttentionInterface.register(name, _attention(former))
+        AttentionMaskInterface.register(name, _mask(former))
+    cast(Any, model).set_attn_implementation(name)
+    decoder.rotary_emb = _Rotary(cast(nn.Module, decoder.rotary_emb))
+    decoder.register_forward_pre_hook(_begin, with_kwargs=True)
+    decoder.register_forward_hook(_end, with_kwargs=True, always_call=True)
+    for layer, block in enumerate(cast(nn.ModuleList, decoder.layers)):
+        block.register_forward_pre_hook(_entering(layer), with_kwargs=True)
+    return decoder
+
+
+def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    given = (each for each in (*args, *kwargs.values()) if isinstance(each, WalkCache))
+    _active.walk = next(given, None)
+
+
+def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    walk, _active.walk = _walk(), None
+    if walk is not None and output is not None:
+        walk.stepped(output.last_hidden_state.shape[1])
+
+
+def _entering(layer: int) -> Callable[..., None]:
+    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        walk = _walk()
+        if walk is None:
+            return
+        states = args[0] if args else kwargs["hidden_states"]
+        if walk.enter is not None:
+            walk.enter(layer, states)
+        if walk.stop == layer:
+            raise _Stopped
+
+    return entering
+
+
+def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """What a model calls in the place of its attention of this name."""
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **told: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        walk = _walk()
+        if walk is None:
+            eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+            function = ALL_ATTENTION_FUNCTIONS.get_interface(former, cast(Any, eager))
+            return cast(Any, function(module, query, key, value, mask, **told))
+        strange = sorted(
+            name
+            for name, value in told.items()
+            if name not in _HANDLED | _HARMLESS and value is not None
+        )
+        if strange:
+            raise InvalidWeights(
+                f"{type(module).__name__} attends with {', '.join(strange)}, which a memory cannot "
+                "do; the model cannot be given one"
+            )
+        layer = cast(int, module.layer_idx)
+        scale = told.get("scaling")
+        walk.forms[layer] = LayerForm(
+            query.shape[-1] ** -0.5 if scale is None else float(scale),
+            told.get("sliding_window"),
+            told.get("softcap"),
+        )
+        return walk.attend(layer, query, key, value).transpose(1, 2), None
+
+    return attention
+
+
+def _mask(former: str) -> Callable[..., Any]:
+    """What makes the mask of attention of this name: none for a walk."""
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        if _walk() is not None:
+            return None
+        return ALL_MASK_ATTENTION_FUNCTIONS[former](*args, **kwargs)
+
+    return mask
+
+
+def walk(
+    decoder: nn.Module,
+    given: Tensor,
+    cache: WalkCache,
+    *,
+    layers: int | None = None,
+    enter: Enter | None = None,
+) -> Tensor:
+    """Ids [B, T], or embeddings [B, T, hidden_size], through a decoder's first `layers` layers
+    (None = all, and its last norm) -> states [B, T, hidden_size].
+    """
+    inputs = {"inputs_embeds" if given.is_floating_point() else "input_ids": given}
+    last: list[Tensor] = []
+
+    def entering(layer: int, states: Tensor) -> None:
+        if layer == cache.stop:
+            last.append(states)
+        if enter is not None and layer != cache.stop:
+            enter(layer, states)
+
+    whole = layers is None or layers >= len(cast(nn.ModuleList, decoder.layers))
+    cache.stop, cache.enter = None if whole else layers, entering
+    try:
+        states = decoder(
+            **inputs, **cache_argument(decoder, cache), use_cache=True
+        ).last_hidden_state
+    except _Stopped:
+        cache.stepped(given.shape[1])
+        return last[0]
+    return cast(Tensor, states)
+
+
+def cache_argument(model: nn.Module, cache: Cache) -> dict[str, Cache]:
+    """A cache under the name by which a model's forward takes it: transformers 5.24 renamed it."""
+    return {_cache_name(type(model).forward): cache}
+
+
+@functools.cache  # a signature takes long to read, and every token's forward asks
+def _cache_name(forward: Callable[..., Any]) -> str:
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+
+
+def takes_layer_type(rotary: nn.Module) -> bool:
+    """Does a rotary embedding turn layers of different types differently?"""
+    return "layer_type" in inspect.signature(rotary.forward).parameters

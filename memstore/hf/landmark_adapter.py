@@ -1,0 +1,74 @@
+"""A landmark-trained Hugging Face decoder as a reader: every token and head looks blocks up by
+itself.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memstore.disk.format.signature import Signature
+from memstore.hf.landmark_decoder import LandmarkDecoder
+from memstore.hf.model_rotary import rope_of
+from memstore.hf.tokenizer import LandmarkTokenizer
+from memstore.hf.weights import digest_of
+from memstore.model.adapter import Attend, Enter
+from memstore.model.landmark.landmark_api import LandmarkVerbs
+
+
+class LandmarkDecoderReader(LandmarkVerbs):
+    """A LandmarkReader over a LandmarkDecoder and a transformers tokenizer, with the verbs."""
+
+    cmt_values = None
+
+    def __init__(
+        self, decoder: LandmarkDecoder, tokenizer: Any, *, weights: str | None = None
+    ) -> None:
+        """weights: hex digest of the decoder's, if it is known. Raises InvalidWeights for a
+        tokenizer that changes the text.
+        """
+        self.decoder = decoder.requires_grad_(False).eval()
+        self.shape, self.lookup, self.rope = decoder.shape, decoder.lookup, decoder.rope
+        self.landmark_id = decoder.landmark_id
+        self.tokenizer = LandmarkTokenizer(tokenizer, decoder.landmark_id)
+        self._weights = weights or digest_of(decoder)
+        with torch.no_grad():
+            self.cmt_keys = decoder.cmt_keys()
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What ties a memory to this model, its landmarks and its tokenizer."""
+        shape, config = self.shape, self.decoder.attached.config
+        form = {"model_type": config.model_type, "rope": rope_of(config)}
+        form |= {"landmarks": self.decoder.form.trained}
+        return Signature(
+            weights=self._weights,
+            tokenizer=self.tokenizer.fingerprint,
+            architecture=form,
+            kv_dtype=str(shape.kv_dtype).removeprefix("torch."),
+            num_layers=shape.num_layers,
+            memory_layers=shape.memory_layers,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            block_size=shape.block_size,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    def hidden(
+        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
+    ) -> Tensor:
+        return self.decoder.hidden(ids, attend, layers=layers, enter=enter)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.decoder.logits(states)
+
+    def question_ids(self, question: str) -> list[int]:
+        return self.tokenizer.encode(question.rstrip())

@@ -1,0 +1,188 @@
+"""What a reader is: all that sessions, ingest, search and index-building know of a model.
+
+The landmark model that ships is one. Another decoder becomes one by fulfilling `Reader`; nothing
+below asks which it is.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.signature import Signature
+from memstore.model.lookup_settings import AnswerSettings, LookupSettings
+from memstore.model.passages.selectors.selector import Gate, Selector
+from memstore.model.rotary import Rope
+from memstore.model.texts.passage_context import Context
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Called once a layer with (layer_idx, q [B, H, T, D], k and v [B, Hkv, T, D]), position-free;
+returns what was attended to, [B, H, T, D].
+"""
+Enter = Callable[[int, Tensor], None]
+"""Told (layer_idx, the states [B, T, hidden_size] that the layer begins with), before it does."""
+
+
+class Enough(Exception):
+    """Raised by an Attend that has seen what it wanted: nothing more is computed, and Reader.hidden
+    lets it through.
+    """
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a reader, and where its memory is."""
+
+    num_layers: int
+    memory_layers: tuple[int, ...]  # layers that look up old blocks, and whose landmarks are kept
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int  # content tokens in a block; its landmark is one more position
+    # the distance in positions at which a query sees every old block; None = the slots of the
+    # paper's stingy mapping (docs/method.md section 4)
+    old_block_distance: int | None
+    kv_dtype: torch.dtype  # of stored keys and values
+
+    @property
+    def stride(self) -> int:
+        """Positions of a block with its landmark: block_size + 1."""
+        return self.block_size + 1
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+class TextTokenizer(Protocol):
+    """Text to ids and back, with the characters told apart."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. Raises InvalidInput for what is not Unicode."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts, each by itself. Raises as encode does."""
+
+    def encode_stream(self, pieces: Iterable[str]) -> Iterator[list[int]]:
+        """The same ids, in parts, of a text that arrives in pieces."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; a character that is cut shows as U+FFFD."""
+
+    def characters(self, ids: Sequence[int]) -> int:
+        """How many characters begin in these ids."""
+
+    def whole_characters(self, ids: Sequence[int], following: Sequence[int]) -> str:
+        """The characters that begin in these ids; the last one may end in the ids that follow."""
+
+
+@dataclass(frozen=True)
+class LayerForm:
+    """How a layer attends, beside its keys: scores are scale * q.k, cap * tanh(scores / cap) where
+    there is a softcap; keys `window` or more positions before a query are out of its reach.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Reader(Protocol):
+    """A decoder with rotary positions whose attention is given from outside."""
+
+    shape: Shape
+    lookup: LookupSettings  # what lookups do unless told otherwise
+    answering: AnswerSettings  # how answers are generated unless told otherwise
+    codec: str  # in which a memory made for it is best kept
+    tokenizer: TextTokenizer
+
+    @property
+    def signature(self) -> Signature:
+        """What ties a memory to this reader."""
+
+    @property
+    def keeps(self) -> SelectorForm | None:
+        """What its memories keep to be found by; None for trained landmarks in every memory
+        layer.
+        """
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its states, queries, keys and values."""
+
+    def hidden(
+        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
+    ) -> Tensor:
+        """ids [B, T] through the first `layers` layers (None = all) -> their states [B, T,
+        hidden_size], after all of them those that `logits` takes.
+        """
+
+    def logits(self, states: Tensor) -> Tensor:
+        """States [n, hidden_size] -> float32 or wider [n, vocabulary]; what is no text (the
+        landmark) has a large negative number.
+        """
+
+
+class LandmarkReader(Reader, Protocol):
+    """A reader whose every token and head looks blocks up by trained landmark keys."""
+
+    rope: Rope
+    # by layer [Hkv, D], the context miss token's key at position -1, whose share of attention is
+    # the gate; None for a reader without a gate
+    cmt_keys: Sequence[Tensor] | None
+    # [L, H, D], what rows that skip their lookup get in its place; None = what they would have
+    # given to memory goes to what they have seen
+    cmt_values: Tensor | None
+    landmark_id: int  # read after every block_size content tokens: its key is the landmark key
+
+    def question_ids(self, question: str) -> list[int]:
+        """A question as it is read: as typed, or in a template."""
+
+
+class ChoosingReader(Reader, Protocol):
+    """A reader whose blocks are passages: chosen once for a question, by a selector, and read by
+    every memory layer where a prompt would have them. Its `attend` gets keys without position; they
+    are stored so. shape.block_size is the most tokens that a passage has.
+    """
+
+    selector: Selector
+    gate: Gate | None  # says whether anything in a memory answers; None = it always may
+    prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
+    separator_ids: list[int]  # between what is read of a memory and the local text
+    forms: Sequence[LayerForm]
+    passage_tokens: int  # that passages are filled up to
+    context: Context  # what is read in front of each
+
+    def rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys [B, H, T, D] of a layer, turned to positions [T]."""
+
+    def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
+        """A question as the next turn of a conversation, behind the prefix if it is the first; and
+        which of these ids are the question's own words.
+        """
+
+    def ends_turn(self, token: int) -> bool:
+        """Does an answer end with this token?"""
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A reader that can also tell, while a layer runs, what the next one will ask for; without it
+    nothing is read ahead.
+    """
+
+    def foresee(
+        self, layer_idx: int, states: Tensor, attended: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of layer_idx + 1, position-free, if layer_idx, which began with states [B, T,
+        hidden_size], attended to `attended` [B, H, T, D].
+        """

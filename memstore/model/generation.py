@@ -1,0 +1,129 @@
+"""The next tokens of a session, one by one."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from memstore.errors import InvalidInput
+from memstore.model.lookup_settings import check_sampling
+
+Around = Callable[[], AbstractContextManager[None]]
+"""Entered for what a walk that sessions share does for one of them alone."""
+
+
+class Continued(Protocol):
+    """A text that can be read on."""
+
+    def feed(self, ids: Sequence[int]) -> Tensor:
+        """Read tokens -> [n, hidden_size]."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Next-token logits [n, vocabulary] of states [n, hidden_size]."""
+
+
+class Continuation(Iterator[int]):
+    """The tokens that follow a state, each read back into its session once the next one is asked
+    for: by `next`, or before it together with those of other sessions (batched_forward.py).
+    """
+
+    def __init__(
+        self,
+        session: Continued,
+        state: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Callable[[int], bool] | None = None,
+        end: Callable[[int], bool] | None = None,
+    ) -> None:
+        """state: [hidden_size]. temperature 0 is greedy; otherwise samples, repeatably under
+        `seed`, from the likeliest tokens that together have a probability of top_p. stop(token)
+        ends after that token, end(token) before it. Raises InvalidInput for a temperature, seed or
+        top_p out of range.
+        """
+        check_sampling(temperature, seed)
+        if not 0 < top_p <= 1:
+            raise InvalidInput(f"top_p must lie above 0 and up to 1, is {top_p}")
+        self.session = session
+        self.around: Around = nullcontext
+        self._last: int | None = None  # the token that was given and is not read yet
+        self._state = state
+        self._logits: Tensor | None = None  # of that state, where they are known
+        self._failed: Exception | None = None
+        self._left = max_new_tokens
+        self._temperature, self._top_p = temperature, top_p
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._stop, self._end = stop, end
+
+    @property
+    def pending(self) -> int | None:
+        """The token that has to be read before the next one; None for the first and behind the last
+        one. `stop` is asked here, when the token has been taken.
+        """
+        if self._last is not None and self._stop is not None and self._stop(self._last):
+            self._left = 0
+        if self._left < 1:
+            self._last = None
+        return self._last
+
+    def read(self, state: Tensor, logits: Tensor | None = None) -> None:
+        """The pending token was read: the state [hidden_size] behind it, and the logits
+        [vocabulary] of that, where they are known.
+        """
+        self._last, self._state, self._logits = None, state, logits
+
+    def fail(self, error: Exception) -> None:
+        """The pending token could not be read: the next token raises this."""
+        self._last, self._failed = None, error
+
+    def __next__(self) -> int:
+        if self._failed is not None:
+            raise self._failed
+        pending = self.pending
+        if self._left < 1:
+            raise StopIteration
+        if pending is not None:
+            self.read(self.session.feed([pending])[-1])
+        token = self._draw()
+        if self._end is not None and self._end(token):
+            self._left = 0
+            raise StopIteration
+        self._left, self._last = self._left - 1, token
+        return token
+
+    @torch.no_grad()
+    def _draw(self) -> int:
+        logits = self._logits
+        if logits is None:
+            logits = self.session.logits(self._state[None])[0]
+        return draw(logits, self._temperature, self._generator, self._top_p)
+
+
+def ends_sentence(piece: str) -> bool:
+    """Does a token of this text end a sentence or a line?"""
+    return piece.rstrip(" ").endswith((".", "?", "!")) or "\n" in piece
+
+
+def draw(
+    logits: Tensor, temperature: float, generator: torch.Generator | None, top_p: float = 1.0
+) -> int:
+    """A token by logits [vocabulary]; temperature 0 takes the likeliest."""
+    if temperature == 0:
+        return int(logits.argmax())
+    # where the generator is: the same draw on every device
+    weights = (logits / temperature).softmax(-1).cpu()
+    if math.isnan(weights[0]):  # by so small a number logits are divided to no finite ones
+        weights = ((logits.double() - logits.max()) / temperature).softmax(-1).cpu()
+    if top_p < 1:
+        most = weights.sort(descending=True)
+        before = most.values.cumsum(0) - most.values  # of those that are likelier
+        others = before >= top_p
+        others[0] = False  # as a top_p that rounds to 0 would leave nothing
+        weights[most.indices[others]] = 0
+    return int(torch.multinomial(weights, 1, generator=generator))

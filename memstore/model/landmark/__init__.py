@@ -1,0 +1,1 @@
+"""The landmark model: every token and head looks blocks up by trained landmark keys."""

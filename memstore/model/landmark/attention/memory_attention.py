@@ -1,0 +1,362 @@
+"""Landmark attention over a chunk and a memory: the seam between a reader and a store, in
+position-free q, k, v.
+
+One `MemoryAttention` serves one session. A layer step goes: local scores and the gate; a search for
+the rows whose gate is open; a lease on the distinct units found; one attention over chunk and
+slots.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.errors import BlocksUnavailable, BudgetExceeded
+from memstore.kernels import api
+from memstore.kernels.api import LocalAttention
+from memstore.model.adapter import Shape
+from memstore.model.landmark.attention.block_lookup import Lookup, OpenRows
+from memstore.model.landmark.attention.block_requests import (
+    Lookups,
+    OnRead,
+    Wanted,
+    lease_units,
+    units_read,
+)
+from memstore.model.landmark.attention.latency_gate import close_rows, within_reach, without_units
+from memstore.model.landmark.attention.open_chunk import FinishedBlocks, OpenChunk
+from memstore.model.landmark.attention.selection import Selection
+from memstore.model.lookup_settings import LookupSettings
+from memstore.model.rotary import Rope
+from memstore.model.session_blocks import Candidates, SessionBlocks
+from memstore.store.memory_store import MemoryStore
+from memstore.tiers.lease import Lease
+
+
+class Observer(Protocol):
+    """Told about every step while it runs (speculative_prefetch.py)."""
+
+    def attended(self, layer: int, local: LocalAttention) -> None:
+        """A layer has attended to its chunk, and will read memory next."""
+
+    def missed(self) -> None:
+        """A lease had to fetch some of its units."""
+
+
+class MemoryAttention:
+    """Attention of one session over its open chunk and its memory."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        rope: Rope,
+        cmt_keys: Sequence[Tensor] | None,
+        settings: LookupSettings,
+        store: MemoryStore,
+        blocks: SessionBlocks,
+        *,
+        cmt_values: Tensor | None = None,
+        retrieve: bool = True,
+        on_read: OnRead | None = None,
+        read_all_rows: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """retrieve=False: only the recent blocks are read, nothing is searched, and rows that skip
+        get no cmt_values (the default way to ingest). on_read: told what the last row of every step
+        reads, or all with read_all_rows.
+
+        dtype, device: of the queries, keys and values to come; the store's leases must be there
+        too. Finished blocks have the shape's kv_dtype and are on the CPU.
+        """
+        self.shape, self.store, self.blocks = shape, store, blocks
+        self.cmt_keys, self.cmt_values = cmt_keys, cmt_values
+        self.retrieve, self.on_read, self.read_all_rows = retrieve, on_read, read_all_rows
+        self.lookups = Lookups()
+        self.observer: Observer | None = None
+        self.absent: set[int] = set()  # documents of which blocks could not be had
+        self._device = torch.device(device)
+        self._exact = torch.promote_types(dtype, torch.float32)
+        self.chunk = OpenChunk(
+            shape,
+            rope,
+            blocks=settings.chunk_blocks,
+            recent=settings.top_k,
+            dtype=dtype,
+            device=self._device,
+        )
+        self.lookup = Lookup(
+            shape, settings, store, self.chunk, self._candidates(settings), self._exact
+        )
+        self.start_chunk()
+
+    def _candidates(self, settings: LookupSettings) -> Candidates:
+        return Candidates(
+            self.blocks,
+            top_k=settings.top_k,
+            fixed=self.shape.old_block_distance is not None,
+            recency=settings.recency,
+            dtype=self._exact,
+            device=self._device,
+        )
+
+    def start_chunk(self) -> None:
+        """Place the open chunk behind the memory as it is now."""
+        self.lookup.candidates = self._candidates(self.lookup.settings)
+        self.chunk.place(self.lookup.candidates.prefix)
+
+    def drop_finished(self, blocks: FinishedBlocks) -> None:
+        """Let the finished blocks go from the open chunk (the memory has them now) and start the
+        next chunk behind them.
+        """
+        self.chunk.drop_finished(blocks)
+        self.start_chunk()
+
+    # One layer step
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Append k, v [1, Hkv, T, D] to the layer's chunk and attend with q -> [1, H, T, D]; all
+        position-free.
+
+        The caller advances the chunk by T when every layer has attended (`Session` does).
+        """
+        prefix = self.lookup.candidates.prefix
+        searched = self.retrieve and layer_idx in self.shape.memory_layers
+        candidates = prefix.blocks if searched else prefix.recent
+        rotated, local = self._local(layer_idx, q, k, v, memory=candidates > 0)
+        if self.observer is not None:
+            self.observer.attended(layer_idx, local)
+        if candidates == 0:
+            return local.output
+        local, opened = self._gate(layer_idx, local)
+        if opened.count == 0:
+            return local.output
+        return self._attend_memory(layer_idx, rotated, local, opened, searched)
+
+    def guess(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> list[BlockKey]:
+        """The old units that `attend` would read with these q, k, v, block by block; nothing is
+        kept or counted.
+
+        For a layer that has not attended to these positions yet. Raises DocumentNotFound.
+        """
+        candidates, group = self.lookup.candidates, self.shape.group
+        if not (self.retrieve and candidates.old and layer_idx in self.shape.memory_layers):
+            return []
+        rotated, local = self._local(layer_idx, q, k, v, memory=True)
+        opened = self._opened(local)
+        if opened.count == 0:
+            return []
+        near = self.lookup.recent_scores(layer_idx, rotated)
+        chosen = self.lookup.search(layer_idx, rotated, near, opened).candidates
+        wanted = {
+            (candidate, head // group)
+            for head, of_head in enumerate(chosen.flatten(1).tolist())
+            for candidate in of_head
+            if 0 <= candidate < candidates.prefix.old
+        }
+        return [
+            BlockKey(document, layer_idx, block, head)
+            for candidate, head in sorted(wanted)
+            for document, block in [candidates.locate(candidate)]
+        ]
+
+    def _local(
+        self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, *, memory: bool
+    ) -> tuple[Tensor, LocalAttention]:
+        """Write k, v into the layer's chunk, and attend to the chunk; the queries under every
+        rotation for memory [R, 1, H, T, D] (R = 0 without `memory`), and the result.
+        """
+        keys, values, rotated = self.chunk.append(layer_idx, q, k, v, memory=memory)
+        local = api.local_attention(
+            rotated[0],
+            keys,
+            values,
+            self.shape.block_size,
+            k_cmt=None if self.cmt_keys is None else self.cmt_keys[layer_idx],
+            last_length=self.chunk.tail,
+        )
+        return rotated[1:], local
+
+    def _opened(self, local: LocalAttention) -> OpenRows:
+        """The rows whose gate is not below the cutoff; without a context miss token, all."""
+        if self.cmt_keys is None:
+            every = torch.ones_like(local.gate[0], dtype=torch.bool)
+            return OpenRows(every, every.numel(), list(range(self.shape.num_heads)))
+        return OpenRows.of(local.gate[0] >= self.lookup.settings.least_cutoff)
+
+    def _gate(self, layer_idx: int, local: LocalAttention) -> tuple[LocalAttention, OpenRows]:
+        """Close the rows below the cutoff, and count."""
+        opened, rows = self._opened(local), local.gate[0].numel()
+        self.lookups.done += opened.count
+        self.lookups.skipped += rows - opened.count
+        if opened.count < rows:
+            local = self._closed(layer_idx, local, opened.rows)
+        return local, opened
+
+    def _closed(
+        self, layer_idx: int, local: LocalAttention, kept: Tensor, first_head: int = 0
+    ) -> LocalAttention:
+        """`close_rows` of heads from first_head on, with the layer's values."""
+        values = None
+        if self.cmt_values is not None and self.retrieve:
+            heads = slice(first_head, first_head + kept.shape[0])
+            values = self.cmt_values[layer_idx, heads]
+        return close_rows(local, kept, values)
+
+    def _attend_memory(
+        self, layer_idx: int, rotated: Tensor, local: LocalAttention, opened: OpenRows, search: bool
+    ) -> Tensor:
+        """Read memory for the tokens with an open head; the rest keep their local output. rotated:
+        [R, 1, H, T, D].
+        """
+        rows = rotated.shape[3]
+        if rows == 1 or opened.count == opened.rows.numel():
+            return self._read(layer_idx, rotated, local, opened, search)
+        tokens = opened.rows.any(0).nonzero().flatten()
+        if len(tokens) == rows:
+            return self._read(layer_idx, rotated, local, opened, search)
+        part = LocalAttention(
+            local.output[:, :, tokens], local.gate[:, :, tokens], local.lse[:, :, tokens]
+        )
+        output = local.output.clone()
+        output[:, :, tokens] = self._read(
+            layer_idx,
+            rotated[:, :, :, tokens],
+            part,
+            replace(opened, rows=opened.rows[:, tokens]),
+            search,
+            is_last=bool(tokens[-1] == rows - 1),
+        )
+        return output
+
+    def _read(
+        self,
+        layer_idx: int,
+        rotated: Tensor,
+        local: LocalAttention,
+        opened: OpenRows,
+        search: bool,
+        is_last: bool = True,
+    ) -> Tensor:
+        """Choose, place and attend; heads without an open row keep their local output."""
+        near = self.lookup.recent_scores(layer_idx, rotated)
+        if search:
+            chosen = self.lookup.search(layer_idx, rotated, near, opened)
+        else:
+            prefix = self.lookup.candidates.prefix
+            recent = torch.arange(prefix.old, prefix.blocks, device=rotated.device)
+            chosen = Selection(recent.expand(rotated.shape[2], 1, -1), None)
+        wanted = Wanted(layer_idx, chosen.candidates, 0, self.shape.group)
+        cutoffs = self.lookup.settings.cutoffs
+        if search and cutoffs is not None and self.cmt_keys is not None:
+            locate = self.lookup.candidates.locate
+            wanted, left = within_reach(wanted, local.gate[0], cutoffs, locate, self.store.nearest)
+            self.lookups.left += left
+            if left:
+                chosen = _only(chosen, wanted)
+                local = self._closed(layer_idx, local, _reads(chosen.candidates, local))
+                wanted = replace(wanted, candidates=chosen.candidates)
+        places, scores = self.lookup.place(layer_idx, chosen, rotated, near)
+        of, end = opened.heads[0], opened.heads[-1] + 1
+        if end - of == self.shape.num_heads:
+            return self._attend_units(wanted, rotated, local, places, scores, is_last)
+        part = LocalAttention(local.output[:, of:end], local.gate[:, of:end], local.lse[:, of:end])
+        output = local.output.clone()
+        output[:, of:end] = self._attend_units(
+            replace(wanted, candidates=chosen.candidates[of:end], first_head=of),
+            rotated[:, :, of:end],
+            part,
+            places[of:end],
+            scores[of:end],
+            is_last,
+        )
+        return output
+
+    def _attend_units(
+        self,
+        wanted: Wanted,
+        rotated: Tensor,
+        local: LocalAttention,
+        places: Tensor,
+        scores: Tensor,
+        is_last: bool,
+    ) -> Tensor:
+        """Lease the distinct units and attend; if they exceed the budget, in halves of the rows:
+        slower and right.
+
+        For the heads of `wanted`: rotated [R, 1, h, T, D], places [h, T or 1, K], scores [h, T, K].
+        """
+        locate = self.lookup.candidates.locate
+        try:
+            lease, slots = lease_units(self._lease, wanted, locate)
+        except BlocksUnavailable as error:
+            if not self.store.allow_partial:
+                raise
+            self.absent |= error.documents
+            wanted = without_units(wanted, error.units, locate)
+            kept = _reads(wanted.candidates, local)
+            local = self._closed(wanted.layer, local, kept, wanted.first_head)
+            return self._attend_units(wanted, rotated, local, places, scores, is_last)
+        except BudgetExceeded:
+            rows = wanted.candidates.shape[1]
+            if rows == 1:
+                raise
+            halves = []
+            for part in (slice(0, rows // 2), slice(rows // 2, rows)):
+                halves.append(
+                    self._attend_units(
+                        wanted.part(part),
+                        rotated[:, :, :, part],
+                        LocalAttention(
+                            local.output[:, :, part], local.gate[:, :, part], local.lse[:, :, part]
+                        ),
+                        places[:, part],
+                        scores[:, part],
+                        is_last and part.stop == rows,
+                    )
+                )
+            return torch.cat(halves, 2)
+        with lease:
+            recording = self.on_read is not None and (is_last or self.read_all_rows)
+            output, mass = api.memory_attention(
+                rotated,
+                lease.k,
+                lease.v,
+                self.store.slot_lengths,
+                slots[None],
+                places[None],
+                scores[None],
+                local,
+                gated=self.cmt_keys is not None,
+                return_mass=recording,
+            )
+            if self.on_read is not None and mass is not None:
+                rows = mass.shape[2]
+                for row in range(0 if self.read_all_rows else rows - 1, rows):
+                    reads = units_read(wanted, row, mass[0], slots, lease, locate)
+                    if reads:
+                        self.on_read(reads)
+        return output
+
+    def _lease(self, units: list[BlockKey]) -> Lease:
+        lease = self.store.lease(units)
+        if self.observer is not None and lease.fetched:
+            self.observer.missed()
+        return lease
+
+
+def _reads(candidates: Tensor, local: LocalAttention) -> Tensor:
+    """Of candidates [H, T or 1, K], the rows [H, T] that read one."""
+    return (candidates >= 0).any(-1).expand(local.gate.shape[1:])
+
+
+def _only(chosen: Selection, wanted: Wanted) -> Selection:
+    """A choice without what is not wanted, oldest first."""
+    candidates = wanted.candidates
+    last = torch.iinfo(torch.int64).max
+    order = torch.where(candidates < 0, last, candidates).argsort(dim=-1, stable=True)
+    scores = None if chosen.scores is None else chosen.scores.gather(-1, order)
+    return Selection(candidates.gather(-1, order), scores)

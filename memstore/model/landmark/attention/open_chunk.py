@@ -1,0 +1,171 @@
+"""The open chunk of a session: keys and values of every layer that no block holds yet, and how its
+queries are rotated.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memstore.model.adapter import Shape
+from memstore.model.rotary import Prefix, Rope
+
+FinishedBlocks = dict[int, tuple[Tensor, Tensor, Tensor]]
+"""Finished blocks of each layer in stored form: k and v [n, Hkv, block_size, D], landmark keys [n,
+Hkv, D].
+"""
+
+
+@dataclass
+class _Layer:
+    """Keys without position and rotated, and values, [1, Hkv, capacity, D]."""
+
+    k: Tensor
+    rotated: Tensor
+    v: Tensor
+    recent_landmarks: Tensor  # (R, Hkv, D), of the session's latest own blocks
+
+
+class OpenChunk:
+    """What stands behind the memory: `length` positions, landmarks included."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        rope: Rope,
+        *,
+        blocks: int,
+        recent: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """blocks: of a full chunk. recent: own blocks whose landmark keys are kept here at most."""
+        self._shape, self._rope, self._recent = shape, rope, recent
+        self.length = 0
+        # content tokens of the last block once a document's end closes it early
+        self.tail: int | None = None
+        size = (1, shape.num_kv_heads, (blocks + 1) * shape.stride, shape.head_dim)
+        self._layers = []
+        for _ in range(shape.num_layers):
+            k, rotated, v = (torch.zeros(size, dtype=dtype, device=device) for _ in range(3))
+            landmarks = k.new_zeros(0, shape.num_kv_heads, shape.head_dim)
+            self._layers.append(_Layer(k, rotated, v, landmarks))
+        # first position and number of the rows that `_turns` is for
+        self._step: tuple[int, int] | None = None
+        self.place(Prefix(0, 0, 0))
+
+    def place(self, prefix: Prefix) -> None:
+        """Stand behind these slots from now on."""
+        self._prefix, self._base, self._step = prefix, prefix.size * self._shape.stride, None
+        if self.length:
+            for layer in self._layers:
+                k = layer.k[:, :, : self.length]
+                layer.rotated[:, :, : self.length] = self._rope.rotate(
+                    k, *self._rope.angles(self._base, self._base + self.length, k)
+                )
+
+    @property
+    def position(self) -> int:
+        """Of the next token."""
+        return self._base + self.length
+
+    def append(
+        self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor, *, memory: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Write k, v [1, Hkv, T, D] into a layer behind what is there; the layer's rotated keys and
+        its values [1, Hkv, length + T, D], and q scaled under every rotation, [1 + R, 1, H, T, D].
+
+        The first rotation is for the chunk. Of the others (R = 0 without `memory`), rotation r <
+        size scores a block in slot r; with a fixed distance, rotation `size` (the last) scores
+        every old block. `length` grows when every layer has its tokens: see `advance`.
+        """
+        layer, rows = self._layers[layer_idx], q.shape[2]
+        first, end = self.length, self.length + rows
+        self._reserve(layer, end)
+        cos, sin = self._rotations(rows, q)
+        layer.k.narrow(2, first, rows).copy_(k)
+        layer.v.narrow(2, first, rows).copy_(v)
+        layer.rotated.narrow(2, first, rows).copy_(self._rope.rotate(k, cos[0], sin[0]))
+        if not memory:
+            cos, sin = cos[:1], sin[:1]
+        rotated = self._rope.rotate(q * self._shape.head_dim**-0.5, cos, sin)
+        return layer.rotated.narrow(2, 0, end), layer.v.narrow(2, 0, end), rotated
+
+    def advance(self, positions: int) -> None:
+        """Every layer has attended to so many positions more."""
+        self.length += positions
+
+    def _reserve(self, layer: _Layer, end: int) -> None:
+        missing = end - layer.k.shape[2]
+        if missing > 0:
+            grow = (0, 0, 0, max(missing, layer.k.shape[2]))
+            layer.k, layer.rotated, layer.v = (
+                torch.nn.functional.pad(x, grow) for x in (layer.k, layer.rotated, layer.v)
+            )
+
+    def _rotations(self, rows: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [1 + R, 1, 1, T, D] of every rotation of the next `rows` queries; every layer
+        of a step has the same.
+        """
+        start = self.position
+        if self._step != (start, rows):
+            slots = [0, *(slot * self._shape.stride for slot in range(self._prefix.size))]
+            turns = [self._rope.angles(start - slot, start - slot + rows, x) for slot in slots]
+            distance = self._shape.old_block_distance
+            if distance is not None and self._prefix.blocks:
+                cos, sin = self._rope.angles(distance, distance + 1, x)
+                turns.append((cos.expand(rows, -1), sin.expand(rows, -1)))
+            cos, sin = (torch.stack(parts)[:, None, None] for parts in zip(*turns))
+            self._step, self._turns = (start, rows), (cos, sin)
+        return self._turns
+
+    # The chunk's end
+
+    def pad(self, positions: int) -> None:
+        """Leave `positions` empty: the missing content of a document's last block."""
+        for layer in self._layers:
+            self._reserve(layer, self.length + positions + 1)
+            for x in (layer.k, layer.rotated, layer.v):
+                x[:, :, self.length : self.length + positions] = 0
+        self.length += positions
+
+    def finished(self) -> FinishedBlocks:
+        """The complete blocks in stored form, in the KV dtype and on the CPU: keys rotated by the
+        offset in the block only.
+        """
+        b, size, dtype = self._shape.stride, self._shape.block_size, self._shape.kv_dtype
+        n = self.length // b
+        cos, sin = self._rope.angles(0, b, self._layers[0].k)
+        parts = []
+        for layer in self._layers:
+            k, v = (x[0, :, : n * b].unflatten(1, (n, b)) for x in (layer.k, layer.v))
+            parts += [self._rope.rotate(k, cos, sin).to(dtype), v.to(dtype)]
+        # In one piece, since every copy from a device waits for it: (layers, K and V, n, Hkv, b,
+        # D).
+        stored = torch.stack(parts).to("cpu").unflatten(0, (-1, 2)).transpose(2, 3)
+        content, landmarks = (
+            stored[..., :size, :].contiguous(),
+            stored[:, 0, :, :, size].contiguous(),
+        )
+        return {index: (*content[index], landmarks[index]) for index in range(len(self._layers))}
+
+    def drop_finished(self, blocks: FinishedBlocks) -> None:
+        """Let the finished blocks go (the memory has them now); their landmarks are recent ones."""
+        b = self._shape.stride
+        moved = self.length // b * b
+        rest = self.length - moved
+        for index, layer in enumerate(self._layers):
+            for x in (layer.k, layer.v):
+                x[:, :, :rest] = x[:, :, moved : self.length].clone()
+            self.remember(index, blocks[index][2])
+        self.length = rest
+
+    def remember(self, layer_idx: int, landmarks: Tensor) -> None:
+        """Note the landmark keys [n, Hkv, D] of the session's newest own blocks."""
+        layer = self._layers[layer_idx]
+        kept = torch.cat([layer.recent_landmarks.to(landmarks.dtype), landmarks.to(layer.k.device)])
+        layer.recent_landmarks = kept[max(0, len(kept) - self._recent) :]
+
+    def recent_landmarks(self, layer_idx: int) -> Tensor:
+        """Landmark keys [R, Hkv, D] of the latest own blocks, oldest first."""
+        return self._layers[layer_idx].recent_landmarks

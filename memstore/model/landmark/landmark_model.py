@@ -1,0 +1,110 @@
+"""The reader that ships: a landmark-attention transformer with its tokenizer."""
+
+import os
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from memstore.devices import usable_device
+from memstore.disk.format.signature import Signature
+from memstore.errors import InvalidWeights
+from memstore.kernels.api import NEG
+from memstore.kernels.products import accumulate
+from memstore.model.adapter import Attend, Enter
+from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.model.landmark.checkpoint import SHIPPED, SHIPPED_NAME, load_checkpoint, signature_of
+from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.transformer import Transformer
+
+_SMALL = 20_000_000  # parameters
+
+
+class LandmarkModel(LandmarkVerbs):
+    """A LandmarkReader over a transformer and its tokenizer, with the verbs."""
+
+    def __init__(self, transformer: Transformer, tokenizer: Tokenizer) -> None:
+        config = transformer.config
+        self.transformer = transformer
+        self.config: ModelConfig = config
+        self.shape, self.lookup, self.rope = config.shape, config.lookup, transformer.rope
+        self.landmark_id = config.landmark_id
+        self.tokenizer: Tokenizer = tokenizer
+        with torch.no_grad():
+            self.cmt_keys, self.cmt_values = transformer.cmt_keys(), transformer.cmt_values
+
+    @cached_property
+    def signature(self) -> Signature:
+        """What ties a memory to this model."""
+        return signature_of(self.transformer, self.tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        return self.transformer.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.transformer.dtype
+
+    def hidden(
+        self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
+    ) -> Tensor:
+        return self.transformer.hidden(ids, attend, layers=layers, enter=enter)
+
+    def foresee(
+        self, layer_idx: int, states: Tensor, attended: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self.transformer.foresee(layer_idx, states, attended)
+
+    def logits(self, states: Tensor) -> Tensor:
+        logits = accumulate(self.transformer.logits(states))  # float16 has no NEG
+        logits[..., self.landmark_id :] = NEG  # nor is the context miss token text
+        return logits
+
+    def question_ids(self, question: str) -> list[int]:
+        return self.tokenizer.encode(question.rstrip())
+
+
+def load_model(
+    name_or_path: str | Path | None = None,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> LandmarkModel:
+    """The model that ships (None or its name, "books-1m"), or one from a directory written by
+    `memstore train`.
+
+    device: where it computes, such as "cuda"; its memories have to be opened with the same. dtype:
+    of its weights and of what it computes; landmark scores, softmaxes and logits are float32 under
+    a half-precision one as well. Weights that lose digits by it are another model, with memories of
+    its own.
+    Raises InvalidWeights for a directory that is no model, or whose weights do not fit its
+    configuration, and InvalidConfig for a device that this machine does not have.
+    """
+    directory = SHIPPED if name_or_path in (None, SHIPPED_NAME) else Path(str(name_or_path))
+    if not directory.is_dir():
+        raise InvalidWeights(
+            f"{directory} is no directory; name one written by `memstore train`, or leave the "
+            "model out"
+        )
+    place = usable_device(device)
+    transformer, tokenizer = load_checkpoint(directory, dtype)
+    return LandmarkModel(transformer.to(place), tokenizer)
+
+
+def load_model_for_command(name_or_path: str | Path | None = None) -> LandmarkModel:
+    """`load_model` for a process of its own: a small model then runs on one thread.
+
+    Its products are too short to share, and with several threads every one of them ends at a
+    barrier: on a machine that is busy otherwise reading was 50 times slower. OMP_NUM_THREADS, where
+    it is set, is obeyed.
+    """
+    model = load_model(name_or_path)
+    if (
+        "OMP_NUM_THREADS" not in os.environ
+        and sum(p.numel() for p in model.transformer.parameters()) < _SMALL
+    ):
+        torch.set_num_threads(1)
+    return model

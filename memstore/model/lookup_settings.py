@@ -1,0 +1,157 @@
+"""What may be chosen for a lookup, and for an answer: checked once, when they are made."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar, get_args
+
+from memstore.errors import InvalidInput
+from memstore.model.cutoffs import check_cutoffs
+
+Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
+GRANULARITIES = get_args(Granularity)
+
+
+_WHOLE = ("top_k", "chunk_blocks", "own_blocks", "local_tokens")
+_ANY = ("own_blocks",)  # of these, None is a choice
+_SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take
+
+
+@dataclass(frozen=True)
+class LookupSettings:
+    """How a lookup is made; nothing of it changes what is trained or stored (docs/method.md 5).
+
+    Raises InvalidInput, which names what is out of range.
+    """
+
+    top_k: int = 4  # blocks retrieved per lookup, and recent blocks of a session
+    # of these, only those that score at least the best - score_range; None = all
+    score_range: float | None = None
+    # blocks of the session's own text fade: their scores fall by recency * log(age / top_k)
+    recency: float = 0.0
+    # with trained landmarks: of blocks of documents that score alike the later ones gain up to so
+    # much over each earlier one
+    supersede: float = 0.0
+    granularity: Granularity = "per_token_per_head"  # over what a choice of blocks is shared
+    # lookups of rows whose gate is below are skipped; by tier ({"host": .05, "remote": .3}): a row
+    # below a tier's uses what faster ones hold of its best blocks, so that an answer depends on
+    # what they hold (memstore.model.landmark.attention.latency_gate)
+    cmt_cutoff: float | Mapping[str, float] = 0.1
+    chunk_blocks: int = 8  # blocks read at once
+    # of a session's own text only so many of the latest blocks are remembered (the paper's bound on
+    # its memory); None = as many as main memory has room for
+    own_blocks: int | None = None
+    # of a passage model (one that chooses once for a question): tokens of a session's own text
+    # that are held whole, the older ones being chosen like passages of documents
+    local_tokens: int = 1024
+    # and of several passages, is each one computed over those before it, in the forward pass of the
+    # question, or are they read as they are stored, none having seen another
+    chained: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if not (isinstance(value, Integral) or (value is None and name in _ANY)):
+                raise InvalidInput(f"{name} must be a whole number, is {value!r}")
+        if not 1 <= self.top_k <= 1024:
+            raise InvalidInput(f"top_k must lie in 1..1024, is {self.top_k}")
+        for name in ("score_range", "recency", "supersede"):
+            value = getattr(self, name)
+            if value is not None and not _is_amount(value):
+                raise InvalidInput(f"{name} must be a finite number of at least 0, is {value!r}")
+        if self.granularity not in GRANULARITIES:
+            raise InvalidInput(
+                f"granularity must be one of {', '.join(GRANULARITIES)}, not {self.granularity!r}"
+            )
+        for cutoff in [self.cmt_cutoff] if self.cutoffs is None else self.cutoffs.values():
+            if not (isinstance(cutoff, int | float) and 0 <= cutoff <= 1):
+                raise InvalidInput(f"cmt_cutoff must lie in 0..1, is {cutoff}")
+        if self.cutoffs is not None:
+            check_cutoffs(self.cutoffs)
+        if not 64 <= self.local_tokens <= 1 << 26:
+            raise InvalidInput(f"local_tokens must lie in 64..{1 << 26}, is {self.local_tokens}")
+        if not isinstance(self.chained, bool):
+            raise InvalidInput(f"chained must be true or false, is {self.chained!r}")
+        if not 1 <= self.chunk_blocks <= 256:
+            raise InvalidInput(f"chunk_blocks must lie in 1..256, is {self.chunk_blocks}")
+        if self.own_blocks is not None and self.own_blocks < self.top_k:
+            raise InvalidInput(
+                f"own_blocks must be at least top_k, the {self.top_k} latest that are always "
+                f"there; is {self.own_blocks}"
+            )
+
+    @property
+    def cutoffs(self) -> Mapping[str, float] | None:
+        """cmt_cutoff by tier; None where it is one for all."""
+        return self.cmt_cutoff if isinstance(self.cmt_cutoff, Mapping) else None
+
+    @property
+    def least_cutoff(self) -> float:
+        """The gate below which a row looks nothing up."""
+        if isinstance(self.cmt_cutoff, Mapping):
+            return self.cmt_cutoff["host"]
+        return self.cmt_cutoff
+
+    def changed(self, **settings: Any) -> "LookupSettings":
+        """These with others in their place; None leaves one as it is. Raises InvalidInput."""
+        return _changed(self, settings, LOOKUP_SETTINGS)
+
+
+LOOKUP_SETTINGS = tuple(field.name for field in fields(LookupSettings))
+
+
+@dataclass(frozen=True)
+class AnswerSettings:
+    """How an answer is generated and told: what `ask` and every turn of a chat take.
+
+    Raises InvalidInput, which names what is out of range.
+    """
+
+    max_new_tokens: int = 24
+    temperature: float = 0.0  # 0 takes the likeliest token; above samples
+    seed: int | None = None  # makes samples repeatable
+    until_sentence: bool = True  # stop at the end of a sentence or line
+    max_sources: int = 5
+    # say nothing where a reader that can tell finds that nothing in the memory answers; otherwise
+    # the model answers by itself
+    from_memory: bool = False
+    on_token: Callable[[str], None] | None = None  # told every piece of text as it is generated
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.max_new_tokens, Integral) or self.max_new_tokens < 1:
+            raise InvalidInput(f"max_new_tokens must be at least 1, is {self.max_new_tokens!r}")
+        check_sampling(self.temperature, self.seed)
+
+    def changed(self, **settings: Any) -> "AnswerSettings":
+        """These with others in their place; None leaves one as it is. Raises InvalidInput."""
+        return _changed(self, settings, ANSWER_SETTINGS)
+
+
+def check_sampling(temperature: float, seed: int | None) -> None:
+    """Raises InvalidInput for what nothing can be sampled by."""
+    if not _is_amount(temperature):
+        raise InvalidInput(f"temperature must be a finite number of at least 0, is {temperature!r}")
+    first, last = _SEEDS
+    if seed is not None and not (isinstance(seed, Integral) and first <= int(seed) <= last):
+        raise InvalidInput(f"seed must be a whole number from -2**63 to 2**64 - 1, is {seed!r}")
+
+
+def _is_amount(value: object) -> bool:
+    try:
+        return isinstance(value, Real) and 0 <= float(value) < math.inf
+    except OverflowError:
+        return False
+
+
+ANSWER_SETTINGS = tuple(field.name for field in fields(AnswerSettings))
+
+Settings = TypeVar("Settings", LookupSettings, AnswerSettings)
+
+
+def _changed(old: Settings, settings: dict[str, Any], known: tuple[str, ...]) -> Settings:
+    given = {name: value for name, value in settings.items() if value is not None}
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise InvalidInput(f"unknown setting {unknown[0]!r}; choose one of {', '.join(known)}")
+    return replace(old, **given)

@@ -1,0 +1,1 @@
+"""Passage models: any decoder, whose passages are chosen once for a question."""

@@ -1,0 +1,170 @@
+"""What a passage model can do with a memory: it chooses passages once for a question."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from numbers import Integral
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.passage_parts import Keep
+from memstore.errors import InvalidInput, WrongModel
+from memstore.model.adapter import ChoosingReader
+from memstore.model.answer import Found
+from memstore.model.document_ingest import Ingesting, OnForecast
+from memstore.model.landmark.attention.block_requests import OnRead
+from memstore.model.lookup_settings import AnswerSettings
+from memstore.model.model_api import Verbs
+from memstore.model.passages.activation_capture import tap
+from memstore.model.passages.passage_ingest import find_again, ingest_passages
+from memstore.model.passages.passage_session import ChoosingSession
+from memstore.model.passages.worker_pool import Workers
+from memstore.model.texts.source_text import Text
+from memstore.store.memory_store import MemoryStore
+from memstore.store.write.admission import Mode
+
+
+class ChoosingVerbs(Verbs, ChoosingReader):
+    """Verbs, by a selector and CompactAttention in every layer."""
+
+    answering = AnswerSettings(max_new_tokens=64, until_sentence=False)
+    codec = "int8"  # the answers are the same: docs/models-results.md
+    # the module that computes passages of this model in another process, and its arguments (see
+    # passages.worker); None where no other can load it
+    worker: Sequence[str] | None = None
+
+    @property
+    def keeps(self) -> SelectorForm:
+        """What its selector needs."""
+        return self.selector.form
+
+    def ingesting(
+        self,
+        source: Text | Path | str,
+        store: MemoryStore,
+        *,
+        name: str | None = None,
+        mode: Mode = "new",
+        keep: Keep = "kv",
+        workers: int | Workers = 1,
+        expect: OnForecast | None = None,
+        **lookup: Any,
+    ) -> Ingesting:
+        """As Verbs.ingesting; none of the settings changes what is stored. keep: "text" stores no
+        keys and values: those of a passage that a question needs are computed then. workers: how
+        many processes compute, this one among them; or what `workers` gave, for several documents.
+        Raises InvalidInput for chunk_blocks: passages are read each alone; and what `workers`
+        raises.
+        """
+        if keep not in get_args(Keep):
+            raise InvalidInput(f"keep is {' or '.join(get_args(Keep))}, not {keep!r}")
+        self._check(store)
+        if self.lookup.changed(**lookup).chunk_blocks != self.lookup.chunk_blocks:
+            raise InvalidInput("this model reads passages, each alone; leave chunk_blocks out")
+        text = source if isinstance(source, Text) else Text(source, name)
+        read = partial(ingest_passages, self, store, text, mode=mode, keep=keep, expect=expect)
+        if workers == 1:
+            return read()
+        if isinstance(workers, Workers):
+            return read(workers=workers)
+        return _ending(self.workers(workers), read)
+
+    def workers(self, number: int) -> Workers:
+        """Processes that compute what `ingest` needs; `ingest(.., workers=)` takes them, for one
+        document after the other.
+
+        number: how many, this one among them. Raises InvalidInput for less than one, and for a
+        model that other processes cannot load (wrapped, or with an adaptation given in memory) or
+        that computes on another device than the CPU.
+        """
+        if not isinstance(number, Integral) or isinstance(number, bool) or number < 1:
+            raise InvalidInput(f"workers is a number of processes, at least 1; not {number!r}")
+        if self.device.type != "cpu":
+            raise InvalidInput(
+                f"workers share the cores of a CPU, and this model is on {self.device}; leave "
+                "workers out"
+            )
+        if number > 1 and self.worker is None:
+            raise InvalidInput(
+                "other processes cannot load this model, which was wrapped or given an adaptation "
+                "in memory; load it by name (load_reader), or leave workers out"
+            )
+        return Workers(self, self.worker or (), int(number))
+
+    def build_index(
+        self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Have a memory that another selector of this model wrote be found by this one: its texts
+        are read again, through the layers that the selector needs. Returns {"engines": {},
+        "replaced": whether that was so}.
+
+        progress: called with (documents done, documents). Raises what replace_selector raises.
+        """
+        replaced = store.selector != self.keeps
+        if replaced:
+            store.replace_selector(
+                self.keeps,
+                lambda document: find_again(self, store, document),
+                progress or (lambda done, documents: None),
+            )
+        return {"engines": {}, "replaced": replaced}
+
+    def _check(self, store: MemoryStore) -> None:
+        """Raises WrongModel for a memory that another selector wrote."""
+        found = store.selector
+        if found != self.keeps:
+            name = "trained landmarks" if found is None else f"{found.name} {found.digest[:12]}"
+            how = "`memstore index` with this model changes it"
+            if store.path is None:
+                how = "where it is published from, `memstore index` changes it; publish it again"
+            raise WrongModel(
+                f"{store.place} is found by {name}, this model's selector is {self.keeps.name} "
+                f"{self.keeps.digest[:12]}; {how}"
+            )
+
+    def session(
+        self,
+        store: MemoryStore,
+        documents: Sequence[str] | None = None,
+        *,
+        retrieve: bool = True,
+        on_read: OnRead | None = None,
+        **lookup: Any,
+    ) -> ChoosingSession:
+        """As Verbs.session."""
+        self._check(store)
+        wanted = store.ready(documents)
+        there = store.attached(wanted) if retrieve else wanted
+        session = ChoosingSession(
+            self,
+            self.lookup.changed(**lookup),
+            store,
+            [(document.id, document.blocks) for document in there],
+            retrieve=retrieve,
+            on_read=on_read,
+        )
+        session.absent.update({row.id for row in wanted} - {row.id for row in there})
+        return session
+
+    def ranked(
+        self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
+    ) -> Iterator[Found]:
+        """As Verbs.ranked, by the selector's scores."""
+        self._check(store)
+        runs = [(document, 0, blocks) for document, blocks in scope if blocks]
+        ids, words = self.turn_ids(phrase, first=True)
+        tapped = tap(self, ids).part(words)
+        scores = self.selector.scores(tapped, phrase, store, runs)
+        places = [(document, block) for document, _, end in runs for block in range(end)]
+        best = torch.sort(scores, descending=True, stable=True)
+        for score, place in zip(best.values.tolist(), best.indices.tolist()):
+            document, block = places[place]
+            yield Found(document, block, score, {})
+
+
+def _ending(workers: Workers, read: Callable[..., Ingesting]) -> Ingesting:
+    """An ingest by workers that end with it."""
+    with workers:
+        return (yield from read(workers=workers))

@@ -1,0 +1,240 @@
+"""Passages to keys and values: each computed alone behind the reader's prefix, many in a forward
+pass.
+
+What is computed of a passage follows from the model and the passage's tokens alone, whatever stands
+beside it: every pass has the same number of tokens, in which passages follow one another without
+padding, and each attends to the prefix and to itself by a call of its own.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from memstore.errors import InvalidWeights
+from memstore.model.adapter import ChoosingReader, Enough
+from memstore.model.passages.cpu_products import fast_products
+from memstore.model.passages.repositioned_attention import KeysValues, attention, read_prefix
+from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.store.write.chunk import finite
+
+_TOKENS = 256  # of a pass: as fast as more on a CPU, and a short document fills few for nothing
+AHEAD = 32  # passages of which those are chosen that fill a pass
+
+
+class Encoded(NamedTuple):
+    """A passage as it is stored.
+
+    k, v: [memory layers, Hkv, n, D] in the KV dtype, k without position; of no layers where the
+    pass ended before. tapped: what it shows to the selector.
+    """
+
+    k: Tensor
+    v: Tensor
+    tapped: Tapped
+
+
+def encode(
+    reader: ChoosingReader,
+    passages: Iterable[Sequence[int]],
+    *,
+    layers: int | None = None,
+    taps: Taps | None = None,
+) -> Iterator[Encoded]:
+    """Of each of these passages (ids, none of them empty) what is stored, in their order; layers:
+    go through the first ones only (None = all), for the selector's sake. taps: what is shown; None
+    = what the reader's selector needs.
+
+    Some of `passages` are taken ahead, and held until those before them are there. Raises
+    InvalidWeights for keys or values that the KV dtype cannot hold.
+    """
+    walk = _Walk(reader, layers, reader.selector.taps if taps is None else taps)
+    coming = iter(passages)
+    waiting: deque[_Waiting] = deque()
+    while True:
+        waiting.extend(_Waiting(ids) for ids in islice(coming, AHEAD - len(waiting)))
+        if not waiting:
+            return
+        if waiting[0].encoded is None:
+            missing = [one for one in waiting if one.encoded is None]
+            some = [missing[at] for at in fitting([len(one.ids) for one in missing], walk.size)]
+            for one, encoded in zip(some, walk.encode([one.ids for one in some])):
+                one.encoded = encoded
+        done = waiting.popleft().encoded
+        assert done is not None
+        yield done
+
+
+@dataclass
+class _Waiting:
+    ids: Sequence[int]
+    encoded: Encoded | None = None
+
+
+def pass_tokens(reader: ChoosingReader) -> int:
+    """How many tokens a pass has; no passage has more."""
+    return max(_TOKENS, reader.shape.block_size)
+
+
+def fitting(lengths: Sequence[int], size: int) -> tuple[int, ...]:
+    """Which of these lengths, the first among them, fill `size` best together, in order; the
+    earliest of equals. The first may be longer.
+    """
+    ways: dict[int, tuple[int, ...]] = {lengths[0]: (0,)}  # sum -> which
+    for at, length in enumerate(lengths[1:], 1):
+        if size in ways:
+            break
+        for total, which in list(ways.items()):
+            if total + length <= size:
+                ways.setdefault(total + length, (*which, at))
+    return ways[max(ways)]
+
+
+def check_storable(halves: Sequence[Tensor]) -> None:
+    """Are keys and values finite in the dtype in which they are stored? Raises InvalidWeights."""
+    if not finite(halves):
+        raise InvalidWeights(
+            f"its keys or values do not fit into {halves[0].dtype}; they cannot be stored"
+        )
+
+
+class _Walk:
+    """Computes passages, a pass at a time; layers, taps: as in encode."""
+
+    def __init__(self, reader: ChoosingReader, layers: int | None, taps: Taps) -> None:
+        self.size = pass_tokens(reader)
+        self._reader, self._layers, self._taps = reader, layers, taps
+        self._prefix = _rotated(reader, read_prefix(reader))
+
+    @torch.no_grad()
+    def encode(self, passages: Sequence[Sequence[int]]) -> list[Encoded]:
+        """Passages of no more tokens together than a pass has."""
+        reader, device = self._reader, self._reader.device
+        given = torch.full((1, self.size), passages[0][0], dtype=torch.int64)
+        together = torch.cat([torch.as_tensor(ids) for ids in passages])
+        given[0, : len(together)] = together
+        stored = reader.shape.memory_layers if self._layers is None else ()
+        lengths = list(map(len, passages))
+        one = _Pass(reader, self._prefix, lengths, self.size, stored, self._taps)
+        try:
+            with fast_products(device, reader.dtype):
+                last = reader.hidden(
+                    given.to(device), one.attend, layers=self._layers, enter=one.enter
+                )
+            one.enter(reader.shape.num_layers if self._layers is None else self._layers, last)
+        except Enough:
+            pass
+        k, v = one.stored()
+        return [
+            Encoded(k[:, :, at], v[:, :, at], one.tapped(ids, at))
+            for ids, at in zip(passages, one.spans)
+        ]
+
+
+class _Pass:
+    """The attention of one pass, and what it leaves behind."""
+
+    def __init__(
+        self,
+        reader: ChoosingReader,
+        prefix: Sequence[KeysValues],
+        lengths: Sequence[int],
+        size: int,
+        stored: Sequence[int],
+        taps: Taps,
+    ) -> None:
+        """prefix: rotated. lengths: tokens of each passage; they may leave some of `size` free.
+        stored: layers whose keys and values are kept.
+        """
+        self._reader, self._prefix, self._taps, shape = reader, prefix, taps, reader.shape
+        self._first = first = prefix[0][0].shape[2] if prefix else 0
+        self.spans = [slice(end - n, end) for n, end in zip(lengths, accumulate(lengths))]
+        positions, seen = torch.zeros(size, dtype=torch.int64), list[Tensor]()
+        for n, at in zip(lengths, self.spans):
+            positions[at] = torch.arange(first, first + n)
+            seen += [torch.arange(first), torch.arange(first + at.start, first + at.stop)]
+        self._positions = positions.to(reader.device)
+        # what each passage sees of the prefix and the pass, one after the other
+        self._seen = torch.cat(seen).to(reader.device)
+        self._numbers = {layer: number for number, layer in enumerate(stored)}
+        sizes = (len(stored), shape.num_kv_heads, size, shape.head_dim)
+        self._k, self._v = (
+            torch.empty(sizes, dtype=shape.kv_dtype, device=reader.device) for _ in range(2)
+        )
+        self._states: dict[int, Tensor] = {}
+        self._heads: dict[int, KeysValues] = {}
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def enter(self, layer_idx: int, states: Tensor) -> None:
+        """states [1, T, hidden_size]."""
+        if layer_idx in self._taps.states:
+            self._states[layer_idx] = states[0]
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D], 0 behind the last
+        passage. Raises Enough in the last layer.
+        """
+        reader, taps = self._reader, self._taps
+        if layer_idx in taps.heads:
+            self._heads[layer_idx] = q[0], k[0]
+        if layer_idx in self._numbers:
+            number = self._numbers[layer_idx]
+            self._k[number], self._v[number] = k[0], v[0]
+        end = reader.shape.num_layers
+        if layer_idx == end - 1 and end not in taps.states:
+            raise Enough
+        turned = reader.rotate(layer_idx, torch.cat((q, k), 1), self._positions)
+        q, k = turned.split((q.shape[1], k.shape[1]), 1)
+        if self._prefix:
+            k, v = (torch.cat(both, 2) for both in zip(self._prefix[layer_idx], (k, v)))
+        return self._attended(layer_idx, q, *(half.index_select(2, self._seen) for half in (k, v)))
+
+    def _attended(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [1, H, T, D], rotated; k and v [1, Hkv, S, D]: what each passage sees."""
+        form, end = self._reader.forms[layer_idx], 0
+        attended = torch.zeros_like(q.transpose(1, 2)).transpose(1, 2)
+        for at in self.spans:
+            rows = at.stop - at.start
+            start, end = end, end + self._first + rows
+            own, mask = slice(start, end), self._mask(rows, form.window)
+            attended[:, :, at] = attention(q[:, :, at], k[:, :, own], v[:, :, own], form, mask)
+        return attended
+
+    def _mask(self, rows: int, window: int | None) -> Tensor:
+        asked = rows, window
+        if asked not in self._masks:
+            at = torch.arange(self._first + rows, device=self._positions.device)
+            distance = at[self._first :, None] - at
+            seen = distance >= 0
+            self._masks[asked] = seen if window is None else seen & (distance < window)
+        return self._masks[asked]
+
+    def stored(self) -> KeysValues:
+        """K and V [stored layers, Hkv, T, D] in the KV dtype. Raises InvalidWeights."""
+        end = self.spans[-1].stop
+        k, v = (half[:, :, :end].cpu() for half in (self._k, self._v))
+        check_storable([k, v])
+        return k, v
+
+    def tapped(self, ids: Sequence[int], at: slice) -> Tapped:
+        """What the passage of these ids shows."""
+        return Tapped(
+            list(ids),
+            {layer: states[at] for layer, states in self._states.items()},
+            {layer: q[:, at] for layer, (q, _) in self._heads.items()},
+            {layer: k[:, at] for layer, (_, k) in self._heads.items()},
+        )
+
+
+def _rotated(reader: ChoosingReader, prefix: Sequence[KeysValues]) -> list[KeysValues]:
+    """K and V [1, Hkv, P, D] of every layer, K at its positions, in the reader's dtype."""
+    rotated = []
+    for layer, (k, v) in enumerate(prefix):
+        positions = torch.arange(k.shape[1], device=k.device)
+        turned = reader.rotate(layer, k.to(reader.dtype)[None], positions)
+        rotated.append((turned, v.to(reader.dtype)[None]))
+    return rotated

@@ -1,0 +1,212 @@
+"""Reading a document in as passages: text to passages to keys and values to committed blocks."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice, tee
+
+import torch
+from torch import Tensor
+
+from memstore.disk.format.citations import Place
+from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.passage_parts import Keep, Passage
+from memstore.freed_memory import return_freed_memory
+from memstore.model.adapter import ChoosingReader
+from memstore.model.document_ingest import (
+    Ingesting,
+    IngestProgress,
+    OnForecast,
+    begin_document,
+    described,
+)
+from memstore.model.passages.cutting.passage_cutting import Passages
+from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_records import (
+    Computed,
+    compute,
+    landmarks_of,
+    padded,
+    words_of,
+)
+from memstore.model.passages.worker_pool import Workers
+from memstore.model.texts.source_text import Text
+from memstore.store.memory_store import MemoryStore
+from memstore.store.write.admission import Mode
+from memstore.store.write.known_passages import Known
+from memstore.store.write.writer import DocumentWriter
+
+_AT_ONCE = 16  # passages that are stored together
+_LOOKED_UP = 64  # passages that are looked up together
+
+
+def ingest_passages(
+    reader: ChoosingReader,
+    store: MemoryStore,
+    text: Text,
+    *,
+    mode: Mode = "new",
+    keep: Keep = "kv",
+    expect: OnForecast | None = None,
+    workers: Workers | None = None,
+) -> Ingesting:
+    """Read a text into the store under text.name, passage by passage; the finished document is
+    returned. keep: keys and values of its passages, or their text alone, of which a question
+    computes those that it needs. workers: compute beside this process; what is stored is the same.
+    Raises what memstore.model.document_ingest.ingest raises, and what Workers.compute does.
+
+    A document already there with the same content is returned as it is; one whose ingest was
+    interrupted goes on behind the passages that are stored. An appended text begins a passage.
+    """
+    text.check()
+    about = None if keep == "text" else _about_tokens(reader, text)  # which takes little room
+    writer, foreseen = begin_document(
+        store,
+        text,
+        reader.tokenizer,
+        settings_of(reader),
+        mode,
+        about=about,
+        stored=lambda: _stored_tokens(reader, store, text),
+    )
+    if writer is None:
+        return described(store, text)
+    with writer:
+        foreseen.tell(expect)
+        began, resumed = time.perf_counter(), writer.tokens
+        before, first = writer.base_characters, writer.characters
+        cutting = passages_of(
+            reader,
+            text.pieces(),
+            [place._replace(start=before + place.start) for place in text.places],
+            start=before,
+            gap=writer.replaced_tail(),
+        )
+        # an append takes the last passage away, to be stored again in front of what follows
+        passages = chain(writer.replaced_passages(), cutting)
+        coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
+        through = reader.selector.taps.layers if keep == "text" else None
+        missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
+        if workers is None or through == 0:  # words alone are no work
+            computed = compute(reader, missing, through)
+        else:
+            lacking = partial(_lacking, reader, store, keep)
+            computed = workers.compute(missing, text, layers=through, lacking=lacking)
+        while pairs := list(islice(coming, _AT_ONCE)):
+            some = [one for one, _ in pairs]
+            new = [at for at, (_, known) in enumerate(pairs) if _missing(known, keep)]
+            found = list(islice(computed, len(new)))
+            given = new if keep == "kv" else []
+            writer.add_passages(
+                some,
+                padded(reader, found) if given else {},
+                given=given,
+                landmarks=_landmarks(pairs, new, found),
+                words=words_of(reader, some),
+            )
+            return_freed_memory()
+            foreseen.look_again(writer.document.tokens > resumed)
+            seconds = time.perf_counter() - began
+            done, total = some[-1].end, before + text.characters
+            left = seconds * (total - done) / max(1, done - first)
+            yield IngestProgress(done, total, writer.tokens, resumed, seconds, left)
+        return writer.finish(cutting.tail)
+
+
+def _looked_up(
+    writer: DocumentWriter, passages: Iterable[Passage]
+) -> Iterator[tuple[Passage, Known | None]]:
+    """Passages, and what is stored of each already."""
+    coming = iter(passages)
+    while some := list(islice(coming, _LOOKED_UP)):
+        yield from zip(some, writer.known(some))
+
+
+def _missing(known: Known | None, keep: Keep) -> bool:
+    """Has a passage to be computed?"""
+    return known is None or (keep == "kv" and not known.stored)
+
+
+def _lacking(
+    reader: ChoosingReader, store: MemoryStore, keep: Keep, text: Text
+) -> Iterator[list[int]]:
+    """Of a text that is not read in yet the passages that will have to be computed, as far as that
+    can be told: where it is appended to another, it may be cut in another way.
+    """
+    coming = iter(passages_of(reader, text.pieces(), text.places))
+    while some := list(islice(coming, _LOOKED_UP)):
+        there = store.has_passages(some, whole=keep == "kv")
+        yield from (one.ids.tolist() for one, known in zip(some, there) if not known)
+
+
+def _landmarks(
+    pairs: Sequence[tuple[Passage, Known | None]], new: Sequence[int], computed: Sequence[Computed]
+) -> Tensor | None:
+    """What the reader's selector keeps of the tokens of passages, of which the new ones were
+    computed, and the others are known.
+    """
+    parts: list[Tensor | None] = [
+        None if known is None or known.landmarks is None else torch.from_numpy(known.landmarks)
+        for _, known in pairs
+    ]
+    for at, one in zip(new, computed):
+        parts[at] = one.landmarks
+    kept = [part for part in parts if part is not None]
+    return torch.cat(kept) if kept else None
+
+
+def _about_tokens(reader: ChoosingReader, text: Text) -> int:
+    """How many tokens the passages of a text have, about, contexts included."""
+    tokens = sum(len(one.ids) for one in passages_of(reader, text.sample))
+    return -(-tokens * text.characters // sum(map(len, text.sample)))
+
+
+def _stored_tokens(reader: ChoosingReader, store: MemoryStore, text: Text) -> int:
+    """How many tokens of a text are of passages whose keys and values are stored."""
+    passages, tokens = iter(passages_of(reader, text.pieces(), text.places)), 0
+    while some := list(islice(passages, _LOOKED_UP)):
+        tokens += store.stored_tokens(some)
+    return tokens
+
+
+def settings_of(reader: ChoosingReader) -> IngestSettings:
+    """How the reader has its passages made."""
+    return IngestSettings(passage_tokens=reader.passage_tokens, context=reader.context)
+
+
+def passages_of(
+    reader: ChoosingReader,
+    pieces: Iterable[str],
+    places: Sequence[Place] = (),
+    *,
+    start: int = 0,
+    gap: str = "",
+) -> Passages:
+    """A text as the reader's passages: see Passages."""
+    size, most = reader.passage_tokens, reader.shape.block_size
+    return Passages(
+        reader.tokenizer,
+        pieces,
+        places,
+        size=size,
+        most=most,
+        start=start,
+        gap=gap,
+        context=reader.context,
+    )
+
+
+def find_again(
+    reader: ChoosingReader, store: MemoryStore, document: Document
+) -> Iterator[tuple[int, Tensor | None, list[list[tuple[int, int]]] | None]]:
+    """What the reader's selector keeps of a stored document: pieces (first block, landmarks, words)
+    one after the other. Its passages are read again, through the layers that the selector needs.
+    """
+    layers = reader.selector.taps.layers
+    for first in range(0, document.blocks, _AT_ONCE):
+        passages = store.passages(document.id, first, first + _AT_ONCE)
+        landmarks = None
+        if layers:
+            ids = [one.ids.tolist() for one in passages]
+            landmarks = landmarks_of(reader, list(encode(reader, ids, layers=layers)))
+        yield first, landmarks, words_of(reader, passages)

@@ -1,0 +1,233 @@
+"""Attention at the positions of a prompt: the prefix, what is read of a memory, and the local text,
+one after the other, under one ordinary softmax.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from memstore.model.adapter import ChoosingReader, LayerForm
+
+KeysValues = tuple[Tensor, Tensor]
+"""k and v [Hkv, n, D], position-free."""
+Observe = Callable[[int, Tensor], None]
+"""Told (layer_idx, how much the last row attends to each remembered token [H, m])."""
+
+_GROW = 256  # tokens of room at a time
+
+
+@dataclass
+class _Layer:
+    """Keys as rotated, and values, [1, Hkv, capacity, D]; `length` of them are there."""
+
+    k: Tensor
+    v: Tensor
+    plain: Tensor  # keys of the local text without position, [1, Hkv, capacity, D]
+    remembered: int  # tokens between the prefix and the local text
+    length: int
+
+
+@dataclass
+class CompactAttention:
+    """What one text attends to: the reader's prefix at 0 .. P - 1, m remembered tokens from P
+    on, and its own from P + m on. No room is left between them: that loses answers.
+
+    `attend` is what Reader.hidden takes; of one row and one thread.
+    """
+
+    reader: ChoosingReader
+    prefix: Sequence[KeysValues]  # of every layer; empty ones where there is none
+    observe: Observe | None = None  # asked of the last row of every step
+    # of the next step so many tokens, its first, are remembered ones that no memory holds; there
+    # must be no local text yet
+    computed: int = 0
+    _layers: dict[int, _Layer] = field(default_factory=dict)
+    _seen: tuple[object, Tensor] | None = None
+
+    def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D]."""
+        layer = self._layer(layer_idx)
+        rows, start = q.shape[2], layer.length
+        positions = torch.arange(start, start + rows, device=q.device)
+        own = k[:, :, self.computed :]
+        layer.plain = _put(layer.plain, start - layer.remembered - self._first, own)
+        layer.remembered += self.computed
+        turned = self.reader.rotate(layer_idx, torch.cat((q, k), 1), positions)
+        q, k = turned.split((q.shape[1], k.shape[1]), 1)
+        layer.k = _put(layer.k, start, k)
+        layer.v = _put(layer.v, start, v)
+        layer.length += rows
+        keys, values = layer.k[:, :, : layer.length], layer.v[:, :, : layer.length]
+        form = self.reader.forms[layer_idx]
+        mask = self._mask(rows, layer.length, form.window, q.device)
+        if self.observe is not None and layer.remembered:
+            weights = _weights(q[:, :, -1:], keys, form, None if mask is None else mask[-1:])
+            remembered = slice(self._first, self._first + layer.remembered)
+            self.observe(layer_idx, weights[0, :, 0, remembered])
+        return attention(q, keys, values, form, mask)
+
+    def remember(self, layer_idx: int, k: Tensor, v: Tensor) -> None:
+        """Put these tokens in the place of what was remembered in a layer, k, v [Hkv, m, D],
+        position-free; the local text moves behind them.
+        """
+        layer, dtype = self._layer(layer_idx), self.reader.dtype
+        local = slice(self._first + layer.remembered, layer.length)
+        behind = torch.cat((k.to(dtype)[None], layer.plain[:, :, : local.stop - local.start]), 2)
+        positions = torch.arange(self._first, self._first + behind.shape[2], device=k.device)
+        turned = self.reader.rotate(layer_idx, behind, positions)
+        first = slice(0, self._first)
+        layer.k = torch.cat((layer.k[:, :, first], turned), 2)
+        layer.v = torch.cat((layer.v[:, :, first], v.to(dtype)[None], layer.v[:, :, local]), 2)
+        layer.remembered, layer.length = k.shape[1], layer.k.shape[2]
+
+    @property
+    def local(self) -> int:
+        """Tokens of local text."""
+        for layer in self._layers.values():
+            return layer.length - layer.remembered - self._first
+        return 0
+
+    def let_go(self, tokens: int) -> dict[int, KeysValues]:
+        """Take the oldest tokens of the local text away, in every layer; those behind them move up.
+        Returns what they were, by layer.
+        """
+        return {
+            index: self._let_go(index, layer, tokens)
+            for index, layer in (self._layers.items() if tokens else ())
+        }
+
+    def _let_go(self, layer_idx: int, layer: _Layer, tokens: int) -> KeysValues:
+        start = self._first + layer.remembered
+        left = layer.length - start - tokens
+        plain, values = layer.plain[:, :, : left + tokens], layer.v[:, :, start : layer.length]
+        gone = plain[0, :, :tokens], values[0, :, :tokens]
+        layer.plain = plain[:, :, tokens:].clone()
+        positions = torch.arange(start, start + left, device=plain.device)
+        kept = self.reader.rotate(layer_idx, layer.plain, positions)
+        layer.k = torch.cat((layer.k[:, :, :start], kept), 2)
+        layer.v = torch.cat((layer.v[:, :, :start], values[:, :, tokens:]), 2)
+        layer.length -= tokens
+        return gone
+
+    def fork(self) -> "CompactAttention":
+        """Another one that attends to the same, until it is given more."""
+        other = replace(self, _layers={})
+        for index, layer in self._layers.items():
+            local = layer.length - layer.remembered - self._first
+            # without room: what is appended goes into tensors of its own
+            other._layers[index] = replace(
+                layer,
+                k=layer.k[:, :, : layer.length],
+                v=layer.v[:, :, : layer.length],
+                plain=layer.plain[:, :, :local],
+            )
+        return other
+
+    @property
+    def _first(self) -> int:
+        return self.prefix[0][0].shape[1] if self.prefix else 0
+
+    def _layer(self, layer_idx: int) -> _Layer:
+        layer = self._layers.get(layer_idx)
+        if layer is None:
+            reader, shape = self.reader, self.reader.shape
+            if self.prefix:
+                k, v = (x.to(reader.dtype)[None] for x in self.prefix[layer_idx])
+                k = reader.rotate(layer_idx, k, torch.arange(self._first, device=k.device))
+            else:
+                size = (1, shape.num_kv_heads, 0, shape.head_dim)
+                k = v = torch.zeros(size, dtype=reader.dtype, device=reader.device)
+            layer = self._layers[layer_idx] = _Layer(k, v, k[:, :, :0], 0, self._first)
+        return layer
+
+    def _mask(
+        self, rows: int, length: int, window: int | None, device: torch.device
+    ) -> Tensor | None:
+        """bool [rows, length]: what each row sees; None for a single row that sees everything. That
+        of the last step is kept, since its layers are mostly alike.
+        """
+        if rows == 1 and (window is None or length <= window):
+            return None
+        asked = rows, length, window
+        if self._seen is None or self._seen[0] != asked:
+            at = torch.arange(length, device=device)
+            distance = at[-rows:, None] - at
+            seen = distance >= 0
+            self._seen = asked, seen if window is None else seen & (distance < window)
+        return self._seen[1]
+
+
+def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
+    """Tokens [1, Hkv, n, D] behind the first `at` of a tensor with room [1, Hkv, capacity, D], or
+    in a larger one.
+    """
+    end = at + more.shape[2]
+    missing = end - held.shape[2]
+    if missing > 0:
+        held = torch.nn.functional.pad(held, (0, 0, 0, max(missing, _GROW)))
+    held[:, :, at:end] = more
+    return held
+
+
+def _weights(q: Tensor, k: Tensor, form: LayerForm, mask: Tensor | None) -> Tensor:
+    """Attention [B, H, T, S] of q [B, H, T, D] to k [B, Hkv, S, D]."""
+    batch, heads, rows, dim = q.shape
+    grouped = q.reshape(batch, k.shape[1], -1, dim)
+    scores = (grouped @ k.transpose(-1, -2)).view(batch, heads, rows, -1) * form.scale
+    if form.softcap is not None:
+        scores = form.softcap * (scores / form.softcap).tanh()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.float().softmax(-1).to(q.dtype)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, form: LayerForm, mask: Tensor | None) -> Tensor:
+    """Grouped attention of rotated q [B, H, T, D] to k, v [B, Hkv, S, D] -> [B, H, T, D]; mask:
+    bool [T, S], what each row sees; None = everything.
+    """
+    if form.softcap is not None:
+        return _weights(q, k, form, mask) @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=form.scale, enable_gqa=True)
+
+
+class _Known(NamedTuple):
+    state: object  # of the reader, when this was computed
+    prefix: Sequence[KeysValues]
+
+
+_known: WeakKeyDictionary[ChoosingReader, _Known] = WeakKeyDictionary()
+
+
+def read_prefix(reader: ChoosingReader) -> Sequence[KeysValues]:
+    """The keys and values of the reader's prefix in every layer; no pairs without a prefix. They
+    are computed once for a device and a dtype, and are not to be written to.
+    """
+    state = (*reader.prefix_ids, reader.device, reader.dtype)
+    known = _known.get(reader)
+    if known is None or known.state != state:
+        keys_values = computed(CompactAttention(reader, []), reader.prefix_ids)
+        known = _known[reader] = _Known(state, keys_values)
+    return known.prefix
+
+
+@torch.no_grad()
+def computed(context: CompactAttention, ids: Sequence[int]) -> Sequence[KeysValues]:
+    """The keys and values in every layer of tokens that are read on in a context; no pairs without
+    tokens.
+    """
+    if not ids:
+        return []
+    kept: list[KeysValues] = []
+
+    def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept.append((k[0].clone(), v[0].clone()))
+        return context.attend(layer_idx, q, k, v)
+
+    reader = context.reader
+    reader.hidden(torch.tensor([list(ids)], device=reader.device), attend)
+    return kept

@@ -1,0 +1,128 @@
+"""Which passages a question reads: those that its scores mean, each text once."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memstore.index.scope import Scope
+from memstore.model.lookup_settings import LookupSettings
+from memstore.model.passages.selectors.captured_activations import Tapped
+from memstore.model.passages.selectors.selector import (
+    GATE_TOGETHER,
+    Found,
+    Selector,
+    covered,
+    in_range,
+)
+
+_PART = 0.04  # of a question, which has weight 1, that a block has to add to what better ones cover
+
+Content = Callable[[int, int], Hashable]
+"""What stands in a block of a document: equal for blocks of the same tokens."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A passage that is read. same: other places (document, block) where the same text stands."""
+
+    document: int
+    block: int
+    score: float = 0.0
+    same: tuple[tuple[int, int], ...] = ()
+
+
+class Candidates:
+    """The best passages of a question, and by what each was found. A text that stands in several
+    places is there once, at its last place.
+    """
+
+    def __init__(
+        self,
+        scores: Tensor,
+        selector: Selector,
+        tapped: Tapped,
+        store: Found,
+        scope: Scope,
+        k: int,
+        content: Content,
+    ) -> None:
+        """scores: [blocks of the scope]; tapped: what was asked with; k: how many at most."""
+        self.scores, self._scope = scores, scope
+        self._best = self._distinct(k, content)
+        runs = [(one.document, one.block, one.block + 1) for one in self._best]
+        self._covers = selector.adds(tapped, store, runs)
+
+    def _distinct(self, k: int, content: Content) -> list[Chosen]:
+        """The best k different ones, best first. What has the same text has the same score."""
+        n = k
+        while True:
+            ranked = self.scores.topk(min(n, len(self.scores)))
+            alike: dict[tuple[float, Hashable], list[tuple[int, int]]] = {}
+            tied = set(ranked.values[1:][ranked.values.diff() == 0].tolist())
+            places = sorted(zip(ranked.values.tolist(), ranked.indices.tolist()), key=_order)
+            for score, candidate in places:
+                place = _place(self._scope, candidate)
+                key = content(*place) if score in tied else place
+                alike.setdefault((score, key), []).append(place)
+            if len(alike) >= k or n >= len(self.scores):
+                break
+            n *= 4
+        best = [Chosen(*same[-1], score, tuple(same[:-1])) for (score, _), same in alike.items()]
+        return best[:k]
+
+    def best(self, most: int) -> list[Chosen]:
+        """Passages, best first, at most so many, whether or not they are read."""
+        ranked = self.scores.topk(min(most, len(self.scores)))
+        return [
+            Chosen(*_place(self._scope, candidate), score)
+            for candidate, score in zip(ranked.indices.tolist(), ranked.values.tolist())
+        ]
+
+    @property
+    def together(self) -> float | None:
+        """What the best GATE_TOGETHER of them cover of a question of so many parts; None where not
+        all of them say a part of their own, or where it is not known by what they were found.
+        """
+        adds = self._adds()[:GATE_TOGETHER]
+        several = len(adds) == GATE_TOGETHER and bool((adds >= _PART).all())
+        return float(adds.sum()) if several else None
+
+    def _adds(self) -> Tensor:
+        """[n], best first: what each covers of the question beyond those before it; nothing where
+        that is not known.
+        """
+        if self._covers is None:
+            return torch.zeros(len(self._best))
+        return covered(self._covers).diff(prepend=torch.zeros(1))
+
+    def meant(self, settings: LookupSettings, *, parts: bool) -> list[Chosen]:
+        """Those that are meant, in the order of the text: that score nearly as high as the best
+        (settings.score_range), and of a question of several `parts` those that say a part of it
+        which no better one says.
+        """
+        best = torch.tensor([one.score for one in self._best])
+        means = in_range(best, self.scores, settings.score_range)
+        if parts:
+            means |= self._adds() >= _PART
+        order = {document: at for at, (document, _, _) in enumerate(self._scope)}
+        return sorted(
+            (one for one, meant in zip(self._best, means.tolist()) if meant),
+            key=lambda one: (order[one.document], one.block),
+        )
+
+
+def _order(scored: tuple[float, int]) -> tuple[float, int]:
+    score, candidate = scored
+    return -score, candidate
+
+
+def _place(scope: Scope, candidate: int) -> tuple[int, int]:
+    """Document and block of a candidate."""
+    first = 0
+    for document, begin, end in scope:
+        if candidate < first + end - begin:
+            return document, begin + candidate - first
+        first += end - begin
+    raise IndexError(candidate)

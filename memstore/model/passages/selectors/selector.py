@@ -1,0 +1,124 @@
+"""What chooses blocks once for a question: the protocol of selectors, and how many blocks their
+scores mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.index.scope import Scope
+from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+
+GATE_BLOCKS = 512
+"""Among so many blocks a Gate's `least` holds: 32K tokens."""
+
+
+GATE_TOGETHER = 4
+"""So many of the best blocks may together make a Gate open."""
+
+
+class Found(Protocol):
+    """What selectors ask of a memory (memstore.store.MemoryStore)."""
+
+    def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+        """q float32 [R, width] -> [R, blocks of the scope]: the best product with a block's token
+        landmarks of a head.
+        """
+
+    def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
+        """Words' hashes and weights -> float32 [blocks of the scope], BM25."""
+
+
+class Selector(Protocol):
+    """Says which blocks a question should read; all layers then read the same."""
+
+    @property
+    def form(self) -> SelectorForm:
+        """What a memory keeps for it."""
+
+    @property
+    def taps(self) -> Taps:
+        """What walks have to show."""
+
+    def landmarks(self, tapped: Tapped) -> Tensor | None:
+        """Of a passage [T, heads, width] in the form's dtype, or None where it keeps none."""
+
+    def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
+        """Of each block its words and how often they are in it, or None where it needs none."""
+
+    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+        """float32 [blocks of the scope], higher = read it. tapped: the tokens of the user's words
+        alone; question: these words.
+        """
+
+    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor | None:
+        """float32 [blocks of the scope, rows]: what each row of the question adds to a block's
+        score; None where that is not known.
+        """
+
+
+def standardise(scores: Tensor) -> Tensor:
+    """Scores [blocks] with mean 0 and deviation 1; all 0 where they are all the same."""
+    deviation = scores.std(correction=0)
+    return (scores - scores.mean()) / deviation.clamp_min(1e-6)
+
+
+def in_range(some: Tensor, scores: Tensor, score_range: float | None) -> Tensor:
+    """[n] bool: which of some scores [n] are within score_range standard deviations of all scores
+    [blocks] below the best of these; None = all are.
+    """
+    if score_range is None or not len(scores):
+        return torch.ones(len(some), dtype=torch.bool)
+    return some >= scores.max() - score_range * scores.std(correction=0)
+
+
+def covered(adds: Tensor) -> Tensor:
+    """Selector.adds of blocks -> [blocks]: what the first of them together have of a question,
+    every row of it counted by the block that says most of it: the score of all as if they were one.
+    """
+    return adds.cummax(0).values.sum(1)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Tells from the scores of blocks whether any of them answers.
+
+    least: the confidence that takes, among GATE_BLOCKS blocks. growth: how much more it takes among
+    twice as many, since the best of more blocks scores higher where nothing answers, too. together:
+    how much more than that the GATE_TOGETHER best blocks have to cover between them to open it as
+    well, for a question of several parts that no one block answers; None = they never do.
+    """
+
+    least: float
+    growth: float = 0.0
+    together: float | None = None
+
+    def threshold(self, blocks: int) -> float:
+        """The confidence that it takes among so many blocks."""
+        return self.least + self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
+
+    def answers(self, scores: Tensor) -> bool:
+        """Does any block of these scores [blocks] answer?"""
+        return confidence(scores) >= self.threshold(len(scores))
+
+    def answer_together(self, scores: Tensor, together: float | None) -> bool:
+        """Do some of these blocks answer a question of several parts together? together: what the
+        GATE_TOGETHER best of them cover between them (`covered`); None = it is no such question.
+        """
+        if together is None or self.together is None:
+            return False
+        return together >= self.threshold(len(scores)) + self.together
+
+
+def confidence(scores: Tensor) -> float:
+    """The best of scores [blocks], by which a question that something answers is told from others;
+    to be compared with those of the same selector only.
+    """
+    return float(scores.max()) if len(scores) else float("-inf")

@@ -1,0 +1,199 @@
+"""A selector as a file: what was learned or calibrated for a model, and how its scores are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from memstore.decode import Amount, Layer, Positive, Share, from_json
+from memstore.errors import InvalidWeights
+from memstore.model.passages.selectors.adaptation import SEPARATOR, Adaptation
+from memstore.model.passages.selectors.learned_selector import Learned, Projection
+from memstore.model.passages.selectors.pointer_heads import PointerHeads, Rotate
+from memstore.model.passages.selectors.selector import Gate, Selector
+from memstore.model.passages.selectors.selector_sum import Sum, Words
+from memstore.model.texts.passage_context import Context
+
+_KEY = "memstore.selector"
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """The model that a selector was made for; another one has other states, and its selector is
+    refused.
+    """
+
+    hidden_size: Positive
+    num_layers: Positive
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_dim: Positive
+    vocabulary: Positive
+    weights: str = ""  # digest of the weights; "" = of any weights of these sizes
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: Literal["learned", "pointer heads", "words"]
+    weight: float = 1.0
+    layer: int = 0
+    heads: list[tuple[int, int]] = []
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    made_for: MadeFor
+    parts: Annotated[list[_Part], Meta(min_length=1, max_length=4)]
+    read_from: Layer
+    top_k: Positive
+    score_range: Amount | None
+    answerable: float | None  # Gate.least
+    scores: dict[str, Share]
+    passage_tokens: Annotated[int, Meta(ge=16, le=128)] = 64
+    context: Context = "none"
+    chained: bool = True
+    growth: float = 0.0  # Gate.growth
+    together: float | None = None  # Gate.together
+    separator: Annotated[str, Meta(max_length=64)] = SEPARATOR
+
+
+def save_selector(adaptation: Adaptation, made_for: MadeFor, path: Path) -> None:
+    """Write a selector and what was calibrated with it; the file is replaced whole."""
+    tensors: dict[str, Tensor] = {}
+    parts = []
+    for selector, weight in _parts(adaptation.selector):
+        part: dict[str, Any] = {"kind": selector.form.name, "weight": weight}
+        if isinstance(selector, Learned):
+            part["layer"] = selector.layer
+            tensors = {
+                name: tensor.contiguous() for name, tensor in selector.projection.tensors().items()
+            }
+        elif isinstance(selector, PointerHeads):
+            part["heads"] = [list(head) for head in selector.heads]
+        parts.append(part)
+    gate = adaptation.gate
+    header = {
+        "version": 1,
+        "made_for": asdict(replace(made_for, weights=adaptation.weights)),
+        "parts": parts,
+        "read_from": adaptation.read_from,
+        "top_k": adaptation.top_k,
+        "score_range": adaptation.score_range,
+        "answerable": gate and gate.least,
+        "growth": gate.growth if gate else 0.0,
+        "together": gate and gate.together,
+        "passage_tokens": adaptation.passage_tokens,
+        "context": adaptation.context,
+        "chained": adaptation.chained,
+        "separator": adaptation.separator,
+        "scores": dict(adaptation.scores),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    save_file(tensors, partial, {_KEY: json.dumps(header)})
+    partial.chmod(0o644)  # safetensors makes it private, and a wheel keeps the mode
+    partial.replace(path)
+
+
+def load_selector(path: Path, model: MadeFor, rotate: Rotate) -> Adaptation:
+    """Read a selector for this model. rotate: as PointerHeads wants it.
+
+    Raises InvalidWeights for a file that is none, that was altered, or that is another model's.
+    """
+    header, tensors = _read(path)
+    _check_model(path, header.made_for, model)
+    parts = [(_part(path, part, tensors, model, rotate), part.weight) for part in header.parts]
+    selector = parts[0][0] if len(parts) == 1 else Sum(parts)
+    return Adaptation(
+        selector,
+        read_from=header.read_from,
+        top_k=header.top_k,
+        score_range=header.score_range,
+        passage_tokens=header.passage_tokens,
+        context=header.context,
+        chained=header.chained,
+        separator=header.separator,
+        gate=_gate(header),
+        weights=header.made_for.weights,
+        scores=header.scores,
+    )
+
+
+def _gate(header: _Header) -> Gate | None:
+    if header.answerable is None:
+        return None
+    return Gate(header.answerable, header.growth, header.together)
+
+
+def read_made_for(path: Path) -> MadeFor:
+    """The model that a file's selector was made for. Raises InvalidWeights as load_selector."""
+    return _read(path)[0].made_for
+
+
+def _read(path: Path) -> tuple[_Header, dict[str, Tensor]]:
+    try:
+        with safe_open(path, "pt") as file:
+            header = from_json((file.metadata() or {})[_KEY], _Header)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise InvalidWeights(f"cannot read the selector {path}: {error}") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise InvalidWeights(
+            f"{path} is no selector of this version ({error}); make it anew with `memstore adapt`"
+        ) from None
+    return header, tensors
+
+
+def _parts(selector: Selector) -> list[tuple[Selector, float]]:
+    return list(selector.parts) if isinstance(selector, Sum) else [(selector, 1.0)]
+
+
+def _check_model(path: Path, made_for: MadeFor, model: MadeFor) -> None:
+    for name, wanted in asdict(made_for).items():
+        found = getattr(model, name)
+        if wanted != found and not (name == "weights" and "" in (wanted, found)):
+            raise InvalidWeights(
+                f"the selector {path} was made for another model ({name} {wanted}, here {found}); "
+                "make one for this model with `memstore adapt`"
+            )
+
+
+def _part(
+    path: Path, part: _Part, tensors: Mapping[str, Tensor], model: MadeFor, rotate: Rotate
+) -> Selector:
+    if part.kind == "words":
+        return Words()
+    if part.kind == "pointer heads":
+        fits = all(
+            0 <= layer < model.num_layers and 0 <= head < model.num_heads
+            for layer, head in part.heads
+        )
+        if not part.heads or not fits:
+            raise InvalidWeights(f"the selector {path} names heads that the model does not have")
+        shape = (model.num_heads, model.num_kv_heads, model.head_dim)
+        return PointerHeads(part.heads, shape, rotate)
+    expected: dict[str, Callable[[Tensor], bool]] = {
+        name: lambda tensor: tuple(tensor.shape) == (model.hidden_size,)
+        for name in Projection.__dataclass_fields__
+    }
+    expected["idf"] = lambda tensor: tuple(tensor.shape) == (model.vocabulary,)
+    expected["projection"] = lambda tensor: (
+        tensor.dim() == 2 and tensor.shape[0] == model.hidden_size and tensor.shape[1] > 0
+    )
+    for name, fits_model in expected.items():
+        tensor = tensors.get(name)
+        if tensor is None or not fits_model(tensor) or not tensor.isfinite().all():
+            raise InvalidWeights(
+                f"the selector {path} is damaged ({name}); make it anew with `memstore adapt`"
+            )
+    if not 0 <= part.layer <= model.num_layers:
+        raise InvalidWeights(f"the selector {path} names layer {part.layer}; there is none")
+    return Learned(part.layer, Projection(**{name: tensors[name] for name in expected}))

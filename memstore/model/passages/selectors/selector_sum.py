@@ -1,0 +1,100 @@
+"""Words as a selector, and the sum of several selectors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.errors import InvalidConfig
+from memstore.index import word_index as index_words
+from memstore.index.scope import Scope
+from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.selector import Found, Selector, standardise
+
+
+class Words:
+    """BM25: the blocks that share rare words with the question."""
+
+    form = SelectorForm("words", "bm25", 0, 0, "int8", words=True)
+    taps = Taps()
+
+    def landmarks(self, tapped: Tapped) -> None:
+        return None
+
+    def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]]:
+        return [index_words.count(text) for text in text_of_block]
+
+    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+        """float32 [blocks of the scope], 0 where no word is shared."""
+        asked: Mapping[int, float] = dict.fromkeys(index_words.split(question), 1.0)
+        return store.word_scores(asked, scope)
+
+    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+        return None
+
+
+class Sum:
+    """Scores of several selectors, each standardised over the blocks, weighted and added; told in
+    the units of the first, whose best score says whether anything answers at all.
+
+    One of them at most keeps token landmarks. Raises InvalidConfig for more.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Selector, float]]) -> None:
+        self.parts = tuple(parts)
+        keeping = [selector for selector, _ in parts if selector.form.heads]
+        if not parts or len(keeping) > 1:
+            raise InvalidConfig(
+                f"one selector of a sum at most keeps token landmarks, not {len(keeping)}; "
+                "leave the others out"
+            )
+        self._keeping = keeping[0] if keeping else parts[0][0]
+        form = self._keeping.form
+        named = " + ".join(selector.form.name for selector, _ in parts)
+        digest = hashlib.blake2b(
+            "|".join(selector.form.digest for selector, _ in parts).encode(), digest_size=16
+        ).hexdigest()
+        self._form = SelectorForm(
+            named,
+            digest,
+            form.heads,
+            form.width,
+            form.dtype,
+            words=any(selector.form.words for selector, _ in parts),
+        )
+
+    @property
+    def form(self) -> SelectorForm:
+        return self._form
+
+    @property
+    def taps(self) -> Taps:
+        every = [selector.taps for selector, _ in self.parts]
+        return Taps(
+            tuple(sorted({layer for taps in every for layer in taps.states})),
+            tuple(sorted({layer for taps in every for layer in taps.heads})),
+        )
+
+    def landmarks(self, tapped: Tapped) -> Tensor | None:
+        return self._keeping.landmarks(tapped)
+
+    def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
+        for selector, _ in self.parts:
+            if selector.form.words:
+                return selector.words(text_of_block)
+        return None
+
+    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+        (first, own), *others = self.parts
+        scores = first.scores(tapped, question, store, scope)
+        unit = scores.std(correction=0) / own
+        for selector, weight in others:
+            added = standardise(selector.scores(tapped, question, store, scope))
+            scores = scores + weight * unit * added
+        return scores
+
+    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor | None:
+        return self._keeping.adds(tapped, store, scope)

@@ -1,0 +1,78 @@
+"""The text of stored documents, read back from their tokens: of blocks, and of a whole document."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from memstore.disk.format.document import Document
+from memstore.model.adapter import TextTokenizer
+from memstore.model.passages.passage_records import own_text
+from memstore.store.memory_store import MemoryStore
+
+_CUT = 3  # tokens at most in which a character ends that began before them
+_AT_ONCE = 64  # blocks
+
+
+class BlockText(NamedTuple):
+    """The text of a block, and where it stands in its document. gap: what stands between the block
+    before and it, if anything does.
+    """
+
+    block: int
+    start: int  # characters of the document before the text
+    text: str
+    characters: int
+    gap: str = ""
+
+    @property
+    def end(self) -> int:
+        """Characters of the document up to its end."""
+        return self.start + self.characters
+
+
+def block_texts(
+    tokenizer: TextTokenizer,
+    store: MemoryStore,
+    document: Document,
+    first: int = 0,
+    end: int | None = None,
+) -> Iterator[BlockText]:
+    """The texts of blocks first .. end - 1 of a document (None: all), in order. Raises
+    DocumentNotFound, CorruptMemory.
+    """
+    end = document.blocks if end is None else min(end, document.blocks)
+    of_blocks = _of_grid if document.settings.passage_tokens is None else _of_passages
+    for at in range(first, end, _AT_ONCE):
+        yield from of_blocks(tokenizer, store, document, at, min(at + _AT_ONCE, end))
+
+
+def document_text(
+    tokenizer: TextTokenizer, store: MemoryStore, document: Document
+) -> Iterator[str]:
+    """A document's whole text, piece by piece. Raises DocumentNotFound, CorruptMemory."""
+    for one in block_texts(tokenizer, store, document):
+        yield one.gap + one.text
+    if document.settings.passage_tokens is not None:
+        yield store.tail(document.id)
+
+
+def _of_passages(
+    tokenizer: TextTokenizer, store: MemoryStore, document: Document, first: int, end: int
+) -> Iterator[BlockText]:
+    for block, one in enumerate(store.passages(document.id, first, end), first):
+        yield BlockText(block, one.start, own_text(tokenizer, one), one.characters, one.gap)
+
+
+def _of_grid(
+    tokenizer: TextTokenizer, store: MemoryStore, document: Document, first: int, end: int
+) -> Iterator[BlockText]:
+    """Of blocks that all have the same number of tokens, but for the last one."""
+    size = store.signature.block_size
+    last = min(end * size, document.tokens)
+    read = store.tokens(document.id, first * size, last + _CUT)
+    ids = read.ids.tolist()
+    start = read.char_start + tokenizer.characters(read.before.tolist())
+    for block in range(first, end):
+        at, to = (block - first) * size, min((block + 1) * size, last) - first * size
+        text = tokenizer.whole_characters(ids[at:to], ids[to : to + _CUT])
+        yield BlockText(block, start, text, tokenizer.characters(ids[at:to]))
+        start += tokenizer.characters(ids[at:to])

@@ -1,0 +1,168 @@
+"""A text to be read: checked before anything is written, and the same when it is read."""
+
+import codecs
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memstore.disk.format.citations import Place, pack_places
+from memstore.disk.format.document import SOURCE
+from memstore.documents import Converted, read
+from memstore.documents.detect import Form, form_of
+from memstore.errors import InvalidInput, UnreadableDocument
+
+_PIECE = 1 << 20
+_KEPT = 64 << 20  # bytes of a file that are kept in memory from its check to its reading
+_SAMPLE, _BETWEEN, _SAMPLES = 4096, 1 << 14, 32  # characters, from one to the next, at most
+
+
+class Text:
+    """A text from a file, a string, or a document that was converted.
+
+    A file is read by `check`, which has to know the whole text before any of it is stored. A PDF,
+    HTML, DOCX, Markdown or EPUB file is converted then, and its text kept. What is small is kept,
+    too; a larger file of plain text is read once more by `pieces`, and refused if it is another one
+    by then.
+    """
+
+    def __init__(
+        self,
+        content: Path | str | Converted,
+        name: str | None = None,
+        *,
+        source: dict[str, Any] | None = None,
+    ) -> None:
+        """source: which file of a folder it is (memstore.documents.folder). Raises InvalidInput for
+        a path that is no file to read, and for a string without a name.
+        """
+        self.kind, self.places = "text", tuple[Place, ...]()
+        if isinstance(content, Converted):
+            self.kind, self.places, content = content.kind, content.places, content.text
+        if isinstance(content, str):
+            if not name:
+                raise InvalidInput("a text given as a string needs a name")
+        elif not content.exists():
+            raise InvalidInput(f"{content} does not exist")
+        elif content.is_dir():
+            raise InvalidInput(f"{content} is a directory; name the files in it")
+        self.content = content
+        self.source = source
+        self.name = name or Path(content).stem
+        self.digest = ""  # BLAKE2 of the whole text, once it is checked
+        self.characters = 0  # of the whole text, once it is checked
+        self.sample: list[str] = []  # passages from all over it, once it is checked
+        self._kept: list[str] | None = None
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the row of a document of it says, once it is checked: its kind, unless it is plain
+        text, its places and its source.
+        """
+        kind = {} if self.kind == "text" else {"kind": self.kind}
+        source = {} if self.source is None else {SOURCE: self.source}
+        return kind | pack_places(self.places) | source
+
+    def check(self) -> None:
+        """Read it through, and keep what is small in memory; again it does nothing.
+
+        Raises InvalidInput for bytes that are not UTF-8, NUL bytes, and if there is nothing in it;
+        UnreadableDocument for what is known to be no text and cannot be converted.
+        """
+        if self.digest:
+            return
+        try:
+            self._check()
+        except _ToBeConverted:
+            converted = read(Path(self.content), str(self.content))
+            self.kind, self.places = converted.kind, converted.places
+            self.content = converted.text
+            self._check()
+
+    def _check(self) -> None:
+        small = isinstance(self.content, Path) and self._size() <= _KEPT
+        kept: list[str] | None = [] if small else None
+        digest, characters, blank = _hash(), 0, True
+        sample, between = list[str](), _BETWEEN
+        for piece in self._read():
+            digest.update(_encoded(piece))
+            for at in range(-characters % between, len(piece), between):
+                sample.append(piece[at : at + _SAMPLE])
+            characters += len(piece)
+            while len(sample) > _SAMPLES:  # evenly over whatever length
+                sample, between = sample[::2], 2 * between
+            blank = blank and not piece.strip()
+            if kept is not None:
+                kept.append(piece)
+        if blank:
+            where = self.content if isinstance(self.content, Path) else self.name
+            raise InvalidInput(f"{where} is empty; there is nothing to read")
+        self.digest, self.characters, self._kept = digest.hexdigest(), characters, kept
+        self.sample = sample
+
+    def pieces(self) -> Iterator[str]:
+        """The text piece by piece. Raises what `check` raises, and InvalidInput, at its end, if it
+        is another text than was checked.
+        """
+        self.check()
+        if self._kept is not None or isinstance(self.content, str):
+            yield from self._kept or self._read()
+            return
+        digest = _hash()
+        for piece in self._read():
+            digest.update(_encoded(piece))
+            yield piece
+        if digest.hexdigest() != self.digest:
+            raise InvalidInput(f"{self.content} was changed while it was read; read it again")
+
+    def _size(self) -> int:
+        try:
+            return Path(self.content).stat().st_size
+        except OSError as error:
+            raise InvalidInput(f"cannot read {self.content}: {error.strerror}") from None
+
+    def _read(self) -> Iterator[str]:
+        if isinstance(self.content, str):
+            for start in range(0, len(self.content), _PIECE):
+                yield self.content[start : start + _PIECE]
+            return
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        offset = 0
+        try:
+            with self.content.open("rb") as file:
+                while raw := file.read(_PIECE):
+                    if not offset and self._form(raw, self.content) != "text":
+                        raise _ToBeConverted
+                    if b"\0" in raw:
+                        raise InvalidInput(
+                            f"{self.content} is binary (a NUL byte at {offset + raw.index(0)}); "
+                            "only text can be read"
+                        )
+                    yield decoder.decode(raw)
+                    offset += len(raw)
+                decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                f"{self.content} is not UTF-8 text (near byte {offset + error.start})"
+            ) from None
+        except OSError as error:
+            raise InvalidInput(f"cannot read {self.content}: {error.strerror}") from None
+
+    @staticmethod
+    def _form(raw: bytes, path: Path) -> Form:
+        try:
+            return form_of(raw, path.name)
+        except UnreadableDocument as error:
+            raise UnreadableDocument(f"{path} {error}") from None
+
+
+class _ToBeConverted(Exception):
+    """It is no plain text."""
+
+
+def _hash() -> "hashlib.blake2b":
+    return hashlib.blake2b(digest_size=20)
+
+
+def _encoded(piece: str) -> bytes:
+    return piece.encode("utf-8", "surrogatepass")

@@ -1,0 +1,163 @@
+"""Reading records of the cache that readers share: received in the slots that they are wanted in,
+checked there as they come, within a deadline, and not asked for while the server does not answer.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as NotInTime
+from typing import NamedTuple, TypeVar
+
+from memstore.disk.read.batch import Batch, Wanted
+from memstore.disk.tables.block_table import BlockTable
+from memstore.share.caches.valkey import Valkey
+from memstore.share.caches.valkey_replies import Parts, Received
+from memstore.share.calls.deadlines import Breaker, Calls
+from memstore.share.calls.failures import Failure
+from memstore.tiers.stats import TierCounter
+
+T = TypeVar("T")
+
+_TIMEOUT = 2.0  # seconds that the server has; a tenth of the deadline at most
+
+
+class Found(NamedTuple):
+    """A record of a batch, as a tier had it: its bytes, in pieces."""
+
+    wanted: Wanted
+    parts: Sequence[memoryview]
+
+
+Filled = tuple[list[Found], list[tuple[Wanted, Failure]]]
+"""What was checked and is in its slots, and what is not what was asked for."""
+
+
+class Answers(NamedTuple):
+    """What a cache has of a batch."""
+
+    good: list[Found]  # checked, and in their slots
+    bad: list[tuple[Wanted, Failure]]  # what is not what was asked for
+    missing: list[Wanted]
+    unread: list[Wanted]  # for reasons that are counted
+
+
+class SharedReads:
+    """Reads from the server. Safe for several threads."""
+
+    def __init__(
+        self, server: Valkey, counter: TierCounter, table: BlockTable, deadline: float
+    ) -> None:
+        """counter: told of failures; table: of the records; deadline: seconds of a whole read."""
+        self._server, self._counter = server, counter
+        self._header_bytes, self._size = table.form.header_bytes, table.form.raw_record_bytes
+        self._raw = table.codec == "raw"
+        self._timeout = min(_TIMEOUT, 0.1 * deadline)
+        self._calls = Calls(
+            counter,
+            threads=4,
+            breaker=lambda: Breaker(in_a_row=2, over=0.0),
+            name="memstore-valkey",
+        )
+
+    @property
+    def breaker(self) -> Breaker:
+        """Whether the server is asked."""
+        return self._calls.breaker
+
+    def read(
+        self,
+        batch: Batch,
+        wanted: Sequence[Wanted],
+        names: Sequence[str],
+        until: float,
+        fill: Callable[[Sequence[Found]], Filled],
+    ) -> Answers:
+        """What the server has of some records. When this returns, nothing is written into slots any
+        more.
+
+        names: their keys. fill: checks records and copies them into their slots.
+        """
+        answers = Answers([], [], [], [])
+        breaker = self.breaker
+        if not breaker.allows():
+            self._counter.failed("closed")
+            answers.unread.extend(wanted)
+            return answers
+        try:
+            failures = self._read(answers, batch, wanted, names, until, fill)
+        except BaseException:
+            breaker.told(good=False)  # or it waits for ever for what became of this
+            raise
+        for failure in failures:
+            self._counter.failed(failure.reason)
+        breaker.told(good=not {failure.reason for failure in failures} & {"late", "unreachable"})
+        return answers
+
+    def _read(
+        self,
+        answers: Answers,
+        batch: Batch,
+        wanted: Sequence[Wanted],
+        names: Sequence[str],
+        until: float,
+        fill: Callable[[Sequence[Found]], Filled],
+    ) -> set[Failure]:
+        """Fill answers; why some could not be read."""
+        until = min(until, time.monotonic() + self._timeout)
+        places = self._places(batch, wanted)
+        failures: set[Failure] = set()
+        for numbers, replies in self._server.receive(
+            names, places, self._size, until, lambda work: self._within(work, until)
+        ):
+            some = [wanted[number] for number in numbers]
+            if isinstance(replies, Received):
+                good, wrong = batch.check_in_place(some, replies)
+                answers.good.extend([Found(some[number], replies[number]) for number in good])
+                others = [
+                    Found(some[number], (memoryview(b"".join(replies[number])),))
+                    for number in wrong
+                ]
+            else:
+                others = []
+                for record, reply in zip(some, replies):
+                    if reply is None:
+                        answers.missing.append(record)
+                    elif isinstance(reply, Failure) and reply.reason == "damaged":
+                        answers.bad.append((record, reply))
+                    elif isinstance(reply, Failure):
+                        failures.add(reply)
+                        answers.unread.append(record)
+                    else:
+                        others.append(Found(record, (memoryview(reply),)))
+            if others:
+                filled, bad = fill(others)
+                answers.good.extend(filled)
+                answers.bad.extend(bad)
+        return failures
+
+    def _places(self, batch: Batch, wanted: Sequence[Wanted]) -> Sequence[Parts | None]:
+        """Where the records belong, as far as that can be told before they are there."""
+        if not self._raw:
+            return [None] * len(wanted)
+        size = self._header_bytes
+        headers = memoryview(bytearray(len(wanted) * size))
+        starts = range(0, len(headers), size)
+        return batch.places_of(wanted, [headers[at : at + size] for at in starts])
+
+    def _within(self, work: Callable[[], T], until: float) -> T:
+        """What a function returns that may hang, in time. Raises Failure."""
+        left = until - time.monotonic()
+        try:
+            answer = self._calls.begin(lambda _: work(), left)
+        except RuntimeError as error:  # the system gives no more threads, or the interpreter ends
+            raise Failure("closed", "there are no threads to ask with") from error
+        try:
+            return answer.result(max(0.0, left))
+        except NotInTime as error:
+            raise Failure("late", "no connection in time") from error
+        except CancelledError as error:  # by close, before its turn came
+            raise Failure("closed", "the memory was closed") from error
+
+    def close(self) -> None:
+        """End its threads; more than once is the same as once."""
+        self._calls.close()

@@ -1,0 +1,123 @@
+"""Keeping what was read in the caches above the tier that it came from, behind the answer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from memstore.block import RecordKey
+from memstore.disk.format.record import RECORD_FORMAT, WriteId
+from memstore.disk.read.batch import Wanted
+from memstore.disk.tables.block_table import BlockTable
+from memstore.errors import CorruptBlock
+from memstore.share.caches.local_cache import LocalCache
+from memstore.share.caches.shared_reads import Found
+from memstore.share.caches.valkey import Valkey
+from memstore.share.caches.write_queue import Behind
+from memstore.share.calls.deadlines import Breaker
+from memstore.share.calls.failures import Failure
+from memstore.tiers.stats import TierCounter
+
+
+def record_name(signature: bytes, write: WriteId, key: RecordKey) -> str:
+    """The name of a record wherever it is cached: the same in every memory that has it."""
+    return f"{_names_of(signature, write)}{key.layer}:{key.block}"
+
+
+def record_names(signature: bytes, records: Sequence[Wanted]) -> list[str]:
+    """The names of some records."""
+    writes = {write for _, _, write, _ in records}
+    of = {write: _names_of(signature, write or b"") for write in writes}
+    return [f"{of[write]}{key[2]}:{key[1]}" for _, key, write, _ in records]
+
+
+def _names_of(signature: bytes, write: WriteId) -> str:
+    return f"memstore:{RECORD_FORMAT}:{signature.hex()}:{write.hex()}:"
+
+
+class Keeping:
+    """Writes to the caches. Safe for several threads."""
+
+    def __init__(
+        self,
+        table: BlockTable,
+        counters: Mapping[str, TierCounter],
+        local: LocalCache | None,
+        shared: Valkey | None,
+        breaker: Callable[[], Breaker],
+    ) -> None:
+        """counters: by tier, told of failures. breaker: whether the shared cache is asked."""
+        self._table, self._signature = table, table.form.signature
+        self._counters, self._breaker = counters, breaker
+        self._local, self._shared = local, shared
+        self._behind = Behind()
+
+    def keep(self, found: Sequence[Found], *, shared: bool) -> None:
+        """Keep records, some time; shared: in the shared cache, too."""
+        to_shared = shared and self._shared is not None
+        if not found or (self._local is None and not to_shared):
+            return
+        items = [
+            (record.wanted, b"".join(record.parts))
+            for record in found
+            if self._is_whole(record)  # every byte of it
+        ]
+        size = sum(len(data) for _, data in items)
+        self._behind.add(lambda: self._put(items, to_shared), size)
+
+    def keep_made(self, make: Callable[[], Sequence[tuple[Wanted, bytes]]], size: int) -> None:
+        """Keep records in all caches that are to be made first, some time; size: bytes that they
+        are made of.
+        """
+        self._behind.add(lambda: self._put(make(), self._shared is not None), size)
+
+    def drop(self, name: str, record: Wanted) -> None:
+        """Have a cache, by its name, keep a record no longer, some time."""
+        cache: Any = self._local if name == "local" else self._shared
+
+        def work() -> None:
+            with suppress(Failure):
+                cache.drop(*record_names(self._signature, [record]))
+
+        self._behind.add(work, 0)
+
+    def _is_whole(self, record: Found) -> bool:
+        _, key, write, places = record.wanted
+        if len(places) == self._table.geometry.num_kv_heads:
+            return True  # all of its heads were checked
+        try:
+            self._table.check(record.parts[0], key, write)
+        except CorruptBlock:
+            return False
+        return True
+
+    def _put(self, items: Sequence[tuple[Wanted, bytes]], to_shared: bool) -> None:
+        names = record_names(self._signature, [record for record, _ in items])
+        named = [(name, data) for name, (_, data) in zip(names, items)]
+        if self._local is not None:
+            self._try("local", self._local, named)
+        if to_shared:
+            breaker = self._breaker()
+            if breaker.allows():
+                good = False
+                try:
+                    good = self._try("valkey", self._shared, named)
+                finally:  # or it waits for ever for what became of this
+                    breaker.told(good=good)
+
+    def _try(self, name: str, cache: Any, named: Sequence[tuple[str, bytes]]) -> bool:
+        try:
+            cache.put(named)
+        except Failure as failure:
+            self._counters[name].failed(failure.reason)
+            return failure.reason == "full"
+        return True
+
+    def settle(self) -> None:
+        """Wait until all of it is done."""
+        self._behind.settle()
+
+    def close(self) -> None:
+        """Do what waits, as far as it takes a few seconds, and end; more than once is the same as
+        once.
+        """
+        self._behind.close()

@@ -1,0 +1,1 @@
+"""Calls to another machine: deadlines, and why one failed."""

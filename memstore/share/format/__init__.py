@@ -1,0 +1,1 @@
+"""What a publication consists of: manifests, pages of documents, segments, pieces."""

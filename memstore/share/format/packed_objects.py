@@ -1,0 +1,77 @@
+"""Small objects that say what they are: msgpack, compressed, under a magic, a format and a
+checksum.
+
+    magic (8 bytes), format (u32), a zero (u32), msgpack compressed by zstd, XXH3-64 of all that
+"""
+
+import struct
+from typing import Any
+
+import msgpack
+import zstandard
+from xxhash import xxh3_64_intdigest
+
+from memstore.decode import T, unpack
+from memstore.errors import CorruptMemory, InvalidInput, NewerFormat, OlderFormat
+from memstore.share.objects.sizes import PACKED_BYTES
+
+_HEAD, _DIGEST = struct.Struct("<8sII"), struct.Struct("<Q")
+
+
+def pack(magic: bytes, number: int, value: Any) -> bytes:
+    """An object of plain values. Raises InvalidInput where it would be too large to be read."""
+    plain = msgpack.packb(value)
+    data: bytes = _HEAD.pack(magic, number, 0) + zstandard.compress(plain)
+    if max(len(plain), len(data) + _DIGEST.size) > PACKED_BYTES:
+        raise InvalidInput(
+            f"a table of the documents would have {len(plain):,} bytes, which nobody would read; "
+            "publish some of them to another prefix"
+        )
+    return data + _DIGEST.pack(xxh3_64_intdigest(data))
+
+
+def digest_of(data: bytes | memoryview) -> int:
+    """The checksum that an object ends with."""
+    return int.from_bytes(bytes(data[-_DIGEST.size :]), "little")
+
+
+def open_packed(magic: bytes, number: int, data: bytes | memoryview, form: type[T], what: str) -> T:
+    """The values of an object. Raises CorruptMemory, NewerFormat, OlderFormat."""
+    data = bytes(data)
+    try:
+        if len(data) < _HEAD.size + _DIGEST.size:
+            raise ValueError("it is truncated")
+        found, newer, _ = _HEAD.unpack_from(data)
+        if found != magic:
+            raise ValueError("it is something else")
+        if digest_of(data) != xxh3_64_intdigest(data[: -_DIGEST.size]):
+            raise ValueError("its checksum does not match")
+        check_format(what, newer, number)
+        return unpack(decompressed(data[_HEAD.size : -_DIGEST.size]), form)
+    except ValueError as error:
+        raise CorruptMemory(
+            f"{what} is damaged ({error}); restore it from a copy, or publish to another prefix"
+        ) from error
+
+
+def check_format(what: str, found: int, read: int) -> None:
+    """Is what was found of the format that this version reads? Raises NewerFormat, OlderFormat."""
+    if found > read:
+        raise NewerFormat(
+            f"{what} is in format {found}, this version reads {read}; update memstore"
+        )
+    if found < read:
+        raise OlderFormat(
+            f"{what} was made by an older version; read the documents in again (memstore ingest), "
+            "and publish them to another prefix"
+        )
+
+
+def decompressed(data: bytes, most: int = PACKED_BYTES) -> bytes:
+    """What zstd compressed. Raises ValueError."""
+    try:
+        if not 0 <= zstandard.frame_content_size(data) <= most:
+            raise ValueError("it is too large")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=most)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,220 @@
+"""What a segment holds of a document, piece by piece: runs of records with the index that finds
+them, and values of the tables beside them.
+
+A piece of values is, in little-endian order,
+
+    magic "mV", a zero (u16), number of values (u32), XXH3-64 of the table that follows
+    of each value: XXH3-64 of key and value, its bytes (u32), bytes of its key (u16), first number
+        of what it is about (u64: block or token)
+    the keys, one after the other: as in the memory, without the document's number
+    the values, one after the other: as in the memory, without their checksum
+
+so that its beginning tells what is the same in another state of the document. The index of a run
+of records is, compressed by zstd,
+
+    magic "mI", layers (u16), writes, first block, rows (u32 each), where the records begin in the
+        segment (u64)
+    by what records are known (16 bytes each): the id of one write, of consecutive blocks; or of
+        passages, whose first block is 0, the digest of each
+    the layers (u16 each), then of each row and layer the bytes of its record (u32; 0: none)
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+import zstandard
+from msgspec import Meta
+from xxhash import xxh3_64_intdigest
+
+from memstore.decode import Block, Count, Layer, Positive
+from memstore.disk.format.record import WriteId
+from memstore.share.format.packed_objects import decompressed
+from memstore.share.objects.sizes import INDEX_BYTES
+
+Kind = Literal["records", "landmarks", "tokens"]
+Digest = Annotated[int, Meta(ge=0)]
+
+_VALUES, _VALUE = struct.Struct("<2sHIQ"), struct.Struct("<QIHQ")
+_INDEX = struct.Struct("<2sHIIIQ")
+_WRITE_BYTES = 16
+
+
+class Piece(NamedTuple):
+    """Where a part of a document lies. The document has of it what no later piece begins with.
+
+    Records of passages are known by what they say: pieces of several documents, or several of one,
+    may take rows of the same index.
+    """
+
+    kind: Kind
+    part: Layer  # landmarks: layer, or part of a selector; else 0
+    first: Count  # block that it begins with; tokens: token
+    take: Positive  # how many blocks (records), or values, of it are the document's
+    row: Block  # of records: the row of their index that it begins with; else 0
+    segment: str  # the object
+    offset: Count  # of the values, or of the index of the records
+    length: Positive  # in bytes
+    digest: Digest  # XXH3-64 of these bytes
+
+
+class Value(NamedTuple):
+    """An entry of a table: its key without the document's number, and what it holds."""
+
+    first: int  # block, or token, that it begins with
+    key: bytes
+    value: bytes
+
+
+class ValueHead(NamedTuple):
+    """What a piece of values tells of each of them."""
+
+    first: int
+    key: bytes
+    length: int
+    digest: int  # XXH3-64 of key and value
+
+    @classmethod
+    def of(cls, value: Value) -> "ValueHead":
+        """What is told of a value."""
+        digest = xxh3_64_intdigest(value.value, xxh3_64_intdigest(value.key))
+        return cls(value.first, value.key, len(value.value), digest)
+
+
+def encode_values(values: Sequence[Value]) -> bytes:
+    """The piece of these values, of which there is one at least."""
+    heads = [ValueHead.of(value) for value in values]
+    table = b"".join(_VALUE.pack(h.digest, h.length, len(h.key), h.first) for h in heads)
+    table += b"".join(head.key for head in heads)
+    start = _VALUES.pack(b"mV", 0, len(values), xxh3_64_intdigest(table))
+    return b"".join((start, table, *(value.value for value in values)))
+
+
+def head_bytes(start: bytes | memoryview) -> int:
+    """Bytes of a piece's beginning up to its keys, told from its first 16. Raises ValueError."""
+    magic, zero, count, _ = _unpack(_VALUES, start, 0)
+    if magic != b"mV" or zero or not count:
+        raise ValueError("it is no piece of values")
+    return _VALUES.size + count * _VALUE.size
+
+
+def decode_heads(data: bytes | memoryview) -> tuple[list[ValueHead], int]:
+    """What a piece, or its beginning, tells of its values, and where they begin. Raises
+    ValueError.
+    """
+    data = memoryview(data)
+    end = head_bytes(data)
+    if end > len(data):
+        raise ValueError("it is truncated")
+    told = list(_VALUE.iter_unpack(data[_VALUES.size : end]))
+    heads, at = [], end
+    for digest, length, key_bytes, first in told:
+        heads.append(ValueHead(first, bytes(data[at : at + key_bytes]), length, digest))
+        at += key_bytes
+    if at > len(data):
+        raise ValueError("it is truncated")
+    if xxh3_64_intdigest(data[_VALUES.size : at]) != _unpack(_VALUES, data, 0)[3]:
+        raise ValueError("the checksum of its table does not match")
+    return heads, at
+
+
+def decode_values(data: bytes | memoryview, take: int | None = None) -> Iterator[Value]:
+    """The first `take` values of a piece, each checked. Raises ValueError."""
+    data = memoryview(data)
+    heads, at = decode_heads(data)
+    if at + sum(head.length for head in heads) != len(data) or (take or 0) > len(heads):
+        raise ValueError("its values do not add up")
+    for head in heads[:take]:
+        value = Value(head.first, head.key, bytes(data[at : at + head.length]))
+        if ValueHead.of(value) != head:
+            raise ValueError(f"the checksum of the value from {head.first} on does not match")
+        at += head.length
+        yield value
+
+
+class RecordIndex:
+    """Where records lie in their segment: a row for each of consecutive blocks, or of passages."""
+
+    def __init__(
+        self,
+        writes: Sequence[WriteId],
+        first: int,
+        layers: Sequence[int],
+        start: int,
+        sizes: np.ndarray,
+    ) -> None:
+        """writes: by what the records are known: one write's id, or of each passage its digest.
+        first: block; of passages 0. sizes: bytes of each record [rows, layers], 0 for none; they
+        lie one after the other in that order, the first at byte `start`.
+        """
+        self.writes, self.first, self.layers = tuple(writes), first, tuple(layers)
+        self.start, self.sizes = start, sizes.astype(np.uint32)
+        ends = np.cumsum(self.sizes, dtype=np.int64)
+        self.starts = (start + ends - self.sizes.ravel()).reshape(self.sizes.shape)
+        self.end = start + (int(ends[-1]) if len(ends) else 0)
+        self._column = {layer: at for at, layer in enumerate(self.layers)}
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return len(self.sizes)
+
+    def find(self, layer: int, row: int) -> tuple[int, int] | None:
+        """First byte and length of a record; None where there is none."""
+        column = self._column.get(layer)
+        if column is None or not 0 <= row < len(self.sizes) or not self.sizes[row, column]:
+            return None
+        return int(self.starts[row, column]), int(self.sizes[row, column])
+
+    def encode(self) -> bytes:
+        """The index as it lies in its segment."""
+        head = _INDEX.pack(
+            b"mI", len(self.layers), len(self.writes), self.first, len(self.sizes), self.start
+        )
+        layers = np.asarray(self.layers, "<u2").tobytes()
+        sizes = self.sizes.astype("<u4").tobytes()
+        return zstandard.compress(b"".join((head, *self.writes, layers, sizes)))
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> "RecordIndex":
+        """The index of these bytes. Raises ValueError."""
+        raw = decompressed(bytes(data), INDEX_BYTES)
+        magic, count, known, first, rows, start = _unpack(_INDEX, raw, 0)
+        names = _INDEX.size + _WRITE_BYTES * known
+        at = names + 2 * count
+        if magic != b"mI" or len(raw) != at + 4 * count * rows or first + rows > 1 << 32:
+            raise ValueError("it is no index of records")
+        if known not in (1, rows):
+            raise ValueError("it does not tell by what its records are known")
+        layers = np.frombuffer(raw, "<u2", count, names).tolist()
+        if layers != sorted(set(layers)) or start >= 1 << 62:
+            raise ValueError("its layers are not in order")
+        sizes = np.frombuffer(raw, "<u4", count * rows, at).reshape(rows, count)
+        writes = [raw[n : n + _WRITE_BYTES] for n in range(_INDEX.size, names, _WRITE_BYTES)]
+        return cls(writes, first, layers, start, sizes)
+
+
+def record_pieces(pieces: Sequence[Piece]) -> list[Piece]:
+    """Those that hold records, in order of blocks."""
+    return sorted(piece for piece in pieces if piece.kind == "records")
+
+
+def piece_of(pieces: Sequence[Piece], block: int) -> Piece | None:
+    """The piece that holds the records of a block, or None. pieces: of a document, in order."""
+    at = bisect_left(pieces, ("records", 0, block + 1)) - 1
+    if at < 0 or pieces[at].kind != "records" or block >= pieces[at].first + pieces[at].take:
+        return None
+    return pieces[at]
+
+
+def row_of(piece: Piece, block: int) -> int:
+    """The row of a piece's index that is a block's."""
+    return piece.row + block - piece.first
+
+
+def _unpack(form: struct.Struct, data: bytes | memoryview, at: int) -> tuple:
+    if len(data) < at + form.size:
+        raise ValueError("it is truncated")
+    return form.unpack_from(data, at)

@@ -1,0 +1,191 @@
+"""Reading what is published: values, indexes of records, and whole documents piece by piece."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from memstore.block import RecordKey
+from memstore.disk.format.record import RecordForm
+from memstore.disk.format.signature import Signature
+from memstore.errors import CorruptMemory
+from memstore.share.format.document_pages import Entry
+from memstore.share.format.pieces import (
+    Piece,
+    RecordIndex,
+    Value,
+    ValueHead,
+    decode_heads,
+    decode_values,
+    piece_of,
+    record_pieces,
+    row_of,
+)
+from memstore.share.objects.object_store import Place
+from memstore.share.objects.sizes import most_record_bytes
+
+_HEADS_BYTES = 64 << 10  # of a piece's beginning that are read first
+_BATCH_BYTES = 8 << 20  # of records that are read at once
+
+
+class Extent(NamedTuple):
+    """Where a record lies."""
+
+    segment: str
+    offset: int
+    length: int
+
+
+def read_piece(place: Place, piece: Piece) -> memoryview:
+    """The bytes of a piece (of records: of their index), as they were published. Raises
+    CorruptMemory, StoreUnavailable.
+    """
+    (data,) = place.get_ranges(piece.segment, [(piece.offset, piece.length)])
+    check_piece(place, piece, data)
+    return data
+
+
+def check_piece(place: Place, piece: Piece, data: bytes | memoryview) -> None:
+    """Are these the bytes of a piece? Raises CorruptMemory."""
+    if len(data) != piece.length or xxh3_64_intdigest(data) != piece.digest:
+        raise damaged(place, piece, "its checksum does not match")
+
+
+def read_values(place: Place, piece: Piece) -> list[Value]:
+    """The values that a document has of a piece. Raises CorruptMemory, StoreUnavailable."""
+    return values_of(place, piece, read_piece(place, piece))
+
+
+def values_of(place: Place, piece: Piece, data: bytes | memoryview) -> list[Value]:
+    """The same, of bytes that were read. Raises CorruptMemory."""
+    try:
+        return list(decode_values(data, piece.take))
+    except ValueError as error:
+        raise damaged(place, piece, error) from error
+
+
+def read_heads(place: Place, piece: Piece) -> list[ValueHead]:
+    """What a piece tells of the values that a document has of it. Raises CorruptMemory,
+    StoreUnavailable.
+    """
+    for length in (min(piece.length, _HEADS_BYTES), piece.length):
+        (data,) = place.get_ranges(piece.segment, [(piece.offset, length)])
+        try:
+            return decode_heads(data)[0][: piece.take]
+        except ValueError as error:
+            if length == piece.length:
+                raise damaged(place, piece, error) from error
+    raise AssertionError("a piece has a length")
+
+
+def index_of(place: Place, entry: Entry, piece: Piece, data: bytes | memoryview) -> RecordIndex:
+    """The index that a piece of records is: of the write that its document's row names, or of
+    passages. Raises CorruptMemory.
+    """
+    if entry.row.of_passages:
+        return passages_index(place, piece, data)
+    index = _index(place, piece, data)
+    if index.first + piece.row != piece.first:
+        raise damaged(place, piece, "it is the index of other blocks")
+    if index.writes != (entry.row.write_of(piece.first),):
+        raise damaged(place, piece, "it is the index of another write")
+    return index
+
+
+def passages_index(place: Place, piece: Piece, data: bytes | memoryview) -> RecordIndex:
+    """The index of a run of passages. Raises CorruptMemory."""
+    index = _index(place, piece, data)
+    if len(index.writes) != index.rows:
+        raise damaged(place, piece, "it does not tell which passages it is of")
+    return index
+
+
+def _index(place: Place, piece: Piece, data: bytes | memoryview) -> RecordIndex:
+    check_piece(place, piece, data)
+    try:
+        index = RecordIndex.decode(data)
+    except ValueError as error:
+        raise damaged(place, piece, error) from error
+    if index.rows < piece.row + piece.take:
+        raise damaged(place, piece, "it is the index of other blocks")
+    return index
+
+
+class Indexes:
+    """Indexes of records, read when they are first asked for. May be used by several threads."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, int], RecordIndex] = {}
+
+    def index(self, entry: Entry, piece: Piece) -> RecordIndex:
+        """The index of a piece of records. Raises CorruptMemory, StoreUnavailable."""
+        which = piece.segment, piece.offset
+        found = self._held.get(which)
+        if found is None:
+            (data,) = self._place.get_ranges(piece.segment, [(piece.offset, piece.length)])
+            found = index_of(self._place, entry, piece, data)
+            with self._lock:
+                self._held[which] = found
+        return found
+
+    def find(self, entry: Entry, keys: Sequence[tuple[int, int]]) -> list[Extent | None]:
+        """Where the records of a document's (layer, block) lie; None for those that it has not.
+        Raises CorruptMemory, StoreUnavailable.
+        """
+        found: list[Extent | None] = []
+        for layer, block in keys:
+            piece, place = piece_of(entry.pieces, block), None
+            if piece is not None:
+                place = self.index(entry, piece).find(layer, row_of(piece, block))
+            found.append(None if place is None or piece is None else Extent(piece.segment, *place))
+        return found
+
+
+class PublishedRecord(NamedTuple):
+    """A record as it lies in its segment."""
+
+    key: RecordKey
+    data: memoryview
+
+
+def records(place: Place, entry: Entry, signature: Signature) -> Iterator[PublishedRecord]:
+    """A document's records in order of block and layer, as its row asks for them. They are not
+    checked. Raises CorruptMemory, StoreUnavailable.
+    """
+    row, indexes = entry.row, Indexes(place)
+    starts = row.first_blocks(signature)
+    most = most_record_bytes(RecordForm(signature.geometry, signature.digest).raw_record_bytes)
+    for piece in record_pieces(entry.pieces):
+        index = indexes.index(entry, piece)
+        block, end = piece.first, piece.first + piece.take
+        while block < end:
+            keys: list[RecordKey] = []
+            extents: list[tuple[int, int]] = []
+            while block < end:
+                for layer in index.layers:
+                    found = index.find(layer, row_of(piece, block))
+                    if found is not None and found[1] > most:
+                        raise damaged(place, piece, f"a record of {found[1]:,} bytes")
+                    if found is not None and block >= starts.get(layer, block + 1):
+                        keys.append(RecordKey(row.id, block, layer))
+                        extents.append(found)
+                block += 1
+                if extents and extents[-1][0] + extents[-1][1] - extents[0][0] >= _BATCH_BYTES:
+                    break
+            if extents:
+                start = extents[0][0]
+                length = extents[-1][0] + extents[-1][1] - start
+                (data,) = place.get_ranges(piece.segment, [(start, length)])
+                for key, (at, size) in zip(keys, extents):
+                    yield PublishedRecord(key, data[at - start : at - start + size])
+
+
+def damaged(place: Place, piece: Piece, error: object) -> CorruptMemory:
+    """The error for a piece that is not as it was published."""
+    return CorruptMemory(
+        f"{place.url}: {piece.kind} at byte {piece.offset} of {piece.segment} are damaged "
+        f"({error}); run memstore verify, or publish the document again with --check"
+    )

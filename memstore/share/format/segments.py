@@ -1,0 +1,165 @@
+"""Segments: immutable objects of up to 32 MB that hold pieces of one or many documents.
+
+A segment is
+
+    magic "mRsegmnt", format (u32), a zero (u32), digest of the memory's signature (16 bytes)
+    records as they lie on disk, indexes of runs of them, values (memstore.share.format.pieces)
+    footer: msgpack, compressed by zstd, of each piece its kind, part, first block or token, number
+        of rows or values, first of these, offset, length and XXH3-64
+    where the footer begins (u64), its bytes (u64), XXH3-64 of it, begun with that of the first 32
+        bytes, magic "mRfooter"
+
+and its name is `segments/`, XXH3-128 of all that, and a random number: what was sent by a
+publisher that was interrupted is found again, and what is old enough to be removed meanwhile is
+sent under another name. Readers come by the manifest's pieces and need no footer; it says what a
+segment holds to who has nothing else.
+"""
+
+import os
+import struct
+from collections.abc import Sequence
+
+import msgpack
+import numpy as np
+import zstandard
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+
+from memstore.decode import unpack
+from memstore.disk.format.record import WriteId
+from memstore.errors import CorruptMemory, ObjectNotFound
+from memstore.share.format.packed_objects import check_format, decompressed
+from memstore.share.format.passage_runs import Run
+from memstore.share.format.pieces import Digest, Kind, Piece, RecordIndex, Value, encode_values
+from memstore.share.objects.object_store import Place
+from memstore.share.objects.sizes import PACKED_BYTES
+
+FORMAT = 4
+SEGMENT_BYTES = 32 << 20
+FOLDER = "segments"
+
+_HEAD, _TAIL = struct.Struct("<8sII16s"), struct.Struct("<QQQ8s")
+
+
+class Segment:
+    """A segment that is being filled."""
+
+    def __init__(self, signature: bytes) -> None:
+        """signature: its digest (Signature.digest)."""
+        self._parts: list[bytes] = [_HEAD.pack(b"mRsegmnt", FORMAT, 0, signature)]
+        self.size = _HEAD.size
+        # of which document, or run of passages; their segment has no name
+        self.pieces: list[tuple[str | Run, Piece]] = []
+
+    def add_records(
+        self,
+        owner: str | Run,
+        writes: Sequence[WriteId],
+        first: int,
+        layers: Sequence[int],
+        sizes: np.ndarray,
+        records: Sequence[bytes | memoryview],
+    ) -> None:
+        """Consecutive blocks of one write of a document, or a run of passages. writes, first,
+        sizes: as RecordIndex takes them.
+        """
+        index = RecordIndex(writes, first, layers, self.size, sizes)
+        self._append(b"".join(records))
+        assert self.size == index.end
+        self._add(owner, "records", 0, first, len(sizes), index.encode())
+
+    def add_values(self, document: str, kind: Kind, part: int, values: Sequence[Value]) -> None:
+        """Values of one kind and part, in order."""
+        self._add(document, kind, part, values[0].first, len(values), encode_values(values))
+
+    def _add(
+        self, owner: str | Run, kind: Kind, part: int, first: int, take: int, data: bytes
+    ) -> None:
+        digest = xxh3_64_intdigest(data)
+        piece = Piece(kind, part, first, take, 0, "", self.size, len(data), digest)
+        self.pieces.append((owner, piece))
+        self._append(data)
+
+    def _append(self, data: bytes) -> None:
+        self._parts.append(data)
+        self.size += len(data)
+
+    def absorb(self, other: "Segment") -> None:
+        """Take in the values of another; it has no records."""
+        assert not any(piece.kind == "records" for _, piece in other.pieces)
+        by = self.size - _HEAD.size
+        for owner, piece in other.pieces:
+            self.pieces.append((owner, piece._replace(offset=piece.offset + by)))
+        for part in other._parts[1:]:
+            self._append(part)
+
+    def encode(self) -> bytes:
+        """All of it."""
+        told = [(*piece[:5], *piece[6:]) for _, piece in self.pieces]
+        footer = zstandard.compress(msgpack.packb(told))
+        digest = xxh3_64_intdigest(footer, xxh3_64_intdigest(self._parts[0]))
+        tail = _TAIL.pack(self.size, len(footer), digest, b"mRfooter")
+        return b"".join((*self._parts, footer, tail))
+
+
+def send(place: Place, data: bytes, *, young: float) -> tuple[str, float | None]:
+    """Have a segment in the store; return its name, and since when it was there (seconds since
+    1970), or None where it had to be sent.
+
+    young: seconds since 1970; what was there before is not relied on, since nothing may name it
+    and it may be removed.
+    """
+    folder = f"{FOLDER}/{xxh3_128_hexdigest(data)}"
+    for found in place.names(folder):
+        if found.modified < young:
+            continue
+        if found.size == len(data) and is_whole(place, found.name):
+            return found.name, found.modified
+        place.put(found.name, data)  # it is damaged: who names it is helped as well
+        return found.name, None
+    name = f"{folder}/{os.urandom(6).hex()}"
+    place.put(name, data)
+    return name, None
+
+
+def is_whole(place: Place, name: str) -> bool:
+    """Is a segment in the store, as it was sent? Reads all of it."""
+    try:
+        return name.rpartition("/")[0] == f"{FOLDER}/{xxh3_128_hexdigest(place.get(name))}"
+    except (ObjectNotFound, CorruptMemory):
+        return False
+
+
+def is_there(place: Place, name: str) -> bool:
+    """Is a segment in the store?"""
+    return any(found.name == name for found in place.names(name.rpartition("/")[0]))
+
+
+_Told = tuple[Kind, int, int, int, int, int, int, Digest]
+
+
+def read_footer(place: Place, name: str, size: int) -> tuple[bytes, list[Piece]]:
+    """The digest of the signature that a segment is of, and its pieces, by what it says itself.
+    size: of the object. Raises CorruptMemory, NewerFormat, StoreUnavailable.
+    """
+    try:
+        if size < _HEAD.size + _TAIL.size:
+            raise ValueError("it is truncated")
+        head, tail = place.get_ranges(name, [(0, _HEAD.size), (size - _TAIL.size, _TAIL.size)])
+        magic, number, _, signature = _HEAD.unpack(head)
+        at, length, digest, end = _TAIL.unpack(tail)
+        if magic != b"mRsegmnt":
+            raise ValueError("it is no segment")
+        check_format(f"{place.url}: {name}", number, FORMAT)
+        if end != b"mRfooter" or at + length + _TAIL.size != size or at < _HEAD.size:
+            raise ValueError("it has no footer")
+        if length > PACKED_BYTES:
+            raise ValueError("its footer is too large")
+        (footer,) = place.get_ranges(name, [(at, length)])
+        if xxh3_64_intdigest(footer, xxh3_64_intdigest(head)) != digest:
+            raise ValueError("the checksum of its footer does not match")
+        told = unpack(decompressed(bytes(footer)), list[_Told])
+        return signature, [Piece(*piece[:5], name, *piece[5:]) for piece in told]
+    except ValueError as error:
+        raise CorruptMemory(
+            f"{place.url}: {name} is damaged ({error}); publish its documents again with --check"
+        ) from error

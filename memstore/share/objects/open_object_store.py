@@ -1,0 +1,154 @@
+"""The place at a URL: a prefix of an S3, Google or Azure bucket, a directory, or this process's
+memory.
+
+Credentials are the engine's own: they come from the environment as its SDK has them, and stand in
+no URL, no file and no message.
+"""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from memstore.disk.files import DATA
+from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable, install_extra
+from memstore.share.objects.object_errors import CREDENTIALS, first_line, without_credentials
+from memstore.share.objects.object_store import ObjectPlace
+
+SCHEMES = ("s3", "gs", "az", "file", "memory")
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "az": ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL", "STORAGE_EMULATOR_HOST"),
+}
+_INCOMPLETE = ("Account must be specified", "Missing", "service account", "redential")
+_in_process: dict[str, Any] = {}  # stores of memory://, as long as the process lives
+
+
+def open_place(
+    url: str, *, make: bool = False, timeout: float = 30.0, retries: int = 4
+) -> ObjectPlace:
+    """The place at a URL.
+
+    make: a directory (file://) is made where there is none. timeout: seconds that a request may
+    take; retries: of a request that failed in passing. Raises InvalidInput (a URL that cannot be
+    used), MemoryNotFound (no such directory).
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise InvalidInput(
+            f"{without_credentials(url)}: it is no URL; give s3://bucket/prefix or file:///path"
+        ) from None
+    if parts.scheme not in SCHEMES:
+        raise InvalidInput(
+            f"{without_credentials(url)}: unknown scheme {parts.scheme!r}; use one of "
+            f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+        )
+    # a bucket has no colon: what is before a password with a slash in it has
+    user = "@" in parts.netloc or (":" in parts.netloc and parts.scheme in _ENDPOINTS)
+    if user or parts.query or parts.fragment:
+        raise InvalidInput(
+            f"{without_credentials(url)}: a URL carries no credentials and no options; set them "
+            "in the environment, as for the engine's own SDK"
+        )
+    url = url.rstrip("/") if parts.path.strip("/") or parts.netloc else url
+    if parts.scheme == "memory":
+        return ObjectPlace(url, _memory(url), ordered=True)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
+            raise InvalidInput(f"{url}: name a directory of this machine, as file:///path/of/it")
+        return _local(url, Path(unquote(parts.path)), make)
+    if not parts.netloc:
+        raise InvalidInput(f"{url}: name a bucket, as {parts.scheme}://bucket/prefix")
+    return _remote(url, parts.scheme, timeout, retries)
+
+
+def _obstore() -> Any:
+    try:
+        import obstore
+        import obstore.exceptions
+        import obstore.store
+    except ImportError as error:
+        raise InvalidInput(f"published memories need obstore: {install_extra('share')}") from error
+    return obstore
+
+
+def _memory(url: str) -> Any:
+    if url not in _in_process:
+        _in_process[url] = _obstore().store.MemoryStore()
+    return _in_process[url]
+
+
+def _local(url: str, path: Path, make: bool) -> ObjectPlace:
+    store = _obstore().store.LocalStore
+    try:
+        if (path / DATA).exists():
+            raise InvalidInput(f"{url} is a memory's own directory; name another for what it holds")
+        if make:
+            path.mkdir(parents=True, exist_ok=True)
+        elif not path.is_dir():
+            raise MemoryNotFound(f"{url}: there is no such directory; publish a memory there")
+        return ObjectPlace(url, store(prefix=path), directory=path)
+    except OSError as error:
+        raise InvalidInput(f"{url}: {error.strerror}; name another directory") from error
+
+
+def _remote(url: str, scheme: str, timeout: float, retries: int) -> ObjectPlace:
+    obstore = _obstore()
+    endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS[scheme])), "")
+    client: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "connect_timeout": "5s"}
+    if endpoint.startswith("http://"):
+        client["allow_http"] = True  # who says so means it, as with the engine's own SDK
+    more: dict[str, Any] = {}
+    if scheme == "s3" and (provider := _aws_profile()) is not None:
+        more["credential_provider"] = provider
+    try:
+        store = obstore.store.from_url(
+            url,
+            client_options=client,
+            retry_config={
+                "max_retries": retries,
+                "retry_timeout": timedelta(seconds=timeout),
+                "backoff": {"init_backoff": timedelta(milliseconds=100), "base": 2,
+                            "max_backoff": timedelta(seconds=5)},
+            },
+            **more,
+        )  # fmt: skip
+    except (ValueError, obstore.exceptions.BaseError) as error:
+        if any(sign in str(error) for sign in _INCOMPLETE):
+            raise StoreUnavailable(
+                f"{url}: incomplete credentials ({first_line(error)}); set "
+                f"{CREDENTIALS[scheme]} in the environment"
+            ) from error
+        raise InvalidInput(
+            f"{url}: {first_line(error)}; give it as {scheme}://bucket/prefix"
+        ) from error
+    return ObjectPlace(url, store, endpoint=endpoint, ordered=True)
+
+
+def _aws_profile() -> Any:
+    """Credentials of a profile or a login, by boto3 where that is installed; the keys of the
+    environment, roles of machines and tokens are read without it.
+    """
+    names = (
+        "AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    )  # fmt: skip
+    if any(os.environ.get(name) for name in names):
+        return None
+    configured = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
+    if not (os.environ.get("AWS_PROFILE") or Path(configured).expanduser().is_file()):
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        return Boto3CredentialProvider()
+    except ImportError as error:
+        raise InvalidInput(
+            "credentials of a profile need boto3 (pip install boto3); or set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY"
+        ) from error
+    except Exception as error:  # boto3's own, of every kind
+        raise StoreUnavailable(f"no credentials: {first_line(error)}; set AWS_PROFILE") from error

@@ -1,0 +1,79 @@
+"""Removing what a published memory no longer names: manifests that were followed by others, and the
+segments and pages that none of those that are left names.
+"""
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from memstore.errors import ObjectNotFound
+from memstore.share.format.document_pages import PAGES, Entry
+from memstore.share.format.manifest import MANIFESTS, Published, manifest_name, manifest_number
+from memstore.share.format.segments import FOLDER
+from memstore.share.objects.daemon_threads import at_once
+from memstore.share.objects.object_store import Found, Place
+
+GRACE = 24 * 3600.0  # seconds that what no manifest names is kept: a publisher may be about to
+
+
+class Pruned(NamedTuple):
+    """What was removed."""
+
+    manifests: int
+    objects: int  # segments and pages
+    bytes: int  # of all of these
+    leftovers: int  # half-written files of a directory
+
+
+def prune(place: Place, *, grace: float = GRACE) -> Pruned:
+    """Remove what nobody has needed for `grace` seconds: publishing must not take longer, and
+    readers of an older manifest have as long.
+
+    A manifest is needed until another has followed it for so long, and so is what it names.
+    Raises MemoryNotFound, StoreUnavailable, CorruptMemory (a manifest that is needed, or a page of
+    it, is damaged: then nothing is removed).
+    """
+    before = time.time() - grace
+    # Listed before the manifests are read: what a later manifest names was sent later, or is named
+    # by an earlier one, too.
+    objects = [*place.names(FOLDER), *place.names(PAGES)]
+    listed: dict[int, Found] = {}
+    for found in place.names(MANIFESTS):
+        with suppress(ValueError):  # another's object stays where it is
+            listed[manifest_number(found.name)] = found
+    newest = Published.open(place)
+    old = [
+        number
+        for number in sorted(listed)
+        if number < newest.manifest.number
+        and any(other > number and found.modified < before for other, found in listed.items())
+    ]
+    named = _named(newest)
+    pages = {page.name for page in newest.manifest.pages}
+    for number in sorted(listed):
+        if number < newest.manifest.number and number not in old:
+            try:
+                named |= _named(Published.at(place, number), known=pages)
+            except ObjectNotFound:
+                continue  # another removes at the same time
+    gone = [found for found in objects if found.name not in named and found.modified < before]
+    manifests = [listed[number] for number in old]
+    place.delete([manifest_name(number) for number in old])  # first, so that none names what goes
+    place.delete([found.name for found in gone])
+    return Pruned(len(old), len(gone), _bytes([*manifests, *gone]), place.sweep(grace))
+
+
+def _named(published: Published, known: set[str] | None = None) -> set[str]:
+    """The objects that a manifest names; pages that are known are not read, and not named again."""
+    pages = [page for page in published.manifest.pages if page.name not in (known or ())]
+    entries: list[Entry] = []
+    for read in at_once(published.read, pages):
+        entries += read
+    if known is not None:
+        known |= {page.name for page in pages}
+    return {page.name for page in pages} | {p.segment for entry in entries for p in entry.pieces}
+
+
+def _bytes(found: Iterable[Found]) -> int:
+    return sum(each.size for each in found)

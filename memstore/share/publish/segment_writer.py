@@ -1,0 +1,157 @@
+"""Pieces of documents on their way into segments: many small documents share one, a large one fills
+several, and segments are sent while the next are filled.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+import numpy as np
+
+from memstore.closing import Closing
+from memstore.disk.format.record import WriteId
+from memstore.share.format.passage_runs import PassageRuns, Run
+from memstore.share.format.pieces import Kind, Piece, Value
+from memstore.share.format.segments import Segment, is_there, send
+from memstore.share.objects.daemon_threads import Threads, at_once
+from memstore.share.objects.object_store import Place
+
+_SENDS = 4  # segments on their way at once
+_PIECE_BYTES = 8 << 20  # values in a piece, about
+# Of the grace period: how old a segment that no manifest names may be to be taken for one that was
+# sent, and how old when a manifest names it. The rest is for clocks that differ.
+_TAKEN, _NAMED = 0.5, 0.75
+
+
+class Sending(Closing):
+    """Segments that are filled and sent. Used by one thread; in a `with` block, which ends its own
+    threads.
+    """
+
+    def __init__(self, place: Place, signature: bytes, *, limit: int, grace: float) -> None:
+        """signature: its digest (Signature.digest). limit: bytes of a segment, about. grace:
+        seconds, that of `prune`.
+        """
+        self._place, self._signature, self._limit, self._grace = place, signature, limit, grace
+        self._young = time.time() - _TAKEN * grace
+        # What is read together is kept together.
+        self._records, self._keys, self._tokens = (self._segment() for _ in range(3))
+        self._threads = Threads(_SENDS, "memstore-publish")
+        self._futures: list[Future[None]] = []
+        self.runs = PassageRuns(place)
+        self._pieces: dict[str, list[Piece]] = {}  # by document, but for records of passages
+        self.sent: list[int] = []  # bytes of each segment that was not there
+        self._since: dict[str, float | None] = {}  # of each segment, as `send` returns it
+
+    @property
+    def room(self) -> int:
+        """Bytes of records until a segment is full."""
+        return self._limit - self._records.size
+
+    def pieces(self, document: str) -> list[Piece]:
+        """Those of a document, once `flush` has returned."""
+        return [*self._pieces.get(document, ()), *self.runs.pieces(document)]
+
+    def reuse(self, document: str, pieces: Iterable[Piece]) -> None:
+        """A document has these pieces, which are published."""
+        self._pieces.setdefault(document, []).extend(pieces)
+
+    def add_run(self, run: Run, layers: Sequence[int]) -> None:
+        """The records of new passages, in these layers, if there are any. Raises
+        StoreUnavailable.
+        """
+        if run.digests:
+            sizes = np.array(run.sizes, dtype=np.uint32)
+            self.add_records(run, run.digests, 0, layers, sizes, run.take_records())
+
+    def add_records(
+        self,
+        owner: str | Run,
+        writes: Sequence[WriteId],
+        first: int,
+        layers: Sequence[int],
+        sizes: np.ndarray,
+        records: Sequence[bytes | memoryview],
+    ) -> None:
+        """As Segment.add_records. Raises StoreUnavailable."""
+        self._records.add_records(owner, writes, first, layers, sizes, records)
+        if self._records.size >= self._limit:
+            self._send(self._records)
+            self._records = self._segment()
+
+    def add_values(self, document: str, kind: Kind, part: int, values: Sequence[Value]) -> None:
+        """Any number of values of one kind and part, in order. Raises StoreUnavailable."""
+        for some in _cut(values):
+            segment = self._tokens if kind == "tokens" else self._keys
+            segment.add_values(document, kind, part, some)
+            if segment.size >= self._limit:
+                self._send(segment)
+                if kind == "tokens":
+                    self._tokens = self._segment()
+                else:
+                    self._keys = self._segment()
+
+    def flush(self) -> None:
+        """Send what is left, in one segment if it is little, and wait for all of them. Raises
+        StoreUnavailable.
+        """
+        left = [self._records, self._keys, self._tokens]
+        if sum(segment.size for segment in left) <= self._limit:
+            for other in left[1:]:
+                left[0].absorb(other)
+            left = left[:1]
+        for segment in left:
+            if segment.pieces:
+                self._send(segment)
+        self._wait(0)
+
+    def lasts(self) -> bool:
+        """Are all segments there, and none so old that it may be removed before a manifest names
+        it? Raises StoreUnavailable.
+        """
+        oldest = time.time() - _NAMED * self._grace
+        if any(since is not None and since < oldest for since in self._since.values()):
+            return False
+        return all(at_once(partial(is_there, self._place), list(self._since)))
+
+    def _segment(self) -> Segment:
+        return Segment(self._signature)
+
+    def _wait(self, most: int) -> None:
+        while len(self._futures) > most:
+            self._futures.pop(0).result()
+
+    def _send(self, segment: Segment) -> None:
+        self._wait(_SENDS - 1)
+
+        def work() -> None:
+            data = segment.encode()
+            name, since = send(self._place, data, young=self._young)
+            self._since[name] = since
+            if since is None:
+                self.sent.append(len(data))
+            for owner, piece in segment.pieces:
+                piece = piece._replace(segment=name)
+                if isinstance(owner, Run):
+                    owner.piece = piece
+                else:
+                    self._pieces.setdefault(owner, []).append(piece)
+
+        self._futures.append(self._threads.submit(work))
+
+    def close(self) -> None:
+        """Begin nothing more: `flush` has waited, or what is under way is of no use."""
+        self._threads.end()
+
+
+def _cut(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
+    """Values in pieces that are not too large."""
+    first, size = 0, 0
+    for at, value in enumerate(values):
+        size += len(value.value)
+        if size >= _PIECE_BYTES:
+            yield values[first : at + 1]
+            first, size = at + 1, 0
+    if first < len(values):
+        yield values[first:]

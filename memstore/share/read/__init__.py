@@ -1,0 +1,1 @@
+"""A published memory as it is read."""

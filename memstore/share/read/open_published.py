@@ -1,0 +1,108 @@
+"""Opening a published memory: its tables, and the tiers that its blocks are read from."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from memstore.disk.tables.catalog import Catalog, StoredAt
+from memstore.disk.tables.passage_table import Digest, PassageCounts
+from memstore.share.caches.local_cache import LocalCache
+from memstore.share.caches.valkey import Valkey
+from memstore.share.objects.open_object_store import open_place
+from memstore.share.publication_options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
+from memstore.share.read.computed_records import Computed
+from memstore.share.read.published_source import SharedSource
+from memstore.share.read.published_tables import PublishedDatabase
+from memstore.share.read.remote import Remote
+
+
+class PublishedCatalog(Catalog):
+    """The tables of a published memory; what is written into a directory is not written here."""
+
+    source: SharedSource
+
+    def __init__(
+        self,
+        database: PublishedDatabase,
+        local: LocalCache | None,
+        shared: Valkey | None,
+        *,
+        allow_partial: bool = False,
+    ) -> None:
+        """local, shared: caches between the host tier and the object store. Raises as
+        Catalog.open.
+        """
+        self.allow_partial = allow_partial
+        self._published = database
+        super().__init__(database)  # type: ignore[arg-type]
+        self.source = SharedSource(
+            self,
+            database.remote,
+            database.find,
+            refresh=database.refresh,
+            local=local,
+            shared=shared,
+        )
+
+    def counts(self) -> PassageCounts:
+        """Its passages, counted in each document that has them."""
+        entries = [e for e in self._published.state.entries.values() if e.row.of_passages]
+        stored = sum(p.take for e in entries for p in e.pieces if p.kind == "records")
+        blocks, size = sum(e.row.blocks for e in entries), sum(e.row.bytes for e in entries)
+        return PassageCounts(blocks, stored, size)
+
+    def _passage_at(self, txn: Any, digest: Digest, document: int, block: int) -> StoredAt:
+        """Stored, too, where nothing is published of it but a cache may have what another reader
+        computed.
+        """
+        number = self._published.places.number(digest, document, block)
+        stored = self.source.caches or txn.has_records(document, block)
+        return StoredAt(number, 0, bool(stored), digest)
+
+    def share(self, digest: Digest, codec: str, k: Tensor, v: Tensor) -> None:
+        """Have the caches keep what a session computed of a passage, some time, so that other
+        readers find it; k, v as in share.computed.Computed.
+        """
+        if self.source.caches:
+            self.source.keep_computed([Computed(digest, codec, k, v)])
+
+    def bring(self, txn: Any, documents: Sequence[int], table: str) -> None:
+        """Read these documents' values of a table at the same time: they are needed next. Raises
+        CorruptMemory, StoreUnavailable.
+        """
+        txn.bring(documents, table)
+
+    def close(self) -> None:
+        """End its threads; more than once is the same as once."""
+        self.source.close()
+        super().close()
+
+
+def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
+    """The tables of the published memory at a URL. Raises InvalidInput, MemoryNotFound,
+    CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable, StorageFull (the local cache).
+    """
+    deadline = options.get("deadline") or DEADLINE
+    path, server = options.get("local_cache"), options.get("valkey")
+    budget = options.get("local_budget") or LOCAL_BUDGET
+    local = None if path is None else LocalCache(path, budget)
+    shared = None
+    if server is not None:
+        shared = Valkey(server, ttl=options.get("valkey_ttl"), timeout=min(2.0, deadline / 4))
+    remote = Remote(open_place(url, timeout=deadline, retries=0), deadline=deadline)
+    try:
+        return PublishedCatalog(
+            PublishedDatabase(
+                remote,
+                local,
+                refresh=options.get("refresh") or REFRESH,
+                at_least=options.get("at_least"),
+            ),
+            local,
+            shared,
+            allow_partial=options.get("allow_partial", False),
+        )
+    except BaseException:
+        remote.close()
+        raise

@@ -1,0 +1,171 @@
+"""Reading parts of objects: neighbouring ones in one request, all requests at the same time, each
+checked by who asked, tried again and given up in time.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from memstore.errors import MemstoreError, ObjectNotFound, StoreUnavailable
+from memstore.share.calls.deadlines import Calls
+from memstore.share.calls.failures import Failure, Reason
+from memstore.share.format.read_pieces import Extent
+from memstore.share.objects.object_store import Place
+from memstore.tiers.stats import TierCounter
+
+T = TypeVar("T")
+
+# Of one request: bytes that nobody asked for between two that are asked for (they take less time
+# than another request), and bytes in all, beyond which a second one beside it is faster.
+GAP, MOST = 128 << 10, 4 << 20
+AT_ONCE = 32  # requests
+_TRIES = 3  # of what comes and is not what was asked for
+
+
+class Span(NamedTuple):
+    """One request: bytes of an object, and which of the extents they hold."""
+
+    segment: str
+    offset: int
+    length: int
+    extents: list[int]
+
+
+def coalesce(extents: Sequence[Extent], gap: int = GAP, most: int = MOST) -> list[Span]:
+    """The requests that read some extents."""
+    spans: list[Span] = []
+    for number in sorted(range(len(extents)), key=lambda number: extents[number][:2]):
+        segment, offset, length = extents[number]
+        if spans and spans[-1].segment == segment:
+            last = spans[-1]
+            end = max(last.offset + last.length, offset + length)
+            if offset - last.offset - last.length <= gap and end - last.offset <= most:
+                spans[-1] = last._replace(length=end - last.offset)
+                last.extents.append(number)
+                continue
+        spans.append(Span(segment, offset, length, [number]))
+    return spans
+
+
+class Remote:
+    """The object store as a tier. Safe for several threads."""
+
+    def __init__(self, place: Place, *, deadline: float, gap: int = GAP) -> None:
+        """deadline: seconds of one read; gap: see GAP."""
+        self.place, self.deadline = place, deadline
+        self.counter = TierCounter()
+        self.calls = Calls(self.counter, threads=AT_ONCE, name="memstore-remote")
+        self._gap = gap
+        self.requests = self.bytes = 0  # that were asked for, those of repeated ones too
+
+    def until(self) -> float:
+        """When a read that begins now has to have ended (time.monotonic)."""
+        return time.monotonic() + self.deadline
+
+    def read(
+        self, extents: Sequence[Extent], check: Callable[[int, memoryview], None], until: float
+    ) -> list[memoryview | Failure]:
+        """The bytes of some extents, or why they could not be had. check: raises Failure where
+        these are not the bytes of an extent, by its number; those are asked for again.
+        """
+        found: list[memoryview | Failure | None] = [None] * len(extents)
+        left = list(range(len(extents)))
+        for tried in range(_TRIES):
+            spans = coalesce([extents[number] for number in left], self._gap)
+            answers = self.calls.gather([self._reading(span) for span in spans], until)
+            again = []
+            for span, answer in zip(spans, answers):
+                for number in (left[at] for at in span.extents):
+                    if isinstance(answer, Failure):
+                        found[number] = answer
+                        continue
+                    _, offset, length = extents[number]
+                    start = offset - span.offset
+                    part = answer[start : start + length]
+                    try:
+                        check(number, part)
+                        found[number] = part
+                    except Failure as failure:
+                        self.counter.failed(failure.reason)
+                        found[number] = failure
+                        again.append(number)
+            left = again
+            if not left or tried == _TRIES - 1:
+                break
+        assert None not in found
+        return found  # type: ignore[return-value]
+
+    def _reading(self, span: Span) -> Callable[[float], memoryview]:
+        def read(left: float) -> memoryview:
+            self.requests += 1
+            self.bytes += span.length
+            try:
+                (part,) = self.place.get_ranges(span.segment, [(span.offset, span.length)])
+            except StoreUnavailable as error:
+                raise as_failure(error) from error
+            if len(part) != span.length:
+                raise Failure("short", f"{self.place.url}: {span.segment} was cut short")
+            return part
+
+        return read
+
+    def call(self, work: Callable[[], T]) -> T:
+        """The result of something else that is asked of the store, within the deadline. Raises
+        what it raises, StoreUnavailable.
+        """
+
+        def asking(left: float) -> T | MemstoreError:
+            self.requests += 1
+            try:
+                return work()
+            except StoreUnavailable as error:
+                raise as_failure(error) from error
+            except MemstoreError as error:
+                return error
+
+        try:
+            result = self.calls.call(asking, self.until())
+        except Failure as failure:
+            raise self.error(failure) from failure
+        if isinstance(result, MemstoreError):
+            raise result
+        return result
+
+    def error(self, failure: Failure) -> StoreUnavailable:
+        """The error for something that could not be had, with the reason."""
+        kind = ObjectNotFound if failure.reason == "missing" else StoreUnavailable
+        if isinstance(failure.__cause__, kind):
+            return kind(str(failure))
+        return kind(f"{self.place.url}: {failure} ({failure.reason}); what is cached still answers")
+
+    def close(self) -> None:
+        """End its threads; more than once is the same as once."""
+        self.calls.close()
+
+
+def as_failure(error: StoreUnavailable) -> Failure:
+    """Why a place could not be read."""
+    failure = Failure(_reason(error), str(error))
+    failure.__cause__ = error
+    return failure
+
+
+def _reason(error: StoreUnavailable) -> Reason:
+    if isinstance(error, ObjectNotFound):
+        return "missing"
+    text = f"{error} {error.__cause__ or ''}".lower()
+    for sign, reason in _SIGNS:
+        if sign in text:
+            return reason
+    return "unreachable"
+
+
+_SIGNS: tuple[tuple[str, Reason], ...] = (
+    ("truncated", "short"),
+    ("credentials", "denied"),
+    ("timed out", "late"),
+    ("timeout", "late"),
+    ("server error", "refused"),  # as HTTP libraries name 500 to 599
+    ("too many requests", "refused"),
+    ("server returned", "refused"),
+)

@@ -1,0 +1,62 @@
+"""The rows of a memory's documents as they were last seen, by number and by name."""
+
+import threading
+from collections.abc import Mapping
+from operator import attrgetter
+
+from memstore.disk.format.document import Document
+
+_BY_ID = attrgetter("id")
+
+
+def is_listed(row: Document) -> bool:
+    """Is this a document of its name, and not one that shall become it?"""
+    return row.state in ("ready", "ingesting")
+
+
+class Rows:
+    """Rows of every state. Safe for several threads: each call is answered from one state of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: dict[int, Document] = {}
+        self._hidden: dict[int, Document] = {}  # those of them that are not listed
+        self._named: dict[str, dict[int, Document]] = {}
+
+    def listed(self) -> list[Document]:
+        """Those that are ready or being read for the first time, oldest first."""
+        with self._lock:
+            rows = [row for number, row in self._all.items() if number not in self._hidden]
+        return sorted(rows, key=_BY_ID)
+
+    def hidden(self) -> list[Document]:
+        """The others."""
+        with self._lock:
+            return list(self._hidden.values())
+
+    def named(self, name: str) -> list[Document]:
+        """All of a name, of whatever state, oldest first."""
+        with self._lock:
+            return sorted(self._named.get(name, {}).values(), key=_BY_ID)
+
+    def by_number(self) -> dict[int, Document]:
+        """All of them; a copy."""
+        with self._lock:
+            return dict(self._all)
+
+    def change(self, changed: Mapping[int, Document | None]) -> None:
+        """Take rows as they are now; None for one that is gone."""
+        with self._lock:
+            for number, row in changed.items():
+                old = self._all.pop(number, None)
+                self._hidden.pop(number, None)
+                if old is not None:
+                    of_name = self._named[old.name]
+                    del of_name[number]
+                    if not of_name:
+                        del self._named[old.name]
+                if row is not None:
+                    self._all[number] = row
+                    self._named.setdefault(row.name, {})[number] = row
+                    if not is_listed(row):
+                        self._hidden[number] = row

@@ -1,0 +1,59 @@
+"""What can be chosen about a memory when it is opened; refused before anything is opened or made,
+and without torch where the choice does not concern it.
+"""
+
+from pathlib import Path
+
+from memstore.disk.files import check_outside_memories
+from memstore.disk.format.signature import Signature
+from memstore.errors import BudgetExceeded
+from memstore.share.publication_options import ShareOptions
+from memstore.tiers.tier_options import HOST_BUDGET, TierOptions, check_options
+
+
+class OpenOptions(TierOptions, ShareOptions, total=False):
+    """Settings of a store's index and tiers; each has a default."""
+
+    index: str  # a kind of memstore.index.INDEX_KINDS; default "auto"
+    # share of the true top blocks that an approximate index shall find; default 0.95, or as built
+    index_recall: float
+
+
+def check_open_options(options: OpenOptions, signature: Signature, new: Path | None = None) -> None:
+    """new: the directory of a memory that is to be made. Raises InvalidConfig, InvalidInput,
+    BudgetExceeded, and OSError for a trace that cannot be written; what lies at its path stays as
+    it is.
+    """
+    check_options(options)
+    _check_budget("host", options.get("host_budget", HOST_BUDGET), signature)
+    device = options.get("device")
+    if device is not None:
+        from memstore.tiers.device_tier import usable_device
+
+        usable_device(device)
+        _check_budget("device", options.get("device_budget", HOST_BUDGET), signature)
+    if "index" in options or "index_recall" in options:
+        from memstore.index import make_index
+
+        make_index(
+            options.get("index", "auto"),
+            signature.num_kv_heads,
+            signature.head_dim,
+            recall=options.get("index_recall"),
+        )
+    trace = options.get("trace")
+    if trace is not None:
+        from memstore.tiers.lookup_trace import check_trace
+
+        check_outside_memories(Path(trace), new)
+        check_trace(trace)
+
+
+def _check_budget(tier: str, budget: int, signature: Signature) -> None:
+    """A budget must hold what one row of one step needs at least: one block of each KV head."""
+    least = signature.geometry.record_bytes
+    if budget < least:
+        raise BudgetExceeded(
+            f"a {tier} budget of {budget} bytes is too small; one block takes {least} bytes, so "
+            "raise it"
+        )

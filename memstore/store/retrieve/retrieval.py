@@ -1,0 +1,282 @@
+"""The landmark index and the tiers of an open memory: what looking up and writing need, and listing
+documents does not.
+"""
+
+import itertools
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstore.disk.format.document import Document
+from memstore.disk.format.signature import Signature
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.selector_table import SelectorTable
+from memstore.errors import CorruptMemory, InvalidInput
+from memstore.index import FaissIndex, PackedIndex, make_index
+from memstore.index.faiss_files import FaissFiles
+from memstore.index.scope import Scope
+from memstore.store.open_options import OpenOptions
+from memstore.store.retrieve.computed_passages import Computed
+from memstore.store.retrieve.selector_index import Selected
+from memstore.store.write.chunk import StoredLayers
+from memstore.tiers.cascade import Cascade
+from memstore.tiers.device_tier import usable_device
+from memstore.tiers.disk_tier import DiskTier
+from memstore.tiers.lease import LowestTier, UnitSource
+from memstore.tiers.raw_bits import from_raw, torch_dtype
+from memstore.tiers.tier_options import TierOptions
+
+
+class Retrieval:
+    """An index and tiers over a memory's ready documents, as far as `follow` has told of them."""
+
+    def __init__(
+        self,
+        signature: Signature,
+        catalog: Catalog | None,
+        source: UnitSource | None,
+        selector: SelectorTable | None,
+        options: OpenOptions,
+    ) -> None:
+        """source: read from below the host tier, in the place of a catalog; selector: of the
+        memory, whose layers then have no landmark keys. Raises BudgetExceeded, InvalidConfig,
+        InvalidInput, OSError.
+        """
+        options = options.copy()
+        kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
+        self.selected = None if selector is None else Selected(selector, catalog)
+        dtype = torch_dtype(signature.kv_dtype)
+        self._signature, self._catalog = signature, catalog
+        self.index: PackedIndex = make_index(
+            kind if selector is None else "packed",
+            signature.num_kv_heads,
+            signature.head_dim,
+            # Searched in float32, or in float64 where keys are stored so (to check the
+            # mathematics).
+            torch.promote_types(dtype, torch.float32),
+            recall=recall if selector is None else None,
+            device=usable_device(options.get("device") or "cpu"),
+        )
+        self._engines: FaissFiles | None = None
+        if isinstance(self.index, FaissIndex):
+            self._engines = FaissFiles(
+                self.index,
+                signature.memory_layers,
+                None if catalog is None or catalog.source else catalog.database.path / "index",
+                read_only=catalog is None or catalog.database.read_only,
+            )
+        self.tiers = Cascade(
+            None if catalog is None else _lowest(catalog),
+            block_size=signature.block_size,
+            head_dim=signature.head_dim,
+            dtype=dtype,
+            computes=() if selector is None else tuple(sorted(signature.memory_layers)),
+            **cast(TierOptions, options),
+        )
+        if source is not None:
+            self.tiers.host.source = source
+        self.computed = Computed(catalog, self.tiers)
+        # ready documents whose landmark keys are in the index, or wait to be searched
+        self._loaded: dict[int, Document] = {}
+        # of a memory elsewhere: those that wait, since nothing searched them yet
+        self._waiting: dict[int, Document] = {}
+        self._holding = threading.Lock()
+        self._scratch_numbers = itertools.count(-1, -1)
+
+    def close(self) -> None:
+        """Store what was computed, and end the tiers' threads and the trace; more than once is the
+        same as once.
+        """
+        self.computed.store(all_uses=True)
+        self.tiers.close()
+
+    def reopened(self, catalog: Catalog) -> None:
+        """The memory was opened anew: read from there."""
+        self._catalog = catalog
+        self.tiers.replace_disk(_lowest(catalog))
+        self.computed.reopened(catalog)
+        if self.selected is not None:
+            self.selected.reopened(catalog)
+
+    def select(self, selector: SelectorTable) -> None:
+        """The memory has another selector: hold nothing of the old."""
+        self.selected = Selected(selector, self._catalog)
+
+    def rewritten(self) -> None:
+        """The memory's file was made anew without what was erased: hold no index of that."""
+        if self._engines is not None:
+            self._engines.drop()
+
+    # Documents
+
+    def follow(
+        self, txn: Transaction, changed: Mapping[int, Document | None], but: Collection[int]
+    ) -> None:
+        """Hold what is committed: the landmark keys of those of the `changed` rows that are ready
+        (None: a document that is gone), and nothing of the others.
+
+        Documents in `but` are being written here and left alone. Raises CorruptMemory.
+        """
+        if self.selected is not None:
+            self.selected.follow(txn)
+        new = []
+        for number, row in changed.items():
+            loaded = self._loaded.get(number)
+            if number in but or loaded == row:
+                continue
+            if loaded is not None:
+                self.drop(number)
+            if row is not None and row.state == "ready":
+                new.append(row)
+        if self._catalog is not None and self._catalog.source is not None:
+            if self.selected is None:
+                self._waiting.update({row.id: row for row in new})
+            self._loaded.update({row.id: row for row in new})
+            return
+        self._load_all(txn, new)
+        self._loaded.update({row.id: row for row in new})
+
+    def hold(self, scope: Scope) -> None:
+        """Have the landmark keys of the documents of a scope, all layers of them in one go. Raises
+        CorruptMemory, StoreUnavailable.
+        """
+        if not self._waiting or self._waiting.keys().isdisjoint({run[0] for run in scope}):
+            return
+        assert self._catalog is not None
+        with self._holding:
+            rows = [self._waiting[n] for n in sorted({run[0] for run in scope} & {*self._waiting})]
+            with self._catalog.database.read() as txn:
+                self._catalog.bring(txn, [row.id for row in rows], "landmarks")
+                self._load_all(txn, rows)
+            for row in rows:
+                if self._waiting.pop(row.id, None) is None:  # gone meanwhile
+                    self.index.remove(row.id)
+
+    def bring(self, documents: Sequence[Document]) -> None:
+        """Read what these documents are found by, if it is not here. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        scope = [(document.id, 0, document.blocks) for document in documents]
+        if self.selected is None:
+            self.hold(scope)
+        else:
+            self.selected.hold(scope)
+
+    def _load_all(self, txn: Transaction, rows: Sequence[Document]) -> None:
+        if len(rows) > 1 and self.selected is None:
+            for layer in self._signature.memory_layers:
+                self.index.reserve(layer, sum(row.blocks for row in rows))
+        for row in rows:
+            self.load(txn, row)
+
+    def load(self, txn: Transaction, document: Document) -> None:
+        """Put a document's landmark keys into the index; what a selector finds by is read when it
+        is asked for. Raises CorruptMemory.
+        """
+        assert self._catalog is not None
+        if self.selected is not None:
+            return
+        self.index.remove(document.id)
+        ends = dict.fromkeys(StoredLayers.of(document, self._signature).memory, 0)
+        runs_of = itertools.groupby(
+            self._catalog.landmarks(txn, document.id), key=attrgetter("layer")
+        )
+        for layer, runs in runs_of:
+            if layer in ends:
+                keys = []
+                for run in runs:
+                    if run.first_block == ends[layer]:
+                        keys.append(run.keys)
+                        ends[layer] = run.end_block
+                if keys:
+                    # one piece: the index grows once
+                    whole = from_raw(np.concatenate(keys), self._signature.kv_dtype)
+                    self.index.add(document.id, layer, 0, whole)
+        for layer, end in ends.items():
+            if end != document.blocks:
+                self.index.remove(document.id)
+                raise CorruptMemory(
+                    f"{self._catalog.database.path}: landmark keys of document {document.name!r}, "
+                    f"layer {layer} are missing; run verify"
+                )
+
+    def drop(self, number: int) -> None:
+        """Hold nothing of a document any longer."""
+        self._loaded.pop(number, None)
+        self._waiting.pop(number, None)
+        self.index.remove(number)
+        if self.selected is not None:
+            self.selected.drop(number)
+        self.tiers.drop_document(number)
+
+    def written(self, row: Document) -> None:
+        """A writer has ended: hold what it committed, and nothing that it only staged."""
+        if row.state == "ready":
+            self.index.truncate(row.id, row.blocks)
+            if self.selected is not None:
+                self.selected.drop(row.id)
+            self.tiers.drop_document(row.id, row.blocks)
+            self._loaded[row.id] = row
+        else:
+            self.drop(row.id)
+
+    def next_scratch(self) -> int:
+        """A number for a session's own blocks, not given out before."""
+        return next(self._scratch_numbers)
+
+    def add_landmarks(self, document: int, layer: int, keys: Tensor) -> None:
+        """Make the next blocks of a document of `source` known in a layer: see MemoryStore."""
+        self.index.reserve(layer, len(keys))
+        self.index.add(document, layer, self.index.span(document, layer)[1], keys)
+
+    # The index's engines
+
+    def open_engines(self, layer: int) -> None:
+        """Take a layer's engines from their file before it is first searched."""
+        if self._engines is not None:
+            self._engines.open(layer)
+
+    def update_engines(self) -> bool:
+        """Bring the index's files up to the documents that came since; is it time to build anew?"""
+        return self._engines is not None and self._engines.update()
+
+    def engines(self) -> FaissFiles:
+        """What builds the index. Raises InvalidInput for an index that builds nothing."""
+        if self._engines is None:
+            if self.selected is not None:
+                raise InvalidInput(
+                    "a memory with a selector is searched without an index to build; nothing to do"
+                )
+            raise InvalidInput(
+                "a packed index builds nothing; open the memory with index auto or one of FAISS"
+            )
+        return self._engines
+
+    def describe(self) -> dict[str, Any]:
+        """What was looked up, and what searches: its part of MemoryStore.stats."""
+        return {
+            "landmarks": self.index.bytes + (self.selected.bytes if self.selected else 0),
+            "tiers": self.tiers.stats(),
+            "computed": self.computed.passages,
+            "damaged": self.computed.damaged,
+            "away": self.computed.away,
+            "prefetch": {
+                "predictor": self.tiers.predictor,
+                **self.tiers.prefetcher.stats.to_dict(),
+            },
+            "index": {
+                "searches": self.index.searches,
+                "rows": self.index.rows,
+                **self.index.describe(),
+            },
+        }
+
+
+def _lowest(catalog: Catalog) -> LowestTier:
+    return DiskTier(catalog) if catalog.source is None else catalog.source

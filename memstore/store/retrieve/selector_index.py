@@ -1,0 +1,169 @@
+"""What a memory's selector searches: token landmarks and words of the documents that it was asked
+about, read when they are first asked for.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from memstore.disk.format.block_words import Words
+from memstore.disk.format.document import Document
+from memstore.disk.format.runs import Kind, kinds_of
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.selector_table import SelectorTable
+from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
+from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
+from memstore.index.scope import Scope
+from memstore.index.word_index import WordIndex
+from memstore.store.write.selector_runs import FoundBy
+
+
+class Selected:
+    """Indexes over what the selector of an open memory finds blocks by. Safe for several
+    threads.
+    """
+
+    def __init__(self, table: SelectorTable, catalog: Catalog | None) -> None:
+        """catalog: what is read from; None for a memory without a directory."""
+        self.table, self._catalog = table, catalog
+        form = table.form
+        dtype = LANDMARK_DTYPES[form.dtype]
+        self._tokens = TokenIndex(form.heads, form.width, dtype)
+        self._words = WordIndex()
+        self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(form)}
+        self._lock = threading.RLock()
+        self._replaced = False
+
+    def maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+        """See MemoryStore.token_maxima."""
+        self._hold("token", scope)
+        return self._tokens.maxima(q, head, scope)
+
+    def scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
+        """See MemoryStore.word_scores."""
+        self._hold("words", scope)
+        return self._words.scores(words, scope)
+
+    def hold(self, scope: Scope) -> None:
+        """Have all that searches of a scope need. Raises what a search raises."""
+        for kind in self._held:
+            self._hold(kind, scope)
+
+    def check(
+        self, lengths: Sequence[int], *, landmarks: Tensor | None, words: Sequence[Words] | None
+    ) -> FoundBy:
+        """What is given of blocks of so many tokens each, as it is kept. Raises InvalidInput for
+        what the selector does not keep.
+        """
+        if not lengths or min(lengths) < 1:
+            raise InvalidInput(f"blocks have a token at least each, not {[*lengths][:10]}")
+        return FoundBy.of(landmarks, words, self.table.form, lengths)
+
+    def add(self, document: int, found_by: FoundBy, first_block: int | None = None) -> None:
+        """Make blocks first_block .. of a document known (None: the next ones): of a memory without
+        a directory, or a session's own.
+        """
+        with self._lock:
+            if found_by.landmarks is not None:
+                first = self._tokens.span(document)[1] if first_block is None else first_block
+                landmarks = torch.from_numpy(found_by.landmarks)
+                self._tokens.add(document, first, landmarks, found_by.lengths)
+            if found_by.words is not None:
+                first = self._words.span(document)[1] if first_block is None else first_block
+                self._words.add(document, first, found_by.words)
+
+    def follow(self, txn: Transaction) -> None:
+        """Notice whether the memory has another selector by now. Raises CorruptMemory."""
+        if SelectorTable.read(txn) != self.table:
+            self._replaced = True
+
+    def reopened(self, catalog: Catalog) -> None:
+        """The memory was opened anew: read from there."""
+        with self._lock:
+            self._catalog = catalog
+            for number in set().union(*self._held.values()):
+                self.drop(number)
+
+    def drop(self, document: int) -> None:
+        """Hold nothing of a document any longer."""
+        self.truncate(document, 0)
+        with self._lock:
+            for held in self._held.values():
+                held.discard(document)
+
+    def truncate(self, document: int, blocks: int) -> None:
+        """Hold nothing of a document's blocks from number `blocks` on."""
+        with self._lock:
+            self._tokens.truncate(document, blocks)
+            self._words.truncate(document, blocks)
+
+    def trim(self, document: int, first_block: int) -> None:
+        """Hold nothing of a document's blocks before number `first_block`."""
+        with self._lock:
+            self._tokens.trim(document, first_block)
+            self._words.trim(document, first_block)
+
+    @property
+    def bytes(self) -> int:
+        """Memory held for landmarks and words."""
+        return self._tokens.bytes + self._words.bytes
+
+    def _hold(self, kind: Kind, scope: Scope) -> None:
+        """Have what a search of a scope needs. Raises InvalidInput, WrongModel, DocumentNotFound,
+        CorruptMemory.
+        """
+        if kind not in self._held:
+            what = "token landmarks" if kind == "token" else "words"
+            raise InvalidInput(f"selector {self.table.form.name} keeps no {what}; ask another way")
+        self._check()
+        catalog = self._catalog
+        if catalog is None:
+            return
+        with self._lock:
+            # a session's own blocks are held already
+            missing = {document for document, _, _ in scope if document > 0} - self._held[kind]
+            if not missing:
+                return
+            with catalog.database.read() as txn:
+                self.follow(txn)
+                self._check()
+                rows = [_ready(catalog, txn, number) for number in sorted(missing)]
+                catalog.bring(txn, sorted(missing), "landmarks")
+                if kind == "token" and len(rows) > 1:
+                    self._tokens.reserve(sum(row.tokens for row in rows))
+                for row in rows:
+                    self._load(kind, txn, row)
+                    self._held[kind].add(row.id)
+
+    def _load(self, kind: Kind, txn: Transaction, row: Document) -> None:
+        index: TokenIndex | WordIndex = self._tokens if kind == "token" else self._words
+        index.remove(row.id)
+        if kind == "token":
+            _, landmarks, lengths = self.table.tokens(txn, row.id)
+            self._tokens.add(row.id, 0, torch.from_numpy(landmarks), lengths)
+        else:
+            self._words.add(row.id, 0, self.table.words(txn, row.id))
+        if index.span(row.id)[1] != row.blocks:
+            index.remove(row.id)
+            raise CorruptMemory(
+                f"{kind} landmarks of document {row.name!r} are missing; run verify"
+            )
+
+    def _check(self) -> None:
+        if self._replaced:
+            raise WrongModel(
+                f"selector {self.table.form.name} of this memory was replaced; open the memory anew"
+            )
+
+
+def _ready(catalog: Catalog, txn: Transaction, number: int) -> Document:
+    row = catalog.row(txn, number) if number > 0 else None
+    if row is None or row.state != "ready":
+        raise DocumentNotFound(
+            f"document {number} is not in {catalog.database.path}, or not read to its end; look at "
+            "the memory's documents again"
+        )
+    return row

@@ -1,0 +1,100 @@
+"""A session's own blocks: in main memory only, and gone with the session."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.closing import Closing
+from memstore.disk.format.block_words import Words
+from memstore.errors import InvalidInput
+from memstore.index import PackedIndex
+from memstore.store.retrieve.selector_index import Selected
+from memstore.tiers.cascade import Cascade
+
+
+class ScratchDocument(Closing):
+    """A session's own blocks: pinned in the host tier and searchable, gone when closed. A context
+    manager.
+
+    document: the negative number under which they are leased and searched.
+    """
+
+    def __init__(
+        self, number: int, tiers: Cascade, index: PackedIndex, selected: Selected | None
+    ) -> None:
+        """Use MemoryStore.scratch."""
+        self.document = number
+        self._tiers, self._index, self._selected = tiers, index, selected
+        # layer -> units of each block held, oldest first
+        self._units: dict[int, list[list[BlockKey]]] = {}
+        self._ends: dict[int, int] = {}
+
+    def add(
+        self,
+        layer: int,
+        k: Tensor,
+        v: Tensor,
+        landmarks: Tensor | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> int:
+        """Add the next n blocks of a layer; return the number of the first.
+
+        k, v: [n, Hkv, block_size, D] in the KV dtype, K rotated by the offset in the block only;
+        landmarks: [n, Hkv, D]; None for blocks that are not searched. lengths: valid content tokens
+        of each (None: full ones). Raises BudgetExceeded, with nothing added.
+        """
+        n, heads = k.shape[:2]
+        first = self._ends.get(layer, 0)
+        units = self._tiers.pin(self.document, layer, first, k, v, lengths)
+        if landmarks is not None:
+            self._index.add(self.document, layer, first, landmarks)
+        self._units.setdefault(layer, []).extend(
+            units[at : at + heads] for at in range(0, n * heads, heads)
+        )
+        self._ends[layer] = first + n
+        return first
+
+    def add_selected(
+        self,
+        first_block: int,
+        lengths: Sequence[int],
+        *,
+        landmarks: Tensor | None = None,
+        words: Sequence[Words] | None = None,
+    ) -> None:
+        """Have the next blocks, first_block .. of so many tokens each, be found by the
+        memory's selector; landmarks, words: as DocumentWriter.add_passages takes them. Raises
+        InvalidInput.
+        """
+        if self._selected is None:
+            raise InvalidInput("this memory has no selector; give landmark keys with the blocks")
+        found_by = self._selected.check(lengths, landmarks=landmarks, words=words)
+        self._selected.add(self.document, found_by, first_block)
+
+    def blocks(self, layer: int) -> tuple[int, int]:
+        """The blocks [first, end) that are held in a layer."""
+        end = self._ends.get(layer, 0)
+        return end - len(self._units.get(layer, [])), end
+
+    def trim(self, first_block: int, layers: Sequence[int] | None = None) -> None:
+        """Drop blocks before first_block, in every layer or in some; with every layer also what the
+        selector finds them by.
+        """
+        if layers is None and self._selected is not None:
+            self._selected.trim(self.document, first_block)
+        for layer in list(self._units) if layers is None else layers:
+            held = self._units.get(layer, [])
+            gone = max(0, min(first_block - self.blocks(layer)[0], len(held)))
+            if gone:
+                self._tiers.drop([unit for units in held[:gone] for unit in units])
+                self._units[layer] = held[gone:]
+                self._index.trim(self.document, first_block, layer)
+
+    def close(self) -> None:
+        """Drop everything; more than once is the same as once."""
+        units, self._units, self._ends = self._units, {}, {}
+        self._tiers.drop([unit for blocks in units.values() for block in blocks for unit in block])
+        self._index.remove(self.document)
+        if self._selected is not None:
+            self._selected.drop(self.document)

@@ -1,0 +1,1 @@
+"""Documents in files and from publications, whole."""

@@ -1,0 +1,221 @@
+"""What a ready document consists of, as files and published segments hold it: tokens, landmark keys
+and records, in order, and whether they are all of it.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from memstore.block import RecordKey
+from memstore.decode import Block, Count, Layer
+from memstore.disk.format.document import Document
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.landmarks import LANDMARK_RUN
+from memstore.disk.format.passage_parts import PassageOrder, decode_part
+from memstore.disk.format.record import WriteId
+from memstore.disk.format.runs import Coverage, Kind, decode
+from memstore.disk.format.signature import Signature
+from memstore.disk.format.token_parts import decode_tokens, equal_lengths
+from memstore.disk.tables.block_table import BlockTable
+from memstore.disk.tables.passage_table import Digest, digest_of
+from memstore.errors import CorruptMemory
+
+
+class Tokens(NamedTuple):
+    first: Count  # token, or passage, that it begins with
+    value: bytes  # as in the memory
+
+
+class Landmarks(NamedTuple):
+    layer: Layer
+    first_block: Block
+    keys: bytes  # as in the memory
+
+
+class Selected(NamedTuple):
+    kind: Kind
+    first_block: Block
+    value: bytes  # as in the memory
+
+
+class Record(NamedTuple):
+    block: Block
+    layer: Layer
+    data: bytes
+
+
+Part = Tokens | Landmarks | Selected | Record
+
+
+class Head(NamedTuple):
+    """What is said of a document before its parts."""
+
+    signature: Signature
+    document: Document
+    selector: SelectorForm | None
+
+
+def check_parts(head: Head, blocks: BlockTable, parts: Iterable[Part]) -> tuple[int, int]:
+    """Are these the parts of a whole document, in order? Return its records and their bytes. Raises
+    CorruptMemory.
+    """
+    records = size = 0
+    try:
+        order = PartOrder(head, blocks)
+        for part in parts:
+            order.add(part)
+            if isinstance(part, Record):
+                records, size = records + 1, size + len(part.data)
+        order.end()
+    except ValueError as error:
+        raise CorruptMemory(f"a part of it is missing, or another's ({error})") from error
+    return records, size
+
+
+class PartOrder:
+    """Are these the parts of a whole document, in order? Raises ValueError where they are not."""
+
+    def __init__(self, head: Head, blocks: BlockTable) -> None:
+        signature, document, self._form = head
+        self._document, self._blocks, self._size = document, blocks, signature.block_size
+        layers = {*document.layers_of(signature)}
+        _expect(document.state == "ready" and document.id > 0, "it is not ready")
+        self._lengths: np.ndarray | None = None  # of its blocks, once all of its tokens are there
+        self._passages: PassageOrder | None = None
+        self._digests: list[Digest] = []  # of its passages
+        if document.of_passages:
+            _expect(self._form is not None, "passages are found by a selector")
+            self._passages = PassageOrder()
+        else:
+            blocks_ = -(-document.tokens // self._size)
+            _expect(document.blocks == blocks_, "its blocks are not counted")
+            _expect(document.appended_to <= document.tokens, "more was appended to than there is")
+        _expect(
+            all(write.first <= document.blocks for write in document.writes),
+            "it has a write behind its end",
+        )
+        _expect(
+            {*signature.memory_layers} <= layers <= {*range(signature.num_layers)},
+            "it has other layers than its model",
+        )
+        geometry = signature.geometry
+        self._key_bytes = geometry.num_kv_heads * geometry.head_dim * geometry.itemsize
+        self._tokens = self._characters = 0
+        self._first = document.first_blocks(signature)
+        self._landmarks = dict.fromkeys(self._first, 0) if self._form is None else {}
+        self._coverage: Coverage | None = None
+        self._records = (
+            (block, layer)
+            for block in range(min(self._first.values(), default=0), document.blocks)
+            for layer, first in self._first.items()
+            if block >= first
+        )
+
+    def add(self, part: Part) -> None:
+        """The next part. Raises CorruptBlock too."""
+        document = self._document
+        if isinstance(part, Tokens):
+            _expect(self._lengths is None, "tokens behind what they are found by")
+            self._add_tokens(part)
+            return
+        lengths = self._all_lengths()
+        if isinstance(part, Landmarks):
+            count, rest = divmod(len(part.keys), self._key_bytes)
+            layer, first, end = part.layer, part.first_block, part.first_block + count
+            at = self._landmarks.get(layer)
+            _expect(at is not None and count and not rest, f"landmark keys of layer {layer}")
+            _expect(
+                first == at or (not at and first <= self._first[layer]),
+                f"landmark keys of layer {layer} are missing before block {first}",
+            )
+            # An append writes the last run anew, by its first block.
+            whole = first % LANDMARK_RUN == 0 and count <= LANDMARK_RUN
+            last = end == document.blocks
+            _expect(
+                whole and (last or (count == LANDMARK_RUN and end < document.blocks)),
+                f"landmark keys of layer {layer} from block {first} on are not one run",
+            )
+            self._landmarks[layer] = end
+        elif isinstance(part, Selected):
+            _expect(self._form is not None, "landmarks of a selector")
+            if self._form is not None and self._coverage is not None:
+                self._coverage.add(decode(*part, self._form))
+        else:
+            block, layer, data = part
+            _expect(
+                self._next_record(block) == (block, layer),
+                f"a record before block {block}, layer {layer} is missing, or it is one too many",
+            )
+            length = self._blocks.check(data, *self.known_as(block, layer))
+            right = lengths[block]
+            _expect(length == right, f"block {block} has {length} tokens instead of {right}")
+
+    def _next_record(self, block: int) -> tuple[int, int] | None:
+        """Block and layer of the record that has to come next; of passages, whose records may all
+        be away, no earlier one than of `block`.
+        """
+        expected = next(self._records, None)
+        layers = sorted(self._first)
+        while (
+            self._passages is not None
+            and expected is not None
+            and expected[0] < block
+            and expected[1] == layers[0]
+        ):
+            for _ in layers[1:]:
+                next(self._records)
+            expected = next(self._records, None)
+        return expected
+
+    def known_as(self, block: int, layer: int) -> tuple[RecordKey, WriteId]:
+        """By what key and write a record of the document says what it is, once all tokens are
+        there.
+        """
+        document = self._document
+        if self._passages is not None:
+            return RecordKey(document.id, 0, layer), self._digests[block]
+        return RecordKey(document.id, block, layer), document.write_of(block)
+
+    def _add_tokens(self, part: Tokens) -> None:
+        if self._passages is not None:
+            found = decode_part(part.first, part.value, self._size)
+            self._passages.add(found)
+            signature, codec = self._blocks.form.signature, self._document.codec
+            self._digests += [digest_of(signature, codec, one.ids) for one in found.passages]
+            return
+        tokens = decode_tokens(part.first, part.value)
+        _expect(part.first == self._tokens, "tokens are missing")
+        _expect(tokens.char_start >= self._characters, "its characters are not in order")
+        self._tokens += len(tokens.ids)
+        self._characters = tokens.char_start
+        _expect(self._tokens <= self._document.tokens, "there are more tokens than its row says")
+
+    def _all_lengths(self) -> np.ndarray:
+        """Tokens of each block, once all parts with tokens are there."""
+        document = self._document
+        if self._lengths is None:
+            if self._passages is None:
+                _expect(self._tokens == document.tokens, "it does not hold all of its tokens")
+                self._lengths = equal_lengths(document.tokens, self._size)
+            else:
+                self._passages.end(document.blocks, document.tokens)
+                self._lengths = np.array(self._passages.lengths, dtype=np.int64)
+            if self._form is not None:
+                self._coverage = Coverage(self._form, self._lengths)
+        return self._lengths
+
+    def end(self) -> None:
+        """Nothing follows."""
+        document = self._document
+        self._all_lengths()
+        ends = {*self._landmarks.values()}
+        _expect(ends <= {document.blocks}, "it does not hold all of its landmark keys")
+        if self._coverage is not None:
+            self._coverage.end()
+        _expect(self._next_record(document.blocks) is None, "it does not hold all of its records")
+
+
+def _expect(right: object, otherwise: str) -> None:
+    if not right:
+        raise ValueError(otherwise)

@@ -1,0 +1,267 @@
+"""The file of one exported document: a stream of msgpack frames [kind, payload, XXH3-64 over frame
+number, kind and payload]: "head" (format, signature, the document's row), its parts "tokens",
+"landmarks", "selected" and "record" as they lie in the memory, and "end" with the number of frames.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from memstore.decode import Positive, unpack
+from memstore.disk.files import NO_SPACE, check_outside_memories, replacement, storage_full
+from memstore.disk.format.document import Document
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.passage_parts import decode_part
+from memstore.disk.format.signature import Signature
+from memstore.disk.format.token_parts import decode_tokens
+from memstore.disk.tables.block_table import BlockTable, is_finite
+from memstore.errors import (
+    CorruptBlock,
+    CorruptMemory,
+    InvalidConfig,
+    InvalidInput,
+    NewerFormat,
+    OlderFormat,
+)
+from memstore.store.transfer.document_parts import (
+    Head,
+    Landmarks,
+    Part,
+    PartOrder,
+    Record,
+    Selected,
+    Tokens,
+)
+
+FORMAT = 5
+MAGIC = "memstore document"
+_FIRST = b"\x93" + msgpack.packb("head")  # how the first frame begins
+_SAID = msgpack.packb("magic") + msgpack.packb(MAGIC)
+_LARGEST_FRAME = 1 << 30
+
+
+class _Version(msgspec.Struct):
+    magic: str
+    format: Positive
+
+
+class _Head(_Version):
+    signature: dict[str, Any]
+    document: dict[str, Any]
+    selector: dict[str, Any] | None = None  # the form of what the document is found by
+
+
+_FORMS: dict[str, type[Part]] = {
+    "tokens": Tokens,
+    "landmarks": Landmarks,
+    "selected": Selected,
+    "record": Record,
+}
+_KINDS = {form: kind for kind, form in _FORMS.items()}
+
+
+def check_target(file: Path) -> None:
+    """Refuse to put an export in the place of anything but an export or an empty file, or into a
+    memory's directory. Raises InvalidInput.
+    """
+    check_outside_memories(file)
+    try:
+        status = os.lstat(file)
+    except OSError:  # nothing is there, or nothing can be: writing says what
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidInput(f"{file} is a link, or no regular file; name another file")
+    if status.st_size and not _begins_like_one(file):
+        raise InvalidInput(
+            f"{file} is no exported document, and is left as it is; name another file, or remove it"
+        )
+
+
+def _begins_like_one(file: Path) -> bool:
+    """Was it written as an export, whole or not, of whatever format?"""
+    try:
+        with open(file, "rb") as source:
+            begins = source.read(len(_FIRST) + 64)
+    except OSError:
+        return False
+    return begins.startswith(_FIRST) and _SAID in begins
+
+
+def write_export(head: Head, blocks: BlockTable, parts: Iterable[Part], file: Path) -> int:
+    """Write the parts of a document, in order, to a new file; return its bytes. All or nothing: a
+    file that exists is replaced at the end.
+
+    Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
+    """
+    signature, document, form = head
+    try:
+        with replacement(file) as out:
+            if file.is_file():  # as private as the file whose place it takes
+                os.fchmod(out.fileno(), file.stat().st_mode & 0o777)
+            order = PartOrder(head, blocks)
+            row = replace(document.portable(), id=1)  # the number is its memory's own
+            told = {
+                "magic": MAGIC,
+                "format": FORMAT,
+                "signature": signature.to_dict(),
+                "document": asdict(row),
+            }
+            if form is not None:
+                told["selector"] = form.to_dict()
+            out.write(_pack(0, "head", told))
+            number = 0
+            for number, part_of in enumerate(parts, 1):
+                order.add(part_of)
+                out.write(_pack(number, _KINDS[type(part_of)], part_of))
+            order.end()
+            out.write(_pack(number + 1, "end", number + 2))
+    except ValueError as error:
+        raise CorruptMemory(
+            f"a part of document {document.name!r} is missing ({error}); run verify"
+        ) from error
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise storage_full(file, error.strerror) from error
+        raise InvalidInput(
+            f"{file} could not be written ({error.strerror}); name another file"
+        ) from error
+    return file.stat().st_size
+
+
+def read_head(file: Path) -> Head:
+    """What an exported file says of itself. Raises InvalidInput, NewerFormat, OlderFormat."""
+    for _, payload in _frames(file):
+        try:
+            version = unpack(payload, _Version)
+            if version.magic != MAGIC:
+                break
+            if version.format > FORMAT:
+                raise NewerFormat(
+                    f"{file} is in export format {version.format}, this version reads {FORMAT}; "
+                    "update memstore"
+                )
+            if version.format < FORMAT:
+                raise OlderFormat(
+                    f"{file} was made by an older version; read the document in again (memstore "
+                    "ingest)"
+                )
+            head = unpack(payload, _Head)
+            form = None if head.selector is None else SelectorForm.decode(head.selector)
+            return Head(Signature.from_dict(head.signature), Document.decode(head.document), form)
+        except (ValueError, InvalidConfig) as error:
+            raise _damaged(file, f"its head is not understood: {error}") from error
+    raise _damaged(file, "it does not begin like one")
+
+
+def check_export(file: Path) -> Head:
+    """Read all of an exported file; what it says of itself. Raises InvalidInput, NewerFormat."""
+    head = read_head(file)
+    for _ in read_parts(file, head, BlockTable(head.signature, "raw")):
+        pass
+    return head
+
+
+def read_parts(file: Path, head: Head, blocks: BlockTable) -> Iterator[Part]:
+    """What a file holds of its document, each part checked. Raises InvalidInput, at the latest at
+    the end, where a memory could not use it all.
+    """
+    signature = head.signature
+    vocabulary = signature.architecture.get("vocab_size")
+    most = vocabulary if isinstance(vocabulary, int) else 1 << 32
+    try:
+        order = PartOrder(head, blocks)
+        for number, (kind, payload) in enumerate(_frames(file)):
+            if number == 0:
+                continue  # the head
+            if kind not in _FORMS:
+                raise ValueError("a frame has another form")
+            part = unpack(payload, _FORMS[kind])
+            order.add(part)
+            if isinstance(part, Tokens):
+                if _largest(part, head) >= most:
+                    raise ValueError(f"it has tokens beyond the vocabulary of {most}")
+            elif isinstance(part, Landmarks):
+                keys = np.frombuffer(part.keys, f"<i{signature.geometry.itemsize}")
+                if not is_finite(keys, signature.kv_dtype):
+                    raise ValueError("it has landmark keys that are not finite")
+            elif isinstance(part, Record):
+                blocks.check_numbers(part.data, *order.known_as(part.block, part.layer))
+            yield part
+        order.end()
+    except (ValueError, CorruptBlock) as error:
+        raise _damaged(file, str(error)) from error
+
+
+def _largest(part: Tokens, head: Head) -> int:
+    """The largest token of a part."""
+    first, value = part
+    if not head.document.of_passages:
+        return int(decode_tokens(first, value).ids.max())
+    passages = decode_part(first, value, head.signature.block_size).passages
+    return max((int(passage.ids.max()) for passage in passages), default=0)
+
+
+def _pack(number: int, kind: str, payload: Any) -> bytes:
+    data = msgpack.packb(payload)
+    packed: bytes = msgpack.packb([kind, data, _digest(number, kind, data)])
+    return packed
+
+
+def _frames(file: Path) -> Iterator[tuple[str, bytes]]:
+    """Kind and payload of every frame before the end, checked; the first is the head. Raises
+    InvalidInput for anything but a whole, undamaged file.
+    """
+    try:
+        if file.exists() and not file.is_file():
+            raise ValueError("it is no file")
+        with open(file, "rb") as source:
+            unpacker = msgpack.Unpacker(
+                source, max_buffer_size=_LARGEST_FRAME, max_array_len=3, max_map_len=0
+            )
+            ended = False
+            for number, frame in enumerate(unpacker):
+                if ended:
+                    raise ValueError("something follows its end")
+                if not (
+                    isinstance(frame, list) and [type(part) for part in frame] == [str, bytes, int]
+                ):
+                    raise ValueError("a frame has another form")
+                kind, payload, digest = frame
+                if digest != _digest(number, kind, payload):
+                    raise ValueError(f"the checksum of frame {number} does not match")
+                if (kind == "head") != (number == 0):
+                    raise ValueError("it does not begin like one")
+                if kind == "end":
+                    ended = unpack(payload, int) == number + 1
+                    if not ended:
+                        raise ValueError("its end counts other frames")
+                    continue
+                yield kind, payload
+            if not ended:
+                raise ValueError("it is truncated")
+            if unpacker.tell() != os.fstat(source.fileno()).st_size:
+                raise ValueError("something follows its end")
+    except OSError as error:
+        raise InvalidInput(
+            f"{file} cannot be read ({error.strerror}); name a file that `memstore export` wrote"
+        ) from error
+    except (ValueError, msgpack.UnpackException) as error:
+        raise _damaged(file, str(error) or type(error).__name__) from error
+
+
+def _digest(number: int, kind: str, payload: bytes) -> int:
+    return xxh3_64_intdigest(payload, xxh3_64_intdigest(kind.encode(), number))
+
+
+def _damaged(file: Path, what: str) -> InvalidInput:
+    return InvalidInput(
+        f"{file} is no whole exported document ({what}); export it again, nothing was imported"
+    )

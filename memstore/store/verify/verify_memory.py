@@ -1,0 +1,275 @@
+"""Is everything that a memory promises still there: a walk over all of it, and repair by dropping
+what is damaged.
+
+A damaged tree page can end the process that reads it, so a child walks, document by document, and
+its death is itself reported as damage of the document it was reading. The children of one
+verification are forked from one server (memstore.store.verify.walk) that has opened nothing.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from memstore.child import python_command
+from memstore.disk.files import DATA, occupy_standard_streams
+from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
+from memstore.share.objects.object_errors import without_credentials
+from memstore.share.publication_options import is_url
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not as it was written."""
+
+    document: int | None  # id; None = the memory itself
+    name: str  # of the document, as far as it can be read
+    what: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a verification found. `documents`, `records` and `bytes` count what was read and is
+    whole.
+    """
+
+    documents: int = 0
+    records: int = 0
+    bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # names of the documents that repair removed
+
+    @property
+    def clean(self) -> bool:
+        """Is everything as it was written?"""
+        return not self.problems
+
+
+def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
+    """Check every byte of a memory that a reader could use; with `repair`, drop damaged documents
+    whole, and keys and values of damaged passages (which are computed anew when they are needed),
+    and check again.
+
+    The report of a repair says what was wrong before and what was dropped. Documents are dropped
+    where they lie, and other processes may read meanwhile; where pages of keys, the beginning of
+    the file or the memory's own rows are damaged, the file is made anew of all that can be reached,
+    for which the memory is needed alone.
+
+    path: its directory; or the URL of a published memory, which is read whole, and is not repaired.
+
+    Raises MemoryNotFound, MemoryLocked, StorageFull; MemstoreError (no child can be started);
+    CorruptMemory if a repair was asked for and nothing can be saved; of a URL also
+    StoreUnavailable, InvalidInput (repair).
+    """
+    if is_url(path):
+        from memstore.store.transfer.published_document import verify_published
+
+        if repair:
+            raise InvalidInput(
+                f"{without_credentials(str(path))} is published and is not repaired: publish the "
+                "damaged documents again with --check, from a memory that has them whole"
+            )
+        return verify_published(str(path))
+    path = Path(path)
+    if not (path / DATA).is_file():
+        raise MemoryNotFound(f"{path} holds no memory; `memstore ingest` makes one")
+    with _Children() as children:
+        before = _walk_in_children(children, path)
+        if before.clean or not repair:
+            return before.report()
+        problems = before.told
+        dropped = before.damaged()
+        after = None
+        if before.is_of_documents and _drop(children, path, before.damaged_numbers):
+            after = _walk_in_children(children, path)
+        if after is None or not after.clean:
+            problems += _salvage(children, path)
+            after = _walk_in_children(children, path)
+            dropped |= after.damaged()
+            if (
+                not after.clean
+                and after.is_of_documents
+                and _drop(children, path, after.damaged_numbers)
+            ):
+                after = _walk_in_children(children, path)
+    if not after.clean:
+        raise CorruptMemory(
+            f"{path} is still damaged after repair ({after.told[0].what}); restore it from a copy"
+        )
+    gone = [name for number, name in sorted(dropped.items()) if number not in after.whole]
+    return replace(after.report(), problems=problems, dropped=gone)
+
+
+@dataclass
+class _Walk:
+    """What a walk has met."""
+
+    records: int = 0
+    bytes: int = 0
+    whole: set[int] = field(default_factory=set)  # documents
+    problems: list[Problem] = field(default_factory=list)
+    passages: dict[int, Problem] = field(default_factory=dict)  # whose records are damaged
+    counts: list[Problem] = field(default_factory=list)  # of passages, that are not right
+    died: bool = False  # a child did
+
+    @property
+    def clean(self) -> bool:
+        return not (self.problems or self.passages or self.counts)
+
+    @property
+    def told(self) -> list[Problem]:
+        return [*self.problems, *self.passages.values(), *self.counts]
+
+    @property
+    def is_of_documents(self) -> bool:
+        """Is nothing wrong but with documents, and was everything read?"""
+        return not self.died and all(problem.document is not None for problem in self.problems)
+
+    def damaged(self) -> dict[int, str]:
+        """The damaged documents, and their names as far as they can be read."""
+        return {
+            problem.document: problem.name
+            for problem in self.problems
+            if problem.document is not None
+        }
+
+    @property
+    def damaged_numbers(self) -> set[int]:
+        """Of documents and passages."""
+        return {*self.damaged(), *self.passages}
+
+    def report(self) -> Report:
+        return Report(len(self.whole), self.records, self.bytes, self.told)
+
+
+def _drop(children: "_Children", path: Path, numbers: Iterable[int]) -> bool:
+    """Drop documents, and records of passages, where they lie; False if damaged pages keep from
+    that.
+    """
+    return _command(children, "drop", path, sorted(numbers)) is not None
+
+
+def _salvage(children: "_Children", path: Path) -> list[Problem]:
+    """Make the file anew of what can be reached; what had to be undone for that."""
+    for event in _command(children, "salvage", path, []) or []:
+        if event["event"] == "undone" and event["commit"] is not None:
+            what = f"its last commit, number {event['commit']}, cannot be read and is undone"
+            return [Problem(None, "", what)]
+    return []
+
+
+def _walk_in_children(children: "_Children", path: Path) -> _Walk:
+    """Walk, again from the next document whenever a child dies."""
+    walk = _Walk()
+    skip: list[int] = []
+    while True:
+        reading: dict[str, Any] | None = None
+        ended = False
+        for event in children.run("walk", path, skip):
+            if event["event"] == "reading":
+                reading = event
+            elif event["event"] == "problem":
+                walk.problems.append(Problem(event["document"], event["name"], event["what"]))
+            elif event["event"] == "passage":
+                walk.passages[event["number"]] = Problem(None, event["name"], event["what"])
+            elif event["event"] == "count":
+                walk.counts.append(Problem(None, "", event["what"]))
+            elif event["event"] == "whole":
+                walk.whole.add(event["document"])
+                walk.records += event["records"]
+                walk.bytes += event["bytes"]
+            elif event["event"] == "end":
+                ended = True
+            if event["event"] in ("whole", "done"):
+                skip.append(event["document"])
+                reading = None
+        if ended:
+            return walk
+        walk.died = True
+        if reading is None:
+            walk.problems.append(Problem(None, "", "reading the memory's tables ended the process"))
+            return walk
+        number, name = reading["document"], reading["name"]
+        walk.problems.append(Problem(number, name, "reading it ended the process"))
+        skip.append(number)
+
+
+def _command(
+    children: "_Children", what: str, path: Path, documents: list[int]
+) -> list[dict[str, Any]] | None:
+    """Have a child change the memory; its events, or None if damaged pages kept it from that.
+    Raises what else the child met.
+    """
+    events = list(children.run(what, path, documents))
+    for event in events:
+        if event["event"] == "error":
+            kind = next(
+                (k for k in MemstoreError.__subclasses__() if k.__name__ == event["kind"]),
+                CorruptMemory,
+            )
+            if kind is CorruptMemory and what == "drop":
+                return None
+            raise kind(event["what"])
+    if events and events[-1]["event"] == "end":
+        return events
+    if what == "drop":
+        return None
+    raise MemstoreError(
+        f"{path} could not be repaired: the process that does it was ended; try again"
+    )
+
+
+class _Children:
+    """Children that do one thing each and say what they do in events; a context manager."""
+
+    def __enter__(self) -> Self:
+        occupy_standard_streams()
+        self._server = subprocess.Popen(
+            python_command("memstore.store.verify.walk"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            process_group=0,  # with what it forks: what interrupts this process is not for them
+        )
+        assert self._server.stdout is not None
+        if not self._server.stdout.readline():  # that is no damage of the memory
+            self._server.communicate()
+            raise MemstoreError(
+                "the process that verifies did not start; see what `python -I -c 'import lmdb'` "
+                "says, and install memstore with what it needs"
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:  # nobody waits for what they do, and a repair may end anywhere
+            with suppress(ProcessLookupError):
+                os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.communicate()
+
+    def run(self, what: str, path: Path, documents: list[int]) -> Iterator[dict[str, Any]]:
+        """Do walk, drop or salvage in a new child, and give its events until it ends in whatever
+        way.
+
+        documents: those to pass over (walk) or to drop.
+        """
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps([what, str(path), documents]) + "\n")
+        self._server.stdin.flush()
+        for line in self._server.stdout:
+            with suppress(ValueError):  # the last line of a child that was killed while writing it
+                event = json.loads(line)
+                if event["event"] == "gone":
+                    break
+                yield event

@@ -1,0 +1,1 @@
+"""Writing a document: admission, chunks, encoding, commits."""

@@ -1,0 +1,297 @@
+"""What may be written under a name: a new document, the rest of one that was interrupted, more of
+one, one in the place of another, an import; and by whom.
+
+A document is written by one writer at a time, several documents by several writers of one process.
+Other processes are kept away by the memory's writer lock.
+
+    (nothing) --new--> ingesting --finish--> ready --append--> ingesting --finish--> ready
+    ready --replace--> ready, and a row "replacing" of the same name --finish--> ready, the old gone
+    (nothing) --import--> importing --> ready
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from memstore.decode import check_plain
+from memstore.disk.format.document import Document, IngestSettings, is_of_prompt
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.signature import Signature
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput, MemoryLocked
+from memstore.store.document_rows import is_listed
+
+if TYPE_CHECKING:
+    from memstore.store.refresh import Committed
+
+Mode = Literal["new", "append", "replace"]
+
+_written: dict[Path, set[str]] = {}  # directory -> names that this process is writing there
+_changing = threading.Lock()
+_ALL = "\0all"  # in the place of a name: no document may be written
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a writer is to write to."""
+
+    document: Document  # its row; with id 0 one that `begin` has still to make
+    replaces: Document | None = None  # goes when the document is ready
+    instead_of: Document | None = None  # goes when the document is begun
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidInput for what cannot be a document's name."""
+    if not name or "\0" in name or len(name) > 4096:
+        raise InvalidInput("a document needs a name, without zero characters and not a long one")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{name!a} is not UTF-8; choose another name") from error
+
+
+def check_request(name: str, settings: IngestSettings, mode: str) -> None:
+    """Raises InvalidInput for a name, a mode or settings that no document can have."""
+    if mode not in get_args(Mode):
+        raise InvalidInput(f"mode {mode!r} is unknown; choose new, append or replace")
+    check_name(name)
+    for setting, least in (("chunk_blocks", 1), ("top_k", 0)):
+        if getattr(settings, setting) < least:
+            raise InvalidInput(
+                f"ingest settings need {setting}, a whole number of at least {least}"
+            )
+
+
+def check_passages(
+    settings: IngestSettings, signature: Signature, selector: SelectorForm | None
+) -> None:
+    """Raises InvalidInput for settings of passages that this memory cannot hold."""
+    if settings.passage_tokens is None:
+        return
+    if selector is None:
+        raise InvalidInput(
+            "passages are found by a selector, and this memory has none; make one with a selector"
+        )
+    if not 1 <= settings.passage_tokens <= signature.block_size:
+        raise InvalidInput(
+            f"passages of up to {settings.passage_tokens} tokens do not fit into blocks of "
+            f"{signature.block_size}; fill them up to fewer"
+        )
+    if (settings.chunk_blocks, settings.top_k) != (1, 0):
+        raise InvalidInput("a document of passages has no chunks; leave out chunk_blocks and top_k")
+
+
+def layers_of(settings: IngestSettings, signature: Signature) -> tuple[int, ...] | None:
+    """The layers that are stored of a document; None for all of the signature."""
+    return None if settings.passage_tokens is None else tuple(sorted(signature.memory_layers))
+
+
+def codec_of(settings: IngestSettings, codec: str) -> str:
+    """What a document says of how its passages are stored in a memory of this codec."""
+    return codec if settings.passage_tokens is not None else ""
+
+
+def check_metadata(metadata: dict[str, Any]) -> None:
+    """Raises InvalidInput for what no row can say of a document."""
+    try:
+        check_plain(metadata, "metadata")
+    except ValueError as error:
+        raise InvalidInput(f"{error}; use plain values") from error
+
+
+def names_written(path: Path) -> frozenset[str]:
+    """Names of the documents of a memory that this process is writing."""
+    with _changing:
+        return frozenset(_written.get(path.resolve(), ()))
+
+
+@contextmanager
+def written_here(committed: "Committed", name: str, *, wait: bool) -> Iterator[None]:
+    """Hold what writing under a name needs; what interrupted imports left goes first.
+
+    wait: for another process that writes, instead of raising MemoryLocked. Raises MemoryLocked
+    also, at once, where this process writes that document already; ReadOnlyMemory.
+    """
+    catalog = committed.catalog
+    path = catalog.database.path.resolve()
+    with _changing:
+        names = _written.setdefault(path, set())
+        if name in names or _ALL in names:
+            what = f"document {name!r}" if name in names else "what documents are found by"
+            raise MemoryLocked(f"{what} is being written by this process; finish that first")
+        names.add(name)
+    try:
+        with catalog.database.writer(wait=wait):
+            committed.refresh()
+            remove_leftovers(committed, name)
+            yield
+    finally:
+        with _changing:
+            names.discard(name)
+
+
+def remove_leftovers(committed: "Committed", name: str | None = None) -> None:
+    """Delete what interrupted imports left, but nothing that this process is importing now; name:
+    of the document that the caller is going to write. The caller holds the writer lock.
+    """
+    catalog = committed.catalog
+
+    def left(row: Document | None) -> bool:
+        now = names_written(catalog.database.path) - {name}
+        return row is not None and row.state == "importing" and row.name not in now
+
+    def delete(txn: Transaction) -> None:
+        # An import that ends meanwhile commits before or after this transaction, so its row is
+        # either ready or of a name that is still written.
+        for number in there:
+            if left(catalog.row(txn, number)):
+                catalog.delete_document(txn, number)
+
+    there = [row.id for row in committed.rows.hidden() if left(row)]
+    if there:
+        catalog.database.write(delete, beyond_limit=True)
+
+
+@contextmanager
+def all_written_here(committed: "Committed", *, wait: bool) -> Iterator[None]:
+    """Hold what changing all documents needs. Raises as written_here does."""
+    path = committed.catalog.database.path.resolve()
+    with _changing:
+        names = _written.setdefault(path, set())
+        if names:
+            raise MemoryLocked(f"{path} is being written by this process; finish that first")
+        names.add(_ALL)
+    try:
+        with committed.catalog.database.writer(wait=wait):
+            committed.refresh()
+            yield
+    finally:
+        with _changing:
+            names.discard(_ALL)
+
+
+def is_there(found: Document, source_hash: str, settings: IngestSettings, mode: Mode) -> bool:
+    """Is the same content there already? A replacement may also want other settings."""
+    if mode != "append" and found.appended_to:
+        return False  # its hash is that of what was appended last
+    same = found.state == "ready" and found.source_hash == source_hash
+    return same and (mode != "replace" or found.settings == settings)
+
+
+def admit(named: Sequence[Document], wanted: Document, mode: Mode) -> Admission | None:
+    """What a writer of `wanted` (a row without content) is to write to, given the rows of its name
+    that are there; None if the same content is there already.
+
+    Raises DocumentExists, DocumentNotFound (append), InvalidInput (other settings).
+    """
+    found = next((row for row in named if is_listed(row)), None)
+    hidden = next((row for row in named if row.state == "replacing"), None)
+    if found is not None and is_there(found, wanted.source_hash, wanted.settings, mode):
+        return None
+    if mode == "append":
+        if found is None:
+            raise no_document(wanted.name, named)
+        return Admission(_appendable(found, wanted))
+    if found is None:
+        return Admission(wanted, instead_of=hidden)
+    if _continues(found, wanted):
+        return Admission(found)
+    if mode == "replace":
+        if hidden is not None and _continues(hidden, wanted):
+            return Admission(hidden, replaces=found)
+        return Admission(replace(wanted, state="replacing"), replaces=found, instead_of=hidden)
+    if found.state == "ingesting" and not found.tokens:
+        return Admission(wanted, instead_of=found)  # it never got further than its row
+    raise _refusal(found, wanted)
+
+
+def begin(catalog: Catalog, admission: Admission) -> Document:
+    """The row to write to, made if need be. Raises what Database.write raises."""
+    if admission.document.id:
+        return admission.document
+
+    def work(txn: Transaction) -> Document:
+        if admission.instead_of is not None:
+            catalog.delete_document(txn, admission.instead_of.id)
+        number = catalog.new_document_id(txn)
+        row = replace(admission.document, id=number, created=time.time())
+        catalog.put_document(txn, row)
+        return row
+
+    return catalog.database.write(work)
+
+
+def admit_import(named: Iterable[Document], original: Document) -> Document | None:
+    """The listed one of the documents of a name if it has the content to be imported; None if the
+    name is free. Raises DocumentExists.
+    """
+    for row in named:
+        if is_listed(row):
+            if row.state == "ready" and row.source_hash == original.source_hash:
+                return row
+            raise DocumentExists(
+                f"a document {row.name!r} of other content is there; import it under another name"
+            )
+    return None
+
+
+def no_document(
+    name: str, rows: Iterable[Document], where: Path | str | None = None
+) -> DocumentNotFound:
+    """The error for a name that no document has: it lists the names there are."""
+    listed = [repr(row.name) for row in rows if is_listed(row) and not is_of_prompt(row.name)]
+    names = ", ".join(listed[:20]) + (", ..." if len(listed) > 20 else "")
+    return DocumentNotFound(
+        f"no document {name!r} in {where or 'this memory'}; "
+        + (f"there are {names}" if names else "it holds none")
+    )
+
+
+def _continues(found: Document, wanted: Document) -> bool:
+    """Is this the same ingest, interrupted?"""
+    same = found.state != "ready" and found.source_hash == wanted.source_hash
+    return same and found.settings == wanted.settings
+
+
+def _refusal(found: Document, wanted: Document) -> DocumentExists | InvalidInput:
+    if found.state == "ready":
+        return DocumentExists(
+            f"document {found.name!r} is there with other content; choose another name, append to "
+            "it, or replace it"
+        )
+    if found.source_hash != wanted.source_hash:
+        return DocumentExists(
+            f"document {found.name!r} is partly read, from other content; continue with that, "
+            "replace it, or forget it"
+        )
+    return InvalidInput(
+        f"document {found.name!r} was begun with {_others(found.settings, wanted.settings)}; "
+        "continue with the same, replace it, or forget it"
+    )
+
+
+def _appendable(found: Document, wanted: Document) -> Document:
+    resumed = found.state == "ingesting"
+    if resumed and (not found.appended_to or found.source_hash != wanted.source_hash):
+        raise DocumentExists(
+            f"document {found.name!r} is only partly read; continue that before appending to it"
+        )
+    if found.settings != wanted.settings:
+        other = _others(found.settings, wanted.settings)
+        raise InvalidInput(f"document {found.name!r} was read with {other}; append with the same")
+    if resumed:
+        return found
+    return replace(
+        found, source_hash=wanted.source_hash, metadata=wanted.metadata, appended_to=found.tokens
+    )
+
+
+def _others(found: IngestSettings, wanted: IngestSettings) -> str:
+    """The settings of one that the other does not have, in words."""
+    there, here = asdict(found), asdict(wanted)
+    return ", ".join(f"{k}={v}" for k, v in sorted(there.items()) if here[k] != v)

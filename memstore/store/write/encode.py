@@ -1,0 +1,95 @@
+"""Chunks to records, on a thread of its own: the next chunk is encoded while the last one is
+committed.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from memstore.block import RecordKey
+from memstore.disk.format.codec import get_codec
+from memstore.disk.format.document import Document
+from memstore.disk.tables.catalog import Catalog
+from memstore.store.write.chunk import Chunk, StoredLayers
+from memstore.tiers.raw_bits import from_raw, raw_view
+
+
+class Encoder:
+    """Encodes the chunks of one document, in order."""
+
+    def __init__(self, catalog: Catalog, document: Document) -> None:
+        """document: with the write that makes its next blocks."""
+        self.lossless = get_codec(catalog.codec).lossless
+        self._signature, self._blocks = catalog.signature, catalog.blocks
+        self._document, self._write = document.id, document.writes[-1].id
+        self._codec = document.codec  # of passages
+        self._layers = StoredLayers.of(document, catalog.signature)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-encoder")
+
+    def ahead(self, chunk: Chunk, wanted: Callable[[], bool]) -> None:
+        """Begin to encode a chunk's memory layers; its `encoding` tells when that is done.
+
+        wanted: asked when its turn comes; if not, nothing is done.
+        """
+        chunk.encoding = self._thread.submit(
+            lambda: self.memory_layers(chunk) if wanted() else None
+        )
+
+    def memory_layers(self, chunk: Chunk) -> None:
+        """Have the chunk hold records in the place of its memory layers' blocks."""
+        layers = [layer for layer in self._layers.memory if layer in chunk.blocks]
+        self.add_records(chunk, layers, chunk.first_block)
+        for layer in layers:
+            del chunk.blocks[layer]
+
+    def add_records(self, chunk: Chunk, layers: Iterable[int], first: int) -> None:
+        """Encode the chunk's blocks from `first` on where that has not been done."""
+        if chunk.digests:
+            self._add_passages(chunk, layers)
+            return
+        first = max(first, chunk.first_block)
+        for layer in layers:
+            if first < chunk.end_block and (chunk.end_block - 1, layer) not in chunk.records:
+                k, v = (raw_view(x[first - chunk.first_block :]) for x in chunk.blocks[layer])
+                key = RecordKey(self._document, first, layer)
+                lengths = chunk.lengths[first - chunk.first_block :]
+                records = self._blocks.encode(key, k, v, lengths, self._write)
+                chunk.records.update(
+                    ((block, layer), record) for block, record in enumerate(records, first)
+                )
+
+    def _add_passages(self, chunk: Chunk, layers: Iterable[int]) -> None:
+        digests = [chunk.digests[number] for number in chunk.given]
+        lengths = [chunk.lengths[number] for number in chunk.given]
+        for layer in layers:
+            if digests and (chunk.given[-1], layer) not in chunk.records:
+                k, v = map(raw_view, chunk.blocks[layer])
+                records = self._blocks.encode_passages(layer, k, v, lengths, digests, self._codec)
+                chunk.records.update(
+                    ((number, layer), record) for number, record in zip(chunk.given, records)
+                )
+
+    def replace_by_stored(self, chunk: Chunk) -> None:
+        """Have the chunk hold what reading its records will give: a resumed ingest would read just
+        that.
+        """
+        layers = [*self._layers.memory, *self._layers.other]
+        self.add_records(chunk, layers, chunk.first_block)
+        for layer in layers:
+            stored = [
+                self._blocks.decode(
+                    chunk.records[block, layer],
+                    RecordKey(self._document, block, layer),
+                    self._write,
+                )
+                for block in range(chunk.first_block, chunk.end_block)
+            ]
+            chunk.blocks[layer] = (
+                from_raw(np.stack([k for k, _, _ in stored]), self._signature.kv_dtype),
+                from_raw(np.stack([v for _, v, _ in stored]), self._signature.kv_dtype),
+            )
+
+    def close(self) -> None:
+        """Wait for what was begun, and end the thread."""
+        self._thread.shutdown(wait=True)

@@ -1,0 +1,101 @@
+"""What can be read of a document while it is written: staged chunks are pinned in the tiers, and
+their landmarks are in the index.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.disk.format.document import Document
+from memstore.disk.format.signature import Geometry
+from memstore.errors import BudgetExceeded
+from memstore.store.retrieve.retrieval import Retrieval
+from memstore.store.write.chunk import Chunk
+from memstore.tiers.raw_bits import torch_dtype
+
+
+class Readable:
+    """The blocks and landmarks of one document that were staged or committed by its writer."""
+
+    def __init__(
+        self, retrieval: Retrieval, document: Document, memory_layers: set[int], geometry: Geometry
+    ) -> None:
+        self._tiers, self._index = retrieval.tiers, retrieval.index
+        self._selected = retrieval.selected
+        self._document, self._geometry = document.id, geometry
+        self._memory_layers = memory_layers
+        # An ingest that attends to its latest blocks alone will not ask for the others: they make
+        # room for those that are asked for.
+        self._stay = memory_layers if document.settings.retrieve else set[int]()
+        self._pinned: list[BlockKey] = []  # committed, but still among the latest blocks
+
+    def show(self, chunk: Chunk, make_room: Sequence[Callable[[], None]]) -> None:
+        """Make a staged chunk's blocks readable and its landmarks searchable; make_room: called one
+        after the other while the budget has no room. Raises BudgetExceeded.
+        """
+        for make in make_room:
+            try:
+                chunk.units = self._pin(chunk)
+                break
+            except BudgetExceeded:
+                make()
+        else:
+            chunk.units = self._pin(chunk)
+        self.add_to_index(chunk)
+
+    def add_to_index(self, chunk: Chunk) -> None:
+        """Make a chunk's landmarks searchable."""
+        for layer in sorted(chunk.landmarks.keys() & self._memory_layers):
+            self._index.add(self._document, layer, chunk.first_block, chunk.landmarks[layer])
+
+    def blocks(self, layer: int, blocks: range) -> tuple[Tensor, Tensor]:
+        """K, V [n, Hkv, block_size, D] of blocks, staged or stored. Raises CorruptBlock."""
+        heads = range(self._geometry.num_kv_heads)
+        units = [BlockKey(self._document, layer, block, h) for block, h in product(blocks, heads)]
+        shape = (len(blocks), *self._geometry.shape)
+        with self._tiers.lease(units) as lease:
+            k, v = (half.index_select(0, lease.slots).view(shape) for half in (lease.k, lease.v))
+        return k, v
+
+    def landmarks(self, layer: int, blocks: range) -> Tensor:
+        """Landmark keys [n, Hkv, D] of blocks of a layer with memory."""
+        scope = [(self._document, blocks.start, blocks.stop)]
+        keys = self._index.keys(layer, scope).transpose(0, 1)
+        return keys.to(torch_dtype(self._geometry.dtype))
+
+    def committed(self, chunks: Sequence[Chunk], latest: int) -> None:
+        """Committed units need no pin, but the blocks from `latest` on are about to be read and
+        stay until newer ones are committed.
+        """
+        units = self._pinned + [unit for chunk in chunks for unit in chunk.units]
+        self._pinned = [unit for unit in units if unit.block >= latest]
+        self._release([unit for unit in units if unit.block < latest], self._stay)
+
+    def replaced(self, base: int) -> None:
+        """Other blocks were committed in the place of those from `base` on."""
+        self._index.truncate(self._document, base)
+        if self._selected is not None:
+            self._selected.truncate(self._document, base)
+        self._tiers.drop_document(self._document, base)
+
+    def close(self) -> None:
+        """Pin nothing any longer."""
+        self._release(self._pinned, self._memory_layers)
+
+    def _pin(self, chunk: Chunk) -> list[BlockKey]:
+        units: list[BlockKey] = []
+        try:
+            for layer, (k, v) in chunk.blocks.items():
+                first = chunk.first_block
+                units += self._tiers.pin(self._document, layer, first, k, v, chunk.lengths)
+        except BudgetExceeded:
+            self._tiers.drop(units)
+            raise
+        return units
+
+    def _release(self, units: Sequence[BlockKey], stay: set[int]) -> None:
+        """Pin these units no longer; those of the layers `stay` are cached like any other."""
+        self._tiers.unpin([unit for unit in units if unit.layer in stay])
+        self._tiers.drop([unit for unit in units if unit.layer not in stay])

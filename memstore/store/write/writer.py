@@ -1,0 +1,404 @@
+"""Writing one document into a memory: chunks are staged at once, encoded on a worker thread, and
+committed on another, whole chunks at a time: while the disk takes in one transaction, the next one
+is encoded.
+
+A staged chunk can be searched and read immediately (pinned units, index rows); passages, of which
+none is read for another, once they are committed. Killed at any
+instant, the memory holds what the last transaction held: a prefix of whole chunks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from torch import Tensor
+
+from memstore.disk.format.block_words import Words
+from memstore.disk.format.document import Document
+from memstore.disk.format.passage_parts import Passage
+from memstore.disk.lmdb.database import Transaction
+from memstore.disk.tables.catalog import Catalog
+from memstore.errors import InvalidInput, StorageFull
+from memstore.store.retrieve.retrieval import Retrieval
+from memstore.store.stored_passages import Continued
+from memstore.store.stored_tokens import TokenSpan, read_tokens
+from memstore.store.write.chunk import Chunk, LayerBlocks, RecentBlocks, StoredLayers
+from memstore.store.write.commits import Commits
+from memstore.store.write.known_passages import Known, KnownPassages
+from memstore.store.write.readable import Readable
+from memstore.store.write.staged import Staged
+
+COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
+
+
+class DocumentWriter:
+    """One document being read; a context manager. Use MemoryStore.write_document.
+
+    Leaving without `finish` (an error, Ctrl-C) commits the whole chunks that were staged and leaves
+    the document "ingesting", to be resumed. Tensors given to add_chunk belong to the writer
+    afterwards: do not write to them. Of one thread; other documents may be written by others
+    meanwhile.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        retrieval: Retrieval,
+        document: Document,
+        *,
+        replaces: Document | None,
+        commit_bytes: int,
+        locks: ExitStack,
+        make_room: Callable[[], None],
+        on_close: Callable[["DocumentWriter"], None],
+    ) -> None:
+        """document: its row as it is committed; replaces: the document that goes when this one is
+        ready; locks: released at the end; make_room: has the store's other writers let go of what
+        they can. Raises CorruptMemory.
+        """
+        self._catalog, self._form = catalog, catalog.selector_form
+        self._geometry = catalog.signature.geometry
+        self._memory_layers = set(StoredLayers.of(document, catalog.signature).memory)
+        self._chunk_blocks = document.settings.chunk_blocks
+        blocks, tokens = document.blocks, document.tokens
+        self._before: Continued | None = None
+        if document.of_passages:
+            self._before = Continued.of(catalog, document)
+            document, blocks, tokens, *_ = self._before
+        elif document.state == "ready":  # appended to: back to the last boundary of chunks
+            chunk_tokens = self._chunk_blocks * self._geometry.block_size
+            blocks = document.tokens // chunk_tokens * self._chunk_blocks
+            tokens = blocks * self._geometry.block_size
+        if document.state == "ready" or not document.writes:
+            document = document.begin_write(blocks)
+        self._readable = Readable(retrieval, document, self._memory_layers, self._geometry)
+        self._commits = Commits(
+            catalog,
+            document,
+            blocks=blocks,
+            tokens=tokens,
+            replaces=replaces,
+            on_commit=self._committed,
+        )
+        self._holding = catalog.passages.holding()
+        self._known: KnownPassages | None = None
+        if document.of_passages:
+            self._known = KnownPassages(catalog, document, self._holding)
+        self._staged = Staged(
+            self._commits,
+            commit_bytes,
+            held_until=0 if self._before is None else self._before.document.appended_at,
+        )
+        self._locks, self._make_room, self._on_close = locks, make_room, on_close
+        self._blocks, self._tokens = blocks, tokens
+        self._characters = 0 if self._before is None else self._before.characters
+        self._boundary = blocks  # of chunks, from where an append would continue
+        self._ended = False  # by a chunk that is not whole
+        self._finished = False
+        self._closed = False
+
+    @property
+    def document(self) -> Document:
+        """The document as committed so far; where it is appended to, before the first commit,
+        without what will be replaced.
+        """
+        row, base = self._commits.row, self._commits.base
+        if self._commits.cut:
+            return replace(row, blocks=base, tokens=self._commits.base_tokens)
+        return row
+
+    @property
+    def blocks(self) -> int:
+        """Blocks so far, staged ones included: the number of the next block."""
+        return self._blocks
+
+    @property
+    def tokens(self) -> int:
+        """Content tokens so far, staged ones included: continue reading from here."""
+        return self._tokens
+
+    @property
+    def base_tokens(self) -> int:
+        """Tokens that the document had before it was appended to; 0 otherwise."""
+        return self._commits.row.appended_to
+
+    @property
+    def characters(self) -> int:
+        """Of a document of passages, its characters up to the end of the last one so far, staged
+        ones included: continue reading from here.
+        """
+        return self._characters
+
+    @property
+    def base_characters(self) -> int:
+        """Of a document of passages, its characters before it was appended to, tail and all: where
+        what is appended begins; 0 otherwise.
+        """
+        return self._commits.row.appended_at
+
+    def replaced_passages(self) -> list[Passage]:
+        """The last passage of a document that is appended to, to be read again in front of what is
+        appended, after which the writer has not committed yet; its gap begins at `characters`.
+        """
+        return [] if self._before is None or not self._commits.cut else self._before.replaced
+
+    def replaced_tail(self) -> str:
+        """The text that stood behind that passage, in front of what is appended."""
+        return "" if self._before is None else self._before.tail
+
+    def replaced_tokens(self) -> TokenSpan:
+        """Stored tokens behind `tokens`, and where their characters begin: to be read again with
+        what is appended.
+
+        There are none but in an append that has not committed yet, where the document ended within
+        a chunk; where the characters begin is told even so.
+        """
+        with self._catalog.database.read() as txn:
+            return read_tokens(self._catalog, txn, self._commits.row, self._tokens)
+
+    # Staging
+
+    def add_chunk(
+        self,
+        token_ids: Sequence[int] | np.ndarray,
+        char_start: int,
+        layers: Mapping[int, LayerBlocks],
+        length_of_last: int | None = None,
+        *,
+        landmarks: Tensor | None = None,
+        words: Sequence[Words] | None = None,
+    ) -> None:
+        """Take the next chunk: chunk_blocks blocks, or fewer at the document's end.
+
+        token_ids: content tokens of the chunk. char_start: characters of the document before its
+        first token. layers: for every layer K, V [n, Hkv, block_size, D] (K rotated by the offset
+        in the block) and landmark keys [n, Hkv, D]. length_of_last: content tokens of the last
+        block where a document's end leaves it short.
+
+        In a memory with a selector there are K and V alone, and what its form keeps: landmarks
+        [tokens, heads, width] in the form's dtype, and of each block its distinct words (hash,
+        count).
+
+        Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
+        BudgetExceeded, InvalidInput.
+        """
+        self._commits.check()
+        if self._before is not None:
+            raise InvalidInput("this document is made of passages; add those (add_passages)")
+        if self._ended or self._blocks % self._chunk_blocks:
+            raise InvalidInput(
+                f"a chunk after the document's last, which ended at token {self._tokens}; append "
+                "to it instead"
+            )
+        chunk = Chunk.of(
+            self._blocks,
+            np.asarray(token_ids, dtype=np.int64),
+            char_start,
+            layers,
+            length_of_last,
+            document=self._commits.row,
+            signature=self._catalog.signature,
+            selector=self._form,
+            token_landmarks=landmarks,
+            words=words,
+        )
+        cut = self._commits.cut
+        if not cut:
+            if not self._commits.encoder.lossless:  # it is read as it will be stored
+                self._commits.encoder.replace_by_stored(chunk)
+            # what is committed needs no pin
+            self._readable.show(chunk, [self._flush, self._make_room])
+        done = self.document.blocks
+        self._commits.landmarks.add(chunk, done, self._commits.keep_from(done))
+        if chunk.found_by is not None:
+            self._commits.selected.add(chunk.first_block, chunk.found_by, done)
+        if chunk.whole and not cut:
+            size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
+            self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
+        else:
+            size = 0
+        self._stage(chunk, size)
+        self._ended = not chunk.whole
+        if chunk.whole and cut:
+            # Old blocks have the numbers of the new ones: they are answered from until the new ones
+            # are committed.
+            self._flush()
+            self._readable.add_to_index(chunk)
+        self._staged.submit_if_enough()
+
+    def known(self, passages: Sequence[Passage]) -> list[Known | None]:
+        """What is stored of passages that come, whatever document they are of: the keys and values
+        of these need not be given, and stay until this writer ends; None of the others.
+
+        Raises InvalidInput for a document that is not made of passages, WrongModel, CorruptMemory.
+        """
+        if self._known is None:
+            raise InvalidInput("this document is not made of passages; none is looked up")
+        return self._known.look_up(passages)
+
+    def add_passages(
+        self,
+        passages: Sequence[Passage],
+        layers: Mapping[int, tuple[Tensor, Tensor]],
+        *,
+        given: Sequence[int] | None = None,
+        landmarks: Tensor | None = None,
+        words: Sequence[Words] | None = None,
+    ) -> None:
+        """Take the next n passages, a block each; any n of at least 1.
+
+        layers: for every memory layer K, V [m, Hkv, block_size, D] in the KV dtype (K rotated by
+        the offset in the block), of which the rows behind a passage's tokens are anything finite,
+        and are not stored. given: which m of the n these are of, in order (None: all of them); of
+        the others none are stored, but those that are already (`known`). landmarks: [tokens of all
+        n, heads, width] in the dtype of the selector's form; words: of each passage its distinct
+        words (hash, count). They are found and read once the document is ready.
+
+        Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
+        InvalidInput.
+        """
+        self._commits.check()
+        if self._before is None or self._form is None:
+            raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
+        chunk = Chunk.of_passages(
+            self._blocks,
+            self._tokens,
+            self._characters,
+            passages,
+            layers,
+            self._catalog.digests(self._commits.row, passages),
+            range(len(passages)) if given is None else given,
+            document=self._commits.row,
+            signature=self._catalog.signature,
+            selector=self._form,
+            token_landmarks=landmarks,
+            words=words,
+        )
+        if chunk.found_by is not None:
+            self._commits.selected.add(chunk.first_block, chunk.found_by, self.document.blocks)
+        size = sum(k.nbytes + v.nbytes for k, v in layers.values())
+        self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
+        self._stage(chunk, size)
+        self._characters = chunk.end
+        self._staged.submit_if_enough()
+
+    def recent(self, layer: int, n: int) -> RecentBlocks:
+        """The latest n blocks (fewer where there are fewer), staged or stored, as they are stored:
+        what a resumed ingest attends to.
+
+        Of a layer without memory there are no more than top_k. Raises CorruptBlock.
+        """
+        first = max(0, self._blocks - n)
+        if layer not in self._memory_layers:
+            first = max(first, self._commits.keep_from(self._boundary))
+        blocks = range(first, self._blocks)
+        k, v = self._readable.blocks(layer, blocks)
+        if self._form is not None:
+            landmarks = k.new_empty(0, self._geometry.num_kv_heads, self._geometry.head_dim)
+        elif layer in self._memory_layers:
+            landmarks = self._readable.landmarks(layer, blocks)
+        else:
+            landmarks = self._commits.landmarks.keys(layer, first, self._blocks)
+        return RecentBlocks(k, v, landmarks, blocks)
+
+    def store_staged(self) -> None:
+        """Commit every whole staged chunk, and wait until that is done or has failed; another
+        thread that needs the room may call it.
+        """
+        self._staged.submit()
+        self._commits.wait()
+
+    def finish(self, tail: str = "") -> Document:
+        """Commit what is left, make the document ready (and, if it replaces one, take its place) in
+        one transaction; return it.
+
+        tail: of a document of passages, the text behind the last. Where nothing was appended, it
+        stays as it was. Raises InvalidInput for another document's, and what committing raises.
+        """
+        self._commits.check()
+        as_it_was = self._commits.cut and self._blocks == self._commits.base
+        if tail and (self._before is None or as_it_was):
+            raise InvalidInput("a tail stands behind passages; add those that are replaced first")
+        behind = None if self._before is None or as_it_was else (self._characters, tail)
+        # an appended end that replaces old blocks
+        unseen = [chunk for chunk in self._staged.chunks if not chunk.units]
+        self._staged.submit(final=True, tail=behind)
+        self._commits.wait()
+        self._commits.check()
+        for chunk in unseen:
+            self._readable.add_to_index(chunk)
+        self._finished = True
+        self.close()
+        return self._commits.row
+
+    def close(self) -> None:
+        """Commit the staged whole chunks, unless committing failed before, and release everything.
+        Called by `with`.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._finished or self._commits.error is not None:
+                self._staged.clear()
+            self._staged.submit()
+            self._commits.close()
+        finally:
+            self._readable.close()
+            try:
+                self._on_close(self)
+                self._leave_nothing()
+                self._holding.close()
+                self._catalog.sweep()
+            finally:
+                self._holding.close()
+                self._locks.close()
+        self._commits.check()
+
+    def _leave_nothing(self) -> None:
+        """Of a document that there was no room for: its row would be taken for a beginning."""
+        document, catalog = self._commits.row.id, self._catalog
+
+        def work(txn: Transaction) -> None:
+            # As it is stored: a commit may stand whose room could not be given back behind it.
+            row = catalog.row(txn, document)
+            if row is not None and not row.blocks and row.state != "ready":
+                catalog.delete_document(txn, document)
+
+        if isinstance(self._commits.error, StorageFull):
+            with suppress(StorageFull):
+                catalog.database.write(work, beyond_limit=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except BaseException:
+            if error is None:
+                raise  # otherwise the block's own error is the one to see
+
+    def _stage(self, chunk: Chunk, size: int) -> None:
+        self._staged.add(chunk, size)
+        self._blocks, self._tokens = chunk.end_block, chunk.end_token
+        self._boundary = chunk.boundary
+
+    def _flush(self) -> None:
+        self.store_staged()
+        self._commits.check()
+
+    def _committed(self, chunks: Sequence[Chunk], cut: bool) -> None:
+        """On the committing thread."""
+        if cut:
+            self._readable.replaced(self._commits.base)
+        else:
+            self._readable.committed(chunks, self._commits.keep_from(chunks[-1].boundary))

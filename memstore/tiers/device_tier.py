@@ -1,0 +1,49 @@
+"""The device tier: slots in a device's memory, filled from the host tier."""
+
+from collections.abc import Sequence
+
+import torch
+
+from memstore.block import BlockKey
+from memstore.devices import usable_device
+from memstore.tiers.host_tier import HostTier
+from memstore.tiers.slab import SlabTier
+
+
+class DeviceTier(SlabTier):
+    """Slots on a torch device such as "cuda" ("cpu" is taken too: the same tier without the other
+    memory).
+
+    A slot may be filled anew as soon as its lease is released, by any thread. The copy then waits
+    for what the filling thread's current stream was given before, so every thread must read slots
+    on the same: the device's default stream.
+    """
+
+    name = "device"
+
+    def __init__(
+        self,
+        host: HostTier,
+        budget_bytes: int,
+        *,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: str,
+        policy: str = "lru",
+    ) -> None:
+        """As SlabTier. Raises InvalidConfig for a device that this machine does not have."""
+        self._host = host
+        super().__init__(
+            budget_bytes,
+            block_size=block_size,
+            head_dim=head_dim,
+            dtype=dtype,
+            policy=policy,
+            device=usable_device(device),
+        )
+
+    def _read_below(
+        self, units: Sequence[BlockKey], slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        return self._host.lift(units, self.slab, slots)

@@ -1,0 +1,89 @@
+"""The host tier: units in main memory, in slots that attention on the CPU reads directly and a
+device tier copies from.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.errors import BudgetExceeded, DocumentNotFound
+from memstore.kernels.slab_copy import load_units
+from memstore.tiers.lease import UnitSource
+from memstore.tiers.slab import SlabTier
+
+
+class NoSource:
+    """Below a memory without a directory: nothing was ever stored."""
+
+    def read(self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]) -> list[int]:
+        raise DocumentNotFound(
+            f"document {units[0].document} is not in this memory, which holds only its sessions' "
+            "own blocks"
+        )
+
+
+class HostTier(SlabTier):
+    """Slots in main memory, page-locked where there is a CUDA device to copy to. Pinned units (a
+    session's own and not yet committed blocks, which no source below has) live here.
+    """
+
+    name = "host"
+
+    def __init__(
+        self,
+        source: UnitSource,
+        budget_bytes: int,
+        *,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        policy: str = "lru",
+    ) -> None:
+        """source: what misses are read from. Otherwise as SlabTier."""
+        self.source = source
+        super().__init__(
+            budget_bytes,
+            block_size=block_size,
+            head_dim=head_dim,
+            dtype=dtype,
+            policy=policy,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def _read_below(
+        self, units: Sequence[BlockKey], slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        read_from = getattr(self.source, "read_from", None)
+        if read_from is None:  # a source that is no tier
+            return self.source.read(units, self.slab, slots), ["disk"] * len(units)
+        lengths, tiers = read_from(units, self.slab, slots)
+        return lengths, tiers
+
+    def lift(
+        self, units: Sequence[BlockKey], slab: Tensor, slots: Sequence[int]
+    ) -> tuple[list[int], list[str]]:
+        """Copy units into slots of the slab of a tier above, in groups that fit in this one; of
+        each its length and the name of the tier that had it.
+
+        Raises BudgetExceeded if not even one unit fits, and what `lease` raises.
+        """
+        lengths: list[int] = []
+        tiers: list[str] = []
+        group = max(1, self.capacity // 2)
+        while len(lengths) < len(units):
+            start = len(lengths)
+            end = min(start + group, len(units))
+            try:
+                lease = self.lease(units[start:end])
+            except BudgetExceeded:
+                if end - start == 1:
+                    raise
+                group = (end - start) // 2  # much is pinned
+                continue
+            with lease:  # until the copy is done: after that others may write over these slots
+                load_units(self.slab, slab, lease.held, slots[start:end]).finish()
+                lengths += lease.lengths.tolist()
+                tiers += lease.tiers
+        return lengths, tiers

@@ -1,0 +1,1 @@
+"""Making and measuring the selector of a passage model."""

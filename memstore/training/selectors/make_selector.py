@@ -1,0 +1,244 @@
+"""Making a selector for a model: pointer heads by calibration, or a learned projection; either is
+joined with words, and measured with words, relations and forms that it has not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import torch
+
+from memstore.model.adapter import TextTokenizer
+from memstore.model.passages.selectors.adaptation import Adaptation
+from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.pointer_heads import PointerHeads, Rotate
+from memstore.model.passages.selectors.selector import Selector
+from memstore.model.passages.selectors.selector_file import MadeFor
+from memstore.model.passages.selectors.selector_sum import Sum, Words
+from memstore.training.selectors.head_ranking import rank_heads
+from memstore.training.selectors.learn import LearnConfig, learn, rarity
+from memstore.training.selectors.measure import Haystack, Outcome, Sought, gate_of, measure, recalls
+from memstore.training.selectors.states import Walk, read_states
+from memstore.training.selectors.windows import Cut, Window, WindowWriter, firsts
+
+Report = Callable[[str], None]
+
+_WORD_WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+_HAY = 1024  # passages of training that held-out questions are asked of, too
+_HEADS = (1, 2, 3)  # pointer heads that are tried together
+_IDF_CHARACTERS = 8_000_000  # of text that says how rare a token is
+_AMONG = 2  # of KS: scores are told for the best 8
+
+
+@dataclass(frozen=True)
+class AdaptOptions:
+    """How much is read. windows: of about 1,024 tokens, for training; calibration: of pointer
+    heads; held_out: for the choice of weights and the score. layer: whose states are projected;
+    None = just below the middle.
+    """
+
+    windows: int = 240
+    calibration: int = 24
+    held_out: int = 48
+    layer: int | None = None
+    learn: LearnConfig = field(default_factory=LearnConfig)
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that a selector is made for. cut: a text as its passages, filled up to so many
+    tokens; walk: reads rows of ids, each alone behind the model's prefix.
+    """
+
+    made_for: MadeFor
+    tokenizer: TextTokenizer
+    cut: Cut
+    walk: Walk
+    rotate: Rotate
+    passage_tokens: int
+
+
+def adapt(
+    model: Subject,
+    texts: Sequence[str],
+    work: Path,
+    *,
+    train: bool,
+    options: AdaptOptions | None = None,
+    report: Report = lambda line: None,
+) -> Adaptation:
+    """A selector for a model, with what held-out questions say of it.
+
+    texts: prose to plant facts in. work: a directory for the states of what was read; an
+    interrupted run goes on from there. train: learn a projection; otherwise pointer heads. report:
+    told of progress, a line each. Raises InvalidInput for texts that are too short.
+    """
+    options = options or AdaptOptions()
+    cut, seed = model.cut, options.seed
+    training = WindowWriter(texts, model.tokenizer, cut, "train", seed)
+    held_out = WindowWriter(texts, model.tokenizer, cut, "validation", seed)
+    against = list(held_out.windows(options.held_out))
+    if train:
+        selector, haystack, asked = _learned(model, texts, training, against, work, options, report)
+    else:
+        selector, haystack, asked = _pointing(model, training, against, options, report)
+    chosen, outcomes = _with_words(selector, haystack, asked)
+    literal = [outcome for outcome in outcomes if outcome.kind in ("literal", "key")]
+    unanswered = [outcome for outcome in outcomes if outcome.kind == "absent"]
+    found = recalls(outcomes)
+    return Adaptation(
+        chosen,
+        gate=gate_of(literal, unanswered, haystack.passages),
+        passage_tokens=model.passage_tokens,
+        weights=model.made_for.weights,
+        scores={kind: shares[_AMONG] for kind, shares in sorted(found.items())},
+    )
+
+
+def _learned(
+    model: Subject,
+    texts: Sequence[str],
+    training: WindowWriter,
+    against: Sequence[Window],
+    work: Path,
+    options: AdaptOptions,
+    report: Report,
+) -> tuple[Selector, Haystack, list[Sought]]:
+    layer = options.layer
+    if layer is None:
+        layer = max(1, model.made_for.num_layers // 2 - 1)
+    windows = list(training.windows(options.windows))
+    states = read_states(windows, model.walk, [layer], work / "train", _counted(report, "read"))
+    sample = (ids for text in _sample(texts, options.seed) for ids in passages_in(model.cut, text))
+    idf = rarity(sample, model.made_for.vocabulary)
+
+    def told(step: int, loss: float, first: float) -> None:
+        report(f"step {step}: loss {loss:.3f}, right passage first {first:.0%}")
+
+    selector = learn(states, layer, idf, options.learn, told)
+    unseen = read_states(
+        against, model.walk, [layer], work / "held-out", _counted(report, "read held-out")
+    )
+    both = Sum([(selector, 1.0), (Words(), 0.0)])
+    haystack = Haystack(both.form)
+    for some in (unseen, states):  # windows of training are hay here
+        wanted = len(some.ends) if some is unseen else min(len(some.ends), _HAY)
+        add(haystack, both, model.tokenizer, [some.shown(at) for at in range(wanted)])
+    return selector, haystack, sought(against, unseen.question)
+
+
+def _pointing(
+    model: Subject,
+    training: WindowWriter,
+    against: Sequence[Window],
+    options: AdaptOptions,
+    report: Report,
+) -> tuple[Selector, Haystack, list[Sought]]:
+    made_for = model.made_for
+    ranked = rank_heads(
+        list(training.windows(options.calibration)),
+        model.walk,
+        made_for.num_layers,
+        model.rotate,
+        report=_counted(report, "calibrated on"),
+    )
+    best = ranked[: max(_HEADS)]
+    for head in best:
+        report(f"layer {head.layer} head {head.head}: reciprocal rank {head.reciprocal_rank:.2f}")
+    shape = (made_for.num_heads, made_for.num_kv_heads, made_for.head_dim)
+    taps = Taps(heads=tuple(sorted({head.layer for head in best})))
+    shown = [passage for window in against for passage in model.walk(window.passages, taps)]
+
+    def of_question(window: int, place: int) -> Tapped:
+        question = against[window].questions[place]
+        shown = model.walk([question.lead + question.ids], taps)[0]
+        return shown.part(range(len(question.lead), len(shown.ids)))
+
+    asked = sought(against, of_question)
+    tried = []
+    for count in _HEADS:
+        heads = [(head.layer, head.head) for head in best[:count]]
+        selector = PointerHeads(heads, shape, model.rotate)
+        both = Sum([(selector, 1.0), (Words(), 0.0)])
+        haystack = Haystack(both.form)
+        add(haystack, both, model.tokenizer, shown)
+        outcomes = measure(selector, haystack, asked)
+        tried.append((_mean(outcomes), -count, selector, haystack))
+    _, _, selector, haystack = max(tried, key=lambda one: one[:2])
+    return selector, haystack, asked
+
+
+def _with_words(
+    selector: Selector, haystack: Haystack, asked: Sequence[Sought]
+) -> tuple[Selector, list[Outcome]]:
+    """The selector with the weight of words that finds most, and what it finds."""
+    tried = []
+    for weight in _WORD_WEIGHTS:
+        joined: Selector = Sum([(selector, 1.0), (Words(), weight)]) if weight else selector
+        outcomes = measure(joined, haystack, asked)
+        tried.append((_mean(outcomes), -weight, joined, outcomes))
+    _, _, joined, outcomes = max(tried, key=lambda one: one[:2])
+    return joined, outcomes
+
+
+def _mean(outcomes: Sequence[Outcome]) -> float:
+    """Over kinds of question, and over the best 1, 4 and 8, the mean share found."""
+    shares = [share for found in recalls(outcomes).values() for share in found[:3]]
+    return sum(shares) / len(shares)
+
+
+def sought(windows: Sequence[Window], tapped: Callable[[int, int], Tapped]) -> list[Sought]:
+    """The questions of windows, with the passages that answer, those of all windows counted on.
+
+    tapped: of (window, number of the question in it), what was shown of its own words.
+    """
+    same: dict[str, set[int]] = {}
+    found = []
+    for number, (window, before) in enumerate(zip(windows, firsts(windows), strict=True)):
+        for place, question in enumerate(window.questions):
+            right = tuple(before + passage for passage in question.touched)
+            if question.key:
+                same.setdefault(question.key, set()).update(right)
+            found.append((question, right, tapped(number, place)))
+    return [
+        Sought(
+            question.kind,
+            question.text,
+            shown,
+            right,
+            frozenset(same.get(question.key, set()) - set(right)),
+        )
+        for question, right, shown in found
+    ]
+
+
+def add(
+    haystack: Haystack, selector: Selector, tokenizer: TextTokenizer, passages: Sequence[Tapped]
+) -> None:
+    """One more document, of these passages, with what the selector keeps of them."""
+    kept = [found for one in passages if (found := selector.landmarks(one)) is not None]
+    words = selector.words([tokenizer.decode(one.ids) for one in passages])
+    lengths = [len(one.ids) for one in passages]
+    haystack.add(lengths, torch.cat(kept) if kept else None, words)
+
+
+def passages_in(cut: Cut, text: str) -> list[list[int]]:
+    """The ids of a text's passages."""
+    return [passage.ids.tolist() for passage in cut(text)]
+
+
+def _sample(texts: Sequence[str], seed: int) -> Iterator[str]:
+    """Some text from everywhere."""
+    rng = Random(seed)
+    length = max(1000, _IDF_CHARACTERS // len(texts))
+    for text in texts:
+        start = rng.randrange(max(1, len(text) - length))
+        yield text[start : start + length]
+
+
+def _counted(report: Report, done: str) -> Callable[[int, int], None]:
+    return lambda number, of: report(f"{done} {number} of {of} windows")

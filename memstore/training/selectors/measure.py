@@ -1,0 +1,164 @@
+"""How well a selector finds: the rank of the passage that answers, among all of many windows."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memstore.disk.format.block_words import BlockWords
+from memstore.disk.format.index_spec import SelectorForm
+from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
+from memstore.index.scope import Scope
+from memstore.index.word_index import WordIndex
+from memstore.model.passages.selectors.captured_activations import Tapped
+from memstore.model.passages.selectors.passage_choice import Candidates
+from memstore.model.passages.selectors.selector import GATE_TOGETHER, Gate, Selector, confidence
+
+KS = (1, 4, 8, 16)
+_HALVINGS = 3  # of a haystack, to see how its best score rises
+
+
+class Haystack:
+    """Passages of many windows, as a memory would hold them for a selector, but in memory alone."""
+
+    def __init__(self, form: SelectorForm) -> None:
+        self._tokens = (
+            TokenIndex(form.heads, form.width, LANDMARK_DTYPES[form.dtype]) if form.heads else None
+        )
+        self._words = WordIndex() if form.words else None
+        self.scope: list[tuple[int, int, int]] = []
+
+    @property
+    def passages(self) -> int:
+        """How many it holds."""
+        return sum(end - first for _, first, end in self.scope)
+
+    def add(
+        self,
+        lengths: Sequence[int],
+        landmarks: Tensor | None,
+        words: Sequence[Sequence[tuple[int, int]]] | None,
+    ) -> None:
+        """One more document, of passages of so many tokens each."""
+        number = len(self.scope)
+        if self._tokens is not None and landmarks is not None:
+            self._tokens.add(number, 0, landmarks, lengths)
+        if self._words is not None and words is not None:
+            self._words.add(number, 0, BlockWords.of(words))
+        self.scope.append((number, 0, len(lengths)))
+
+    def token_maxima(self, q: Tensor, head: int, scope: Scope) -> Tensor:
+        assert self._tokens is not None
+        return self._tokens.maxima(q, head, scope)
+
+    def word_scores(self, words: Mapping[int, float], scope: Scope) -> Tensor:
+        assert self._words is not None
+        return self._words.scores(words, scope)
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A question to measure with.
+
+    tapped: of the user's words. right: passages, numbered over the whole haystack, that answer;
+    others: passages that answer it as well and count neither way.
+    """
+
+    kind: str
+    text: str
+    tapped: Tapped
+    right: tuple[int, ...]
+    others: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one question: how many passages scored higher than the right one, -1 where none is right;
+    the best score of all, and how much the best of all that do not answer is above the best of half
+    of them; and what the best ones cover together of a question of several parts.
+    """
+
+    kind: str
+    rank: int
+    confidence: float
+    growth: float
+    together: float | None = None
+
+
+def measure(selector: Selector, haystack: Haystack, questions: Sequence[Sought]) -> list[Outcome]:
+    """Ask every question of the whole haystack."""
+    found = []
+    for question in questions:
+        asked = selector, question.tapped, haystack, haystack.scope
+        scores = selector.scores(question.tapped, question.text, haystack, haystack.scope)
+        together = Candidates(scores, *asked, GATE_TOGETHER, lambda *place: place).together
+        right = list(question.right)
+        skipped = torch.zeros(len(scores), dtype=torch.bool)
+        skipped[list(question.others)] = True
+        skipped[right] = True
+        rest = scores[~skipped]
+        rank = int((rest > scores[right].max()).sum()) if right else -1
+        whole = torch.cat([scores[right], rest])
+        found.append(Outcome(question.kind, rank, confidence(whole), _growth(rest), together))
+    return found
+
+
+def recalls(outcomes: Sequence[Outcome], ks: Sequence[int] = KS) -> dict[str, list[float]]:
+    """By kind, the share of questions whose right passage was among the best k."""
+    ranks = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.rank >= 0:
+            ranks[outcome.kind].append(outcome.rank)
+    return {
+        kind: [sum(rank < k for rank in found) / len(found) for k in ks]
+        for kind, found in ranks.items()
+    }
+
+
+def gate_of(
+    answered: Sequence[Outcome],
+    unanswered: Sequence[Outcome],
+    passages: int,
+    lost: float = 0.05,
+    false: float = 0.22,
+    let: float = 0.03,
+) -> Gate | None:
+    """A gate that loses at most a share `lost` of questions that have an answer among so many
+    passages, and fewer if even then no more than a share `false` of those that have none get
+    through; and that lets at most a share `let` more of these pass for what the best passages cover
+    together. None without a question that has an answer.
+
+    It rises half as fast with the number of passages as the best of those that do not answer: what
+    does answer scores no higher among more, so that the errors of both kinds share the rise.
+    """
+    best = sorted(outcome.confidence for outcome in answered)
+    if not best:
+        return None
+    growth = sum(outcome.growth for outcome in answered) / len(answered) / 2
+    least, more = best[int(lost * len(best))], None
+    if unanswered:
+        passing = sorted((outcome.confidence for outcome in unanswered), reverse=True)
+        highest = passing[min(int(false * len(passing)), len(passing) - 1)]
+        least = min(least, math.nextafter(highest, math.inf))
+    held = sorted(
+        outcome.together
+        for outcome in unanswered
+        if outcome.together is not None and outcome.confidence < least
+    )
+    if held:
+        highest = held[-1 - min(int(let * len(unanswered)), len(held) - 1)]
+        more = math.nextafter(highest, math.inf) - least
+    return Gate(least - Gate(0.0, growth).threshold(passages), growth, more)
+
+
+def _growth(scores: Tensor) -> float:
+    """How much the best of scores [blocks] rises as their number doubles."""
+    parts = [part.max() for part in scores.tensor_split(2**_HALVINGS) if len(part)]
+    if len(parts) < 2**_HALVINGS:
+        return 0.0
+    return float(scores.max() - torch.stack(parts).mean()) / _HALVINGS

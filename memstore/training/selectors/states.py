@@ -1,0 +1,150 @@
+"""What a model's layers make of windows and questions, computed once and kept in files, so that
+selectors are trained and compared in seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.learned_selector import rooted
+from memstore.training.selectors.windows import Question, Window, firsts
+
+Walk = Callable[[Sequence[Sequence[int]], Taps], list[Tapped]]
+"""Reads rows of ids, each after the prefix alone, and shows what `Taps` names of each row."""
+
+_PIECE = 16  # windows of a file
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question of a window, and its rows [first, end) in States.rows. right, touched: as in
+    Question, with the passages of all windows counted on.
+    """
+
+    question: Question
+    window: int
+    right: int
+    touched: frozenset[int]
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class States:
+    """States, root mean square 1, that enter the layers tapped.
+
+    ids: [N], of all passages, one passage after another; ends: [P], where each passage ends in
+    them. passages: by layer, float16 [N, hidden]. rows: by layer, float16 [R, hidden], those of the
+    questions' own words one after another; row_ids: [R]. firsts: each window's first passage.
+    """
+
+    ids: Tensor
+    ends: Tensor
+    passages: dict[int, Tensor]
+    rows: dict[int, Tensor]
+    row_ids: Tensor
+    asked: tuple[Asked, ...]
+    firsts: tuple[int, ...]
+
+    def question(self, window: int, place: int) -> Tapped:
+        """What was shown of a window's question number `place`, of its own words."""
+        asked = [one for one in self.asked if one.window == window][place]
+        rows = {layer: states[asked.first : asked.end] for layer, states in self.rows.items()}
+        return Tapped(list(asked.question.ids), rows)
+
+    def shown(self, passage: int) -> Tapped:
+        """What was shown of a passage."""
+        at = self._place(passage)
+        states = {layer: states[at] for layer, states in self.passages.items()}
+        return Tapped(self.ids[at].tolist(), states)
+
+    def passage(self, layer: int, passage: int) -> Tensor:
+        """The states float16 [n, hidden] of a passage."""
+        return self.passages[layer][self._place(passage)]
+
+    def _place(self, passage: int) -> slice:
+        start = int(self.ends[passage - 1]) if passage else 0
+        return slice(start, int(self.ends[passage]))
+
+
+def read_states(
+    windows: Sequence[Window],
+    walk: Walk,
+    layers: Sequence[int],
+    directory: Path,
+    report: Callable[[int, int], None] | None = None,
+) -> States:
+    """Walk the passages of windows and their questions; what `directory` holds already is not read
+    again.
+
+    report: told (windows done, of how many) after every few.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    pieces = []
+    for first in range(0, len(windows), _PIECE):
+        piece = windows[first : first + _PIECE]
+        path = directory / f"states-{first:05}.safetensors"
+        name = _digest(piece, layers)
+        if not _holds(path, name):
+            partial = path.with_suffix(".partial")
+            save_file(_walk_piece(piece, walk, tuple(layers)), partial, {"digest": name})
+            partial.replace(path)
+        pieces.append(load_file(path))
+        if report:
+            report(min(first + _PIECE, len(windows)), len(windows))
+    passages = [torch.tensor(ids) for window in windows for ids in window.passages]
+    asked = _asked(windows)
+    return States(
+        torch.cat(passages),
+        torch.tensor([len(ids) for ids in passages]).cumsum(0),
+        {layer: torch.cat([piece[f"passages.{layer}"] for piece in pieces]) for layer in layers},
+        {layer: torch.cat([piece[f"rows.{layer}"] for piece in pieces]) for layer in layers},
+        torch.tensor([token for one in asked for token in one.question.ids]),
+        asked,
+        tuple(firsts(windows)),
+    )
+
+
+def _asked(windows: Sequence[Window]) -> tuple[Asked, ...]:
+    asked, end = [], 0
+    for number, (window, before) in enumerate(zip(windows, firsts(windows), strict=True)):
+        for question in window.questions:
+            first, end = end, end + len(question.ids)
+            right = before + question.passage if question.passage >= 0 else -1
+            touched = frozenset(before + passage for passage in question.touched)
+            asked.append(Asked(question, number, right, touched, first, end))
+    return tuple(asked)
+
+
+def _walk_piece(piece: Sequence[Window], walk: Walk, layers: tuple[int, ...]) -> dict[str, Tensor]:
+    passages = [ids for window in piece for ids in window.passages]
+    questions = [question for window in piece for question in window.questions]
+    rows = [*passages, *(question.lead + question.ids for question in questions)]
+    shown = walk(rows, Taps(states=layers))
+    tensors = {}
+    for layer in layers:
+        states = [rooted(one.states[layer]).half() for one in shown]
+        own = zip(states[len(passages) :], questions, strict=True)
+        tensors[f"passages.{layer}"] = torch.cat(states[: len(passages)])
+        tensors[f"rows.{layer}"] = torch.cat([part[len(asked.lead) :] for part, asked in own])
+    return tensors
+
+
+def _digest(piece: Sequence[Window], layers: Sequence[int]) -> str:
+    return hashlib.blake2b(repr((list(piece), list(layers))).encode(), digest_size=16).hexdigest()
+
+
+def _holds(path: Path, digest: str) -> bool:
+    if not path.is_file():
+        return False
+    with safe_open(path, "pt") as file:
+        return (file.metadata() or {}).get("digest") == digest
