@@ -71,7 +71,7 @@ def test_what_fails_hangs_or_ends_its_process_is_recorded_and_stops_nothing(
 ) -> None:
     parts = {
         "absent": Part("no_such_part", "cannot be imported", 600, 600),
-        "breaking": Part("breaking_part", "ends in every way", 600, 5),
+        "breaking": Part("support.breaking_part", "ends in every way", 600, 5),
     }
     monkeypatch.setattr(run, "PARTS", parts)
     setting = Setting("cpu", tiny=True)
