@@ -1,7 +1,9 @@
 """DOCX: paragraphs, headings, lists, tables and notes of a document, by events of lxml's parser.
 
 python-docx is not used: it holds every part of the file in memory, pictures too, and leaves out
-what stands in content controls and tracked insertions.
+what stands in content controls and tracked insertions. Nor is mammoth: it builds the tree of a part
+whole, whatever is in it, knows headings by the names of styles alone, and ends at a note without
+an id.
 """
 
 from abc import ABC, abstractmethod
