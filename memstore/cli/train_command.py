@@ -88,8 +88,8 @@ def train(
     from memstore.model.landmark.config import PRESETS
     from memstore.training.curriculum import default_curriculum, stages_from
     from memstore.training.finetune import Finetune, finetune_stages
-    from memstore.training.train import TrainConfig
     from memstore.training.train import train as run_training
+    from memstore.training.train_config import TrainConfig
 
     if preset is not None and preset not in PRESETS:
         raise typer.BadParameter(f"no preset {preset!r}; choose one of {', '.join(PRESETS)}")

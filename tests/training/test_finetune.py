@@ -20,7 +20,8 @@ from memstore.model.answer import Answer
 from memstore.store.memory_store import MemoryStore
 from memstore.training.finetune import Finetune, finetune_stages
 from memstore.training.objectives import encode_windows, next_token_loss, read_memory
-from memstore.training.train import TrainConfig, train
+from memstore.training.train import train
+from memstore.training.train_config import TrainConfig
 from support.tiny_decoder import decoder, tokenizer
 
 pytest.importorskip("transformers")
