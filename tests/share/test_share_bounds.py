@@ -19,7 +19,7 @@ from memstore.share.format import packed_objects as packed
 from memstore.share.format.document_pages import PageRef
 from memstore.share.format.manifest import FORMAT, Published, manifest_name
 from memstore.share.format.segments import is_whole
-from memstore.share.objects.daemon_threads import Threads
+from memstore.share.objects.daemon_threads import begin
 from memstore.share.objects.open_object_store import open_place
 from memstore.share.objects.sizes import OBJECT_BYTES, PACKED_BYTES
 from memstore.store.memory_store import MemoryStore
@@ -164,15 +164,25 @@ url = "s3://bucket/x"
             assert said.strip().endswith(b"KeyboardInterrupt")
 
 
-def test_threads_do_all_that_is_given_to_them_side_by_side_and_go_with_their_owner() -> None:
-    for _ in range(50):  # a thread that has just done one takes another, or one is started
-        threads = Threads(4, "memstore-test")
-        threads.submit(int).result(60)
-        together = threading.Barrier(4)
-        for waiting in [threads.submit(together.wait, 60) for _ in range(4)]:
-            waiting.result(60)
-    del threads, waiting
+def test_work_is_done_side_by_side_by_threads_that_end_with_it() -> None:
+    together = threading.Barrier(4)
+    waiting = begin(lambda _: together.wait(60), range(12), most=4, name="memstore-test")
+    assert sorted(turn.result(60) for turn in waiting) == sorted([*range(4)] * 3)
     left = [thread for thread in threading.enumerate() if thread.name.startswith("memstore-test")]
     for thread in left:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_what_is_cancelled_before_its_turn_is_not_done() -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def work(number: int) -> int:
+        began.set()
+        assert go.wait(60)
+        return number
+
+    first, second = begin(work, [1, 2], most=1)
+    assert began.wait(60) and second.cancel()
+    go.set()
+    assert first.result(60) == 1

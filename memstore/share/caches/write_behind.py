@@ -13,8 +13,8 @@ from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.shared_reads import Found
 from memstore.share.caches.valkey import Valkey
 from memstore.share.caches.write_queue import Behind
-from memstore.share.calls.deadlines import Breaker
 from memstore.share.calls.failures import Failure
+from memstore.share.calls.rest import Rest
 from memstore.tiers.stats import TierCounter
 
 
@@ -43,11 +43,11 @@ class Keeping:
         counters: Mapping[str, TierCounter],
         local: LocalCache | None,
         shared: Valkey | None,
-        breaker: Callable[[], Breaker],
+        rest: Rest,
     ) -> None:
-        """counters: by tier, told of failures. breaker: whether the shared cache is asked."""
+        """counters: by tier, told of failures. rest: whether the shared cache is asked."""
         self._table, self._signature = table, table.form.signature
-        self._counters, self._breaker = counters, breaker
+        self._counters, self._rest = counters, rest
         self._local, self._shared = local, shared
         self._behind = Behind()
 
@@ -95,22 +95,18 @@ class Keeping:
         named = [(name, data) for name, (_, data) in zip(names, items)]
         if self._local is not None:
             self._try("local", self._local, named)
-        if to_shared:
-            breaker = self._breaker()
-            if breaker.allows():
-                good = False
-                try:
-                    good = self._try("valkey", self._shared, named)
-                finally:  # or it waits for ever for what became of this
-                    breaker.told(good=good)
+        if to_shared and self._rest.over:
+            failure = self._try("valkey", self._shared, named)
+            if failure is not None:
+                self._rest.told(failure.reason)
 
-    def _try(self, name: str, cache: Any, named: Sequence[tuple[str, bytes]]) -> bool:
+    def _try(self, name: str, cache: Any, named: Sequence[tuple[str, bytes]]) -> Failure | None:
         try:
             cache.put(named)
         except Failure as failure:
             self._counters[name].failed(failure.reason)
-            return failure.reason == "full"
-        return True
+            return failure
+        return None
 
     def settle(self) -> None:
         """Wait until all of it is done."""

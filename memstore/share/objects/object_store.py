@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -18,7 +18,7 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
-from memstore.share.objects.daemon_threads import AT_ONCE, Threads
+from memstore.share.objects.daemon_threads import at_once, begin
 from memstore.share.objects.object_errors import place_error
 from memstore.share.objects.sizes import OBJECT_BYTES
 
@@ -155,7 +155,8 @@ class ObjectPlace:
         """
         try:
             if threading.current_thread() is threading.main_thread():
-                return self._threads.submit(work).result()
+                (asked,) = begin(lambda _: work(), [None], name="memstore-place")
+                return asked.result()
             return work()
         except MemstoreError:
             raise
@@ -182,11 +183,7 @@ class ObjectPlace:
         self._check_regular(name)
         # Not by obstore's get_ranges, which panics where an object has become shorter.
         requests = coalesced(ranges)
-        if len(requests) == 1:
-            held = [self._range(name, requests[0])]
-        else:
-            futures = [self._threads.submit(self._range, name, request) for request in requests]
-            held = [future.result() for future in futures]
+        held = at_once(partial(self._range, name), requests)
         parts = {}
         for request, data in zip(requests, held):
             for which in request.ranges:
@@ -202,10 +199,6 @@ class ObjectPlace:
         if len(found) != end - start:
             raise StoreUnavailable(f"{self.url}: {name} was truncated on its way; try again")
         return memoryview(found)
-
-    @cached_property
-    def _threads(self) -> Threads:
-        return Threads(AT_ONCE, "memstore-place")
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a new object; False, and nothing is changed, where there is one already."""

@@ -23,7 +23,7 @@ from memstore.share.format.segments import FOLDER, SEGMENT_BYTES, read_footer
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import Place
 from memstore.share.publish.garbage_collection import GRACE
-from memstore.share.publish.segment_writer import Sending
+from memstore.share.publish.segment_writer import SegmentWriter
 
 _SMALL = 4  # a segment is small that is less than one part in so many of what it may be
 _TOGETHER = 64 << 20  # bytes of small segments that are held at once, about
@@ -55,13 +55,13 @@ def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BY
     named = {piece.segment for entry in old.values() for piece in entry.pieces} & (small | wasted)
     if len(named) < 2 and not wasted:
         return Merged(manifest.number, 0, len(named), 0, 0)
-    with Sending(place, manifest.signature.digest, limit=segment_bytes, grace=grace) as sending:
-        copying = _Copying(place, manifest, sending)
-        for some, data in _batches(place, list(old.values()), named, sizes):
-            for entry in some:
-                copying.copy(entry, data)
-        sending.flush()
-        sent = sending.sent
+    sending = SegmentWriter(place, manifest.signature.digest, limit=segment_bytes, grace=grace)
+    copying = _Copying(place, manifest, sending)
+    for some, data in _batches(place, list(old.values()), named, sizes):
+        for entry in some:
+            copying.copy(entry, data)
+    sending.flush()
+    sent = sending.sent
     new = {name: _moved(entry, named, sending.pieces(name)) for name, entry in old.items()}
     moved = 0
 
@@ -160,7 +160,7 @@ def _batches(
 class _Copying:
     """Puts pieces of documents into other segments, one document after the other."""
 
-    def __init__(self, place: Place, manifest: Manifest, sending: Sending) -> None:
+    def __init__(self, place: Place, manifest: Manifest, sending: SegmentWriter) -> None:
         self._place, self._sending, self._signature = place, sending, manifest.signature
         self._table = BlockTable(manifest.signature, manifest.codec)
 

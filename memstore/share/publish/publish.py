@@ -36,7 +36,7 @@ from memstore.share.format.segments import SEGMENT_BYTES, is_whole
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import Place
 from memstore.share.publish.garbage_collection import GRACE
-from memstore.share.publish.segment_writer import Sending
+from memstore.share.publish.segment_writer import SegmentWriter
 from memstore.share.publish.send_document import DocumentSending
 
 _TRIES = 20
@@ -144,7 +144,9 @@ class _Publishing:
         self._keep, self._replace, self._check = keep, replace, check
         self._continued: dict[str, Entry] = {}  # what was found to be appended to
         self._documents = sorted(documents, key=lambda document: document.name)
-        self._sending = Sending(place, catalog.signature.digest, limit=segment_bytes, grace=grace)
+        self._sending = SegmentWriter(
+            place, catalog.signature.digest, limit=segment_bytes, grace=grace
+        )
 
     def run(self, progress: Progress) -> Report:
         place, form = self._place, self._catalog.selector_form
@@ -160,15 +162,15 @@ class _Publishing:
             or whole[document.name] != entry
             or not self._is_there(document, entry)
         ]
-        with self._sending as sending:
-            sending.runs.learn(whole[d.name] for d in wanted if d.name in whole)
-            documents = DocumentSending(
-                self._catalog, place, sending, keep=self._keep, others=list(whole.values())
-            )
-            for done, document in enumerate(wanted):
-                progress(done, len(wanted))
-                documents.add(document, whole.get(document.name))
-            sending.flush()
+        sending = self._sending
+        sending.runs.learn(whole[d.name] for d in wanted if d.name in whole)
+        documents = DocumentSending(
+            self._catalog, place, sending, keep=self._keep, others=list(whole.values())
+        )
+        for done, document in enumerate(wanted):
+            progress(done, len(wanted))
+            documents.add(document, whole.get(document.name))
+        sending.flush()
         progress(len(wanted), len(wanted))
         entries = {d.name: self._entry(d, sending.pieces(d.name)) for d in wanted}
         change = Change(entries, form, new_form)

@@ -9,12 +9,11 @@ from functools import partial
 
 import numpy as np
 
-from memstore.closing import Closing
 from memstore.disk.format.record import WriteId
 from memstore.share.format.passage_runs import PassageRuns, Run
 from memstore.share.format.pieces import Kind, Piece, Value
 from memstore.share.format.segments import Segment, is_there, send
-from memstore.share.objects.daemon_threads import Threads, at_once
+from memstore.share.objects.daemon_threads import at_once, begin
 from memstore.share.objects.object_store import Place
 
 _SENDS = 4  # segments on their way at once
@@ -24,10 +23,8 @@ _PIECE_BYTES = 8 << 20  # values in a piece, about
 _TAKEN, _NAMED = 0.5, 0.75
 
 
-class Sending(Closing):
-    """Segments that are filled and sent. Used by one thread; in a `with` block, which ends its own
-    threads.
-    """
+class SegmentWriter:
+    """Segments that are filled and sent. Used by one thread."""
 
     def __init__(self, place: Place, signature: bytes, *, limit: int, grace: float) -> None:
         """signature: its digest (Signature.digest). limit: bytes of a segment, about. grace:
@@ -37,7 +34,6 @@ class Sending(Closing):
         self._young = time.time() - _TAKEN * grace
         # What is read together is kept together.
         self._records, self._keys, self._tokens = (self._segment() for _ in range(3))
-        self._threads = Threads(_SENDS, "memstore-publish")
         self._futures: list[Future[None]] = []
         self.runs = PassageRuns(place)
         self._pieces: dict[str, list[Piece]] = {}  # by document, but for records of passages
@@ -125,7 +121,7 @@ class Sending(Closing):
     def _send(self, segment: Segment) -> None:
         self._wait(_SENDS - 1)
 
-        def work() -> None:
+        def work(segment: Segment) -> None:
             data = segment.encode()
             name, since = send(self._place, data, young=self._young)
             self._since[name] = since
@@ -138,11 +134,7 @@ class Sending(Closing):
                 else:
                     self._pieces.setdefault(owner, []).append(piece)
 
-        self._futures.append(self._threads.submit(work))
-
-    def close(self) -> None:
-        """Begin nothing more: `flush` has waited, or what is under way is of no use."""
-        self._threads.end()
+        self._futures += begin(work, [segment], name="memstore-publish")
 
 
 def _cut(values: Sequence[Value]) -> Iterator[Sequence[Value]]:

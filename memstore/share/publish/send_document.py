@@ -20,7 +20,7 @@ from memstore.share.format.passage_runs import Run
 from memstore.share.format.pieces import Kind, Piece, Value, ValueHead, record_pieces
 from memstore.share.format.read_pieces import read_heads
 from memstore.share.objects.object_store import Place
-from memstore.share.publish.segment_writer import Sending
+from memstore.share.publish.segment_writer import SegmentWriter
 
 
 class DocumentSending:
@@ -30,7 +30,7 @@ class DocumentSending:
         self,
         catalog: Catalog,
         place: Place,
-        sending: Sending,
+        sending: SegmentWriter,
         *,
         keep: Keep,
         others: Sequence[Entry],

@@ -28,8 +28,8 @@ from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.shared_reads import Answers, Filled, Found, SharedReads
 from memstore.share.caches.valkey import Valkey
 from memstore.share.caches.write_behind import Keeping, record_name, record_names
-from memstore.share.calls.deadlines import Breaker
 from memstore.share.calls.failures import Failure, Reason
+from memstore.share.calls.rest import Rest
 from memstore.share.format.read_pieces import Extent
 from memstore.share.objects.sizes import most_record_bytes
 from memstore.share.read.computed_records import Computed, encode
@@ -70,7 +70,7 @@ class SharedSource:
         reads = self.shared_reads
         self._keeping = Keeping(
             catalog.blocks, self.counters, local, shared,
-            Breaker if reads is None else lambda: reads.breaker,
+            Rest() if reads is None else reads.rest,
         )  # fmt: skip
         self._slots: tuple[Tensor, Slots] | None = None  # of the latest call
 
@@ -340,8 +340,6 @@ class SharedSource:
     def close(self) -> None:
         """End its threads, when what was read is kept; more than once is the same as once."""
         self._keeping.close()
-        if self.shared_reads is not None:
-            self.shared_reads.close()
         if self.shared is not None:
             self.shared.close()
         self.remote.close()

@@ -18,7 +18,7 @@ T = TypeVar("T")
 # Of one request: bytes that nobody asked for between two that are asked for (they take less time
 # than another request), and bytes in all, beyond which a second one beside it is faster.
 GAP, MOST = 128 << 10, 4 << 20
-AT_ONCE = 32  # requests
+AT_ONCE = 32  # requests of one read
 _TRIES = 3  # of what comes and is not what was asked for
 
 
