@@ -1,22 +1,15 @@
-"""What commands share: how they are declared, how a failure becomes one line and an exit status,
-common options.
-"""
+"""Options that several commands have, and how what is given to one is understood."""
 
-import inspect
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from memstore.cli.terminal import console
-from memstore.disk.files import NO_SPACE
-from memstore.errors import InvalidInput, MemstoreError, StorageFull
 from memstore.share.objects.object_errors import without_credentials
 from memstore.share.publication_options import is_url
 
@@ -26,92 +19,6 @@ if TYPE_CHECKING:
     from memstore.tiers.tier_options import Predictor
 
 ASK_BUDGET = 1 << 30  # bytes of main memory for blocks
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command to be registered: `run` returns nothing and ends by typer.Exit where it fails."""
-
-    name: str
-    run: Callable[..., None]
-    epilog: str
-
-
-def command(
-    name: str, *examples: str, interrupted: str = "interrupted"
-) -> Callable[[Callable[..., None]], Command]:
-    """Declare a command with its examples; what goes wrong in it becomes one line on stderr and
-    exit status 1.
-
-    A parameter that is a dataclass of options (such as Tiers) stands for its fields. With --json
-    stdout gets {"error": {"name", "message"}} for a failure. interrupted: what Ctrl-C says (exit
-    status 130).
-    """
-
-    def declare(function: Callable[..., None]) -> Command:
-        given = inspect.signature(function, eval_str=True).parameters.values()
-        groups: dict[str, Any] = {p.name: p.annotation for p in given if is_dataclass(p.annotation)}
-
-        @wraps(function)
-        def run(**kwargs: Any) -> None:
-            as_json = bool(kwargs.get("as_json"))
-            for name, group in groups.items():
-                kwargs[name] = group(
-                    **{field.name: kwargs.pop(field.name) for field in fields(group)}
-                )
-            try:
-                function(**kwargs)
-            except BrokenPipeError:
-                abandon_stdout()  # whoever read our output has seen enough
-                raise typer.Exit(1) from None
-            except (MemstoreError, OSError) as error:
-                _fail(_named(error), as_json)
-            except KeyboardInterrupt:
-                console.note(interrupted)
-                raise typer.Exit(130) from None
-
-        options = [option for p in given for option in _options(p)]
-        cast(Any, run).__signature__ = inspect.Signature(options)
-        run.__annotations__ = {option.name: option.annotation for option in options}
-        return Command(
-            name, run, "\b\nExample:\n" + "\n".join(f"  {example}" for example in examples)
-        )
-
-    return declare
-
-
-def _options(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    """The options that a parameter of a command stands for."""
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    group = parameter.annotation
-    if not is_dataclass(group):
-        return [parameter.replace(kind=keyword)]
-    return [
-        inspect.Parameter(f.name, keyword, default=f.default, annotation=f.type)
-        for f in fields(group)
-    ]
-
-
-def _named(error: MemstoreError | OSError) -> MemstoreError:
-    if isinstance(error, MemstoreError):
-        return error
-    what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-    if error.errno in NO_SPACE:
-        return StorageFull(f"{what}; make room and try again")
-    return InvalidInput(what)
-
-
-def _fail(error: MemstoreError, as_json: bool) -> NoReturn:
-    message = console.one_line(str(error))
-    console.note(f"error: {message}")
-    if as_json:
-        console.emit({"error": {"name": type(error).__name__, "message": message}})
-    raise typer.Exit(1) from None
-
-
-def abandon_stdout() -> None:
-    """Nobody reads it any more: what is still buffered must not fail at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse_directory(text: str) -> Path:
@@ -161,16 +68,17 @@ def metrics_served(port: int | None) -> "Iterator[Metrics]":
         yield metrics
 
 
-def _option(flag: str, metavar: str, help: str, **more: Any) -> Any:
+def option(flag: str, metavar: str, help: str, **more: Any) -> Any:
+    """An option that takes a value."""
     return typer.Option(flag, metavar=metavar, help=help, **more)
 
 
 Store = Annotated[
-    Path, _option("--store", "DIR", "Directory of the memory.", parser=parse_directory)
+    Path, option("--store", "DIR", "Directory of the memory.", parser=parse_directory)
 ]
 ReadStore = Annotated[
     str,
-    _option(
+    option(
         "--store", "DIR|URL", "Directory of the memory, or the URL of a published one (s3://...)."
     ),
 ]
@@ -179,7 +87,7 @@ Json = Annotated[
 ]
 Model = Annotated[
     str | None,
-    _option(
+    option(
         "--model",
         "MODEL",
         "A model's directory or GGUF file, its name on the Hugging Face hub, or smollm2; default: "
@@ -189,11 +97,11 @@ Model = Annotated[
 ]
 Documents = Annotated[
     list[str] | None,
-    _option("--document", "N", "Ask this document only (repeatable); default: all."),
+    option("--document", "N", "Ask this document only (repeatable); default: all."),
 ]
 MetricsPort = Annotated[
     int | None,
-    _option(
+    option(
         "--metrics-port",
         "PORT",
         "Serve Prometheus metrics on 127.0.0.1 (0: any free port).",
@@ -202,28 +110,26 @@ MetricsPort = Annotated[
     ),
 ]
 TopK = Annotated[
-    int | None, _option("--top-k", "K", "Blocks read by a lookup; default: the model's.")
+    int | None, option("--top-k", "K", "Blocks read by a lookup; default: the model's.")
 ]
 ScoreRange = Annotated[
     float | None,
-    _option(
+    option(
         "--score-range",
         "B",
         "Of these, read only blocks that score within B of the best; default: the model's.",
     ),
 ]
-Seed = Annotated[int | None, _option("--seed", "S", "Makes random choices repeatable.")]
+Seed = Annotated[int | None, option("--seed", "S", "Makes random choices repeatable.")]
 IndexKind = Annotated[
     str | None,
-    _option(
-        "--index", "KIND", "How landmarks are searched: auto (default), packed, faiss-ivf-sq8."
-    ),
+    option("--index", "KIND", "How landmarks are searched: auto (default), packed, faiss-ivf-sq8."),
 ]
 
 
 AtLeast = Annotated[
     int | None,
-    _option(
+    option(
         "--at-least",
         "N",
         "Of a published memory: refuse a manifest older than number N, and no other; default: "
@@ -244,10 +150,10 @@ class Answering:
 
     max_new_tokens: Annotated[
         int | None,
-        _option("--max-new-tokens", "N", "Longest answer, in tokens; default: the model's."),
+        option("--max-new-tokens", "N", "Longest answer, in tokens; default: the model's."),
     ] = None
     temperature: Annotated[
-        float, _option("--temperature", "T", "0 takes the likeliest token; above samples.")
+        float, option("--temperature", "T", "0 takes the likeliest token; above samples.")
     ] = 0.0
     seed: Seed = None
 
@@ -260,7 +166,7 @@ class Lookup:
     score_range: ScoreRange = None
     cmt_cutoff: Annotated[
         object | None,
-        _option(
+        option(
             "--cmt-cutoff",
             "C",
             "Skip lookups whose gate is below C (0 = none), or by tier, as "
@@ -270,7 +176,7 @@ class Lookup:
     ] = None
     granularity: Annotated[
         str | None,
-        _option(
+        option(
             "--granularity", "G", "Choose blocks per_token_per_head, per_token, per_head or shared."
         ),
     ] = None
@@ -284,21 +190,19 @@ class Tiers:
 
     host_budget: Annotated[
         int | None,
-        _option(
+        option(
             "--host-budget", "SIZE", "Main memory for blocks, such as 512MB.", parser=parse_size
         ),
     ] = None
     policy: Annotated[
-        str | None, _option("--policy", "NAME", "Which blocks leave main memory first: arc or lru.")
+        str | None, option("--policy", "NAME", "Which blocks leave main memory first: arc or lru.")
     ] = None
     prefetch: Annotated[
-        str | None, _option("--prefetch", "P", "Blocks read ahead: off or speculative.")
+        str | None, option("--prefetch", "P", "Blocks read ahead: off or speculative.")
     ] = None
     trace: Annotated[
         Path | None,
-        _option(
-            "--trace", "FILE", "Record every lookup here, for `memstore bench tiers --replay`."
-        ),
+        option("--trace", "FILE", "Record every lookup here, for `memstore bench tiers --replay`."),
     ] = None
 
     index: IndexKind = None
@@ -325,11 +229,11 @@ class Away:
 
     local_cache: Annotated[
         Path | None,
-        _option("--local-cache", "DIR", "Of a published memory: keep what was read here."),
+        option("--local-cache", "DIR", "Of a published memory: keep what was read here."),
     ] = None
     local_budget: Annotated[
         int | None,
-        _option(
+        option(
             "--local-budget",
             "SIZE",
             "Bytes that the local cache may hold, such as 20GB; default 8 GiB.",
@@ -338,7 +242,7 @@ class Away:
     ] = None
     valkey: Annotated[
         str | None,
-        _option(
+        option(
             "--valkey",
             "URL",
             "Of a published memory: a Valkey or Redis server that readers share as a cache.",
@@ -347,13 +251,13 @@ class Away:
     ] = None
     deadline: Annotated[
         float | None,
-        _option(
+        option(
             "--deadline", "S", "Of a published memory: a read that takes longer fails; default 20."
         ),
     ] = None
     refresh: Annotated[
         float | None,
-        _option(
+        option(
             "--refresh",
             "S",
             "Of a published memory: look for a newer manifest so often; default 5.",
@@ -380,3 +284,26 @@ class Away:
         if not is_url(store) and os.environ.get("MEMSTORE_VALKEY") == self.valkey:
             given.pop("valkey", None)
         return cast("OpenOptions", given)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which memory is asked, and by which model: an option a field."""
+
+    store: ReadStore
+    document: Documents = None
+    model: Model = None
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a memory that is asked is opened: directory or published."""
+
+    tiers: Tiers
+    away: Away
+
+    def options(self, store: str) -> "OpenOptions":
+        """Settings of MemoryStore.open."""
+        options = self.tiers.options(ASK_BUDGET)
+        options.update(self.away.options(store))
+        return options

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from memstore.cli.command_options import Json, Model, Seed, command
+from memstore.cli.command import command
+from memstore.cli.command_options import Json, Model, Seed
 from memstore.cli.terminal import console
 
 
