@@ -43,7 +43,7 @@ from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.share.format.manifest import Published
+from memstore.share.format.published import Published
 from memstore.share.objects.object_store import ObjectPlace
 from memstore.share.objects.open_object_store import open_place
 from memstore.share.publish.garbage_collection import prune
