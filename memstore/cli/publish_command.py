@@ -204,7 +204,7 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Copy a published document into a memory of this machine, making that if need be."""
-    from memstore.share.format.manifest import Published
+    from memstore.share.format.published import Published
     from memstore.share.objects.open_object_store import open_place
     from memstore.store.memory_store import MemoryStore
     from memstore.store.transfer.published_document import no_published

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import MemoryNotFound, ObjectNotFound, StoreUnavailable
-from memstore.share.format.manifest import Published
+from memstore.share.format.published import Published
 from memstore.share.objects.object_store import ObjectPlace
 from memstore.share.objects.open_object_store import open_place
 from memstore.share.publish.garbage_collection import prune

@@ -16,7 +16,8 @@ from memstore.errors import (
     MemoryNotFound,
     WrongModel,
 )
-from memstore.share.format.manifest import Published, newest_number
+from memstore.share.format.manifest import newest_number
+from memstore.share.format.published import Published
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.publish import Report, unpublish
 from memstore.store.memory_store import MemoryStore
@@ -442,7 +443,7 @@ def test_a_table_of_many_documents_is_changed_page_by_page(memory: MemoryStore) 
     from dataclasses import replace
 
     from memstore.share.format.document_pages import PAGE_ENTRIES, Entry
-    from memstore.share.format.manifest import Change, commit
+    from memstore.share.publish.manifest_commit import Change, commit
 
     place = WatchedPlace(in_memory())
     ingest(memory, "a", 20)

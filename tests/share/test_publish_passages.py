@@ -15,8 +15,8 @@ from memstore.block import BlockKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Passage
 from memstore.errors import CorruptBlock, InvalidInput, MemstoreError, MissingBlock
-from memstore.share.format.manifest import Published
 from memstore.share.format.pieces import RecordIndex, record_pieces
+from memstore.share.format.published import Published
 from memstore.share.format.segments import read_footer
 from memstore.share.objects.object_store import Place
 from memstore.share.publish.garbage_collection import prune

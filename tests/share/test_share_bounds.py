@@ -17,7 +17,8 @@ from memstore.errors import CorruptMemory, InvalidInput
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.format import packed_objects as packed
 from memstore.share.format.document_pages import PageRef
-from memstore.share.format.manifest import FORMAT, Published, manifest_name
+from memstore.share.format.manifest import FORMAT, manifest_name
+from memstore.share.format.published import Published
 from memstore.share.format.segments import is_whole
 from memstore.share.objects.daemon_threads import begin
 from memstore.share.objects.open_object_store import open_place
@@ -136,7 +137,7 @@ DIRECT = "Published.open(open_place(url, timeout=600))"
 @pytest.mark.parametrize("how", [OPENED, DIRECT])
 def test_a_store_that_does_not_answer_is_left_by_an_interrupt(how: str) -> None:
     code = f"""
-from memstore.share.format.manifest import Published
+from memstore.share.format.published import Published
 from memstore.share.objects.open_object_store import open_place
 from memstore.store.memory_store import MemoryStore
 url = "s3://bucket/x"

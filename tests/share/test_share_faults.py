@@ -27,8 +27,9 @@ from memstore.errors import (
     MemstoreError,
     StoreUnavailable,
 )
+from memstore.share.caches.answers import Answers
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.shared_reads import Answers, SharedReads
+from memstore.share.caches.shared_reads import SharedReads
 from memstore.share.calls.deadlines import Calls
 from memstore.share.calls.failures import Failure, Reason
 from memstore.share.calls.rest import Rest

@@ -19,7 +19,7 @@ from memstore.model.texts.source_text import Text
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.objects.object_store import Place
 from memstore.share.objects.open_object_store import open_place
-from memstore.share.publish.publish import publish
+from memstore.share.publish.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
 from support.published import Wild, WildPlace, WildServer, open_at
 from support.tiny_model import text, tiny_model
@@ -29,7 +29,7 @@ PHRASE = "the river lantern captain"
 
 def published(store: MemoryStore, url: str, **options: Any) -> Place:
     place = open_place(url, make=True)
-    publish(store._on_disk().catalog, store.ready(), place, **options)
+    publish(store._on_disk().catalog, store.ready(), place, PublishOptions(**options))
     return place
 
 

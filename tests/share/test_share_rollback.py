@@ -11,7 +11,8 @@ import pytest
 from memstore.errors import InvalidConfig, StaleMemory
 from memstore.share.format import packed_objects as packed
 from memstore.share.format import rollback
-from memstore.share.format.manifest import FORMAT, Published, manifest_name
+from memstore.share.format.manifest import FORMAT, manifest_name
+from memstore.share.format.published import Published
 from memstore.share.objects.open_object_store import open_place
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run

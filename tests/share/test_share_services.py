@@ -70,7 +70,7 @@ def check(store: MemoryStore, units: list[BlockKey]) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has time to answer, however much else the machine does."""
     monkeypatch.setattr("memstore.share.caches.shared_reads._TIMEOUT", 60.0)
-    monkeypatch.setattr("memstore.share.caches.valkey._CONNECT", 60.0)
+    monkeypatch.setattr("memstore.share.caches.valkey_connections._CONNECT", 60.0)
 
 
 def every(store: MemoryStore) -> list[BlockKey]:

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from memstore.disk.format.keys import record_range
 from memstore.errors import BlocksUnavailable, InvalidInput, StorageFull, StoreUnavailable
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.format.manifest import Published
 from memstore.share.format.pieces import record_pieces
+from memstore.share.format.published import Published
 from memstore.share.objects.open_object_store import open_place
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory

@@ -17,7 +17,7 @@ from memstore.share.objects.object_store import Found, Place
 from memstore.share.objects.open_object_store import open_place
 from memstore.share.objects.sizes import OBJECT_BYTES
 from memstore.share.publication_options import REFRESH
-from memstore.share.publish.publish import publish
+from memstore.share.publish.publish import PublishOptions, publish
 from memstore.share.read.open_published import PublishedCatalog
 from memstore.share.read.published_tables import PublishedDatabase
 from memstore.share.read.remote import Remote
@@ -38,7 +38,7 @@ def write(path: Path, **options: Any) -> MemoryStore:
 def publish_all(store: MemoryStore, url: str) -> Place:
     """All of a memory at a URL, in segments so small that a document lies in several."""
     place = open_place(url, make=True)
-    publish(store._on_disk().catalog, store.ready(), place, segment_bytes=16 << 10)
+    publish(store._on_disk().catalog, store.ready(), place, PublishOptions(segment_bytes=16 << 10))
     return place
 
 

@@ -5,10 +5,11 @@ checked there as they come, within a deadline, and not asked for while the serve
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as NotInTime
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from memstore.disk.read.batch import Batch, Wanted
 from memstore.disk.tables.block_table import BlockTable
+from memstore.share.caches.answers import Answers, Filled, Found
 from memstore.share.caches.valkey import Valkey
 from memstore.share.caches.valkey_replies import Parts, Received
 from memstore.share.calls.failures import Failure
@@ -19,26 +20,6 @@ from memstore.tiers.stats import TierCounter
 T = TypeVar("T")
 
 _TIMEOUT = 2.0  # seconds that the server has; a tenth of the deadline at most
-
-
-class Found(NamedTuple):
-    """A record of a batch, as a tier had it: its bytes, in pieces."""
-
-    wanted: Wanted
-    parts: Sequence[memoryview]
-
-
-Filled = tuple[list[Found], list[tuple[Wanted, Failure]]]
-"""What was checked and is in its slots, and what is not what was asked for."""
-
-
-class Answers(NamedTuple):
-    """What a cache has of a batch."""
-
-    good: list[Found]  # checked, and in their slots
-    bad: list[tuple[Wanted, Failure]]  # what is not what was asked for
-    missing: list[Wanted]
-    unread: list[Wanted]  # for reasons that are counted
 
 
 class SharedReads:

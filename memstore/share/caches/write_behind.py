@@ -9,8 +9,8 @@ from memstore.disk.format.record import RECORD_FORMAT, WriteId
 from memstore.disk.read.batch import Wanted
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock
+from memstore.share.caches.answers import Found
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.shared_reads import Found
 from memstore.share.caches.valkey import Valkey
 from memstore.share.caches.write_queue import Behind
 from memstore.share.calls.failures import Failure

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from memstore.errors import ObjectNotFound
 from memstore.share.format.document_pages import PAGES, Entry
-from memstore.share.format.manifest import MANIFESTS, Published, manifest_name, manifest_number
+from memstore.share.format.manifest import MANIFESTS, manifest_name, manifest_number
+from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import Found, Place

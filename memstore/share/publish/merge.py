@@ -15,14 +15,16 @@ from memstore.disk.format.record import WriteId
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock, ObjectNotFound, StoreUnavailable
 from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import Change, Manifest, Published, commit
+from memstore.share.format.manifest import Manifest
 from memstore.share.format.passage_runs import Run
 from memstore.share.format.pieces import Piece, RecordIndex, Value, row_of
+from memstore.share.format.published import Published
 from memstore.share.format.read_pieces import check_piece, damaged, index_of, values_of
 from memstore.share.format.segments import FOLDER, SEGMENT_BYTES, read_footer
 from memstore.share.objects.daemon_threads import at_once
 from memstore.share.objects.object_store import Place
 from memstore.share.publish.garbage_collection import GRACE
+from memstore.share.publish.manifest_commit import Change, commit
 from memstore.share.publish.segment_writer import SegmentWriter
 
 _SMALL = 4  # a segment is small that is less than one part in so many of what it may be

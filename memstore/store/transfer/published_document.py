@@ -21,8 +21,8 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import Published
 from memstore.share.format.pieces import Piece
+from memstore.share.format.published import Published
 from memstore.share.format.read_pieces import damaged, read_values, records
 from memstore.share.format.segments import FOLDER, read_footer
 from memstore.share.objects.open_object_store import open_place
