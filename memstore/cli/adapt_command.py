@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.command_options import Json, Seed
+from memstore.cli.options.command_options import Json, Seed
 from memstore.cli.terminal import console
 
 if TYPE_CHECKING:
     from memstore.model.landmark.landmark_model import LandmarkModel
+    from memstore.model.model_api import Verbs
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,13 @@ def adapt(
             reader, list(read_documents(text)), how.windows, how.seed or 0, into, as_json=as_json
         )
         return
+    _selector(reader, model, list(read_documents(text)), how, as_json=as_json)
 
+
+def _selector(
+    reader: "Verbs", model: str, texts: list[str], how: AdaptSettings, *, as_json: bool
+) -> None:
+    """Make a selector for a Hugging Face model, and say what held-out questions say of it."""
     from memstore.hf.known_selectors import made_here
     from memstore.hf.load import load_reader
     from memstore.hf.passage_adapter import HuggingFaceReader
@@ -89,7 +96,6 @@ def adapt(
     from memstore.training.selectors.passage_subject import subject_of
 
     assert isinstance(reader, HuggingFaceReader)  # others take no selector, and were refused
-    texts = list(read_documents(text))
     subject = subject_of(reader, reader.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
     options = AdaptOptions(

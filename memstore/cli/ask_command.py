@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.command_options import (
-    Answering,
-    Asked,
+from memstore.cli.options.command_options import (
     Documents,
     Json,
-    Lookup,
     MetricsPort,
     Model,
-    Opening,
     ReadStore,
     metrics_served,
 )
+from memstore.cli.options.option_groups import Answering, Asked, Lookup, Opening
 from memstore.cli.readers import reader_for_command
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput

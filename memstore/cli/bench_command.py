@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.command_options import Json, MetricsPort, Model, Seed, metrics_served
+from memstore.cli.options.command_options import Json, MetricsPort, Model, Seed, metrics_served
 from memstore.cli.terminal import console
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.command_options import AtLeast, Json, ReadStore, Store, asked_for
+from memstore.cli.options.command_options import AtLeast, Json, ReadStore, Store, asked_for
 from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.command_options import ASK_BUDGET, IndexKind, Json, Model, Store, Tiers
 from memstore.cli.ingest_files import Reading, checked, text_of
-from memstore.cli.ingest_options import HowRead, WhichFiles
+from memstore.cli.options.command_options import IndexKind, Json, Model, Store
+from memstore.cli.options.ingest_options import HowRead, WhichFiles
+from memstore.cli.options.option_groups import ASK_BUDGET, Tiers
 from memstore.cli.readers import reader_for_command
 from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.command_options import Model, Opening, ReadStore
+from memstore.cli.options.command_options import Model, ReadStore
+from memstore.cli.options.option_groups import Opening
 from memstore.cli.readers import reader_for_command
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput, install_extra

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.command_options import Json, Store, parse_directory
+from memstore.cli.options.command_options import Json, Store, parse_directory
 from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 

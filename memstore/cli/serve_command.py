@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from memstore.cli.command import command
-from memstore.cli.command_options import Json, Model, Opening, ReadStore
+from memstore.cli.options.command_options import Json, Model, ReadStore
+from memstore.cli.options.option_groups import Opening
+from memstore.cli.options.serve_options import ServerOptions
 from memstore.cli.readers import reader_for_command
-from memstore.cli.serve_options import ServerOptions
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput, MemoryNotFound, install_extra
 from memstore.share.publication_options import is_url

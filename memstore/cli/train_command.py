@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.command_options import Json, Seed
+from memstore.cli.options.command_options import Json, Seed
 from memstore.cli.terminal import console
 
 if TYPE_CHECKING:

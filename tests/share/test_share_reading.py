@@ -363,7 +363,7 @@ def test_nearest_tells_the_fastest_tier(model: LandmarkModel, path: Path, tmp_pa
 def test_cutoffs_of_the_command_line() -> None:
     from typer import BadParameter
 
-    from memstore.cli.command_options import parse_cutoff
+    from memstore.cli.options.command_options import parse_cutoff
 
     assert parse_cutoff("0.2") == 0.2
     assert parse_cutoff("host=.05, remote=.3") == {"host": 0.05, "remote": 0.3}

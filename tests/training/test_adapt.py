@@ -37,7 +37,7 @@ from support.paths import ROOT
 from support.tiny_decoder import decoder
 from support.tiny_decoder import tokenizer as tiny_tokenizer
 
-SHIPPED = ROOT / "memstore" / "model" / "weights" / "tokenizer.json"
+SHIPPED = ROOT / "memstore" / "model" / "landmark" / "weights" / "tokenizer.json"
 HIDDEN, LAYERS, HEADS, KV_HEADS, DIM = 96, 3, 4, 2, 16
 SIZE = 48  # tokens that a passage is filled up to
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memstore.cli.command_options import Model, ScoreRange, TopK, parse_budget, parse_size
+from memstore.cli.options.command_options import Model, ScoreRange, TopK, parse_budget, parse_size
 
 if TYPE_CHECKING:
     from memstore.documents.folder import Files

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memstore.cli.command_options import parse_directory, parse_size
+from memstore.cli.options.command_options import parse_directory, parse_size
 
 if TYPE_CHECKING:
     from memstore.serve.settings import ServeSettings
