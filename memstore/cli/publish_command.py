@@ -145,11 +145,11 @@ def _now_and_then(show: Callable[[int, int], None]) -> Callable[[int, int], None
 
 
 def _merged(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
-    from memstore.share.objects.open_object_store import open_place
+    from memstore.share.objects.open_object_store import open_object_store
     from memstore.share.publish.garbage_collection import GRACE
     from memstore.share.publish.merge import merge
 
-    merged = merge(open_place(to), grace=GRACE if grace is None else grace)
+    merged = merge(open_object_store(to), grace=GRACE if grace is None else grace)
     if not quiet:
         console.say(
             f"{merged.before:,} small segments are now {merged.after:,}, "
@@ -159,10 +159,10 @@ def _merged(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
 
 
 def _pruned(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
-    from memstore.share.objects.open_object_store import open_place
+    from memstore.share.objects.open_object_store import open_object_store
     from memstore.share.publish.garbage_collection import GRACE, prune
 
-    pruned = prune(open_place(to), grace=GRACE if grace is None else grace)
+    pruned = prune(open_object_store(to), grace=GRACE if grace is None else grace)
     if not quiet:
         console.say(
             f"{pruned.manifests:,} manifests and {pruned.objects:,} other objects removed, "
@@ -182,10 +182,10 @@ def unpublish(
     Their bytes stay until `memstore publish --prune` removes them; who has the memory open may read
     them until then.
     """
-    from memstore.share.objects.open_object_store import open_place
+    from memstore.share.objects.open_object_store import open_object_store
     from memstore.share.publish.publish import unpublish as take_out
 
-    number = take_out(open_place(from_), names)
+    number = take_out(open_object_store(from_), names)
     if as_json:
         console.emit({"number": number, "documents": names})
     else:
@@ -205,7 +205,7 @@ def pull(
 ) -> None:
     """Copy a published document into a memory of this machine, making that if need be."""
     from memstore.share.format.published import Published
-    from memstore.share.objects.open_object_store import open_place
+    from memstore.share.objects.open_object_store import open_object_store
     from memstore.store.memory_store import MemoryStore
     from memstore.store.transfer.published_document import no_published
     from memstore.store.write.admission import check_name
@@ -213,7 +213,9 @@ def pull(
     try:
         memory = MemoryStore.open(store)
     except MemoryNotFound:
-        published = Published.open(open_place(from_))  # so that a bad URL or name makes no memory
+        published = Published.open(
+            open_object_store(from_)
+        )  # so that a bad URL or name makes no memory
         check_name(name if as_name is None else as_name)
         if published.entry(name) is None:
             raise no_published(published, name) from None

@@ -404,7 +404,7 @@ class MemoryStore(Lookups):
         Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
         StoreUnavailable, MemoryNotFound (no such bucket).
         """
-        from memstore.share.objects.open_object_store import open_place
+        from memstore.share.objects.open_object_store import open_object_store
         from memstore.share.publish.garbage_collection import GRACE
         from memstore.share.publish.publish import PublishOptions, publish
 
@@ -412,7 +412,7 @@ class MemoryStore(Lookups):
         if is_url(self.place):
             raise InvalidInput(f"{self.place} is published; publish from the memory's directory")
         documents = self.ready(names, to="publish")
-        place = open_place(url, make=True)
+        place = open_object_store(url, make=True)
         seconds = GRACE if grace is None else grace
         options = PublishOptions(keep=keep, replace=replace, check=check, grace=seconds)
         return publish(catalog, documents, place, options, progress)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from memstore.errors import BudgetExceeded
 from memstore.tiers.forks import survive_forks
 from memstore.tiers.lease import Lease
 from memstore.tiers.policy import make_policy
+from memstore.tiers.slots import Slots, UnitShape
 from memstore.tiers.stats import (
     EVICTIONS,
     LATE,
@@ -37,10 +37,7 @@ _PATIENCE = 60.0  # seconds that a lookup waits for slots which other threads us
 class SlabTier:
     """Slots for units.
 
-    slab: [S, 2, block_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
-    [S, block_size, head_dim]; lengths: int64 [S], valid content tokens of the unit in a slot. S is
-    what the budget admits; pages of the slab that were never written cost no main memory. Safe for
-    several threads.
+    slab, k, v, lengths: of Slots, as many as the budget admits. Safe for several threads.
     """
 
     name = "slab"
@@ -48,50 +45,33 @@ class SlabTier:
     def __init__(
         self,
         budget_bytes: int,
+        shape: UnitShape,
         *,
-        block_size: int,
-        head_dim: int,
-        dtype: torch.dtype,
         policy: str = "lru",
         device: torch.device | str = "cpu",
         pin_memory: bool = False,
     ) -> None:
-        """policy: see memstore.tiers.policy. pin_memory: page-locked, for copies to a CUDA device.
+        """policy: see memstore.tiers.policy. device, pin_memory: see Slots.
 
         Raises BudgetExceeded if not even one unit fits or the machine refuses the memory,
         InvalidConfig.
         """
-        self.budget_bytes = budget_bytes
-        self.unit_bytes = 2 * block_size * head_dim * dtype.itemsize
-        self.capacity = budget_bytes // self.unit_bytes
+        self.budget_bytes, self.unit_bytes = budget_bytes, shape.bytes
+        self.capacity = budget_bytes // shape.bytes
         if self.capacity < 1:
             raise BudgetExceeded(
                 f"a {self.name} budget of {budget_bytes} bytes holds no block; "
-                f"one takes {self.unit_bytes} bytes, so raise the budget"
+                f"one takes {shape.bytes} bytes, so raise the budget"
             )
         try:
-            shape = (self.capacity, 2, block_size, head_dim)
-            if pin_memory or torch.device(device).type != "cpu":
-                self.slab = torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
-            else:  # NumPy asks for huge pages, whose first use takes a third of the time
-                size = self.capacity * self.unit_bytes
-                self.slab = torch.from_numpy(np.empty(size, dtype=np.uint8)).view(dtype).view(shape)
-            self.k, self.v = self.slab.unbind(1)
-            self.lengths = torch.full(
-                (self.capacity,), block_size, dtype=torch.int64, device=device
-            )
-            # The same in main memory: leases tell theirs without asking the device.
-            here = self.lengths.device.type == "cpu"
-            self._lengths = (
-                self.lengths
-                if here
-                else torch.full((self.capacity,), block_size, dtype=torch.int64)
-            )
+            self._memory = Slots(self.capacity, shape, device=device, pin_memory=pin_memory)
         except (RuntimeError, MemoryError) as error:  # torch has no error of its own for this
             raise BudgetExceeded(
                 f"the machine refuses a {self.name} budget of {budget_bytes} bytes; lower the "
                 "budget"
             ) from error
+        self.slab, self.k, self.v = self._memory.slab, self._memory.k, self._memory.v
+        self.lengths = self._memory.lengths
         self._policy = make_policy(policy, self.capacity)
         # A lock of C, not a condition of Python: an interrupt between taking one and the block it
         # guards would keep it.
@@ -161,7 +141,7 @@ class SlabTier:
             fetched,
             self.k,
             self.v,
-            self._lengths,
+            self._memory.lengths_here,
             lambda: self._release(held, thread),
         )
 
@@ -319,7 +299,7 @@ class SlabTier:
                 for unit in wanted:
                     del self._arriving[unit]
                 if lengths is not None:
-                    self._note_lengths(slots, lengths)
+                    self._memory.note_lengths(slots, lengths)
                     self._slots.update(wanted)
                 else:
                     for unit, slot in wanted.items():
@@ -344,21 +324,6 @@ class SlabTier:
     ) -> tuple[list[int], list[str]]:
         """Fill slots with units; of each its length and the name of the tier that had it."""
         raise NotImplementedError
-
-    def _note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Write down the lengths of the units that came into slots. All blocks but a document's
-        last are full, so a device is seldom told anything.
-        """
-        where, new = (
-            torch.tensor(slots, dtype=torch.int64),
-            torch.tensor(lengths, dtype=torch.int64),
-        )
-        changed = self._lengths[where] != new
-        if changed.any():
-            where, new = where[changed], new[changed]
-            self._lengths[where] = new
-            if self.lengths is not self._lengths:
-                self.lengths[where.to(self.lengths.device)] = new.to(self.lengths.device)
 
     def _hold(self, slots: Iterable[int]) -> None:
         leases = self._leases
@@ -424,7 +389,7 @@ class SlabTier:
             wanted = [units[at] for at in new]
             taken = self._take(wanted)
             self.k[taken], self.v[taken] = k[new], v[new]
-            self._note_lengths(taken, [length] * len(taken))
+            self._memory.note_lengths(taken, [length] * len(taken))
             self._slots.update(zip(wanted, taken))
             self._changed.notify_all()
 
@@ -471,7 +436,7 @@ class SlabTier:
             self.k[where] = k.reshape(-1, *self.k.shape[1:])
             self.v[where] = v.reshape(-1, *self.v.shape[1:])
             of_blocks = [block_size] * n if lengths is None else lengths
-            self._note_lengths(taken, [length for length in of_blocks for _ in range(heads)])
+            self._memory.note_lengths(taken, [length for length in of_blocks for _ in range(heads)])
             self._slots.update(zip(units, taken))
             self._pinned.update(units)
         return units

@@ -16,7 +16,7 @@ from memstore.training.recipes import facts as language
 from memstore.training.recipes.fact_pools import Pools, pool_words
 from memstore.training.recipes.page_source import Source
 from memstore.training.recipes.recall_config import RecallConfig
-from memstore.training.recipes.recall_pages import Page, StatedFact, forms
+from memstore.training.recipes.recall_pages import Known, Page, StatedFact, forms
 from memstore.training.recipes.sentence_forms import Split
 
 _VISIBLE = 2  # windows that a chunk may read
@@ -86,8 +86,7 @@ class RecallData:
         if rng.random() < config.one_form:
             statements = (rng.choice(statements),)
         pass_key_window = rng.randrange(num_windows) if rng.random() < config.pass_key else None
-        latest: dict[tuple[str, str], StatedFact] = {}
-        taken: set[tuple[str, str]] = set()
+        known = Known()
         facts: list[list[StatedFact]] = [[] for _ in range(num_windows)]
         text_windows: dict[int, int] = {}
         pages = []
@@ -99,16 +98,14 @@ class RecallData:
             elif u < config.plain + config.copies:
                 page.copies(config.own_gap)
             elif u < config.plain + config.copies + config.own_questions:
-                page.asked_facts(config.own_gap, self._pools(0.0), False, taken)
+                page.asked_facts(config.own_gap, self._pools(0.0), False, known.taken)
             else:
                 key = (
                     language.draw_pass_key(rng, config.repeats)
                     if window == pass_key_window
                     else None
                 )
-                facts[window] = page.stated_facts(
-                    window, gap, pools, statements, key, latest, taken
-                )
+                facts[window] = page.stated_facts(window, gap, pools, statements, key, known)
             pages.append(page)
         ids, weights = self._with_landmarks(pages, blocks)
         contents = [page.ids for page in pages]

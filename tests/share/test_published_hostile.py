@@ -19,7 +19,7 @@ from memstore.share.format import packed_objects as packed
 from memstore.share.format.published import Published
 from memstore.share.format.read_pieces import Indexes
 from memstore.share.format.segments import read_footer
-from memstore.share.objects.object_store import ObjectPlace
+from memstore.share.objects.object_store import ObjectStore
 from memstore.share.publish.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import verify_published, write_published
@@ -121,7 +121,7 @@ def test_an_index_that_leads_to_another_record_leads_nowhere(tmp_path: Path) -> 
     assert there[0] and there[1] and not there[2]  # layer 0 has no memory: its latest blocks alone
 
 
-def altered(place: ObjectPlace, change: Callable[[dict[str, Any]], None]) -> None:
+def altered(place: ObjectStore, change: Callable[[dict[str, Any]], None]) -> None:
     """Publish a manifest that has right checksums and says something else."""
     name = manifest.manifest_name(1)
     data = bytes(place.get(name))

@@ -21,7 +21,7 @@ from memstore.share.format.manifest import FORMAT, manifest_name
 from memstore.share.format.published import Published
 from memstore.share.format.segments import is_whole
 from memstore.share.objects.daemon_threads import begin
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.objects.sizes import OBJECT_BYTES, PACKED_BYTES
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
@@ -50,7 +50,7 @@ def test_an_object_that_is_too_large_is_refused_by_its_size(url: str, kind: str)
     file = one_of(url, kind)
     os.truncate(file, OBJECT_BYTES + 1)  # sparse
     if kind == "segments":
-        assert not is_whole(open_place(url), f"segments/{file.parent.name}/{file.name}")
+        assert not is_whole(open_object_store(url), f"segments/{file.parent.name}/{file.name}")
         assert not verify_memory(url).clean
         return
     with pytest.raises(CorruptMemory, match=r"has 268,435,457 bytes, which should be .* at most"):
@@ -64,9 +64,9 @@ def test_a_pipe_in_the_place_of_an_object_is_refused_and_never_opened(url: str, 
     os.mkfifo(file)
     segment = f"segments/{file.parent.name}/{file.name}"
     reads = {
-        "manifests": lambda: open_place(url).get(manifest_name(1)),
+        "manifests": lambda: open_object_store(url).get(manifest_name(1)),
         "pages": lambda: MemoryStore.open(url),
-        "segments": lambda: open_place(url).get_ranges(segment, [(0, 1)]),
+        "segments": lambda: open_object_store(url).get_ranges(segment, [(0, 1)]),
     }
     before = threading.active_count()
     with pytest.raises(CorruptMemory, match="no regular file"):
@@ -77,7 +77,7 @@ def test_a_pipe_in_the_place_of_an_object_is_refused_and_never_opened(url: str, 
 
 
 def test_sizes_that_a_manifest_or_a_page_invents_are_refused(url: str) -> None:
-    file, place = one_of(url, "pages"), open_place(url)
+    file, place = one_of(url, "pages"), open_object_store(url)
     segments, [(row, pieces)] = msgpack.unpackb(packed.decompressed(file.read_bytes()[16:-8]))
     pieces[0][7] = PACKED_BYTES + 1
     file.write_bytes(packed.pack(b"mRpage\0\0", FORMAT, (segments, [(row, pieces)])))
@@ -109,7 +109,7 @@ def test_what_is_no_value_in_a_local_cache_is_removed_and_read_anew(
     local = LocalCache(tmp_path / "cache", 1 << 24)
 
     def read() -> dict[str, float]:
-        with open_at(open_place(url), local=local) as store:
+        with open_at(open_object_store(url), local=local) as store:
             units = units_of(store, "a")
             with store.lease(units):
                 pass
@@ -131,14 +131,14 @@ def test_what_is_no_value_in_a_local_cache_is_removed_and_read_anew(
 
 
 OPENED = "MemoryStore.open(url, deadline=600)"
-DIRECT = "Published.open(open_place(url, timeout=600))"
+DIRECT = "Published.open(open_object_store(url, timeout=600))"
 
 
 @pytest.mark.parametrize("how", [OPENED, DIRECT])
 def test_a_store_that_does_not_answer_is_left_by_an_interrupt(how: str) -> None:
     code = f"""
 from memstore.share.format.published import Published
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 url = "s3://bucket/x"
 {how}

@@ -33,8 +33,8 @@ from memstore.share.caches.shared_reads import SharedReads
 from memstore.share.calls.deadlines import Calls
 from memstore.share.calls.failures import Failure, Reason
 from memstore.share.calls.rest import Rest
-from memstore.share.objects.object_store import Place
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import TierCounter
@@ -57,7 +57,7 @@ RUNS, ROUND = 1200, 40
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
     path = tmp_path_factory.mktemp("written")
     with write(path / "m", codec="raw") as store:
         return publish_all(store, f"memory://{path}")
@@ -72,7 +72,7 @@ def holds_what_was_written(store: MemoryStore, units: list[BlockKey]) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.35, 0.8])
-def test_no_fault_gives_a_wrong_block(place: Place, tmp_path: Path, rate: float) -> None:
+def test_no_fault_gives_a_wrong_block(place: ObjectStore, tmp_path: Path, rate: float) -> None:
     """A share of all reads of the store and of both caches fails, in every way; the host tier is so
     small that every lease reads anew.
     """
@@ -120,7 +120,7 @@ def test_no_fault_gives_a_wrong_block(place: Place, tmp_path: Path, rate: float)
     assert sum(sum(wild.done.values()) for wild in wilds) > RUNS // 3 * rate * 0.5
 
 
-def test_failures_are_counted_by_reason_and_are_no_misses(place: Place) -> None:
+def test_failures_are_counted_by_reason_and_are_no_misses(place: ObjectStore) -> None:
     class Broken(WildServer):
         def receive(self, keys, *_):
             yield range(len(keys)), [Failure("late", "no answer")] * len(keys)
@@ -132,7 +132,7 @@ def test_failures_are_counted_by_reason_and_are_no_misses(place: Place) -> None:
         assert valkey["hits"] == valkey["misses"] == 0 and remote["hits"] == 8
 
 
-def test_another_keys_value_is_refused_and_replaced(place: Place) -> None:
+def test_another_keys_value_is_refused_and_replaced(place: ObjectStore) -> None:
     server = WildServer(Wild(0, 0.0))
     with open_at(place, shared=server, host_budget=4096) as store:
         units = units_of(store, "first")[:8]
@@ -151,7 +151,7 @@ def test_another_keys_value_is_refused_and_replaced(place: Place) -> None:
         assert store.tier_stats()["valkey"]["hits"] == hits + 8
 
 
-def test_a_record_that_is_damaged_where_it_lies_is_named(place: Place) -> None:
+def test_a_record_that_is_damaged_where_it_lies_is_named(place: ObjectStore) -> None:
     class Damaged(WildPlace):
         def get_ranges(self, name, ranges):
             parts = super().get_ranges(name, ranges)
@@ -163,7 +163,7 @@ def test_a_record_that_is_damaged_where_it_lies_is_named(place: Place) -> None:
     real = WildPlace(place, Wild(0, 0.0))
     with open_at(real) as store:
         store.lease(units_of(store, "first")[:2]).release()  # the index is held
-        store._on_disk().catalog.source.remote.place = damaged
+        store._on_disk().catalog.source.remote.objects = damaged
         with pytest.raises(CorruptBlock, match="document 1, block 5, layer 1"):
             store.lease([BlockKey(1, 1, 5, 0), BlockKey(1, 1, 5, 1)])
 
@@ -183,7 +183,7 @@ class Away(WildPlace):
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_when_the_store_is_away_what_is_cached_answers(
-    place: Place, tmp_path: Path, hangs: bool
+    place: ObjectStore, tmp_path: Path, hangs: bool
 ) -> None:
     away = Away(place, Wild(0, 0.0))
     local = LocalCache(tmp_path / "cache", 1 << 20)
@@ -207,7 +207,7 @@ def test_when_the_store_is_away_what_is_cached_answers(
         holds_what_was_written(store, known)
 
 
-def test_opening_survives_a_storm(place: Place) -> None:
+def test_opening_survives_a_storm(place: ObjectStore) -> None:
     opened = 0
     for seed in range(16):
         wild = WildPlace(place, Wild(seed, 0.4, late=0.05))
@@ -457,7 +457,7 @@ def test_several_caches_in_one_directory_keep_one_budget(tmp_path: Path) -> None
     assert 0 < len(files) * 4096 <= 40 * 4096 and caches[0].used <= 40 * 4096
 
 
-def test_a_full_disk_keeps_nothing_and_is_counted(place: Place, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_nothing_and_is_counted(place: ObjectStore, tmp_path: Path) -> None:
     """A cache whose every write meets a limit of the file system."""
     import resource
 
@@ -498,7 +498,9 @@ def test_a_directory_of_other_files_is_no_cache(tmp_path: Path) -> None:
         ({"local_budget": 0}, "must be above 0"),
     ],
 )
-def test_bad_options_are_one_line(place: Place, options: dict[str, object], text: str) -> None:
+def test_bad_options_are_one_line(
+    place: ObjectStore, options: dict[str, object], text: str
+) -> None:
     with pytest.raises(MemstoreError, match=text) as raised:
         MemoryStore.open(place.url, **options)
     assert "secret" not in str(raised.value) and "\n" not in str(raised.value)
@@ -514,4 +516,4 @@ def test_url_of_nothing(tmp_path: Path) -> None:
     for url in (f"memory://{tmp_path}/none", f"file://{tmp_path}/none"):
         with pytest.raises(MemstoreError):
             MemoryStore.open(url)
-    assert open_place(f"memory://{tmp_path}/none") is not None
+    assert open_object_store(f"memory://{tmp_path}/none") is not None

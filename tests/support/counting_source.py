@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -16,10 +15,11 @@ from memstore.tiers.device_tier import DeviceTier
 from memstore.tiers.host_tier import HostTier
 from memstore.tiers.lease import UnitSource
 from memstore.tiers.slab import SlabTier
+from memstore.tiers.slots import UnitShape
 
 BLOCK, DIM = 4, 8
 UNIT_BYTES = 2 * BLOCK * DIM * 4
-SHAPE: dict[str, Any] = {"block_size": BLOCK, "head_dim": DIM, "dtype": torch.float32}
+SHAPE = UnitShape(BLOCK, DIM, torch.float32)
 SECONDS = 600  # until a test that waits has failed
 
 
@@ -82,12 +82,12 @@ class CountingSource:
 
 def host_tier(below: UnitSource, units: int = 8, policy: str = "lru") -> HostTier:
     """A host tier of so many units, whose budget is half of one larger."""
-    return HostTier(below, units * UNIT_BYTES + UNIT_BYTES // 2, policy=policy, **SHAPE)
+    return HostTier(below, units * UNIT_BYTES + UNIT_BYTES // 2, SHAPE, policy=policy)
 
 
 def device_tier(host: HostTier, units: int, policy: str = "lru", device: str = "cpu") -> DeviceTier:
     """A device tier of so many units above a host tier."""
-    return DeviceTier(host, units * UNIT_BYTES, policy=policy, device=device, **SHAPE)
+    return DeviceTier(host, units * UNIT_BYTES, SHAPE, policy=policy, device=device)
 
 
 def check_lease(tier: SlabTier, units: list[BlockKey]) -> None:

@@ -274,7 +274,7 @@ def test_a_lookup_during_a_drop_brings_nothing_back_to_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiers = Cascade(
-        None, **SHAPE, host_budget=8 * UNIT_BYTES, device="cpu", device_budget=8 * UNIT_BYTES
+        None, SHAPE, host_budget=8 * UNIT_BYTES, device="cpu", device_budget=8 * UNIT_BYTES
     )
     tiers.host.source = CountingSource()
     for drop in ("drop", "drop_document"):

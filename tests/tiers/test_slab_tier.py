@@ -77,7 +77,7 @@ def test_lookups_replayed_from_their_trace_hit_and_miss_as_they_did(
         path = tmp_path / str(capacity)
         tiers = Cascade(
             None,
-            **SHAPE,
+            SHAPE,
             host_budget=capacity * UNIT_BYTES,
             device_budget=capacity * UNIT_BYTES,
             device=device,
@@ -478,7 +478,7 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(
 
 def test_a_device_budget_below_one_unit_is_refused_with_its_name(below: CountingSource) -> None:
     make: Callable[[int], SlabTier] = lambda budget: DeviceTier(  # noqa: E731
-        host_tier(below), budget, device="cpu", **SHAPE
+        host_tier(below), budget, SHAPE, device="cpu"
     )
     with pytest.raises(BudgetExceeded, match="device budget of 10 bytes"):
         make(10)

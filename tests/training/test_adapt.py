@@ -198,7 +198,7 @@ def test_states_are_read_once_and_an_interrupted_reading_goes_on(
     assert len(resumed.passage(2, 40)) == len(held[40])
     asked = [one for one in resumed.asked if one.window == 3]
     assert [one.right for one in asked] == [
-        resumed.firsts[3] + one.question.passage if one.question.passage >= 0 else -1
+        firsts(windows)[3] + one.question.passage if one.question.passage >= 0 else -1
         for one in asked
     ]
     walk.rows = 0

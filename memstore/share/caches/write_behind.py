@@ -1,4 +1,4 @@
-"""Keeping what was read in the caches above the tier that it came from, behind the answer."""
+"""WriteBehind what was read in the caches above the tier that it came from, behind the answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +12,7 @@ from memstore.errors import CorruptBlock
 from memstore.share.caches.answers import Found
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.valkey import Valkey
-from memstore.share.caches.write_queue import Behind
+from memstore.share.caches.write_queue import WriteQueue
 from memstore.share.calls.failures import Failure
 from memstore.share.calls.rest import Rest
 from memstore.tiers.stats import TierCounter
@@ -34,7 +34,7 @@ def _names_of(signature: bytes, write: WriteId) -> str:
     return f"memstore:{RECORD_FORMAT}:{signature.hex()}:{write.hex()}:"
 
 
-class Keeping:
+class WriteBehind:
     """Writes to the caches. Safe for several threads."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Keeping:
         self._table, self._signature = table, table.form.signature
         self._counters, self._rest = counters, rest
         self._local, self._shared = local, shared
-        self._behind = Behind()
+        self._behind = WriteQueue()
 
     def keep(self, found: Sequence[Found], *, shared: bool) -> None:
         """Keep records, some time; shared: in the shared cache, too."""

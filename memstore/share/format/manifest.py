@@ -21,7 +21,7 @@ from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory, InvalidConfig
 from memstore.share.format.document_pages import Name, PageRef
 from memstore.share.format.packed_objects import open_packed, pack
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.sizes import PACKED_BYTES
 
 FORMAT = 4
@@ -29,7 +29,6 @@ MANIFESTS = "manifests"
 _MANIFEST = b"mRmanife"
 _LAST = (1 << 64) - 1
 _DIGITS = re.compile("[0-9a-f]{16}")
-_TRIES = 100
 
 
 class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,22 +100,22 @@ def manifest_number(name: str) -> int:
     return _LAST - int(digits, 16)
 
 
-def newest_number(place: Place) -> int | None:
+def newest_number(objects: ObjectStore) -> int | None:
     """The number of the newest manifest, by one listing; None where there is none. Raises
     StoreUnavailable, MemoryNotFound (no bucket).
     """
-    name = place.first(MANIFESTS)
+    name = objects.first(MANIFESTS)
     if name is None:
         return None
     try:
         return manifest_number(name)
     except ValueError as error:
-        raise CorruptMemory(f"{place.url}: {error}; keep other objects elsewhere") from error
+        raise CorruptMemory(f"{objects.url}: {error}; keep other objects elsewhere") from error
 
 
-def read_manifest(place: Place, number: int) -> Manifest:
+def read_manifest(objects: ObjectStore, number: int) -> Manifest:
     """A manifest by its number. Raises CorruptMemory, NewerFormat, ObjectNotFound,
     StoreUnavailable.
     """
     name = manifest_name(number)
-    return Manifest.decode(place.get(name, PACKED_BYTES), f"{place.url}: {name}")
+    return Manifest.decode(objects.get(name, PACKED_BYTES), f"{objects.url}: {name}")

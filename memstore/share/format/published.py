@@ -9,7 +9,7 @@ from memstore.share.format.document_pages import Entry, PageRef, read_page
 from memstore.share.format.manifest import Manifest, manifest_name, newest_number, read_manifest
 from memstore.share.format.rollback import Remembering, Seen, check_newest, newest_seen, note_newest
 from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 
 
 class Published:
@@ -17,9 +17,11 @@ class Published:
     May be used by several threads.
     """
 
-    def __init__(self, place: Place, manifest: Manifest, before: "Published | None" = None) -> None:
+    def __init__(
+        self, objects: ObjectStore, manifest: Manifest, before: "Published | None" = None
+    ) -> None:
         """Use Published.open. before: an earlier one, whose pages are not read again."""
-        self.place, self.manifest = place, manifest
+        self.objects, self.manifest = objects, manifest
         held: dict[str, list[Entry]] = {} if before is None else before._pages
         self._pages: dict[str, list[Entry]] = {
             page.name: held[page.name] for page in manifest.pages if page.name in held
@@ -27,32 +29,32 @@ class Published:
 
     @classmethod
     def open(
-        cls, place: Place, *, cache: Remembering | None = None, at_least: int | None = None
+        cls, objects: ObjectStore, *, cache: Remembering | None = None, at_least: int | None = None
     ) -> "Published":
         """The newest.
 
         cache: remembers which that is. at_least: its number, whatever was read before. Raises
         MemoryNotFound, CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable.
         """
-        found = cls.newest(place, cache=cache, at_least=at_least)
+        found = cls.newest(objects, cache=cache, at_least=at_least)
         if found is None:
             raise MemoryNotFound(
-                f"{place.url} holds no published memory; memstore publish makes one"
+                f"{objects.url} holds no published memory; memstore publish makes one"
             )
         return found
 
     @classmethod
     def newest(
-        cls, place: Place, *, cache: Remembering | None = None, at_least: int | None = None
+        cls, objects: ObjectStore, *, cache: Remembering | None = None, at_least: int | None = None
     ) -> "Published | None":
         """The newest, or None where nothing was published. Raises as `open` does."""
-        before = newest_seen(place.identity, cache)
-        number = newest_number(place)
+        before = newest_seen(objects.identity, cache)
+        number = newest_number(objects)
         if number is None:
             return None
-        found = cls.at(place, number)
-        check_newest(place.url, found.seen, before, at_least)
-        note_newest(place.identity, found.seen, cache, anew=at_least is not None)
+        found = cls.at(objects, number)
+        check_newest(objects.url, found.seen, before, at_least)
+        note_newest(objects.identity, found.seen, cache, anew=at_least is not None)
         return found
 
     @property
@@ -61,15 +63,19 @@ class Published:
         return self.manifest.number, self.manifest.id
 
     @classmethod
-    def at(cls, place: Place, number: int, before: "Published | None" = None) -> "Published":
+    def at(
+        cls, objects: ObjectStore, number: int, before: "Published | None" = None
+    ) -> "Published":
         """The memory as manifest `number` has it. before: an earlier one, whose pages are not read
         again. Raises as `open` does, and ObjectNotFound.
         """
         name = manifest_name(number)
-        manifest = read_manifest(place, number)
+        manifest = read_manifest(objects, number)
         if manifest.number != number:
-            raise CorruptMemory(f"{place.url}: {name} is another manifest; restore it from a copy")
-        return cls(place, manifest, before)
+            raise CorruptMemory(
+                f"{objects.url}: {name} is another manifest; restore it from a copy"
+            )
+        return cls(objects, manifest, before)
 
     def documents(self) -> list[Entry]:
         """Every document, in order of names."""
@@ -100,6 +106,6 @@ class Published:
 
     def _read(self, pages: Sequence[PageRef]) -> list[list[Entry]]:
         missing = [page for page in pages if page.name not in self._pages]
-        for page, entries in zip(missing, at_once(partial(read_page, self.place), missing)):
+        for page, entries in zip(missing, at_once(partial(read_page, self.objects), missing)):
             self._pages[page.name] = entries
         return [self._pages[page.name] for page in pages]

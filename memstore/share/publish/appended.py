@@ -10,7 +10,7 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptMemory, ObjectNotFound
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.read_pieces import read_values
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 
 
 class Appended:
@@ -18,9 +18,9 @@ class Appended:
     appended to.
     """
 
-    def __init__(self, catalog: Catalog, place: Place, *, damaged: bool) -> None:
+    def __init__(self, catalog: Catalog, objects: ObjectStore, *, damaged: bool) -> None:
         """damaged: what is damaged there, or away, is another document, and no error."""
-        self._catalog, self._place, self._damaged = catalog, place, damaged
+        self._catalog, self._objects, self._damaged = catalog, objects, damaged
         self._found: dict[str, Entry] = {}
 
     def continues(self, document: Document, published: Entry) -> bool:
@@ -79,11 +79,11 @@ class Appended:
             return decode_part(number, value, size)
         except ValueError as error:
             raise CorruptMemory(
-                f"passages of {published.row.name!r}, published at {self._place.url}, are damaged "
-                f"({error}); run memstore verify"
+                f"passages of {published.row.name!r}, published at {self._objects.url}, are "
+                f"damaged ({error}); run memstore verify"
             ) from error
 
     def _values(self, published: Entry) -> list[tuple[int, bytes]]:
         """What is published of a document's tokens, part by part."""
         pieces = [piece for piece in published.pieces if piece.kind == "tokens"]
-        return [(v.first, v.value) for piece in pieces for v in read_values(self._place, piece)]
+        return [(v.first, v.value) for piece in pieces for v in read_values(self._objects, piece)]

@@ -17,7 +17,7 @@ from memstore.share.format.document_pages import PAGE_ENTRIES, Entry, PageRef, w
 from memstore.share.format.manifest import Manifest, manifest_name, read_manifest
 from memstore.share.format.published import Published
 from memstore.share.format.rollback import note_newest
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 
 _TRIES = 100
 
@@ -31,7 +31,7 @@ class Change(NamedTuple):
 
 
 def commit(
-    place: Place, change: Callable[[Published | None], tuple[Manifest, Change] | None]
+    objects: ObjectStore, change: Callable[[Published | None], tuple[Manifest, Change] | None]
 ) -> Published | None:
     """Write the next manifest.
 
@@ -42,12 +42,12 @@ def commit(
     Raises StoreUnavailable; the memory is then as it was, or has all of the change.
     """
     for _ in range(_TRIES):
-        newest = Published.newest(place)
+        newest = Published.newest(objects)
         wanted = change(newest)
         if wanted is None:
             return newest
         base, changes = wanted
-        pages = _changed_pages(place, newest, changes.entries)
+        pages = _changed_pages(objects, newest, changes.entries)
         form = changes.selector if changes.new_selector else base.selector
         manifest = replace(
             base,
@@ -57,36 +57,36 @@ def commit(
             selector=form,
             pages=tuple(pages),
         )
-        if _create(place, manifest):
-            published = Published(place, manifest)
-            note_newest(place.identity, published.seen, anew=manifest.number == 1)
+        if _create(objects, manifest):
+            published = Published(objects, manifest)
+            note_newest(objects.identity, published.seen, anew=manifest.number == 1)
             return published
     raise StoreUnavailable(
-        f"{place.url}: {_TRIES} others published meanwhile, one after the other; try again"
+        f"{objects.url}: {_TRIES} others published meanwhile, one after the other; try again"
     )
 
 
-def _create(place: Place, manifest: Manifest) -> bool:
+def _create(objects: ObjectStore, manifest: Manifest) -> bool:
     """Write a manifest; False where another has its number.
 
     A create whose answer was lost may have been done: then its own is there.
     """
     name = manifest_name(manifest.number)
     try:
-        if place.create(name, manifest.encode()):
+        if objects.create(name, manifest.encode()):
             return True
     except StoreUnavailable:
         try:
-            if read_manifest(place, manifest.number).id == manifest.id:
+            if read_manifest(objects, manifest.number).id == manifest.id:
                 return True
         except (StoreUnavailable, CorruptMemory):
             pass
         raise
-    return read_manifest(place, manifest.number).id == manifest.id
+    return read_manifest(objects, manifest.number).id == manifest.id
 
 
 def _changed_pages(
-    place: Place, newest: Published | None, changes: Mapping[str, Entry | None]
+    objects: ObjectStore, newest: Published | None, changes: Mapping[str, Entry | None]
 ) -> list[PageRef]:
     """The pages of the table with these documents in it, or out of it; writes those that are
     new.
@@ -118,5 +118,5 @@ def _changed_pages(
         if len(held) < PAGE_ENTRIES // 4 and number + 1 < len(old):
             carried = held
             continue
-        pages += write_pages(place, [held[name] for name in sorted(held)])
+        pages += write_pages(objects, [held[name] for name in sorted(held)])
     return pages

@@ -30,12 +30,12 @@ from memstore.share.format.pieces import Piece
 from memstore.share.format.published import Published
 from memstore.share.format.segments import SEGMENT_BYTES, is_whole
 from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 from memstore.share.publish.appended import Appended
 from memstore.share.publish.garbage_collection import GRACE
 from memstore.share.publish.manifest_commit import Change, commit
 from memstore.share.publish.segment_writer import SegmentWriter
-from memstore.share.publish.send_document import DocumentSending
+from memstore.share.publish.send_document import DocumentPublisher
 
 _TRIES = 20
 _READS = 4  # segments that are read at once
@@ -82,7 +82,7 @@ _USUAL = PublishOptions()
 def publish(
     catalog: Catalog,
     documents: Sequence[Document],
-    place: Place,
+    objects: ObjectStore,
     options: PublishOptions = _USUAL,
     progress: Progress = lambda done, documents: None,
 ) -> Report:
@@ -96,10 +96,10 @@ def publish(
     _check_keep(documents, options.keep)
     for _ in range(_TRIES):
         try:
-            return _Publishing(catalog, documents, place, options).run(progress)
+            return _Publishing(catalog, documents, objects, options).run(progress)
         except _Changed:
             continue  # what was sent is found again
-    raise StoreUnavailable(f"{place.url}: others keep changing what is published; try again")
+    raise StoreUnavailable(f"{objects.url}: others keep changing what is published; try again")
 
 
 def _check_keep(documents: Sequence[Document], keep: Keep) -> None:
@@ -113,7 +113,7 @@ def _check_keep(documents: Sequence[Document], keep: Keep) -> None:
             )
 
 
-def unpublish(place: Place, names: Sequence[str]) -> int:
+def unpublish(objects: ObjectStore, names: Sequence[str]) -> int:
     """Take documents out of a published memory; return the number of its newest manifest.
 
     Who has read an earlier manifest goes on with it until `prune` has removed what it names. Raises
@@ -121,14 +121,14 @@ def unpublish(place: Place, names: Sequence[str]) -> int:
     """
 
     def change(newest: Published | None) -> tuple[Manifest, Change]:
-        newest = newest or Published.open(place)
+        newest = newest or Published.open(objects)
         found = newest.entries(names)
         missing = [name for name in names if name not in found]
         if missing:
-            raise DocumentNotFound(f"no document {missing[0]!r} is published at {place.url}")
+            raise DocumentNotFound(f"no document {missing[0]!r} is published at {objects.url}")
         return newest.manifest, Change(dict.fromkeys(names))
 
-    published = commit(place, change)
+    published = commit(objects, change)
     assert published is not None
     return published.manifest.number
 
@@ -137,19 +137,23 @@ class _Publishing:
     """One try."""
 
     def __init__(
-        self, catalog: Catalog, documents: Sequence[Document], place: Place, options: PublishOptions
+        self,
+        catalog: Catalog,
+        documents: Sequence[Document],
+        objects: ObjectStore,
+        options: PublishOptions,
     ) -> None:
-        self._catalog, self._place, self._options = catalog, place, options
-        self._appended = Appended(catalog, place, damaged=options.check)
+        self._catalog, self._objects, self._options = catalog, objects, options
+        self._appended = Appended(catalog, objects, damaged=options.check)
         self._documents = sorted(documents, key=lambda document: document.name)
         digest = catalog.signature.digest
         self._sending = SegmentWriter(
-            place, digest, limit=options.segment_bytes, grace=options.grace
+            objects, digest, limit=options.segment_bytes, grace=options.grace
         )
 
     def run(self, progress: Progress) -> Report:
-        place, form = self._place, self._catalog.selector_form
-        newest = Published.newest(place)
+        objects, form = self._objects, self._catalog.selector_form
+        newest = Published.newest(objects)
         old = self._admitted(newest)
         whole = self._whole(newest, old)
         new_form = newest is None or newest.manifest.selector != form
@@ -163,8 +167,8 @@ class _Publishing:
         ]
         sending = self._sending
         sending.runs.learn(whole[d.name] for d in wanted if d.name in whole)
-        documents = DocumentSending(
-            self._catalog, place, sending, keep=self._options.keep, others=list(whole.values())
+        documents = DocumentPublisher(
+            self._catalog, objects, sending, keep=self._options.keep, others=list(whole.values())
         )
         for done, document in enumerate(wanted):
             progress(done, len(wanted))
@@ -186,7 +190,7 @@ class _Publishing:
                 raise _Changed
             return self._first() if now is None else now.manifest, change
 
-        published = commit(place, next_manifest)
+        published = commit(objects, next_manifest)
         assert published is not None
         there = [d.name for d in self._documents if d.name not in entries]
         return Report(
@@ -220,7 +224,7 @@ class _Publishing:
         """
         if newest is None:
             return {}
-        catalog, url = self._catalog, self._place.url
+        catalog, url = self._catalog, self._objects.url
         differences = catalog.signature.difference(newest.manifest.signature)
         if differences:
             raise WrongModel(
@@ -259,7 +263,7 @@ class _Publishing:
         whole: set[str] = set()
         for at in range(0, len(names), _READS):
             some = names[at : at + _READS]
-            found = at_once(partial(is_whole, self._place), some)
+            found = at_once(partial(is_whole, self._objects), some)
             whole |= {name for name, good in zip(some, found) if good}
         return {
             name: entry._replace(pieces=tuple(p for p in entry.pieces if p.segment in whole))

@@ -59,20 +59,20 @@ class ObjectReads:
         failed: list[tuple[Wanted, Failure]] = []
         if used is None:
             wanted, failed = self._still_there(wanted)
-        places = self._find([(record[1].document, record[1]) for record in wanted], until)
+        extents = self._find([(record[1].document, record[1]) for record in wanted], until)
         there: list[tuple[Wanted, Extent]] = []
-        for record, place in zip(wanted, places):
-            if place is None:
+        for record, extent in zip(wanted, extents):
+            if extent is None:
                 raise MissingBlock(
-                    f"{record[1]}: no such record in {self._remote.place.url}; run verify"
+                    f"{record[1]}: no such record in {self._remote.objects.url}; run verify"
                 )
-            if isinstance(place, Failure):
-                failed.append((record, place))
-            elif place.length > self._most:
-                what = f"{record[1]} should be {place.length:,} bytes, of {self._most:,} at most"
+            if isinstance(extent, Failure):
+                failed.append((record, extent))
+            elif extent.length > self._most:
+                what = f"{record[1]} should be {extent.length:,} bytes, of {self._most:,} at most"
                 failed.append((record, Failure("damaged", what)))
             else:
-                there.append((record, place))
+                there.append((record, extent))
 
         def check(number: int, data: memoryview) -> None:
             _, key, write, _ = there[number][0]
@@ -81,7 +81,7 @@ class ObjectReads:
             except CorruptBlock as error:
                 raise as_failure(error) from error
 
-        answers = self._remote.read([place for _, place in there], check, until)
+        answers = self._remote.read([extent for _, extent in there], check, until)
         found = []
         for (record, _), answer in zip(there, answers):
             if isinstance(answer, Failure):
@@ -104,13 +104,13 @@ class ObjectReads:
         (_, key, _, _), failure = failed[0]
         if all(found.reason in ("damaged", "other") for _, found in failed):
             return CorruptBlock(
-                f"{self._remote.place.url}: {failure}; publish the document again with --check"
+                f"{self._remote.objects.url}: {failure}; publish the document again with --check"
             )
-        units = [batch.units[place] for record, _ in failed for place in record[3]]
+        units = [batch.units[at] for record, _ in failed for at in record[3]]
         worst = next(f for _, f in failed if f.reason not in ("damaged", "other"))
         return BlocksUnavailable(
-            f"{len(units)} blocks of {self._remote.place.url} could not be read, {key} among them "
-            f"({worst.reason}: {worst}); what is cached still answers",
+            f"{len(units)} blocks of {self._remote.objects.url} could not be read, {key} among "
+            f"them ({worst.reason}: {worst}); what is cached still answers",
             units,
         )
 

@@ -18,7 +18,7 @@ from memstore.share.caches.answers import Answers, Found, fill
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.shared_reads import SharedReads
 from memstore.share.caches.valkey import Valkey
-from memstore.share.caches.write_behind import Keeping, record_name, record_names
+from memstore.share.caches.write_behind import WriteBehind, record_name, record_names
 from memstore.share.calls.failures import Failure
 from memstore.share.calls.rest import Rest
 from memstore.share.objects.sizes import most_record_bytes
@@ -46,7 +46,7 @@ class SharedSource:
         store.
         """
         self._catalog = catalog
-        self._objects = ObjectReads(catalog, remote, find, refresh)
+        self._object_reads = ObjectReads(catalog, remote, find, refresh)
         self.remote, self.local, self.shared = remote, local, shared
         self._signature = catalog.signature.digest
         self._most = most_record_bytes(catalog.blocks.form.raw_record_bytes)
@@ -60,7 +60,7 @@ class SharedSource:
             counter = self.counters["valkey"]
             self.shared_reads = SharedReads(shared, counter, catalog.blocks, remote.deadline)
         reads = self.shared_reads
-        self._keeping = Keeping(
+        self._keeping = WriteBehind(
             catalog.blocks, self.counters, local, shared,
             Rest() if reads is None else reads.rest,
         )  # fmt: skip
@@ -116,7 +116,7 @@ class SharedSource:
                 self._count("remote", batch, good, [], tiers, seconds)
                 self._keeping.keep(good, shared=True)
 
-            self._objects.read(batch, rest, until, used, done)
+            self._object_reads.read(batch, rest, until, used, done)
         return batch.lengths, tiers
 
     def nearest(self, units: Sequence[BlockKey]) -> list[str]:

@@ -75,7 +75,7 @@ class PublishedDatabase:
         one is looked for. at_least: its number, whatever was read before. Raises MemoryNotFound,
         CorruptMemory, StaleMemory, NewerFormat, StoreUnavailable.
         """
-        self.path = remote.place.url
+        self.path = remote.objects.url
         self.remote, self.pieces = remote, HeldPieces(remote, local)
         self._local, self._at_least, self._told = local, at_least, False
         self._numbers = Numbers()
@@ -90,15 +90,15 @@ class PublishedDatabase:
     # The newest state
 
     def _read(self, number: int | None) -> State:
-        place = self.remote.place
+        objects = self.remote.objects
 
         def read() -> tuple[Published, list[Entry]]:
             before = self._published
             if number is None:
-                found = Published.open(place, cache=self._local, at_least=self._at_least)
+                found = Published.open(objects, cache=self._local, at_least=self._at_least)
             else:
-                found = Published.at(place, number, before)
-                note_newest(place.identity, found.seen, self._local)
+                found = Published.at(objects, number, before)
+                note_newest(objects.identity, found.seen, self._local)
             return found, found.documents()
 
         self._published, entries = self.remote.call(read)
@@ -135,7 +135,7 @@ class PublishedDatabase:
         what was read is read on. Raises what opening raises.
         """
         held = self.state.manifest.number
-        number = self.remote.call(lambda: newest_number(self.remote.place))
+        number = self.remote.call(lambda: newest_number(self.remote.objects))
         if (number is None or number < held) and not self._told:
             self._told = True
             _log.warning(
