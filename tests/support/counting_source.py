@@ -101,19 +101,20 @@ def check_lease(tier: SlabTier, units: list[BlockKey]) -> None:
 
 def check_slots(tier: SlabTier) -> None:
     """Every slot is in use once or free, and nothing is on its way, leased or waited for."""
+    table = tier._table
     with tier._lock:
-        used = list(tier._slots.values())
-        everything = used + tier._free + list(range(tier._fresh, tier.capacity))
+        used = list(table.slots.values())
+        everything = used + table.free + list(range(table.fresh, tier.capacity))
         assert sorted(everything) == list(range(tier.capacity))
-        assert set(tier._slots) == set(tier._units.values()) and tier._units.keys() == set(used)
+        assert set(table.slots) == set(table.units.values()) and table.units.keys() == set(used)
         assert not (
-            tier._arriving or tier._predicted or tier._leases or tier._lessees or tier._orphans
+            tier._arriving or tier._predicted or table.leases or tier._lessees or table.orphans
         )
         assert tier._ahead == tier._short == 0
-        assert len(tier._policy) + len(tier._pinned) == len(tier._slots)
-        assert all((unit in tier._policy) != (unit in tier._pinned) for unit in tier._slots)
-        assert tier._untouched <= tier._slots.keys()
-        assert tier._fresh <= tier.capacity
+        assert len(table.policy) + len(table.pinned) == len(table.slots)
+        assert all((unit in table.policy) != (unit in table.pinned) for unit in table.slots)
+        assert table.untouched <= table.slots.keys()
+        assert table.fresh <= tier.capacity
 
 
 class Aside:

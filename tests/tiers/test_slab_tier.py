@@ -366,7 +366,7 @@ def test_any_order_of_calls_keeps_budget_and_content(
         lease.release()
     check_slots(tier)
     stats = tier.stats()
-    ahead = stats.prefetched + stats.late + stats.unused + len(tier._untouched)
+    ahead = stats.prefetched + stats.late + stats.unused + len(tier._table.untouched)
     assert sum(map(len, below.reads)) == stats.misses + ahead
 
 
@@ -420,7 +420,7 @@ def test_a_host_slot_is_not_let_go_before_the_copy_to_the_device_is_done(
             self._arguments = arguments
 
         def finish(self) -> None:
-            assert set(self._arguments[2]) <= host._leases.keys()
+            assert set(self._arguments[2]) <= host._table.leases.keys()
             load_units(*self._arguments).finish()
 
     monkeypatch.setattr("memstore.tiers.host_tier.load_units", Late)
