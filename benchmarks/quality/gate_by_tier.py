@@ -34,7 +34,7 @@ from benchmarks.common.results import write_results
 from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.text import Books
 from memstore import LandmarkModel, MemoryStore
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import publish
 
 TASKS = ("passkey", "fact")
@@ -60,7 +60,7 @@ def opened(model: LandmarkModel, memory: Path, tier: str) -> Iterator[MemoryStor
     there = memory.with_name(memory.name + "-published")
     if tier == "remote" and not there.exists():
         with MemoryStore.open(memory, model.signature) as store:
-            place = open_place(f"file://{there.resolve()}", make=True)
+            place = open_object_store(f"file://{there.resolve()}", make=True)
             publish(store._on_disk().catalog, store.ready(), place)
     where = memory if tier == "disk" else f"file://{there.resolve()}"
     with MemoryStore.open(where, model.signature, read_only=True) as store:

@@ -34,8 +34,8 @@ from benchmarks.common.tables import table, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import LandmarkModel, MemoryStore
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.objects.object_store import ObjectPlace
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.objects.sizes import OBJECT_BYTES
 from memstore.share.publish.publish import publish
 from memstore.share.read.open_published import PublishedCatalog
@@ -45,10 +45,10 @@ from memstore.share.read.remote import GAP, Remote
 QUESTION = 16  # tokens
 
 
-class Distant(ObjectPlace):
+class Distant(ObjectStore):
     """A place every request of which takes longer, counted."""
 
-    def __init__(self, place: ObjectPlace, seconds: float) -> None:
+    def __init__(self, place: ObjectStore, seconds: float) -> None:
         self.__dict__.update(place.__dict__)
         self.seconds, self.requests, self.read = seconds, 0, 0
 
@@ -85,11 +85,13 @@ class Asking:
 
     def once(self, way: str, seconds: float, _: int) -> float:
         """Seconds to the first token; what it took is in `counts`."""
-        place = Distant(open_place(self.url), seconds)
+        place = Distant(open_object_store(self.url), seconds)
         local = None
         if way == "local":
             if not self.cache.exists():
-                self._ask(Distant(open_place(self.url), 0.0), LocalCache(self.cache, 1 << 33), way)
+                self._ask(
+                    Distant(open_object_store(self.url), 0.0), LocalCache(self.cache, 1 << 33), way
+                )
             local = LocalCache(self.cache, 1 << 33)
         return self._ask(place, local, way)
 
@@ -139,7 +141,7 @@ def main() -> None:
         there = directory / "published"
         shutil.rmtree(there, ignore_errors=True)
         with MemoryStore.open(memory, model.signature) as store:
-            place = open_place(f"file://{there}", make=True)
+            place = open_object_store(f"file://{there}", make=True)
             publish(store._on_disk().catalog, store.ready(), place)
         question = model.tokenizer.encode(
             " What is the name of the old man who lives in the house near the river? It is"

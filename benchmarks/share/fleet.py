@@ -35,7 +35,7 @@ from memstore.block import BlockKey
 from memstore.disk.format.document import IngestSettings
 from memstore.disk.format.signature import Signature
 from memstore.errors import MemstoreError
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.publish import unpublish
 
@@ -110,7 +110,7 @@ def publish(memory: Path, url: str, documents: int, seconds: float, seed: int) -
     """The publisher, likewise."""
     chance, changes, told = random.Random(seed), Counter[str](), time.monotonic()
     until = time.monotonic() + seconds
-    place, gone = open_place(url), set[int]()
+    place, gone = open_object_store(url), set[int]()
     with MemoryStore.open(memory, host_budget=BUDGET) as store:
         while time.monotonic() < until:
             document = chance.randrange(documents)

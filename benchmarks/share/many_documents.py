@@ -43,9 +43,9 @@ from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.share.format.manifest import Published
-from memstore.share.objects.object_store import ObjectPlace
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.format.published import Published
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.merge import merge
 from memstore.share.publish.publish import unpublish
@@ -65,11 +65,11 @@ class Requests:
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Until the block ends."""
-        kept = {name: getattr(ObjectPlace, name) for name in ("get", "_range", "names", "create",
+        kept = {name: getattr(ObjectStore, name) for name in ("get", "_range", "names", "create",
                                                               "put", "_delete")}  # fmt: skip
 
         def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-            def counted(place: ObjectPlace, *arguments: Any) -> Any:
+            def counted(place: ObjectStore, *arguments: Any) -> Any:
                 result = call(place, *arguments)
                 self.count += 1
                 if name in ("get", "_range"):
@@ -81,12 +81,12 @@ class Requests:
             return counted
 
         for name, call in kept.items():
-            setattr(ObjectPlace, name, counting(name, call))
+            setattr(ObjectStore, name, counting(name, call))
         try:
             yield
         finally:
             for name, call in kept.items():
-                setattr(ObjectPlace, name, call)
+                setattr(ObjectStore, name, call)
 
 
 def fill(path: Path, documents: int, blocks: int) -> None:
@@ -173,10 +173,10 @@ def measure(work: Path, documents: int, options: argparse.Namespace) -> dict[str
         step("appended", lambda: store.publish(url, ["document 000051"]))
         step("all again", lambda: store.publish(url))
     one = f"document {documents // 2:06}"
-    step("unpublished", lambda: unpublish(open_place(url), ["document 000050x"]))
-    step("pruned", lambda: prune(open_place(url), grace=0))
-    step("one row", lambda: Published.open(open_place(url)).entries([one]), options.repeats)
-    step("listed", lambda: Published.open(open_place(url)).documents(), options.repeats)
+    step("unpublished", lambda: unpublish(open_object_store(url), ["document 000050x"]))
+    step("pruned", lambda: prune(open_object_store(url), grace=0))
+    step("one row", lambda: Published.open(open_object_store(url)).entries([one]), options.repeats)
+    step("listed", lambda: Published.open(open_object_store(url)).documents(), options.repeats)
     step("opened", lambda: listed(url), options.repeats)
     step("one asked", lambda: ask(url, [one], documents), options.repeats)
     step("all asked", lambda: ask(url, None, documents), options.repeats)
@@ -192,7 +192,7 @@ def measure_merging(work: Path, options: argparse.Namespace) -> dict[str, list[f
         names = [document.name for document in store.ready()]
         step("published", lambda: [store.publish(url, [name]) for name in names])
     step("all asked", lambda: ask(url, None, count), options.repeats)
-    step("merged", lambda: merge(open_place(url)))
+    step("merged", lambda: merge(open_object_store(url)))
     step("all asked, merged", lambda: ask(url, None, count), options.repeats)
     return step.found
 

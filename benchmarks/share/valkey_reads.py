@@ -51,7 +51,7 @@ from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.keys import record_key
 from memstore.share.caches.valkey import Valkey
 from memstore.share.caches.write_behind import record_name
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.read.published_source import SharedSource
 from memstore.share.read.remote import Remote
 
@@ -161,7 +161,7 @@ def measure(work: Path, shape: Shape, options: argparse.Namespace) -> dict[str, 
                 view = txn.view("blocks", record_key(RecordKey(1, block, 0)))
                 assert view is not None
                 valkey.put([(name, bytes(view))])
-        place = open_place("memory://valkey-reads", make=True)
+        place = open_object_store("memory://valkey-reads", make=True)
         remote = Remote(place, deadline=20.0)
 
         def find(wanted: Any, until: float) -> Any:

@@ -1,16 +1,44 @@
 """The command that makes a selector for a model."""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memstore.cli.command_options import Json, Seed, command
+from memstore.cli.command import command
+from memstore.cli.options.command_options import Json, Seed
 from memstore.cli.terminal import console
 
 if TYPE_CHECKING:
     from memstore.model.landmark.landmark_model import LandmarkModel
+    from memstore.model.model_api import Verbs
+
+
+@dataclass(frozen=True)
+class AdaptSettings:
+    """What is made, and of how much text: an option a field."""
+
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Learn a projection (some 10 minutes); else pointer heads."),
+    ] = False
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            metavar="FILE",
+            help="Where to; default: where this model is looked for. Landmark models: a directory.",
+        ),
+    ] = None
+    windows: Annotated[
+        int,
+        typer.Option(
+            "--windows", metavar="N", min=8, help="Places of the texts that are read at most."
+        ),
+    ] = 240
+    seed: Seed = 0
 
 
 @command(
@@ -30,25 +58,8 @@ def adapt(
             "--text", metavar="FILE", help="Prose to hide facts in: .txt or .jsonl.zst; repeatable."
         ),
     ],
-    train: Annotated[
-        bool,
-        typer.Option("--train", help="Learn a projection (some 10 minutes); else pointer heads."),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            help="Where to; default: where this model is looked for. Landmark models: a directory.",
-        ),
-    ] = None,
-    windows: Annotated[
-        int,
-        typer.Option(
-            "--windows", metavar="N", min=8, help="Places of the texts that are read at most."
-        ),
-    ] = 240,
-    seed: Seed = 0,
+    *,
+    how: AdaptSettings,
     as_json: Json = False,
 ) -> None:
     """Find out how a Hugging Face model should choose the passages that a question reads, or what a
@@ -62,10 +73,18 @@ def adapt(
     # without the selector that it has, which may be a damaged one
     reader = reader_named(model, own_process=True, adaptation=UNADAPTED)
     if isinstance(reader, LandmarkModel):
-        into = _directory_of_values(model, output, train=train)
-        _values(reader, list(read_documents(text)), windows, seed or 0, into, as_json=as_json)
+        into = _directory_of_values(model, how.output, train=how.train)
+        _values(
+            reader, list(read_documents(text)), how.windows, how.seed or 0, into, as_json=as_json
+        )
         return
+    _selector(reader, model, list(read_documents(text)), how, as_json=as_json)
 
+
+def _selector(
+    reader: "Verbs", model: str, texts: list[str], how: AdaptSettings, *, as_json: bool
+) -> None:
+    """Make a selector for a Hugging Face model, and say what held-out questions say of it."""
     from memstore.hf.known_selectors import made_here
     from memstore.hf.load import load_reader
     from memstore.hf.passage_adapter import HuggingFaceReader
@@ -77,19 +96,26 @@ def adapt(
     from memstore.training.selectors.passage_subject import subject_of
 
     assert isinstance(reader, HuggingFaceReader)  # others take no selector, and were refused
-    texts = list(read_documents(text))
     subject = subject_of(reader, reader.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
     options = AdaptOptions(
-        windows=windows, calibration=min(24, windows), held_out=min(48, windows), seed=seed or 0
+        windows=how.windows,
+        calibration=min(24, how.windows),
+        held_out=min(48, how.windows),
+        seed=how.seed or 0,
     )
-    adaptation = run(subject, texts, work, train=train, options=options, report=console.note)
+    adaptation = run(subject, texts, work, train=how.train, options=options, report=console.note)
     with_it = load_reader(model, adaptation=adaptation)
     assert isinstance(with_it, HuggingFaceReader)
     adaptation = calibrate_reading(
-        with_it, adaptation, texts, windows=min(16, windows), seed=seed or 0, report=console.note
+        with_it,
+        adaptation,
+        texts,
+        windows=min(16, how.windows),
+        seed=how.seed or 0,
+        report=console.note,
     )
-    path = output or made_here(subject.made_for.weights)
+    path = how.output or made_here(subject.made_for.weights)
     save_selector(adaptation, subject.made_for, path)
     shutil.rmtree(work, ignore_errors=True)
     if as_json:

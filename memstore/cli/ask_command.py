@@ -3,26 +3,22 @@
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memstore.cli.command_options import (
-    ASK_BUDGET,
-    Answering,
-    Away,
+from memstore.cli.command import command
+from memstore.cli.options.command_options import (
     Documents,
     Json,
-    Lookup,
     MetricsPort,
     Model,
     ReadStore,
-    Tiers,
-    command,
     metrics_served,
 )
+from memstore.cli.options.option_groups import Answering, Asked, Lookup, Opening
 from memstore.cli.readers import reader_for_command
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput
@@ -42,14 +38,11 @@ def ask(
     question: Annotated[
         str, typer.Argument(help="Taken as typed, and continued; - reads one a line from stdin.")
     ],
-    store: ReadStore,
-    document: Documents = None,
-    model: Model = None,
     *,
+    asked: Asked,
     answering: Answering,
     lookup: Lookup,
-    tiers: Tiers,
-    away: Away,
+    opening: Opening,
     as_json: Json = False,
 ) -> None:
     """Answer a question from a memory, and show what was read.
@@ -62,15 +55,15 @@ def ask(
     if not questions:
         raise InvalidInput("standard input holds no question")
     began = time.monotonic()
-    settings = {"documents": document, **asdict(answering), **asdict(lookup)}
-    with _opened(store, model, tiers, away) as (reader, memory):
+    settings = {"documents": asked.document, **asdict(answering), **asdict(lookup)}
+    with _opened(asked.store, asked.model, opening) as (reader, memory):
         opened = round(time.monotonic() - began, 3)
         asking = partial(reader.ask, store=memory, **settings)
         if question == "-":
             # what is wrong with all of them is the command's own error
             reader.answering.changed(**asdict(answering))
             reader.lookup.changed(**asdict(lookup))
-            memory.ready(document, to="ask")
+            memory.ready(asked.document, to="ask")
             told = {"answers": _all_answered(questions, asking, quiet=as_json)}
         else:
             told = _answered(question, asking, quiet=as_json)
@@ -81,14 +74,11 @@ def ask(
 
 @command("chat", "memstore chat --store mem")
 def chat(
-    store: ReadStore,
-    document: Documents = None,
-    model: Model = None,
     *,
+    asked: Asked,
     answering: Answering,
     lookup: Lookup,
-    tiers: Tiers,
-    away: Away,
+    opening: Opening,
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
@@ -98,8 +88,8 @@ def chat(
     """
     with (
         metrics_served(metrics_port) as metrics,
-        _opened(store, model, tiers, away) as (reader, memory),
-        reader.chat(memory, document, **asdict(lookup)) as conversation,
+        _opened(asked.store, asked.model, opening) as (reader, memory),
+        reader.chat(memory, asked.document, **asdict(lookup)) as conversation,
     ):
         metrics.store = memory
         reader.answering.changed(**asdict(answering))  # as above
@@ -111,22 +101,18 @@ def chat(
     _end(told)
 
 
-@command(
-    "search",
-    'memstore search "the silver lighthouse" --store mem',
-    'memstore search "the silver lighthouse" --store mem --by document',
-)
-def search(
-    phrase: Annotated[str, typer.Argument(help="What to look for.")],
-    store: ReadStore,
-    document: Documents = None,
+@dataclass(frozen=True)
+class SearchOptions:
+    """What is looked for, and what is shown of it: an option a field."""
+
+    document: Documents = None
     by: Annotated[
         Literal["passage", "document"],
         typer.Option("--by", help="Rank places, or documents by their best place."),
-    ] = "passage",
+    ] = "passage"
     results: Annotated[
         int, typer.Option("--results", metavar="N", min=1, help="How many of them to show.")
-    ] = 5,
+    ] = 5
     shortlist: Annotated[
         int | None,
         typer.Option(
@@ -135,11 +121,21 @@ def search(
             min=1,
             help="Blocks that are compared with the phrase word by word.",
         ),
-    ] = None,
-    model: Model = None,
+    ] = None
+    model: Model = None
+
+
+@command(
+    "search",
+    'memstore search "the silver lighthouse" --store mem',
+    'memstore search "the silver lighthouse" --store mem --by document',
+)
+def search(
+    phrase: Annotated[str, typer.Argument(help="What to look for.")],
+    store: ReadStore,
     *,
-    tiers: Tiers,
-    away: Away,
+    shown: SearchOptions,
+    opening: Opening,
     as_json: Json = False,
 ) -> None:
     """Show where in a memory a phrase is found.
@@ -148,17 +144,19 @@ def search(
     they are the same mostly 60-90%, where nothing is alike 10-30%. A model that chooses with a
     selector shows the score of that instead.
     """
-    with _opened(store, model, tiers, away) as (reader, memory):
-        find = reader.search if by == "passage" else reader.search_documents
-        settings = {} if shortlist is None else {"shortlist": shortlist}
+    with _opened(store, shown.model, opening) as (reader, memory):
+        find = reader.search if shown.by == "passage" else reader.search_documents
+        settings = {} if shown.shortlist is None else {"shortlist": shown.shortlist}
         with console.waiting("searching"):
-            matches = find(phrase, memory, documents=document, top_k=results, **settings)
+            matches = find(
+                phrase, memory, documents=shown.document, top_k=shown.results, **settings
+            )
         shares = reader.keeps is None
     found, absent = [asdict(match) for match in matches], list(matches.absent)
     if as_json:
-        console.emit({"sources" if by == "passage" else "documents": found, "absent": absent})
+        console.emit({"sources" if shown.by == "passage" else "documents": found, "absent": absent})
     else:
-        sources = found if by == "passage" else [match["best"] for match in found]
+        sources = found if shown.by == "passage" else [match["best"] for match in found]
         console.print_sources(sources, shares=shares)
         console.print_absent(absent)
 
@@ -198,7 +196,7 @@ def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> di
 
 @contextmanager
 def _opened(
-    path: str, model: str | None, tiers: Tiers, away: Away
+    path: str, model: str | None, opening: Opening
 ) -> Iterator[tuple["Verbs", "MemoryStore"]]:
     """The model, and a memory of its own. It is only read, but for what a passage model computes,
     which a memory with a budget stores behind the answer.
@@ -207,8 +205,7 @@ def _opened(
 
     reader = reader_for_command(model)
     only_read = reader.keeps is None
-    options = tiers.options(ASK_BUDGET)
-    options.update(away.options(path))
+    options = opening.options(path)
     with MemoryStore.open(path, reader.signature, read_only=only_read, **options) as memory:
         yield reader, memory
 

@@ -7,33 +7,25 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
-from importlib.util import find_spec
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any, NamedTuple
+from typing import Any
 
 from memstore.child import python_command
+from memstore.cli.demo_text import Hidden, cut, draw_facts, hide, read_text
+from memstore.cli.options.demo_options import DemoOptions
 from memstore.cli.readers import reader_for_command
 from memstore.cli.terminal import console
-from memstore.disk.format.document import SOURCE
-from memstore.errors import DocumentExists, InvalidInput, MemstoreError
-from memstore.model.landmark.byte_tokenizer import Tokenizer
+from memstore.disk.format.document import SOURCE, Document
+from memstore.errors import DocumentExists, MemstoreError
 from memstore.model.landmark.landmark_api import LandmarkVerbs
 from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.model_api import Verbs
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
-from memstore.training.recipes.facts import (
-    Fact,
-    Pools,
-    draw_pass_key,
-    pass_key_question,
-    pass_key_statement,
-    question,
-    statement,
-)
+from memstore.training.recipes.facts import Fact
 
 # read by default: by the model that ships, and by one that takes its time
 TOKENS, FEWER_TOKENS = 1 << 17, 1 << 13
@@ -41,103 +33,34 @@ DOCUMENT = "demo"
 # Its row says so where others say which file they were read from; what is put in its place, or
 # appended to it, says so no more.
 _WRITTEN = {"written_by": "memstore demo"}
-# Things that numbers are given to; two facts may share one, never the thing it belongs to.
-_ATTRIBUTES = (
-    "code",
-    "password",
-    "number",
-    "pin",
-    "token",
-    "serial number",
-    "access code",
-    "id",
-    "room number",
-)
-# Where a sentence or a paragraph has just ended.
-_BREAK = re.compile(r"(?<=[.!?])(?: |\n)|\n\n")
-_STANDARD_LIBRARY = (
-    "argparse",
-    "asyncio.base_events",
-    "collections",
-    "datetime",
-    "decimal",
-    "doctest",
-    "email.message",
-    "inspect",
-    "logging",
-    "pathlib",
-    "pickle",
-    "statistics",
-    "subprocess",
-    "tarfile",
-    "threading",
-    "turtle",
-    "typing",
-    "unittest.mock",
-    "urllib.request",
-    "zipfile",
-)
 
 
-class Hidden(NamedTuple):
-    """A fact, the sentence that was written into the text, its place there, and the question about
-    it.
+def run_demo(options: DemoOptions) -> dict[str, Any]:
+    """Hide facts in a text, ingest it, ask about them in a new process; return plain values.
+
+    tokens: None is 131,072 of Python's (8,192 with a Hugging Face model), or the whole of a file.
+    Raises what ingesting and asking raise, and DocumentExists for a store that has a document of
+    the same name already, which is another's.
     """
-
-    fact: Fact
-    sentence: str
-    place: int  # characters of the text before the sentence
-    question: str
-
-
-def run_demo(
-    *,
-    text: Path | None = None,
-    seed: int | None = None,
-    questions: int = 20,
-    store: Path | None = None,
-    tokens: int | None = None,
-    model: str | None = None,
-) -> dict[str, Any]:
-    """Hide `questions` facts in a text, ingest it, ask about them in a new process; return plain
-    values.
-
-    text: None takes Python's own documentation. seed: None draws one. store: None uses a directory
-    that is removed again. tokens: how much of the text to read; None is 131,072 of Python's (8,192
-    with a Hugging Face model), or the whole of a file. Raises what ingesting and asking raise, and
-    DocumentExists for a store that has a document of the same name already, which is another's.
-    """
-    seed = SystemRandom().randrange(10**6) if seed is None else seed
-    reader = reader_for_command(model)
+    seed = SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    reader = reader_for_command(options.model)
     primed = isinstance(reader, LandmarkVerbs)  # it answers in the words that it was trained with
-    most = TOKENS if isinstance(reader, LandmarkModel) else FEWER_TOKENS
-    plain = cut(reader, _read(text), tokens or (most if text is None else None))
-    facts = draw_facts(Random(seed), questions)
-    written, hidden = hide(Random(seed + 1), plain, facts)
+    written, hidden = _hidden(reader, options, seed)
     if not primed:
         hidden = [each._replace(question=_as_typed(each.fact)) for each in hidden]
     with ExitStack() as stack:
+        store = options.store
         if store is None:
-            store = (
-                Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memstore-demo-")))
-                / "memory"
-            )
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memstore-demo-"))
+            store = Path(folder) / "memory"
         began = time.monotonic()
-        with _memory(store, reader) as memory, console.reading("reading") as show:
-            _check_ours(memory)
-            document = reader.ingest(
-                Text(written, DOCUMENT, source=_WRITTEN),
-                memory,
-                mode="replace" if memory.has(DOCUMENT) else "new",
-                progress=lambda state: show(state.characters, state.total_characters, state.tokens),
-            )
-            file_bytes = memory.stats()["file_bytes"]
+        document, file_bytes = _ingested(reader, store, written)
         reading_seconds = time.monotonic() - began
         console.note(
             f"read {document.tokens:,} tokens in {reading_seconds:.1f} s; asking in a new process"
         )
         began = time.monotonic()
-        replies = _ask_in_new_process(store, model, [each.question for each in hidden])
+        replies = _ask_in_new_process(store, options.model, [each.question for each in hidden])
         asking_seconds = time.monotonic() - began
     rows = [
         _judge(each, reply, primed) for each, reply in zip(hidden, replies["answers"], strict=True)
@@ -147,7 +70,7 @@ def run_demo(
         "of": len(rows),
         "questions": rows,
         "seed": seed,
-        "text": "Python's own documentation" if text is None else str(text),
+        "text": "Python's own documentation" if options.text is None else str(options.text),
         "tokens": document.tokens,
         "bytes": file_bytes,
         "tiers": {
@@ -165,6 +88,27 @@ def run_demo(
         "asking_seconds": round(asking_seconds, 3),
         "seconds_per_question": round(sum(row["seconds"] for row in rows) / len(rows), 4),
     }
+
+
+def _hidden(reader: Verbs, options: DemoOptions, seed: int) -> tuple[str, list[Hidden]]:
+    """The text with its facts, and these."""
+    most = TOKENS if isinstance(reader, LandmarkModel) else FEWER_TOKENS
+    tokens = options.tokens or (most if options.text is None else None)
+    plain = cut(reader, read_text(options.text), tokens)
+    return hide(Random(seed + 1), plain, draw_facts(Random(seed), options.questions))
+
+
+def _ingested(reader: Verbs, store: Path, written: str) -> tuple[Document, int]:
+    """The document in a memory, and the bytes of its file."""
+    with _memory(store, reader) as memory, console.reading("reading") as show:
+        _check_ours(memory)
+        document = reader.ingest(
+            Text(written, DOCUMENT, source=_WRITTEN),
+            memory,
+            mode="replace" if memory.has(DOCUMENT) else "new",
+            progress=lambda state: show(state.characters, state.total_characters, state.tokens),
+        )
+        return document, memory.stats()["file_bytes"]
 
 
 def print_demo(result: dict[str, Any]) -> None:
@@ -204,87 +148,6 @@ def print_demo(result: dict[str, Any]) -> None:
         f"{result['open_seconds']:.1f} s for the new process to load the model and open the memory"
     )
     console.say(f"facts right: {result['right']} of {result['of']}")
-
-
-# The text
-
-
-def python_text() -> Iterator[str]:
-    """Long texts that every Python has: its language reference, then sources of its standard
-    library.
-    """
-    with suppress(ImportError):  # some systems leave it out
-        from pydoc_data.topics import topics
-
-        yield "\n".join(topics.values())
-    for name in _STANDARD_LIBRARY:
-        spec = find_spec(name)
-        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
-            yield Path(spec.origin).read_text(encoding="utf-8")
-
-
-def _read(path: Path | None) -> Iterator[str]:
-    return python_text() if path is None else Text(path).pieces()
-
-
-def cut(reader: Verbs, pieces: Iterator[str], tokens: int | None) -> str:
-    """The beginning of a text, about `tokens` long, to the end of a line."""
-    taken: list[str] = []
-    left = tokens
-    for segment in Tokenizer.segments(pieces):
-        if left is not None:
-            ids = reader.tokenizer.encode(segment)
-            if len(ids) >= left:
-                characters = reader.tokenizer.characters(ids[:left])
-                taken.append(segment[:characters].rpartition("\n")[0] or segment[:characters])
-                break
-            left -= len(ids)
-        taken.append(segment)
-    return "".join(taken)
-
-
-def draw_facts(rng: Random, count: int) -> list[Fact]:
-    """One pass key and count - 1 facts of 4 to 6 digits, about things of which no two share a
-    word.
-    """
-    pools = Pools.of("train")
-    things = zip(
-        rng.sample(pools.colours, len(pools.colours)), rng.sample(pools.nouns, len(pools.colours))
-    )
-    facts = [draw_pass_key(rng)]
-    for colour, noun in list(things)[: count - 1]:
-        digits = "".join(rng.choices("0123456789", k=rng.choice((4, 5, 6))))
-        facts.append(Fact(f"{colour} {noun}", rng.choice(_ATTRIBUTES), digits))
-    return facts
-
-
-def hide(rng: Random, text: str, facts: Sequence[Fact]) -> tuple[str, list[Hidden]]:
-    """Write each fact as a sentence of its own into a random place between two sentences of the
-    text.
-
-    Returns the text with the facts, and what was hidden in the order of `facts`. Raises
-    InvalidInput for a short text.
-    """
-    places = [match.end() for match in _BREAK.finditer(text)]
-    if len(places) < len(facts):
-        raise InvalidInput(
-            f"the text has {len(places)} places between sentences; hiding {len(facts)} facts takes "
-            "a longer one"
-        )
-    chosen = rng.sample(places, len(facts))
-    parts: list[str] = []
-    hidden: dict[int, Hidden] = {}
-    start = length = 0
-    for place, number in sorted((place, number) for number, place in enumerate(chosen)):
-        fact = facts[number]
-        stated = pass_key_statement(fact) if fact.is_pass_key else statement(fact)
-        asked = pass_key_question(fact) if fact.is_pass_key else question(fact)
-        parts += [text[start:place], stated.text + text[place - 1]]
-        length += place - start
-        hidden[number] = Hidden(fact, stated.text, length, asked.prompt)
-        start = place
-        length += len(parts[-1])
-    return "".join([*parts, text[start:]]), [hidden[number] for number in range(len(facts))]
 
 
 # The memory and the new process

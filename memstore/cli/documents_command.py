@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from memstore.cli.command_options import AtLeast, Json, ReadStore, Store, asked_for, command
+from memstore.cli.command import command
+from memstore.cli.options.command_options import AtLeast, Json, ReadStore, Store, asked_for
 from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 

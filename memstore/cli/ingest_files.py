@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from memstore.cli import ingest_report
 from memstore.cli.terminal import console
 from memstore.closing import Closing
 from memstore.disk.files import INDEX, OWN_NAMES
@@ -218,10 +219,10 @@ class Reading(Closing):
         result = _ingest_one(self._reader, self.memory, text, mode, self._lookup, which=which)
         self._results.append(result)
         if not self._quiet:
-            console.say(_told(result))
+            console.say(ingest_report.told(result))
 
     def _add(self, there: "Document", status: str) -> None:
-        self._results.append(_result(there, status))
+        self._results.append(ingest_report.result(there, status))
 
     def _fail(self, error: MemstoreError) -> None:
         message = console.one_line(str(error))
@@ -264,13 +265,13 @@ def _ingest_one(
 
     def expect(forecast: "Forecast") -> None:
         if forecast.tokens > _FEW and not which:
-            console.note(_expected(text.name, forecast))
+            console.note(ingest_report.expected(text.name, forecast))
 
     with console.reading(f"{which}{text.name}") as show:
 
         def progress(state: "IngestProgress") -> None:
             if not seen and state.characters < state.total_characters and not which:
-                console.note(_speed(text.name, state))
+                console.note(ingest_report.speed(text.name, state))
             seen[:] = [state]
             show(state.characters, state.total_characters, state.tokens)
 
@@ -286,49 +287,4 @@ def _ingest_one(
         status = "resumed"
     else:
         status = "replaced" if known else "read"
-    return _result(document, status, resumed_at, round(time.monotonic() - began, 3))
-
-
-def _result(
-    document: "Document", status: str, resumed_at: int = 0, seconds: float = 0.0
-) -> dict[str, Any]:
-    """resumed_at: the token from which it was read; of an append that is where a chunk began,
-    before `appended_to`, the tokens that were there.
-    """
-    appended = {"appended_to": document.appended_to} if status == "appended" else {}
-    return {
-        "name": document.name,
-        "status": status,
-        "resumed_at": resumed_at,
-        **appended,
-        "blocks": document.blocks,
-        "tokens": document.tokens,
-        "bytes": document.bytes,
-        "seconds": seconds,
-    }
-
-
-def _expected(name: str, forecast: "Forecast") -> str:
-    """How large a document will be, before it is read."""
-    size = f"{'up to' if forecast.most else 'about'} {console.size(forecast.bytes)} on disk"
-    return f"{console.one_line(name)}: about {forecast.tokens:,} tokens, {size}"
-
-
-def _speed(name: str, state: "IngestProgress") -> str:
-    """How fast a document is read, and how long that will take, by its first chunk."""
-    return (
-        f"{console.one_line(name)}: {state.tokens_per_second:,.0f} tokens a second, about "
-        f"{console.duration(state.seconds_left)} to go"
-    )
-
-
-def _told(result: dict[str, Any]) -> str:
-    status = result["status"]
-    if status == "resumed":
-        status += f" at token {result['resumed_at']:,}"
-    elif status == "appended":
-        status += f" behind token {result['appended_to']:,}"
-    figures = (
-        f"{result['blocks']:,} blocks, {result['tokens']:,} tokens, {console.size(result['bytes'])}"
-    )
-    return f"{console.one_line(result['name'])}: {status}; {figures}, {result['seconds']:.1f} s"
+    return ingest_report.result(document, status, resumed_at, round(time.monotonic() - began, 3))

@@ -23,7 +23,7 @@ from memstore.cli import mcp_command as mcp
 from memstore.cli import publish_command as share
 from memstore.cli import serve_command as serve
 from memstore.cli import train_command as train
-from memstore.cli.command_options import abandon_stdout
+from memstore.cli.command import abandon_stdout
 from memstore.cli.terminal import console
 from memstore.disk.files import occupy_standard_streams
 

@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-from memstore.cli.command_options import ASK_BUDGET, Away, Model, ReadStore, Tiers, command
+from memstore.cli.command import command
+from memstore.cli.options.command_options import Model, ReadStore
+from memstore.cli.options.option_groups import Opening
 from memstore.cli.readers import reader_for_command
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput, install_extra
@@ -32,8 +34,7 @@ def mcp(
         bool, typer.Option("--read-only", help="Let it neither ingest nor forget.")
     ] = False,
     *,
-    tiers: Tiers,
-    away: Away,
+    opening: Opening,
 ) -> None:
     """Serve a memory to an agent: MCP over stdin and stdout, until it closes them.
 
@@ -54,8 +55,7 @@ def mcp(
     from memstore.store.memory_store import MemoryStore
 
     paths = [_directory(path) for path in allow_paths or ()]
-    options = tiers.options(ASK_BUDGET)
-    options.update(away.options(store))
+    options = opening.options(store)
     with redirect_stdout(sys.stderr):  # stdout is the agent's, whatever a library may print there
         reader = reader_for_command(model)
         memory = MemoryStore.open(store, reader.signature, read_only=read_only, **options)

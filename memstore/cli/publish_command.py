@@ -3,18 +3,64 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from memstore.cli.command_options import Json, Store, command, parse_directory
+from memstore.cli.command import command
+from memstore.cli.options.command_options import Json, Store, parse_directory
 from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 
 _SECONDS_BETWEEN_LINES = 5.0
 _WHERE = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///path."
+
+
+@dataclass(frozen=True)
+class SendOptions:
+    """How documents are published: an option a field."""
+
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            metavar="kv|text",
+            help="text: no keys and values of passages, which readers compute as they need them.",
+        ),
+    ] = "kv"
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Also in place of other content published by these names."),
+    ] = False
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Read what is published of them, and send again what is damaged."
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class UpkeepOptions:
+    """What is done for what is published, afterwards: an option a field."""
+
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Then write what lies in many small objects into few.")
+    ] = False
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Then remove what no longer belongs to it.")
+    ] = False
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            "--grace",
+            metavar="HOURS",
+            min=0,
+            help="What went out of use is kept for these hours, by whoever prunes; default 24.",
+        ),
+    ] = None
 
 
 @command(
@@ -38,39 +84,9 @@ def publish(
             "--store", metavar="DIR", help="Directory of the memory.", parser=parse_directory
         ),
     ] = None,
-    keep: Annotated[
-        str,
-        typer.Option(
-            "--keep",
-            metavar="kv|text",
-            help="text: no keys and values of passages, which readers compute as they need them.",
-        ),
-    ] = "kv",
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Also in place of other content published by these names."),
-    ] = False,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Read what is published of them, and send again what is damaged."
-        ),
-    ] = False,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Then write what lies in many small objects into few.")
-    ] = False,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Then remove what no longer belongs to it.")
-    ] = False,
-    grace: Annotated[
-        float | None,
-        typer.Option(
-            "--grace",
-            metavar="HOURS",
-            min=0,
-            help="What went out of use is kept for these hours, by whoever prunes; default 24.",
-        ),
-    ] = None,
+    *,
+    sending: SendOptions,
+    upkeep: UpkeepOptions,
     as_json: Json = False,
 ) -> None:
     """Publish documents to an object store, where any machine may ask them.
@@ -78,16 +94,17 @@ def publish(
     What is there already is not sent again. The credentials are those that the environment has for
     the object store's own tools.
     """
-    if store is None and (names or keep != "kv" or replace or check or not (prune or merge)):
+    asked = names or sending != SendOptions()
+    if store is None and (asked or not (upkeep.prune or upkeep.merge)):
         raise typer.BadParameter("name the memory to publish from by --store")
-    seconds = None if grace is None else 3600 * grace
+    seconds = None if upkeep.grace is None else 3600 * upkeep.grace
     said: dict[str, Any] = {}
     if store is not None:
-        how = {"keep": keep, "replace": replace, "check": check, "grace": seconds}
+        how = {**vars(sending), "grace": seconds}
         said |= _published(store, names or None, to, how, quiet=as_json)
-    if merge:
+    if upkeep.merge:
         said["merged"] = _merged(to, seconds, quiet=as_json)
-    if prune:
+    if upkeep.prune:
         said["pruned"] = _pruned(to, seconds, quiet=as_json)
     if as_json:
         console.emit(said)
@@ -128,11 +145,11 @@ def _now_and_then(show: Callable[[int, int], None]) -> Callable[[int, int], None
 
 
 def _merged(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
-    from memstore.share.objects.open_object_store import open_place
+    from memstore.share.objects.open_object_store import open_object_store
     from memstore.share.publish.garbage_collection import GRACE
     from memstore.share.publish.merge import merge
 
-    merged = merge(open_place(to), grace=GRACE if grace is None else grace)
+    merged = merge(open_object_store(to), grace=GRACE if grace is None else grace)
     if not quiet:
         console.say(
             f"{merged.before:,} small segments are now {merged.after:,}, "
@@ -142,10 +159,10 @@ def _merged(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
 
 
 def _pruned(to: str, grace: float | None, *, quiet: bool) -> dict[str, Any]:
-    from memstore.share.objects.open_object_store import open_place
+    from memstore.share.objects.open_object_store import open_object_store
     from memstore.share.publish.garbage_collection import GRACE, prune
 
-    pruned = prune(open_place(to), grace=GRACE if grace is None else grace)
+    pruned = prune(open_object_store(to), grace=GRACE if grace is None else grace)
     if not quiet:
         console.say(
             f"{pruned.manifests:,} manifests and {pruned.objects:,} other objects removed, "
@@ -165,10 +182,10 @@ def unpublish(
     Their bytes stay until `memstore publish --prune` removes them; who has the memory open may read
     them until then.
     """
-    from memstore.share.objects.open_object_store import open_place
+    from memstore.share.objects.open_object_store import open_object_store
     from memstore.share.publish.publish import unpublish as take_out
 
-    number = take_out(open_place(from_), names)
+    number = take_out(open_object_store(from_), names)
     if as_json:
         console.emit({"number": number, "documents": names})
     else:
@@ -187,8 +204,8 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Copy a published document into a memory of this machine, making that if need be."""
-    from memstore.share.format.manifest import Published
-    from memstore.share.objects.open_object_store import open_place
+    from memstore.share.format.published import Published
+    from memstore.share.objects.open_object_store import open_object_store
     from memstore.store.memory_store import MemoryStore
     from memstore.store.transfer.published_document import no_published
     from memstore.store.write.admission import check_name
@@ -196,7 +213,9 @@ def pull(
     try:
         memory = MemoryStore.open(store)
     except MemoryNotFound:
-        published = Published.open(open_place(from_))  # so that a bad URL or name makes no memory
+        published = Published.open(
+            open_object_store(from_)
+        )  # so that a bad URL or name makes no memory
         check_name(name if as_name is None else as_name)
         if published.entry(name) is None:
             raise no_published(published, name) from None

@@ -404,25 +404,18 @@ class MemoryStore(Lookups):
         Raises InvalidInput, DocumentNotFound, DocumentExists, WrongModel, CorruptMemory,
         StoreUnavailable, MemoryNotFound (no such bucket).
         """
-        from memstore.share.objects.open_object_store import open_place
+        from memstore.share.objects.open_object_store import open_object_store
         from memstore.share.publish.garbage_collection import GRACE
-        from memstore.share.publish.publish import publish
+        from memstore.share.publish.publish import PublishOptions, publish
 
         catalog = self._on_disk().catalog
         if is_url(self.place):
             raise InvalidInput(f"{self.place} is published; publish from the memory's directory")
         documents = self.ready(names, to="publish")
-        place = open_place(url, make=True)
-        return publish(
-            catalog,
-            documents,
-            place,
-            keep=keep,
-            replace=replace,
-            check=check,
-            grace=GRACE if grace is None else grace,
-            progress=progress,
-        )
+        place = open_object_store(url, make=True)
+        seconds = GRACE if grace is None else grace
+        options = PublishOptions(keep=keep, replace=replace, check=check, grace=seconds)
+        return publish(catalog, documents, place, options, progress)
 
     def pull(self, name: str, url: str, as_name: str | None = None) -> Document:
         """Read a published document into this memory, under another name if one is given; the same

@@ -11,10 +11,8 @@ session ends.
 """
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
@@ -24,8 +22,15 @@ from memstore.tiers.lease import Lease, LowestTier, UnitSource
 from memstore.tiers.lookup_trace import TraceWriter
 from memstore.tiers.prefetch import Prefetcher
 from memstore.tiers.slab import SlabTier
+from memstore.tiers.slots import UnitShape
 from memstore.tiers.stats import TierCounter, TierStats
-from memstore.tiers.tier_options import DEFAULT_POLICY, HOST_BUDGET, Predictor, check_options
+from memstore.tiers.tier_options import (
+    DEFAULT_POLICY,
+    HOST_BUDGET,
+    Predictor,
+    TierOptions,
+    check_options,
+)
 
 
 class Cascade:
@@ -36,39 +41,33 @@ class Cascade:
     def __init__(
         self,
         disk: LowestTier | None,
+        shape: UnitShape,
         *,
-        block_size: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        host_budget: int = HOST_BUDGET,
-        policy: str = DEFAULT_POLICY,
-        prefetch: Predictor = "off",
-        device: str | None = None,
-        device_budget: int = HOST_BUDGET,
-        trace: Path | str | None = None,
         computes: Sequence[int] = (),
+        **options: Unpack[TierOptions],
     ) -> None:
         """computes: layers whose units sessions compute where no tier has them.
 
         Raises BudgetExceeded, InvalidConfig, and InvalidInput or OSError for a trace that cannot be
         written.
         """
-        check_options({"policy": policy, "prefetch": prefetch})
-        shape: dict[str, Any] = {
-            "block_size": block_size,
-            "head_dim": head_dim,
-            "dtype": dtype,
-            "policy": policy,
-        }
+        unknown = options.keys() - TierOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"the tiers have no option {min(unknown)!r}")
+        check_options(options)
+        policy = options.get("policy", DEFAULT_POLICY)
         self.disk = disk
-        self.host = HostTier(_source(disk), host_budget, **shape)
-        self.device = (
-            None if device is None else DeviceTier(self.host, device_budget, device=device, **shape)
-        )
+        budget = options.get("host_budget", HOST_BUDGET)
+        self.host = HostTier(_source(disk), budget, shape, policy=policy)
+        self.device, device = None, options.get("device")
+        if device is not None:
+            budget = options.get("device_budget", HOST_BUDGET)
+            self.device = DeviceTier(self.host, budget, shape, device=device, policy=policy)
         self.top: SlabTier = self.host if self.device is None else self.device
-        self.predictor: Predictor = prefetch
+        self.predictor: Predictor = options.get("prefetch", "off")
         self.prefetcher = Prefetcher(self.top)
         self._computes, self._computed = computes, TierCounter()
+        trace = options.get("trace")
         self.trace = None if trace is None else TraceWriter(trace, unit_bytes=self.host.unit_bytes)
 
     def replace_disk(self, disk: LowestTier | None) -> None:

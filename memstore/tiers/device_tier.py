@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from memstore.block import BlockKey
 from memstore.devices import usable_device
 from memstore.tiers.host_tier import HostTier
 from memstore.tiers.slab import SlabTier
+from memstore.tiers.slots import UnitShape
 
 
 class DeviceTier(SlabTier):
@@ -25,23 +24,14 @@ class DeviceTier(SlabTier):
         self,
         host: HostTier,
         budget_bytes: int,
+        shape: UnitShape,
         *,
-        block_size: int,
-        head_dim: int,
-        dtype: torch.dtype,
         device: str,
         policy: str = "lru",
     ) -> None:
         """As SlabTier. Raises InvalidConfig for a device that this machine does not have."""
         self._host = host
-        super().__init__(
-            budget_bytes,
-            block_size=block_size,
-            head_dim=head_dim,
-            dtype=dtype,
-            policy=policy,
-            device=usable_device(device),
-        )
+        super().__init__(budget_bytes, shape, policy=policy, device=usable_device(device))
 
     def _read_below(
         self, units: Sequence[BlockKey], slots: Sequence[int]

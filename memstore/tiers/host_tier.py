@@ -12,6 +12,7 @@ from memstore.errors import BudgetExceeded, DocumentNotFound
 from memstore.kernels.slab_copy import load_units
 from memstore.tiers.lease import UnitSource
 from memstore.tiers.slab import SlabTier
+from memstore.tiers.slots import UnitShape
 
 
 class NoSource:
@@ -32,25 +33,11 @@ class HostTier(SlabTier):
     name = "host"
 
     def __init__(
-        self,
-        source: UnitSource,
-        budget_bytes: int,
-        *,
-        block_size: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        policy: str = "lru",
+        self, source: UnitSource, budget_bytes: int, shape: UnitShape, *, policy: str = "lru"
     ) -> None:
         """source: what misses are read from. Otherwise as SlabTier."""
         self.source = source
-        super().__init__(
-            budget_bytes,
-            block_size=block_size,
-            head_dim=head_dim,
-            dtype=dtype,
-            policy=policy,
-            pin_memory=torch.cuda.is_available(),
-        )
+        super().__init__(budget_bytes, shape, policy=policy, pin_memory=torch.cuda.is_available())
 
     def _read_below(
         self, units: Sequence[BlockKey], slots: Sequence[int]

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,16 +18,9 @@ from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded
 from memstore.tiers.forks import survive_forks
 from memstore.tiers.lease import Lease
-from memstore.tiers.policy import make_policy
-from memstore.tiers.stats import (
-    EVICTIONS,
-    LATE,
-    PREFETCHED,
-    SECONDS,
-    UNUSED,
-    LayerCounts,
-    TierStats,
-)
+from memstore.tiers.slot_table import SlotTable
+from memstore.tiers.slots import Slots, UnitShape
+from memstore.tiers.stats import LATE, SECONDS, UNUSED, TierStats
 
 _NONE: Mapping[int, str] = {}  # what a lease of units that are all here had to fetch
 _PATIENCE = 60.0  # seconds that a lookup waits for slots which other threads use
@@ -37,10 +29,7 @@ _PATIENCE = 60.0  # seconds that a lookup waits for slots which other threads us
 class SlabTier:
     """Slots for units.
 
-    slab: [S, 2, block_size, head_dim] in the KV dtype, K before V as in a record; k, v: its halves,
-    [S, block_size, head_dim]; lengths: int64 [S], valid content tokens of the unit in a slot. S is
-    what the budget admits; pages of the slab that were never written cost no main memory. Safe for
-    several threads.
+    slab, k, v, lengths: of Slots, as many as the budget admits. Safe for several threads.
     """
 
     name = "slab"
@@ -48,74 +37,45 @@ class SlabTier:
     def __init__(
         self,
         budget_bytes: int,
+        shape: UnitShape,
         *,
-        block_size: int,
-        head_dim: int,
-        dtype: torch.dtype,
         policy: str = "lru",
         device: torch.device | str = "cpu",
         pin_memory: bool = False,
     ) -> None:
-        """policy: see memstore.tiers.policy. pin_memory: page-locked, for copies to a CUDA device.
+        """policy: see memstore.tiers.policy. device, pin_memory: see Slots.
 
         Raises BudgetExceeded if not even one unit fits or the machine refuses the memory,
         InvalidConfig.
         """
-        self.budget_bytes = budget_bytes
-        self.unit_bytes = 2 * block_size * head_dim * dtype.itemsize
-        self.capacity = budget_bytes // self.unit_bytes
+        self.budget_bytes, self.unit_bytes = budget_bytes, shape.bytes
+        self.capacity = budget_bytes // shape.bytes
         if self.capacity < 1:
             raise BudgetExceeded(
                 f"a {self.name} budget of {budget_bytes} bytes holds no block; "
-                f"one takes {self.unit_bytes} bytes, so raise the budget"
+                f"one takes {shape.bytes} bytes, so raise the budget"
             )
         try:
-            shape = (self.capacity, 2, block_size, head_dim)
-            if pin_memory or torch.device(device).type != "cpu":
-                self.slab = torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
-            else:  # NumPy asks for huge pages, whose first use takes a third of the time
-                size = self.capacity * self.unit_bytes
-                self.slab = torch.from_numpy(np.empty(size, dtype=np.uint8)).view(dtype).view(shape)
-            self.k, self.v = self.slab.unbind(1)
-            self.lengths = torch.full(
-                (self.capacity,), block_size, dtype=torch.int64, device=device
-            )
-            # The same in main memory: leases tell theirs without asking the device.
-            here = self.lengths.device.type == "cpu"
-            self._lengths = (
-                self.lengths
-                if here
-                else torch.full((self.capacity,), block_size, dtype=torch.int64)
-            )
+            self._memory = Slots(self.capacity, shape, device=device, pin_memory=pin_memory)
         except (RuntimeError, MemoryError) as error:  # torch has no error of its own for this
             raise BudgetExceeded(
                 f"the machine refuses a {self.name} budget of {budget_bytes} bytes; lower the "
                 "budget"
             ) from error
-        self._policy = make_policy(policy, self.capacity)
+        self.slab, self.k, self.v = self._memory.slab, self._memory.k, self._memory.v
+        self.lengths = self._memory.lengths
+        self._table = SlotTable(self.capacity, policy)
         # A lock of C, not a condition of Python: an interrupt between taking one and the block it
         # guards would keep it.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        # the page table: units that are held, cached or pinned
-        self._slots: dict[BlockKey, int] = {}
-        self._pinned: set[BlockKey] = set()
-        self._leases: dict[int, int] = {}  # slot -> leases on it; a prefetch has one while it reads
         # thread -> leases that it took and that are not released
         self._lessees: dict[int, int] = {}
-        # slot -> the unit that is in it or on its way into it
-        self._units: dict[int, BlockKey] = {}
         # units that some thread is reading right now -> their slots
         self._arriving: dict[BlockKey, int] = {}
         self._predicted: set[BlockKey] = set()  # of these, what is prefetched
-        self._untouched: set[BlockKey] = set()  # prefetched units that nothing looked up yet
         self._ahead = 0  # slots that prefetches are reading into
         self._short = 0  # threads that wait for slots
-        # leased slots whose unit was dropped; free when the lease ends
-        self._orphans: set[int] = set()
-        self._free: list[int] = []
-        self._fresh = 0  # slots from here on were never used
-        self._counts = LayerCounts()
         survive_forks(self)
 
     # Reading
@@ -137,11 +97,11 @@ class SlabTier:
             missing: dict[BlockKey, int] = {}
             while True:
                 waited += self._join(units) if self._arriving else 0.0
-                slots = list(map(self._slots.get, units))
+                slots = list(map(self._table.slots.get, units))
                 if None not in slots:
                     held = cast(list[int], slots)
-                    self._hold(held)
-                    self._hit(units)
+                    self._table.hold(held)
+                    self._table.hit(units)
                     break
                 began = time.perf_counter()
                 until = until or began + _PATIENCE
@@ -151,7 +111,7 @@ class SlabTier:
                     break
                 waited += time.perf_counter() - began
             self._lessees[thread] = self._lessees.get(thread, 0) + 1
-            self._counts.lookups(units, missing, waited, self.unit_bytes)
+            self._table.counts.lookups(units, missing, waited, self.unit_bytes)
         fetched = _NONE
         if missing:
             fetched = dict(zip(missing.values(), self._fetch(missing, held, thread)))
@@ -161,7 +121,7 @@ class SlabTier:
             fetched,
             self.k,
             self.v,
-            self._lengths,
+            self._memory.lengths_here,
             lambda: self._release(held, thread),
         )
 
@@ -175,13 +135,15 @@ class SlabTier:
         """
         with self._lock:
             wanted = [
-                u for u in dict.fromkeys(units) if u not in self._slots and u not in self._arriving
+                u
+                for u in dict.fromkeys(units)
+                if u not in self._table.slots and u not in self._arriving
             ]
             # nothing while lookups wait for room
-            wanted = wanted[: 0 if self._short else self._room()]
-            missing = dict(zip(wanted, self._take(wanted)))
+            wanted = wanted[: 0 if self._short else self._table.room()]
+            missing = dict(zip(wanted, self._table.take(wanted)))
             held = list(missing.values())
-            self._hold(held)
+            self._table.hold(held)
             self._ahead += len(held)
             self._arriving.update(missing)
             self._predicted.update(missing)
@@ -196,9 +158,9 @@ class SlabTier:
             began = began or time.perf_counter()
             late = self._predicted.intersection(units)
             self._changed.wait()
-            for unit in late & self._untouched:
-                self._untouched.remove(unit)
-                self._counts.of(unit.layer)[LATE] += 1
+            for unit in late & self._table.untouched:
+                self._table.untouched.remove(unit)
+                self._table.counts.of(unit.layer)[LATE] += 1
         return time.perf_counter() - began if began else 0.0
 
     def _make_room(
@@ -211,11 +173,13 @@ class SlabTier:
         """
         missing = list(dict.fromkeys(unit for unit, slot in zip(units, slots) if slot is None))
         found = [slot for slot in slots if slot is not None]
-        self._hold(found)
-        room = self._room()
+        self._table.hold(found)
+        room = self._table.room()
         if len(missing) > room:
-            self._unlease(found)
-            found_cached = sum(self._units[slot] not in self._pinned for slot in set(found))
+            self._table.unlease(found)
+            found_cached = sum(
+                self._table.units[slot] not in self._table.pinned for slot in set(found)
+            )
             if self._wait_for_room(len(missing), room, found_cached, thread, until):
                 return None
             fits = room + len(set(found))
@@ -226,20 +190,13 @@ class SlabTier:
                 "a step",
                 fits,
             )
-        self._hit([unit for unit, slot in zip(units, slots) if slot is not None])
-        arriving = dict(zip(missing, self._take(missing)))
+        self._table.hit([unit for unit, slot in zip(units, slots) if slot is not None])
+        arriving = dict(zip(missing, self._table.take(missing)))
         self._arriving.update(arriving)
-        self._hold([arriving[unit] for unit, slot in zip(units, slots) if slot is None])
+        self._table.hold([arriving[unit] for unit, slot in zip(units, slots) if slot is None])
         return arriving, [
             arriving[unit] if slot is None else slot for unit, slot in zip(units, slots)
         ]
-
-    def _room(self) -> int:
-        """Slots that could be had now: free, never used, or of a cached unit that nobody leases or
-        waits for.
-        """
-        leased = sum(self._units.get(slot) in self._policy for slot in self._leases)
-        return len(self._free) + self.capacity - self._fresh + len(self._policy) - leased
 
     def _wait_for_room(
         self, needed: int, room: int, cached: int, thread: int, until: float
@@ -252,7 +209,7 @@ class SlabTier:
         later = room + self._ahead
         # nobody waits for this thread, so it may wait for everybody
         if not self._lessees.get(thread):
-            later = self.capacity - len(self._pinned) - cached
+            later = self.capacity - len(self._table.pinned) - cached
         patience = until - time.perf_counter()
         if needed > later or patience <= 0:
             return False
@@ -262,40 +219,6 @@ class SlabTier:
         finally:
             self._short -= 1
         return True
-
-    def _take(self, units: Sequence[BlockKey], *, cached: bool = True) -> list[int]:
-        """A slot for each of some new units, evicting where none is free; there must be room.
-        cached: the policy keeps them.
-        """
-        policy, taken = self._policy, []
-        for unit in units:
-            full = not self._free and self._fresh == self.capacity
-            victim = (
-                policy.insert(unit, full=full, blocked=self._blocked) if cached or full else None
-            )
-            if not cached:
-                policy.drop(unit)
-            if victim is not None:
-                slot = self._slots.pop(victim)
-                counts = self._counts.of(victim.layer)
-                counts[EVICTIONS] += 1
-                if victim in self._untouched:
-                    self._untouched.remove(victim)
-                    counts[UNUSED] += 1
-            elif self._free:
-                slot = self._free.pop()
-            else:
-                slot = self._fresh
-                self._fresh += 1
-            taken.append(slot)
-        # neighbours in a record go to neighbouring slots, if any are: the source copies them as one
-        taken.sort()
-        self._units.update(zip(taken, units))
-        return taken
-
-    def _blocked(self, unit: BlockKey) -> bool:
-        slot = self._slots.get(unit)
-        return slot is None or slot in self._leases  # None: on its way
 
     def _fetch(
         self, missing: dict[BlockKey, int], held: Sequence[int], thread: int | None = None
@@ -319,21 +242,21 @@ class SlabTier:
                 for unit in wanted:
                     del self._arriving[unit]
                 if lengths is not None:
-                    self._note_lengths(slots, lengths)
-                    self._slots.update(wanted)
+                    self._memory.note_lengths(slots, lengths)
+                    self._table.slots.update(wanted)
                 else:
                     for unit, slot in wanted.items():
-                        self._policy.drop(unit)
-                        self._vacate(slot)
+                        self._table.policy.drop(unit)
+                        self._table.vacate(slot)
                 if thread is not None:
-                    self._counts.of(next(iter(missing)).layer)[SECONDS] += (
+                    self._table.counts.of(next(iter(missing)).layer)[SECONDS] += (
                         time.perf_counter() - began
                     )
                 else:
                     self._ahead -= len(slots)
                     self._predicted.difference_update(wanted)
                     if lengths is not None:
-                        self._untouched.update(wanted)
+                        self._table.untouched.update(wanted)
                 if thread is None or lengths is None:
                     self._release(held, thread)
                 self._changed.notify_all()
@@ -345,29 +268,9 @@ class SlabTier:
         """Fill slots with units; of each its length and the name of the tier that had it."""
         raise NotImplementedError
 
-    def _note_lengths(self, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """Write down the lengths of the units that came into slots. All blocks but a document's
-        last are full, so a device is seldom told anything.
-        """
-        where, new = (
-            torch.tensor(slots, dtype=torch.int64),
-            torch.tensor(lengths, dtype=torch.int64),
-        )
-        changed = self._lengths[where] != new
-        if changed.any():
-            where, new = where[changed], new[changed]
-            self._lengths[where] = new
-            if self.lengths is not self._lengths:
-                self.lengths[where.to(self.lengths.device)] = new.to(self.lengths.device)
-
-    def _hold(self, slots: Iterable[int]) -> None:
-        leases = self._leases
-        for slot in slots:
-            leases[slot] = leases.get(slot, 0) + 1
-
     def _release(self, held: Sequence[int], thread: int | None) -> None:
         with self._lock:
-            self._unlease(held)
+            self._table.unlease(held)
             if thread is not None:
                 left = self._lessees[thread] - 1
                 if left:
@@ -377,36 +280,6 @@ class SlabTier:
             if self._short:
                 self._changed.notify_all()
 
-    def _unlease(self, held: Iterable[int]) -> None:
-        leases = self._leases
-        for slot in held:
-            left = leases[slot] - 1
-            if left:
-                leases[slot] = left
-            else:
-                del leases[slot]
-                if slot in self._orphans:
-                    self._orphans.remove(slot)
-                    self._free.append(slot)
-
-    def _vacate(self, slot: int) -> None:
-        """The unit of a slot is gone: the slot is free, once nobody leases it."""
-        del self._units[slot]
-        if slot in self._leases:
-            self._orphans.add(slot)
-        else:
-            self._free.append(slot)
-
-    def _hit(self, units: Iterable[BlockKey]) -> None:
-        hit, untouched = self._policy.hit, self._untouched
-        for unit in units:
-            # the use for which it was cached is no second use, as policies take a hit to be
-            if unit in untouched:
-                untouched.remove(unit)
-                self._counts.of(unit.layer)[PREFETCHED] += 1
-            else:
-                hit(unit)
-
     def admit(self, units: Sequence[BlockKey], k: Tensor, v: Tensor, length: int) -> None:
         """Cache units of so many valid content tokens that were computed instead of being read from
         below; they count as missed. Those that there is no room for now are passed over.
@@ -414,18 +287,18 @@ class SlabTier:
         k, v: [n, block_size, D], zero from `length` on.
         """
         with self._lock:
-            self._counts.lookups(units, units, 0.0, self.unit_bytes)
+            self._table.counts.lookups(units, units, 0.0, self.unit_bytes)
             new = [
                 at
                 for at, unit in enumerate(units)
-                if unit not in self._slots and unit not in self._arriving
+                if unit not in self._table.slots and unit not in self._arriving
             ]
-            new = new[: 0 if self._short else self._room()]
+            new = new[: 0 if self._short else self._table.room()]
             wanted = [units[at] for at in new]
-            taken = self._take(wanted)
+            taken = self._table.take(wanted)
             self.k[taken], self.v[taken] = k[new], v[new]
-            self._note_lengths(taken, [length] * len(taken))
-            self._slots.update(zip(wanted, taken))
+            self._memory.note_lengths(taken, [length] * len(taken))
+            self._table.slots.update(zip(wanted, taken))
             self._changed.notify_all()
 
     # Pinned units
@@ -453,7 +326,7 @@ class SlabTier:
         ]
         thread, until = threading.get_ident(), time.perf_counter() + _PATIENCE
         with self._lock:
-            while (room := self._room()) < len(units):
+            while (room := self._table.room()) < len(units):
                 if self._wait_for_room(len(units), room, 0, thread, until):
                     continue
                 raise BudgetExceeded(
@@ -461,7 +334,7 @@ class SlabTier:
                     f"for {len(units)} "
                     f"more blocks of a running session; raise the {self.name} budget"
                 )
-            taken = self._take(units, cached=False)
+            taken = self._table.take(units, cached=False)
             slots = torch.tensor(taken, dtype=torch.int64)
             where = (
                 slice(taken[0], taken[-1] + 1)
@@ -471,18 +344,18 @@ class SlabTier:
             self.k[where] = k.reshape(-1, *self.k.shape[1:])
             self.v[where] = v.reshape(-1, *self.v.shape[1:])
             of_blocks = [block_size] * n if lengths is None else lengths
-            self._note_lengths(taken, [length for length in of_blocks for _ in range(heads)])
-            self._slots.update(zip(units, taken))
-            self._pinned.update(units)
+            self._memory.note_lengths(taken, [length for length in of_blocks for _ in range(heads)])
+            self._table.slots.update(zip(units, taken))
+            self._table.pinned.update(units)
         return units
 
     def unpin(self, units: Iterable[BlockKey]) -> None:
         """The units are in the source below now: from here on they are cached like any other."""
         with self._lock:
             for unit in units:
-                if unit in self._pinned:
-                    self._pinned.remove(unit)
-                    self._policy.insert(unit, full=False, blocked=self._blocked)
+                if unit in self._table.pinned:
+                    self._table.pinned.remove(unit)
+                    self._table.policy.insert(unit, full=False, blocked=self._table.blocked)
             self._changed.notify_all()
 
     def drop(self, units: Iterable[BlockKey]) -> None:
@@ -492,21 +365,21 @@ class SlabTier:
         """
         with self._lock:
             for unit in units:
-                slot = self._slots.pop(unit, None)
-                unused = unit in self._untouched or unit in self._predicted
+                slot = self._table.slots.pop(unit, None)
+                unused = unit in self._table.untouched or unit in self._predicted
                 if slot is None:
                     slot = self._arriving.pop(unit, None)
                 if slot is None:
                     continue
-                if unit in self._pinned:
-                    self._pinned.remove(unit)
+                if unit in self._table.pinned:
+                    self._table.pinned.remove(unit)
                 else:
-                    self._policy.drop(unit)
+                    self._table.policy.drop(unit)
                 if unused:
-                    self._untouched.discard(unit)
+                    self._table.untouched.discard(unit)
                     self._predicted.discard(unit)
-                    self._counts.of(unit.layer)[UNUSED] += 1
-                self._vacate(slot)
+                    self._table.counts.of(unit.layer)[UNUSED] += 1
+                self._table.vacate(slot)
             self._changed.notify_all()
 
     def drop_document(self, document: int, first_block: int = 0) -> None:
@@ -514,7 +387,7 @@ class SlabTier:
         nothing.
         """
         with self._lock:
-            held = [*self._slots, *self._arriving]
+            held = [*self._table.slots, *self._arriving]
             self.drop(
                 [unit for unit in held if unit.document == document and unit.block >= first_block]
             )
@@ -532,17 +405,17 @@ class SlabTier:
     def bytes(self) -> int:
         """Bytes of slots in use; at most the budget."""
         with self._lock:
-            return (len(self._units) + len(self._orphans)) * self.unit_bytes
+            return (len(self._table.units) + len(self._table.orphans)) * self.unit_bytes
 
     def holds(self, unit: BlockKey) -> bool:
         """Is the unit here (no lookup is counted)?"""
         with self._lock:
-            return unit in self._slots
+            return unit in self._table.slots
 
     def layers(self) -> dict[int, TierStats]:
         """Lookups so far, by layer."""
         with self._lock:
-            return self._counts.layers()
+            return self._table.counts.layers()
 
     def stats(self) -> TierStats:
         """Lookups so far, over all layers."""

@@ -5,77 +5,21 @@ several such windows with questions from fresh chunks, and the loss weight of ev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from memstore.training.batch_types import MemoryBatch, QuestionBatch, WindowBatch
 from memstore.training.corpus import CorpusTokenizer, TokenCorpus
 from memstore.training.recipes import facts as language
 from memstore.training.recipes.fact_pools import Pools, pool_words
 from memstore.training.recipes.page_source import Source
 from memstore.training.recipes.recall_config import RecallConfig
-from memstore.training.recipes.recall_pages import Page, StatedFact, forms
+from memstore.training.recipes.recall_pages import Known, Page, StatedFact, forms
 from memstore.training.recipes.sentence_forms import Split
 
 _VISIBLE = 2  # windows that a chunk may read
-Batch = TypeVar("Batch", "WindowBatch", "MemoryBatch", "QuestionBatch")
-
-
-@dataclass(frozen=True)
-class WindowBatch:
-    """Windows with landmarks inserted: T = blocks * (block_size + 1), a landmark at every
-    (block_size + 1)-th place.
-    """
-
-    ids: torch.Tensor  # int64 [B, T]
-    weights: torch.Tensor  # float32 [B, T]: loss weight of each id as a target; 0 for landmarks
-
-    def to(self, device: torch.device) -> WindowBatch:
-        """The same, its tensors there."""
-        return _on(device, self)
-
-
-@dataclass(frozen=True)
-class MemoryBatch:
-    """Windows to remember, and what they state."""
-
-    ids: torch.Tensor  # int64 [W, T], as in WindowBatch
-    weights: torch.Tensor  # float32 [W, T]
-    facts: list[list[StatedFact]]  # of each window, whole statements only
-    text_windows: dict[int, int]  # plain windows, each with the corpus offset of the text after it
-    # of a memory of plain text only: its windows, those of one place together; else empty
-    runs: list[list[int]]
-    pass_key_window: int | None
-    contents: list[list[int]] = field(repr=False)  # content ids of each window, without landmarks
-    pools: Pools = field(repr=False)
-
-    def to(self, device: torch.device) -> MemoryBatch:
-        """The same, its tensors there."""
-        return _on(device, self)
-
-
-@dataclass(frozen=True)
-class QuestionBatch:
-    """Chunks that read a memory."""
-
-    ids: torch.Tensor  # int64 [B, T], as in WindowBatch
-    weights: torch.Tensor  # float32 [B, T]
-    # int64 [B, V]: windows whose content the chunk may read; oldest first, but see `continues`
-    visible: torch.Tensor
-    continues: torch.Tensor  # bool [B]: the chunk directly follows the end of window visible[:, 0]
-
-    def to(self, device: torch.device) -> QuestionBatch:
-        """The same, its tensors there."""
-        return _on(device, self)
-
-
-def _on(device: torch.device, batch: Batch) -> Batch:
-    tensors: dict[str, Any] = {
-        n: x.to(device) for n, x in vars(batch).items() if isinstance(x, torch.Tensor)
-    }
-    return replace(batch, **tensors)
 
 
 class RecallData:
@@ -142,8 +86,7 @@ class RecallData:
         if rng.random() < config.one_form:
             statements = (rng.choice(statements),)
         pass_key_window = rng.randrange(num_windows) if rng.random() < config.pass_key else None
-        latest: dict[tuple[str, str], StatedFact] = {}
-        taken: set[tuple[str, str]] = set()
+        known = Known()
         facts: list[list[StatedFact]] = [[] for _ in range(num_windows)]
         text_windows: dict[int, int] = {}
         pages = []
@@ -155,16 +98,14 @@ class RecallData:
             elif u < config.plain + config.copies:
                 page.copies(config.own_gap)
             elif u < config.plain + config.copies + config.own_questions:
-                page.asked_facts(config.own_gap, self._pools(0.0), False, taken)
+                page.asked_facts(config.own_gap, self._pools(0.0), False, known.taken)
             else:
                 key = (
                     language.draw_pass_key(rng, config.repeats)
                     if window == pass_key_window
                     else None
                 )
-                facts[window] = page.stated_facts(
-                    window, gap, pools, statements, key, latest, taken
-                )
+                facts[window] = page.stated_facts(window, gap, pools, statements, key, known)
             pages.append(page)
         ids, weights = self._with_landmarks(pages, blocks)
         contents = [page.ids for page in pages]

@@ -1,10 +1,4 @@
-"""What training computes: whole windows by landmark attention, and fresh chunks that read windows
-as a memory.
-
-The second is the forward pass of inference made differentiable (docs/method.md sections 4 and 7):
-old blocks at one fixed distance, every block of a visible window attended instead of the top k, and
-landmarks of all other windows as valued negatives.
-"""
+"""What training computes: whole windows by landmark attention, and the loss of predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memstore.kernels.api import NEG, grouped_softmax_attention, local_attention
-from memstore.kernels.products import accumulate, scores, weighted
+from memstore.kernels.api import grouped_softmax_attention
 from memstore.model.adapter import Attend, Shape
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.rotary import Rope
@@ -114,126 +107,6 @@ def encode_windows(
         )
 
     return model.hidden(ids, attend), memory
-
-
-def read_memory(
-    model: Trainee,
-    ids: Tensor,
-    memory: list[WindowMemory],
-    visible: Tensor,
-    continues: Tensor,
-    negatives: list[Negatives] | None = None,
-    negative_bias: float = 0.0,
-    *,
-    cmt: bool = True,
-    top_k: int | None = None,
-) -> Tensor:
-    """Fresh chunks that see themselves, the content of some windows as memory, and negatives.
-
-    ids: [C, T] chunks, T a multiple of block_size + 1. visible: [C, V] the windows whose blocks a
-    chunk may read. continues: [C] bool, chunks that directly follow the end of window visible[:,
-    0]: its last top_k blocks, as the model looks them up, stand at their true positions before the
-    chunk, the rest and all other windows at the fixed distance.
-    negatives: per layer, landmark keys that compete without being visible, their scores lowered by
-    negative_bias. top_k: of visible blocks and negatives together every (token, head) sees only its
-    best, as inference does; None = all. All tensors are on the model's device. Returns hidden
-    states [C, T, hidden].
-    """
-    shape, rope = model.shape, model.rope
-    b, size, distance = shape.stride, shape.block_size, shape.old_block_distance
-    if distance is None:  # slots: the middle ones stand for all
-        distance = 5 * b
-    chunks, length = ids.shape
-    num_windows, num_blocks = memory[0].keys.shape[0], memory[0].keys.shape[2]
-    count = visible.shape[1] * num_blocks
-    recent = min(model.lookup.top_k, num_blocks)
-    steps = torch.arange(length, device=ids.device)
-    positions = (steps + continues[:, None] * (recent * b))[:, None]  # (C, 1, T)
-    like = torch.empty(0, dtype=model.dtype, device=ids.device)
-    in_chunk = rope.angles_at(positions, like)
-    old = rope.angles(distance, distance + 1, like)
-    from_recent = [
-        rope.angles((recent - r) * b, (recent - r) * b + length, like) for r in range(recent)
-    ]
-    following = continues.nonzero().flatten()
-    columns = torch.arange(num_blocks - recent, num_blocks, device=ids.device)
-    is_recent = torch.zeros(count, dtype=torch.bool, device=ids.device)
-    is_recent[columns] = True
-    recent_only = continues[:, None] & is_recent  # (C, N)
-    scale = shape.head_dim**-0.5
-    cmt_keys = model.cmt_keys() if cmt else None
-
-    def unwanted(total: int) -> Tensor:
-        """[C, total] bool: negatives that are blocks of a chunk's own visible windows."""
-        mine = torch.zeros(chunks, num_windows, dtype=torch.bool, device=ids.device).scatter_(
-            1, visible, True
-        )
-        return F.pad(mine.repeat_interleave(num_blocks, 1), (0, total - num_windows * num_blocks))
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = q * scale
-        k_cmt = None if cmt_keys is None else cmt_keys[layer]
-        local = local_attention(
-            rope.rotate(q, *in_chunk), rope.rotate(k, *in_chunk), v, size, k_cmt=k_cmt
-        )
-        searched = layer in shape.memory_layers
-        if not searched and not len(following):
-            return local.output
-        window = memory[layer]
-        heads = window.keys.shape[1]
-        keys = window.keys[visible].transpose(1, 2).reshape(chunks, heads, count * b, -1)
-        values = window.values[visible].transpose(1, 2).reshape(chunks, heads, count * size, -1)
-        far = rope.rotate(q, *old)
-        s = accumulate(scores(far, keys)).unflatten(-1, (count, b))  # (C, H, T, N, b)
-        if len(following):
-            near = torch.stack([rope.rotate(q[following], *angles) for angles in from_recent], 2)
-            group = q.shape[1] // heads
-            own = window.keys[visible[following, 0], :, num_blocks - recent :].repeat_interleave(
-                group, 1
-            )
-            close = accumulate(near @ own.transpose(-1, -2)).transpose(2, 3)  # (F, H, T, R, b)
-            s[following[:, None], :, :, columns[None]] = close.permute(0, 3, 1, 2, 4)
-        landmark = s[..., size]
-        if not searched:
-            landmark = landmark.masked_fill(~recent_only[:, None, None], NEG)
-        competing = landmark
-        against = negatives[layer] if negatives is not None and searched else None
-        if against is not None:
-            wrong = accumulate(_against(far, against.keys.transpose(-1, -2)))
-            if negative_bias:
-                wrong = wrong + negative_bias
-            competing = torch.cat(
-                [landmark, wrong.masked_fill_(unwanted(wrong.shape[-1])[:, None, None], NEG)], -1
-            )
-        if top_k is not None and top_k < competing.shape[-1]:
-            weakest = (
-                competing.detach().topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
-            )
-            competing = competing.masked_fill(competing < weakest, NEG)
-        share = competing.softmax(-1)
-        weights = s[..., :size].softmax(-1) * share[..., :count, None]
-        output = weighted(weights.flatten(-2), values)
-        if against is not None:
-            output = output + _against(share[..., count:].to(output.dtype), against.values)
-        if k_cmt is None:
-            gate = (competing.logsumexp(-1) - local.lse).sigmoid()
-            base = local.output * (1 - gate)[..., None].to(local.output.dtype)
-        else:
-            gate, base = local.gate, local.output
-        if not searched:
-            gate = gate * continues[:, None, None]
-        return base + (output * gate[..., None]).to(base.dtype)
-
-    return model.hidden(ids, attend)
-
-
-def _against(x: Tensor, shared: Tensor) -> Tensor:
-    """x [C, H, T, n] times a matrix every chunk shares, [Hkv, n, m] -> [C, H, T, m]: one product
-    per KV head.
-    """
-    chunks, heads, rows, n = x.shape
-    flat = x.transpose(0, 1).reshape(shared.shape[0], -1, n) @ shared
-    return flat.view(heads, chunks, rows, -1).transpose(0, 1)
 
 
 def negatives_of(memory: list[WindowMemory], token: int) -> list[Negatives]:

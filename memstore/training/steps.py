@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstore.training.batches import MemoryBatch, QuestionBatch, RecallData, WindowBatch
+from memstore.training.batch_types import MemoryBatch, QuestionBatch, WindowBatch
+from memstore.training.batches import RecallData
 from memstore.training.curriculum import Stage
+from memstore.training.memory_objective import Against, Chunks, read_memory
 from memstore.training.objectives import (
     Loss,
     Negatives,
@@ -17,7 +19,6 @@ from memstore.training.objectives import (
     encode_windows,
     negatives_of,
     next_token_loss,
-    read_memory,
 )
 
 
@@ -120,12 +121,9 @@ class Steps:
                 bias = stage.negative_start * max(0.0, 1 - share / stage.negative_ramp)
         answered = read_memory(
             model,
-            questions.ids,
+            Chunks(questions.ids, questions.visible, questions.continues),
             encoded,
-            questions.visible,
-            questions.continues,
-            against,
-            bias,
+            None if against is None else Against(against, bias),
             cmt=stage.cmt,
             top_k=top_k if memory.runs else None,
         )

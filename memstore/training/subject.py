@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -19,9 +19,7 @@ from memstore.training.new_model import new_model
 from memstore.training.objectives import Trainee
 from memstore.training.optimizer import make_optimizers
 from memstore.training.steps import Steps
-
-if TYPE_CHECKING:
-    from memstore.training.train import TrainConfig
+from memstore.training.train_config import TrainConfig
 
 
 class TrainedModule(Trainee, Protocol):
@@ -62,7 +60,7 @@ class Subject(Protocol):
         """Leave a model that --model takes. Raises OSError."""
 
 
-MakeSubject = Callable[["TrainConfig", Sequence[Path], torch.device, bool], Subject]
+MakeSubject = Callable[[TrainConfig, Sequence[Path], torch.device, bool], Subject]
 """Takes the run, its texts, the device, and whether a run in `config.out` is resumed, whose weights
 are `restore`d.
 """
@@ -72,7 +70,7 @@ class OwnModel:
     """A Transformer of a configuration: from nothing, or from weights of it or of a smaller one."""
 
     def __init__(
-        self, config: "TrainConfig", texts: Sequence[Path], device: torch.device, resume: bool
+        self, config: TrainConfig, texts: Sequence[Path], device: torch.device, resume: bool
     ) -> None:
         """resume: with the configuration and the tokenizer of the run in `config.out`, whose
         weights are `restore`d. Raises InvalidConfig, InvalidWeights, InvalidInput.
@@ -112,7 +110,7 @@ class OwnModel:
 
 
 def by_landmarks(
-    config: "TrainConfig", texts: Sequence[Path], device: torch.device, resume: bool
+    config: TrainConfig, texts: Sequence[Path], device: torch.device, resume: bool
 ) -> Subject:
     """A MakeSubject: a landmark model, or the Hugging Face decoder of `config.finetune`."""
     if config.finetune is None:
@@ -120,7 +118,7 @@ def by_landmarks(
     return HuggingFaceModel(config.finetune, config.seed, device)
 
 
-def _begun_with(config: "TrainConfig") -> ModelConfig:
+def _begun_with(config: TrainConfig) -> ModelConfig:
     """The model of the run that is resumed. Raises InvalidConfig where another is asked for."""
     if not (config.out / "config.json").is_file():  # killed while it saved for the first time
         return config.model
@@ -136,7 +134,7 @@ def _begun_with(config: "TrainConfig") -> ModelConfig:
 
 
 def _tokenizer(
-    config: "TrainConfig", texts: Sequence[Path], model: ModelConfig, *, resume: bool
+    config: TrainConfig, texts: Sequence[Path], model: ModelConfig, *, resume: bool
 ) -> Tokenizer:
     """The run's own, or a new one. What a run left that was killed before it could be resumed is
     of other texts or weights, perhaps.

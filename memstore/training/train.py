@@ -5,9 +5,9 @@ beside the weights.
 import pickle
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -17,45 +17,15 @@ from memstore import devices
 from memstore.disk.files import replacement
 from memstore.errors import InvalidConfig, InvalidInput
 from memstore.freed_memory import keep_freed_memory
-from memstore.model.landmark.config import ModelConfig
 from memstore.training.batches import RecallData
 from memstore.training.corpus import TokenCorpus
-from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.finetune import Finetune
+from memstore.training.curriculum import Stage
 from memstore.training.interrupts import put_off
 from memstore.training.run_metrics import Metrics, Report
 from memstore.training.subject import MakeSubject, Subject, TrainedModule, by_landmarks
+from memstore.training.train_config import Precision, TrainConfig
 
 _CLIP = 1.0
-
-Precision = Literal["auto", "float32", "bfloat16"]
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """One training run. `minutes` bounds the wall clock: the learning rates then decay by whichever
-    runs out first.
-    """
-
-    out: Path  # the directory of the checkpoint, its metrics and its state
-    model: ModelConfig = field(default_factory=ModelConfig)
-    stages: tuple[Stage, ...] = field(default_factory=default_curriculum)
-    # shared among the stages in proportion to their steps times what a step costs
-    minutes: float | None = None
-    seed: int = 0
-    threads: int = 1
-    # where it computes, such as "cuda"; no part of a run: it is resumed on any device
-    device: str = "cpu"
-    # weights and tokenizer to start from: of this configuration, or one that grows into it
-    init: Path | None = None
-    tokenizer: Path | None = None  # a tokenizer.json, without init; None = one is made of the texts
-    # a Hugging Face decoder that learns to attend by landmarks, in the place of `model`
-    finetune: Finetune | None = None
-    # of the forward pass, by autocast; weights and optimisers stay float32. "auto": what the device
-    # is faster at; in a resumed run what that began with, so that it ends with the same bits
-    precision: Precision = "auto"
-    save_every: int = 100  # steps between checkpoints
-    log_every: int = 20  # steps a line of metrics stands for
 
 
 @dataclass

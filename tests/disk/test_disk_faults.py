@@ -24,6 +24,7 @@ from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, MemoryClosed
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.host_tier import HostTier
+from memstore.tiers.slots import UnitShape
 from support.disk_records import (
     BLOCKS,
     DIM,
@@ -370,9 +371,7 @@ def test_a_forked_child_cannot_read_through_its_parents_tier(memory, cold):
 
 
 def host_over(source: SlowSource | FailingSource, slots: int) -> HostTier:
-    return HostTier(
-        source, slots * 2 * ROWS * DIM * 2, block_size=ROWS, head_dim=DIM, dtype=torch.float16
-    )
+    return HostTier(source, slots * 2 * ROWS * DIM * 2, UnitShape(ROWS, DIM, torch.float16))
 
 
 def test_a_host_tier_waits_for_a_slow_source_and_has_the_right_units(memory):

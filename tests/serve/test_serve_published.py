@@ -28,7 +28,7 @@ from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.serve.api_keys import Access, Keys
 from memstore.serve.settings import ServeSettings
 from memstore.serve.state.database import Database
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import publish
 from memstore.store.memory_store import MemoryStore
 from support.diary import ANSWER, DIARY, LETTER, QUESTION, write_diary
@@ -164,7 +164,7 @@ class Away(WildPlace):
 def test_what_cannot_be_reached_is_told_and_asked_again(
     path: Path, model: LandmarkModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Away(open_place(f"file://{path}/there"), Wild(0, 0.0))
+    place = Away(open_object_store(f"file://{path}/there"), Wild(0, 0.0))
     with open_at(place, host_budget=64 << 20) as store, serving_store(store, model) as server:
         files = {file.filename: file for file in all_files(server)}
         assert {name: file.bytes for name, file in files.items()} == {
@@ -198,7 +198,7 @@ def test_what_cannot_be_reached_is_told_and_asked_again(
 @contextmanager
 def partly(path: Path, model: LandmarkModel, keys: Keys | None = None) -> Iterator[Served]:
     """A server of what is published, with allow_partial; the letter is away."""
-    apart = open_place(f"memory://{path}/apart")
+    apart = open_object_store(f"memory://{path}/apart")
     with MemoryStore.open(path / "mem", read_only=True) as near:
         for row in near.ready():  # no two documents share a segment
             publish(near._on_disk().catalog, [row], apart)
@@ -232,7 +232,7 @@ def test_an_answer_without_some_documents_says_which_until_they_are_back(
                 assert "left out: letter" in found.content[0].text
 
         asyncio.run(agent())
-        place: Any = server.service.store._on_disk().catalog.source.remote.place
+        place: Any = server.service.store._on_disk().catalog.source.remote.objects
         place.gone = frozenset()
         foal = ask(server, QUESTION, ANSWER, "What is the name of the new foal?")
         assert foal.model_extra["memstore"]["absent"] == []
@@ -264,7 +264,7 @@ def test_a_bucket_that_is_gone_is_a_store_that_is_away(
         serving_store(store, model) as server,
     ):
         all_files(server)
-        place = store._on_disk().catalog.source.remote.place
+        place = store._on_disk().catalog.source.remote.objects
         for name in ("get", "get_ranges", "first", "names"):
             monkeypatch.setattr(place, name, gone)
         with pytest.raises(openai.InternalServerError) as refused:

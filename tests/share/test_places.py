@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from memstore.errors import MemoryNotFound, ObjectNotFound, StoreUnavailable
-from memstore.share.format.manifest import Published
-from memstore.share.objects.object_store import ObjectPlace
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.format.published import Published
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
@@ -82,11 +82,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def place(url: str) -> ObjectPlace:
-    return open_place(url, make=True)
+def place(url: str) -> ObjectStore:
+    return open_object_store(url, make=True)
 
 
-def test_an_object_reads_back_whole_and_in_parts(place: ObjectPlace) -> None:
+def test_an_object_reads_back_whole_and_in_parts(place: ObjectStore) -> None:
     data = bytes(range(256)) * 5000
     place.put("some/name", data)
     assert bytes(place.get("some/name")) == data
@@ -97,14 +97,14 @@ def test_an_object_reads_back_whole_and_in_parts(place: ObjectPlace) -> None:
     assert bytes(place.get("some/name")) == b"other"
 
 
-def test_an_object_is_created_once(place: ObjectPlace) -> None:
+def test_an_object_is_created_once(place: ObjectStore) -> None:
     assert place.create("manifests/1", b"first")
     assert not place.create("manifests/1", b"second")
     assert bytes(place.get("manifests/1")) == b"first"
     assert place.create("manifests/2", b"second")
 
 
-def test_what_is_not_there_is_an_error_and_never_an_answer(place: ObjectPlace) -> None:
+def test_what_is_not_there_is_an_error_and_never_an_answer(place: ObjectStore) -> None:
     place.put("a/b", bytes(100))
     for read in (
         lambda: place.get("a/c"),
@@ -118,7 +118,7 @@ def test_what_is_not_there_is_an_error_and_never_an_answer(place: ObjectPlace) -
             place.get_ranges("a/b", ranges)
 
 
-def test_objects_are_listed_below_a_prefix(place: ObjectPlace) -> None:
+def test_objects_are_listed_below_a_prefix(place: ObjectStore) -> None:
     assert list(place.names("a")) == [] and place.first("a") is None
     for name in ("a/3", "a/1", "b/0", "a/2/deep", "ab/4"):
         place.put(name, name.encode())
@@ -146,7 +146,7 @@ def test_a_memory_goes_there_and_comes_back(url: str, tmp_path: Path) -> None:
             for memory, file in ((store, "original"), (copy, "copied")):
                 memory.export_document("a", tmp_path / file)
         assert (tmp_path / "copied").read_bytes() == (tmp_path / "original").read_bytes()
-    place = open_place(url)
+    place = open_object_store(url)
     assert unpublish(place, ["a"]) == 3
     assert prune(place).manifests == 0
     assert prune(place, grace=-10).manifests == 2
@@ -167,10 +167,10 @@ def test_a_fork_of_a_process_that_has_asked_a_store_is_refused_at_once(
         tasks: list[Callable[[], object]] = [
             reader.documents,
             lambda: reader.tokens("a"),
-            lambda: reader._on_disk().catalog.source.remote.place.get("manifests/x"),
+            lambda: reader._on_disk().catalog.source.remote.objects.get("manifests/x"),
             lambda: MemoryStore.open(url),
-            lambda: open_place(url).put("x", b""),
-            lambda: prune(open_place(url)),
+            lambda: open_object_store(url).put("x", b""),
+            lambda: prune(open_object_store(url)),
             reader.close,
         ]
         context = multiprocessing.get_context("fork")
@@ -210,7 +210,7 @@ def test_publishers_at_the_same_time_lose_nothing(url: str, tmp_path: Path) -> N
     with ThreadPoolExecutor(5) as pool:
         found = list(pool.map(publish, range(5)))
     assert sorted(number for numbers in found for number in numbers) == list(range(1, 11))
-    names = [entry.row.name for entry in Published.open(open_place(url)).documents()]
+    names = [entry.row.name for entry in Published.open(open_object_store(url)).documents()]
     assert names == sorted(f"{who}-{number}" for who in range(5) for number in range(2))
     assert verify_memory(url).documents == 10
 
@@ -233,7 +233,7 @@ def test_a_publisher_killed_while_it_writes_a_file_leaves_what_pruning_removes(
     with MemoryStore.create(tmp_path / "memory", SIGNATURE) as store:
         ingest(store, "a", 40)
         store.publish(url)
-    place = open_place(url)
+    place = open_object_store(url)
     left = tmp_path / "library" / "manifests" / "0123456789abcdef#1"
     left.write_bytes(b"half")
     os.utime(left, (0, 0))
@@ -263,14 +263,14 @@ def test_a_store_that_refuses_or_is_away_is_one_line(
     request.getfixturevalue(kind)
     scheme = SCHEME[kind]
     with pytest.raises(MemoryNotFound, match="no such bucket"):
-        Published.open(open_place(f"{scheme}://nowhere-at-all/x"))
+        Published.open(open_object_store(f"{scheme}://nowhere-at-all/x"))
     with pytest.raises(MemoryNotFound, match="no such bucket"):
-        open_place(f"{scheme}://nowhere-at-all/x").put("a", b"")
+        open_object_store(f"{scheme}://nowhere-at-all/x").put("a", b"")
     with pytest.raises(MemoryNotFound, match="holds no published memory"):
-        Published.open(open_place(f"{scheme}://bucket/empty"))
+        Published.open(open_object_store(f"{scheme}://bucket/empty"))
     monkeypatch.setenv(endpoint, "http://127.0.0.1:9/devstoreaccount1")
     with pytest.raises(StoreUnavailable) as caught:
-        Published.open(open_place(f"{scheme}://bucket/x", retries=1, timeout=2))
+        Published.open(open_object_store(f"{scheme}://bucket/x", retries=1, timeout=2))
     assert "\n" not in str(caught.value)
     keys = [value for name, value in environment.items() if "KEY" in name]
     assert keys and not any(key in str(caught.value) for key in keys)
@@ -292,7 +292,7 @@ def test_a_publisher_that_is_killed_does_not_harm_what_is_published(
                 process.wait(wait)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGKILL)
-        names = [entry.row.name for entry in Published.open(open_place(url)).documents()]
+        names = [entry.row.name for entry in Published.open(open_object_store(url)).documents()]
         assert names in (["a"], ["a", "b"]) and verify_memory(url).clean
     assert subprocess.run([*command, "--to", url], capture_output=True).returncode == 0
     assert verify_memory(url).documents == 2

@@ -16,7 +16,8 @@ from memstore.errors import (
     MemoryNotFound,
     WrongModel,
 )
-from memstore.share.format.manifest import Published, newest_number
+from memstore.share.format.manifest import newest_number
+from memstore.share.format.published import Published
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.publish import Report, unpublish
 from memstore.store.memory_store import MemoryStore
@@ -442,7 +443,7 @@ def test_a_table_of_many_documents_is_changed_page_by_page(memory: MemoryStore) 
     from dataclasses import replace
 
     from memstore.share.format.document_pages import PAGE_ENTRIES, Entry
-    from memstore.share.format.manifest import Change, commit
+    from memstore.share.publish.manifest_commit import Change, commit
 
     place = WatchedPlace(in_memory())
     ingest(memory, "a", 20)
@@ -485,7 +486,7 @@ def test_a_table_of_many_documents_is_changed_page_by_page(memory: MemoryStore) 
 
 
 def test_bad_input_is_one_line(memory: MemoryStore, tmp_path: Path) -> None:
-    from memstore.share.objects.open_object_store import open_place
+    from memstore.share.objects.open_object_store import open_object_store
 
     ingest(memory, "a", 40)
     for url, error, line in (
@@ -500,10 +501,10 @@ def test_bad_input_is_one_line(memory: MemoryStore, tmp_path: Path) -> None:
             memory.publish(url)
         assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
     with pytest.raises(MemoryNotFound, match="no such directory"):
-        Published.open(open_place(f"file://{tmp_path}/nowhere"))
+        Published.open(open_object_store(f"file://{tmp_path}/nowhere"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(MemoryNotFound, match="holds no published memory"):
-        Published.open(open_place(f"file://{tmp_path}/empty"))
+        Published.open(open_object_store(f"file://{tmp_path}/empty"))
     place = WatchedPlace(in_memory())
     send(memory, place)
     with MemoryStore.create(tmp_path / "foreign", OTHER_MODEL) as foreign:

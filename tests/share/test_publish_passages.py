@@ -15,10 +15,10 @@ from memstore.block import BlockKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Passage
 from memstore.errors import CorruptBlock, InvalidInput, MemstoreError, MissingBlock
-from memstore.share.format.manifest import Published
 from memstore.share.format.pieces import RecordIndex, record_pieces
+from memstore.share.format.published import Published
 from memstore.share.format.segments import read_footer
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.merge import merge
 from memstore.share.publish.publish import unpublish
@@ -439,7 +439,7 @@ def test_hostile_indexes_are_named(store, tmp_path) -> None:
             assert "\n" not in str(caught.value)
 
 
-def copy_of(place: Place) -> WatchedPlace:
+def copy_of(place: ObjectStore) -> WatchedPlace:
     """Another place with the same objects."""
     other = WatchedPlace(in_memory())
     for found in place.names(""):

@@ -16,11 +16,11 @@ from memstore.errors import CorruptMemory, MemstoreError, NewerFormat, OlderForm
 from memstore.share.format import document_pages as pages
 from memstore.share.format import manifest
 from memstore.share.format import packed_objects as packed
-from memstore.share.format.manifest import Published
+from memstore.share.format.published import Published
 from memstore.share.format.read_pieces import Indexes
 from memstore.share.format.segments import read_footer
-from memstore.share.objects.object_store import ObjectPlace
-from memstore.share.publish.publish import publish
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.publish.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import verify_published, write_published
 from support.damaged_bytes import damaged
@@ -34,7 +34,7 @@ RUNS = int(os.environ.get("MEMSTORE_PUBLISHED_HOSTILE", "120"))
 
 def published(store: MemoryStore) -> WatchedPlace:
     place = in_memory()
-    publish(store._on_disk().catalog, store.ready(), place, segment_bytes=8000)
+    publish(store._on_disk().catalog, store.ready(), place, PublishOptions(segment_bytes=8000))
     return WatchedPlace(place)
 
 
@@ -121,7 +121,7 @@ def test_an_index_that_leads_to_another_record_leads_nowhere(tmp_path: Path) -> 
     assert there[0] and there[1] and not there[2]  # layer 0 has no memory: its latest blocks alone
 
 
-def altered(place: ObjectPlace, change: Callable[[dict[str, Any]], None]) -> None:
+def altered(place: ObjectStore, change: Callable[[dict[str, Any]], None]) -> None:
     """Publish a manifest that has right checksums and says something else."""
     name = manifest.manifest_name(1)
     data = bytes(place.get(name))

@@ -17,10 +17,11 @@ from memstore.errors import CorruptMemory, InvalidInput
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.format import packed_objects as packed
 from memstore.share.format.document_pages import PageRef
-from memstore.share.format.manifest import FORMAT, Published, manifest_name
+from memstore.share.format.manifest import FORMAT, manifest_name
+from memstore.share.format.published import Published
 from memstore.share.format.segments import is_whole
-from memstore.share.objects.daemon_threads import Threads
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.daemon_threads import begin
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.objects.sizes import OBJECT_BYTES, PACKED_BYTES
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
@@ -49,7 +50,7 @@ def test_an_object_that_is_too_large_is_refused_by_its_size(url: str, kind: str)
     file = one_of(url, kind)
     os.truncate(file, OBJECT_BYTES + 1)  # sparse
     if kind == "segments":
-        assert not is_whole(open_place(url), f"segments/{file.parent.name}/{file.name}")
+        assert not is_whole(open_object_store(url), f"segments/{file.parent.name}/{file.name}")
         assert not verify_memory(url).clean
         return
     with pytest.raises(CorruptMemory, match=r"has 268,435,457 bytes, which should be .* at most"):
@@ -63,9 +64,9 @@ def test_a_pipe_in_the_place_of_an_object_is_refused_and_never_opened(url: str, 
     os.mkfifo(file)
     segment = f"segments/{file.parent.name}/{file.name}"
     reads = {
-        "manifests": lambda: open_place(url).get(manifest_name(1)),
+        "manifests": lambda: open_object_store(url).get(manifest_name(1)),
         "pages": lambda: MemoryStore.open(url),
-        "segments": lambda: open_place(url).get_ranges(segment, [(0, 1)]),
+        "segments": lambda: open_object_store(url).get_ranges(segment, [(0, 1)]),
     }
     before = threading.active_count()
     with pytest.raises(CorruptMemory, match="no regular file"):
@@ -76,7 +77,7 @@ def test_a_pipe_in_the_place_of_an_object_is_refused_and_never_opened(url: str, 
 
 
 def test_sizes_that_a_manifest_or_a_page_invents_are_refused(url: str) -> None:
-    file, place = one_of(url, "pages"), open_place(url)
+    file, place = one_of(url, "pages"), open_object_store(url)
     segments, [(row, pieces)] = msgpack.unpackb(packed.decompressed(file.read_bytes()[16:-8]))
     pieces[0][7] = PACKED_BYTES + 1
     file.write_bytes(packed.pack(b"mRpage\0\0", FORMAT, (segments, [(row, pieces)])))
@@ -108,7 +109,7 @@ def test_what_is_no_value_in_a_local_cache_is_removed_and_read_anew(
     local = LocalCache(tmp_path / "cache", 1 << 24)
 
     def read() -> dict[str, float]:
-        with open_at(open_place(url), local=local) as store:
+        with open_at(open_object_store(url), local=local) as store:
             units = units_of(store, "a")
             with store.lease(units):
                 pass
@@ -130,14 +131,14 @@ def test_what_is_no_value_in_a_local_cache_is_removed_and_read_anew(
 
 
 OPENED = "MemoryStore.open(url, deadline=600)"
-DIRECT = "Published.open(open_place(url, timeout=600))"
+DIRECT = "Published.open(open_object_store(url, timeout=600))"
 
 
 @pytest.mark.parametrize("how", [OPENED, DIRECT])
 def test_a_store_that_does_not_answer_is_left_by_an_interrupt(how: str) -> None:
     code = f"""
-from memstore.share.format.manifest import Published
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.format.published import Published
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 url = "s3://bucket/x"
 {how}
@@ -164,15 +165,25 @@ url = "s3://bucket/x"
             assert said.strip().endswith(b"KeyboardInterrupt")
 
 
-def test_threads_do_all_that_is_given_to_them_side_by_side_and_go_with_their_owner() -> None:
-    for _ in range(50):  # a thread that has just done one takes another, or one is started
-        threads = Threads(4, "memstore-test")
-        threads.submit(int).result(60)
-        together = threading.Barrier(4)
-        for waiting in [threads.submit(together.wait, 60) for _ in range(4)]:
-            waiting.result(60)
-    del threads, waiting
+def test_work_is_done_side_by_side_by_threads_that_end_with_it() -> None:
+    together = threading.Barrier(4)
+    waiting = begin(lambda _: together.wait(60), range(12), most=4, name="memstore-test")
+    assert sorted(turn.result(60) for turn in waiting) == sorted([*range(4)] * 3)
     left = [thread for thread in threading.enumerate() if thread.name.startswith("memstore-test")]
     for thread in left:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def test_what_is_cancelled_before_its_turn_is_not_done() -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def work(number: int) -> int:
+        began.set()
+        assert go.wait(60)
+        return number
+
+    first, second = begin(work, [1, 2], most=1)
+    assert began.wait(60) and second.cancel()
+    go.set()
+    assert first.result(60) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from memstore.cli.command_options import Away
+from memstore.cli.options.option_groups import Away
 from memstore.errors import InvalidConfig
 from memstore.share.objects.object_errors import first_line
 from memstore.store.memory_store import MemoryStore

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -26,12 +27,14 @@ from memstore.errors import (
     MemstoreError,
     StoreUnavailable,
 )
+from memstore.share.caches.answers import Answers
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.shared_reads import Answers, SharedReads
-from memstore.share.calls.deadlines import Breaker, Calls
-from memstore.share.calls.failures import REASONS, Failure
-from memstore.share.objects.object_store import Place
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.caches.shared_reads import SharedReads
+from memstore.share.calls.deadlines import Calls
+from memstore.share.calls.failures import Failure, Reason
+from memstore.share.calls.rest import Rest
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.stats import TierCounter
@@ -54,7 +57,7 @@ RUNS, ROUND = 1200, 40
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
     path = tmp_path_factory.mktemp("written")
     with write(path / "m", codec="raw") as store:
         return publish_all(store, f"memory://{path}")
@@ -69,7 +72,7 @@ def holds_what_was_written(store: MemoryStore, units: list[BlockKey]) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.35, 0.8])
-def test_no_fault_gives_a_wrong_block(place: Place, tmp_path: Path, rate: float) -> None:
+def test_no_fault_gives_a_wrong_block(place: ObjectStore, tmp_path: Path, rate: float) -> None:
     """A share of all reads of the store and of both caches fails, in every way; the host tier is so
     small that every lease reads anew.
     """
@@ -111,13 +114,13 @@ def test_no_fault_gives_a_wrong_block(place: Place, tmp_path: Path, rate: float)
             store._on_disk().catalog.source.remote.deadline = 600.0
             holds_what_was_written(store, every[:16])
             for counter in store._retrieve().tiers.disk.counters.values():
-                assert counter.failures().keys() <= {*REASONS}
+                assert counter.failures().keys() <= {*get_args(Reason)}
     assert sum(told.values()) == RUNS // 3
     assert told["answered"] > (RUNS // 3 * 0.5 if rate < 0.5 else 0)
     assert sum(sum(wild.done.values()) for wild in wilds) > RUNS // 3 * rate * 0.5
 
 
-def test_failures_are_counted_by_reason_and_are_no_misses(place: Place) -> None:
+def test_failures_are_counted_by_reason_and_are_no_misses(place: ObjectStore) -> None:
     class Broken(WildServer):
         def receive(self, keys, *_):
             yield range(len(keys)), [Failure("late", "no answer")] * len(keys)
@@ -129,7 +132,7 @@ def test_failures_are_counted_by_reason_and_are_no_misses(place: Place) -> None:
         assert valkey["hits"] == valkey["misses"] == 0 and remote["hits"] == 8
 
 
-def test_another_keys_value_is_refused_and_replaced(place: Place) -> None:
+def test_another_keys_value_is_refused_and_replaced(place: ObjectStore) -> None:
     server = WildServer(Wild(0, 0.0))
     with open_at(place, shared=server, host_budget=4096) as store:
         units = units_of(store, "first")[:8]
@@ -148,7 +151,7 @@ def test_another_keys_value_is_refused_and_replaced(place: Place) -> None:
         assert store.tier_stats()["valkey"]["hits"] == hits + 8
 
 
-def test_a_record_that_is_damaged_where_it_lies_is_named(place: Place) -> None:
+def test_a_record_that_is_damaged_where_it_lies_is_named(place: ObjectStore) -> None:
     class Damaged(WildPlace):
         def get_ranges(self, name, ranges):
             parts = super().get_ranges(name, ranges)
@@ -160,7 +163,7 @@ def test_a_record_that_is_damaged_where_it_lies_is_named(place: Place) -> None:
     real = WildPlace(place, Wild(0, 0.0))
     with open_at(real) as store:
         store.lease(units_of(store, "first")[:2]).release()  # the index is held
-        store._on_disk().catalog.source.remote.place = damaged
+        store._on_disk().catalog.source.remote.objects = damaged
         with pytest.raises(CorruptBlock, match="document 1, block 5, layer 1"):
             store.lease([BlockKey(1, 1, 5, 0), BlockKey(1, 1, 5, 1)])
 
@@ -180,7 +183,7 @@ class Away(WildPlace):
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_when_the_store_is_away_what_is_cached_answers(
-    place: Place, tmp_path: Path, hangs: bool
+    place: ObjectStore, tmp_path: Path, hangs: bool
 ) -> None:
     away = Away(place, Wild(0, 0.0))
     local = LocalCache(tmp_path / "cache", 1 << 20)
@@ -204,7 +207,7 @@ def test_when_the_store_is_away_what_is_cached_answers(
         holds_what_was_written(store, known)
 
 
-def test_opening_survives_a_storm(place: Place) -> None:
+def test_opening_survives_a_storm(place: ObjectStore) -> None:
     opened = 0
     for seed in range(16):
         wild = WildPlace(place, Wild(seed, 0.4, late=0.05))
@@ -262,14 +265,6 @@ class OddServer:
             yield range(len(keys)), [failure]
 
 
-@pytest.fixture
-def stays_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No breaker asks again by itself while a test looks at it."""
-    for pause in ("_CLOSED", "_LONGEST_CLOSED"):
-        monkeypatch.setattr(f"memstore.share.calls.deadlines.{pause}", 600.0)
-
-
-@pytest.mark.usefixtures("stays_closed")
 @pytest.mark.parametrize("threads", [True, False])
 def test_what_nobody_expects_does_not_keep_a_cache_closed(
     threads: bool, monkeypatch: pytest.MonkeyPatch
@@ -286,65 +281,54 @@ def test_what_nobody_expects_does_not_keep_a_cache_closed(
             [record], ["key"], time.monotonic() + 20, lambda found: ([], []),
         )  # fmt: skip
 
-    def no_threads(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    for _ in range(2):
-        reads.breaker.told(good=False)
-    reads.breaker._until = time.monotonic()
     if threads:
         with pytest.raises(ValueError, match="odd"):
             read()
-        assert not reads.breaker.allows()  # it has failed again
-        reads.breaker._until = time.monotonic()
     else:
-        monkeypatch.setattr("memstore.share.objects.daemon_threads.Threads.submit", no_threads)
+        monkeypatch.setattr("threading.Thread.start", no_threads)
         assert len(read().unread) == 1
-    assert reads.breaker.allows()
-    reads.close()
+    assert reads.rest.over
 
 
-@pytest.mark.usefixtures("stays_closed")
-def test_a_breaker_stops_asking_and_asks_again() -> None:
-    breaker = Breaker(in_a_row=3, over=0.0)
-    for _ in range(3):
-        assert breaker.allows()
-        breaker.told(good=False)
-    assert not breaker.allows()
-    breaker._until = time.monotonic()
-    assert breaker.allows() and not breaker.allows()  # one call first
-    breaker.told(good=True)
-    assert breaker.allows() and breaker.allows()
+def no_threads(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
 
 
-@pytest.mark.usefixtures("stays_closed")
+def test_a_server_that_did_not_answer_is_left_alone_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("memstore.share.calls.rest._SECONDS", 600.0)
+    rest = Rest()
+    rest.told("denied")
+    rest.told("full")
+    assert rest.over
+    rest.told("late")
+    assert not rest.over
+    rest.until = time.monotonic()
+    assert rest.over
+
+
 @pytest.mark.parametrize("what", ["an interrupt", "no threads", "an error"])
-def test_whatever_ends_the_one_call_first_the_store_is_asked_again(
+def test_whatever_ends_a_call_the_store_is_asked_again(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = Calls(TierCounter(), breaker=lambda: Breaker(in_a_row=1, over=0.0))
-    calls.breaker.told(good=False)
-    calls.breaker._until = time.monotonic()
-    where = "memstore.share.calls.deadlines."
+    calls = Calls(TierCounter())
     until = time.monotonic() + 60
 
     def fail(*_: object) -> None:
-        raise {"an interrupt": KeyboardInterrupt, "no threads": RuntimeError}.get(what, ValueError)
+        raise {"an interrupt": KeyboardInterrupt}.get(what, ValueError)
 
     with monkeypatch.context() as patch:
         if what == "no threads":
-            patch.setattr("memstore.share.objects.daemon_threads.Threads.submit", fail)
+            patch.setattr("threading.Thread.start", no_threads)
             (found,) = calls.gather([lambda left: 1], until)
             assert isinstance(found, Failure)
         else:
             if what == "an interrupt":  # while it waits for the answer
-                patch.setattr(where + "wait", fail)
+                patch.setattr("memstore.share.calls.deadlines.wait", fail)
             with pytest.raises((KeyboardInterrupt, ValueError)):
                 calls.gather([fail], until)
-    assert not calls.breaker.allows()
-    calls.breaker._until = time.monotonic()
     assert calls.call(lambda left: 7, until) == 7
-    calls.close()
 
 
 def test_calls_are_tried_again_and_never_later_than_the_deadline() -> None:
@@ -390,29 +374,7 @@ def test_calls_that_wait_for_a_thread_end_when_all_is_closed() -> None:
     assert first is True and isinstance(second, Failure) and second.reason == "closed"
 
 
-def test_a_call_that_waits_ends_with_close_however_long_the_others_take() -> None:
-    calls = Calls(TierCounter(), threads=1)
-    began, go = threading.Event(), threading.Event()
-
-    def busy(left: float) -> bool:
-        began.set()
-        return go.wait(300)
-
-    others = threading.Thread(target=calls.gather, args=([busy], time.monotonic() + 300))
-    others.start()
-    assert began.wait(60)
-    closing = threading.Timer(0.1, calls.close)
-    closing.start()
-    before = time.monotonic()
-    (found,) = calls.gather([lambda left: True], before + 300)
-    assert isinstance(found, Failure) and found.reason == "closed"
-    assert time.monotonic() - before < 100
-    go.set()
-    others.join()
-    closing.join()
-
-
-def test_what_never_ends_is_no_retry_storm() -> None:
+def test_what_fails_is_tried_again_with_growing_pauses() -> None:
     calls = Calls(TierCounter())
     tried = []
 
@@ -420,28 +382,9 @@ def test_what_never_ends_is_no_retry_storm() -> None:
         tried.append(1)
         raise Failure("refused", "503")
 
-    for _ in range(40):
-        with pytest.raises(Failure):
-            calls.call(work, time.monotonic() + 0.02)
-    assert len(tried) <= 40 + 20
-    calls.close()
-
-
-def test_an_answer_that_takes_unusually_long_is_asked_for_again() -> None:
-    calls = Calls(TierCounter())
-    for _ in range(30):
-        calls.call(lambda left: None, time.monotonic() + 30)
-    go, asked = threading.Event(), []
-
-    def work(left: float) -> int:
-        asked.append(1)
-        if len(asked) == 1:
-            go.wait(60)
-        return len(asked)
-
-    assert calls.call(work, time.monotonic() + 50) == 2 and calls.hedged == 1
-    go.set()
-    calls.close()
+    with pytest.raises(Failure, match="503"):
+        calls.call(work, time.monotonic() + 0.3)
+    assert len(tried) <= 6  # pauses of 0.01, 0.02, 0.04, 0.08 and 0.16 seconds at least
 
 
 # The local cache
@@ -514,7 +457,7 @@ def test_several_caches_in_one_directory_keep_one_budget(tmp_path: Path) -> None
     assert 0 < len(files) * 4096 <= 40 * 4096 and caches[0].used <= 40 * 4096
 
 
-def test_a_full_disk_keeps_nothing_and_is_counted(place: Place, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_nothing_and_is_counted(place: ObjectStore, tmp_path: Path) -> None:
     """A cache whose every write meets a limit of the file system."""
     import resource
 
@@ -555,7 +498,9 @@ def test_a_directory_of_other_files_is_no_cache(tmp_path: Path) -> None:
         ({"local_budget": 0}, "must be above 0"),
     ],
 )
-def test_bad_options_are_one_line(place: Place, options: dict[str, object], text: str) -> None:
+def test_bad_options_are_one_line(
+    place: ObjectStore, options: dict[str, object], text: str
+) -> None:
     with pytest.raises(MemstoreError, match=text) as raised:
         MemoryStore.open(place.url, **options)
     assert "secret" not in str(raised.value) and "\n" not in str(raised.value)
@@ -571,4 +516,4 @@ def test_url_of_nothing(tmp_path: Path) -> None:
     for url in (f"memory://{tmp_path}/none", f"file://{tmp_path}/none"):
         with pytest.raises(MemstoreError):
             MemoryStore.open(url)
-    assert open_place(f"memory://{tmp_path}/none") is not None
+    assert open_object_store(f"memory://{tmp_path}/none") is not None

@@ -12,7 +12,8 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.disk.format.keys import document_key
 from memstore.errors import BlocksUnavailable, CorruptMemory, StoreUnavailable
-from memstore.share.format.manifest import Published, newest_number
+from memstore.share.format.manifest import newest_number
+from memstore.share.format.published import Published
 from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.merge import Merged, merge
 from memstore.share.publish.publish import unpublish

@@ -17,9 +17,9 @@ from memstore.model.landmark.landmark_model import LandmarkModel
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.texts.source_text import Text
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.objects.object_store import Place
-from memstore.share.objects.open_object_store import open_place
-from memstore.share.publish.publish import publish
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.objects.open_object_store import open_object_store
+from memstore.share.publish.publish import PublishOptions, publish
 from memstore.store.memory_store import MemoryStore
 from support.published import Wild, WildPlace, WildServer, open_at
 from support.tiny_model import text, tiny_model
@@ -27,9 +27,9 @@ from support.tiny_model import text, tiny_model
 PHRASE = "the river lantern captain"
 
 
-def published(store: MemoryStore, url: str, **options: Any) -> Place:
-    place = open_place(url, make=True)
-    publish(store._on_disk().catalog, store.ready(), place, **options)
+def published(store: MemoryStore, url: str, **options: Any) -> ObjectStore:
+    place = open_object_store(url, make=True)
+    publish(store._on_disk().catalog, store.ready(), place, PublishOptions(**options))
     return place
 
 
@@ -95,7 +95,7 @@ def test_a_small_budget_and_reading_ahead_change_nothing(model: LandmarkModel, p
 def test_opening_reads_no_block_and_only_the_landmarks_of_what_is_attached(
     model: LandmarkModel, path: Path
 ) -> None:
-    place = WildPlace(open_place(f"file://{path}/there"), Wild(0, 0.0))
+    place = WildPlace(open_object_store(f"file://{path}/there"), Wild(0, 0.0))
     with open_at(place) as store:
         assert len(store.ready()) == 3 and place.requests == 0
         with model.session(store, ["garden"]):
@@ -206,7 +206,7 @@ def segments(store: MemoryStore, name: str, *kinds: str) -> frozenset[str]:
 def apart(model: LandmarkModel, path: Path, tmp_path: Path) -> Gone:
     """The memory published so that no two documents share a segment."""
     with MemoryStore.open(path / "m") as directory:
-        place = open_place(f"file://{tmp_path}/apart", make=True)
+        place = open_object_store(f"file://{tmp_path}/apart", make=True)
         for row in directory.ready():
             publish(directory._on_disk().catalog, [row], place)
     return Gone(place, Wild(0, 0.0))
@@ -344,7 +344,7 @@ def test_cutoffs_that_cannot_be_meant_are_refused(cutoff: Any, match: str) -> No
 
 def test_nearest_tells_the_fastest_tier(model: LandmarkModel, path: Path, tmp_path: Path) -> None:
     with open_at(
-        open_place(f"file://{path}/there"),
+        open_object_store(f"file://{path}/there"),
         local=LocalCache(tmp_path / "c", 1 << 22),
         shared=WildServer(Wild(0, 0.0)),
         host_budget=8 * 2 * 2 * 8 * 8 * 2,
@@ -363,7 +363,7 @@ def test_nearest_tells_the_fastest_tier(model: LandmarkModel, path: Path, tmp_pa
 def test_cutoffs_of_the_command_line() -> None:
     from typer import BadParameter
 
-    from memstore.cli.command_options import parse_cutoff
+    from memstore.cli.options.command_options import parse_cutoff
 
     assert parse_cutoff("0.2") == 0.2
     assert parse_cutoff("host=.05, remote=.3") == {"host": 0.05, "remote": 0.3}

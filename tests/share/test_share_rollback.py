@@ -11,8 +11,9 @@ import pytest
 from memstore.errors import InvalidConfig, StaleMemory
 from memstore.share.format import packed_objects as packed
 from memstore.share.format import rollback
-from memstore.share.format.manifest import FORMAT, Published, manifest_name
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.format.manifest import FORMAT, manifest_name
+from memstore.share.format.published import Published
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 from support.commands import refused, run
 from support.places import WatchedPlace
@@ -33,7 +34,7 @@ def url(tmp_path: Path) -> str:
 
 def put_back(url: str) -> None:
     """The newest manifest is gone."""
-    open_place(url).delete([manifest_name(2)])
+    open_object_store(url).delete([manifest_name(2)])
 
 
 def forget_what_was_read(patch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_a_local_cache_remembers_the_newest_manifest(
 
 
 def test_another_manifest_of_the_same_number_is_told(url: str) -> None:
-    place, name = open_place(url), manifest_name(2)
+    place, name = open_object_store(url), manifest_name(2)
     values = msgpack.unpackb(packed.decompressed(bytes(place.get(name))[16:-8]))
     first = Published.at(place, 1).manifest
     values |= {"id": first.id, "pages": first.pages}  # what an older one said
@@ -102,7 +103,7 @@ def test_another_manifest_of_the_same_number_is_told(url: str) -> None:
 
 
 def test_a_reader_reads_on_and_says_so_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    with open_at(WatchedPlace(open_place(url))) as store:
+    with open_at(WatchedPlace(open_object_store(url))) as store:
         database = store._on_disk().catalog.database
         put_back(url)
         with caplog.at_level(logging.WARNING, logger="memstore"):

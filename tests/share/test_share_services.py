@@ -20,7 +20,7 @@ from memstore.block import BlockKey
 from memstore.errors import StoreUnavailable
 from memstore.share.caches.valkey import Valkey
 from memstore.share.calls.failures import Failure
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 from memstore.store.memory_store import MemoryStore
 from support.published import (
     TEXTS,
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.services
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
     path = tmp_path_factory.mktemp("written")
     with write(path / "m", codec="raw") as store:
         return publish_all(store, f"memory://{path}/services")
@@ -70,7 +70,7 @@ def check(store: MemoryStore, units: list[BlockKey]) -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has time to answer, however much else the machine does."""
     monkeypatch.setattr("memstore.share.caches.shared_reads._TIMEOUT", 60.0)
-    monkeypatch.setattr("memstore.share.caches.valkey._CONNECT", 60.0)
+    monkeypatch.setattr("memstore.share.caches.valkey_connections._CONNECT", 60.0)
 
 
 def every(store: MemoryStore) -> list[BlockKey]:
@@ -83,7 +83,7 @@ def settled(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("kind", ["one", "cluster"])
 def test_readers_share_what_one_has_read(
-    place: Place, server: Server, cluster: list[Server], kind: str
+    place: ObjectStore, server: Server, cluster: list[Server], kind: str
 ) -> None:
     url = server.url if kind == "one" else f"redis://127.0.0.1:{cluster[0].port}?cluster=true"
     with open_at(place, shared=Valkey(url, timeout=60.0)) as store:
@@ -105,7 +105,7 @@ def test_readers_share_what_one_has_read(
         assert "memstore:3:" in keys and "{" not in keys
 
 
-def test_records_are_forgotten_after_their_time(place: Place, server: Server) -> None:
+def test_records_are_forgotten_after_their_time(place: ObjectStore, server: Server) -> None:
     server.tell("FLUSHALL")
     with open_at(place, shared=Valkey(server.url, ttl=500.0, timeout=60.0)) as store:
         check(store, units_of(store, "third")[:2])
@@ -114,7 +114,7 @@ def test_records_are_forgotten_after_their_time(place: Place, server: Server) ->
     assert 0 < int(server.tell(f"PTTL {key}")[1:]) <= 500_000
 
 
-def test_a_server_that_evicts_at_random_is_never_wrong(place: Place, tmp_path: Path) -> None:
+def test_a_server_that_evicts_at_random_is_never_wrong(place: ObjectStore, tmp_path: Path) -> None:
     options = ("--maxmemory", "2mb", "--maxmemory-policy", "allkeys-random")
     with valkey_server(tmp_path, *options) as small:
         rng = random.Random(0)
@@ -125,7 +125,9 @@ def test_a_server_that_evicts_at_random_is_never_wrong(place: Place, tmp_path: P
             assert store.tier_stats()["valkey"]["hits"] > 0
 
 
-def test_a_server_killed_in_the_middle_and_restarted_empty(place: Place, tmp_path: Path) -> None:
+def test_a_server_killed_in_the_middle_and_restarted_empty(
+    place: ObjectStore, tmp_path: Path
+) -> None:
     with valkey_server(tmp_path) as server:
         wrong: list[BaseException] = []
         stop = threading.Event()
@@ -155,8 +157,7 @@ def test_a_server_killed_in_the_middle_and_restarted_empty(place: Place, tmp_pat
             assert not wrong
             failures = store._on_disk().catalog.source.counters["valkey"].failures()
             assert failures.keys() <= {"unreachable", "late", "closed", "refused"} and failures
-            breaker = store._on_disk().catalog.source.shared_reads.breaker
-            breaker._until = min(breaker._until, 0.001)  # it asks again, soon
+            store._on_disk().catalog.source.shared_reads.rest.until = 0.0
             for _ in range(2):
                 check(store, units[:16])
                 settled(store)
@@ -166,7 +167,7 @@ def test_a_server_killed_in_the_middle_and_restarted_empty(place: Place, tmp_pat
             assert store.tier_stats()["valkey"]["hits"] > hits  # by itself
 
 
-def test_a_node_of_a_cluster_goes_away(place: Place, tmp_path: Path) -> None:
+def test_a_node_of_a_cluster_goes_away(place: ObjectStore, tmp_path: Path) -> None:
     with valkey_cluster(tmp_path) as servers:
         url = f"redis://127.0.0.1:{servers[0].port}?cluster=true"
         with open_at(place, shared=Valkey(url, timeout=1.0), host_budget=4096) as store:
@@ -178,7 +179,7 @@ def test_a_node_of_a_cluster_goes_away(place: Place, tmp_path: Path) -> None:
 
 
 def test_a_cluster_of_which_nothing_is_left_costs_nothing_but_itself(
-    place: Place, tmp_path: Path
+    place: ObjectStore, tmp_path: Path
 ) -> None:
     with valkey_cluster(tmp_path) as servers:
         url = f"redis://127.0.0.1:{servers[0].port}?cluster=true"
@@ -199,7 +200,7 @@ def test_a_cluster_of_which_nothing_is_left_costs_nothing_but_itself(
 
 
 def test_keys_of_a_cluster_that_no_server_has_are_read_from_the_place(
-    place: Place, tmp_path: Path
+    place: ObjectStore, tmp_path: Path
 ) -> None:
     with valkey_cluster(tmp_path) as servers:
         for server in servers:
@@ -261,7 +262,9 @@ def test_keys_of_a_cluster_that_moved_are_found_again(tmp_path: Path) -> None:
             cache.close()
 
 
-def test_a_server_that_hangs_costs_no_more_than_its_deadline(place: Place, tmp_path: Path) -> None:
+def test_a_server_that_hangs_costs_no_more_than_its_deadline(
+    place: ObjectStore, tmp_path: Path
+) -> None:
     with (
         valkey_server(tmp_path) as server,
         open_at(place, shared=Valkey(server.url, timeout=0.5), deadline=20.0) as store,
@@ -274,7 +277,7 @@ def test_a_server_that_hangs_costs_no_more_than_its_deadline(place: Place, tmp_p
 
 
 def test_a_password_comes_from_the_environment_and_is_never_told(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with valkey_server(tmp_path) as server:
         server.tell("CONFIG SET requirepass very-secret")
@@ -290,7 +293,7 @@ def test_a_password_comes_from_the_environment_and_is_never_told(
 
 
 def test_a_server_is_read_by_tls(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
@@ -315,7 +318,7 @@ def test_a_server_is_read_by_tls(
 
 
 def test_values_that_are_larger_than_a_record_are_not_received_and_replaced(
-    place: Place, server: Server
+    place: ObjectStore, server: Server
 ) -> None:
     server.tell("FLUSHALL")
     with open_at(place, shared=Valkey(server.url, timeout=60.0), host_budget=4096) as store:
@@ -340,7 +343,7 @@ def test_values_that_are_larger_than_a_record_are_not_received_and_replaced(
         assert failed.keys() == {"damaged", "closed"} and failed["damaged"] <= len(keys[::7])
 
 
-def test_without_store_and_server_the_error_is_named(place: Place, tmp_path: Path) -> None:
+def test_without_store_and_server_the_error_is_named(place: ObjectStore, tmp_path: Path) -> None:
     class Away(WildPlace):
         def get_ranges(self, name, ranges):
             raise StoreUnavailable(f"{self.url}: connection refused; try again")

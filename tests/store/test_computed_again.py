@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from memstore.disk.format.keys import record_range
 from memstore.errors import BlocksUnavailable, InvalidInput, StorageFull, StoreUnavailable
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.format.manifest import Published
 from memstore.share.format.pieces import record_pieces
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.format.published import Published
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
 from support.published import Wild, WildServer, open_at
@@ -339,7 +339,7 @@ def test_what_one_reader_computed_of_a_published_memory_the_next_one_finds(
         assert [s.text for s in asked[0].sources] == [s.text for s in asked[1].sources]
         hits = [[s.text for s in reader.search("the copper anchor", m)] for m in (store, away)]
         assert hits[0] == hits[1] and away.stats()["passages"]["computed"] > 0
-    place, server = open_place(url), WildServer(Wild(0, 0.0))
+    place, server = open_object_store(url), WildServer(Wild(0, 0.0))
     caches = LocalCache(tmp_path / "cache", 1 << 24), None
     for local, shared in ((None, server), caches):
         for computed in (3, 0):
@@ -363,7 +363,7 @@ def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
     url = f"file://{tmp_path}/published"
     expected = states(reader, store, "kept", [0, 3], chained=False)
     store.publish(url)
-    place = open_place(url)
+    place = open_object_store(url)
     (entry,) = Published.open(place).documents()
     (piece,) = record_pieces(entry.pieces)
     data = bytearray(place.get(piece.segment))

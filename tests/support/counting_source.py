@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -16,10 +15,11 @@ from memstore.tiers.device_tier import DeviceTier
 from memstore.tiers.host_tier import HostTier
 from memstore.tiers.lease import UnitSource
 from memstore.tiers.slab import SlabTier
+from memstore.tiers.slots import UnitShape
 
 BLOCK, DIM = 4, 8
 UNIT_BYTES = 2 * BLOCK * DIM * 4
-SHAPE: dict[str, Any] = {"block_size": BLOCK, "head_dim": DIM, "dtype": torch.float32}
+SHAPE = UnitShape(BLOCK, DIM, torch.float32)
 SECONDS = 600  # until a test that waits has failed
 
 
@@ -82,12 +82,12 @@ class CountingSource:
 
 def host_tier(below: UnitSource, units: int = 8, policy: str = "lru") -> HostTier:
     """A host tier of so many units, whose budget is half of one larger."""
-    return HostTier(below, units * UNIT_BYTES + UNIT_BYTES // 2, policy=policy, **SHAPE)
+    return HostTier(below, units * UNIT_BYTES + UNIT_BYTES // 2, SHAPE, policy=policy)
 
 
 def device_tier(host: HostTier, units: int, policy: str = "lru", device: str = "cpu") -> DeviceTier:
     """A device tier of so many units above a host tier."""
-    return DeviceTier(host, units * UNIT_BYTES, policy=policy, device=device, **SHAPE)
+    return DeviceTier(host, units * UNIT_BYTES, SHAPE, policy=policy, device=device)
 
 
 def check_lease(tier: SlabTier, units: list[BlockKey]) -> None:
@@ -101,19 +101,20 @@ def check_lease(tier: SlabTier, units: list[BlockKey]) -> None:
 
 def check_slots(tier: SlabTier) -> None:
     """Every slot is in use once or free, and nothing is on its way, leased or waited for."""
+    table = tier._table
     with tier._lock:
-        used = list(tier._slots.values())
-        everything = used + tier._free + list(range(tier._fresh, tier.capacity))
+        used = list(table.slots.values())
+        everything = used + table.free + list(range(table.fresh, tier.capacity))
         assert sorted(everything) == list(range(tier.capacity))
-        assert set(tier._slots) == set(tier._units.values()) and tier._units.keys() == set(used)
+        assert set(table.slots) == set(table.units.values()) and table.units.keys() == set(used)
         assert not (
-            tier._arriving or tier._predicted or tier._leases or tier._lessees or tier._orphans
+            tier._arriving or tier._predicted or table.leases or tier._lessees or table.orphans
         )
         assert tier._ahead == tier._short == 0
-        assert len(tier._policy) + len(tier._pinned) == len(tier._slots)
-        assert all((unit in tier._policy) != (unit in tier._pinned) for unit in tier._slots)
-        assert tier._untouched <= tier._slots.keys()
-        assert tier._fresh <= tier.capacity
+        assert len(table.policy) + len(table.pinned) == len(table.slots)
+        assert all((unit in table.policy) != (unit in table.pinned) for unit in table.slots)
+        assert table.untouched <= table.slots.keys()
+        assert table.fresh <= tier.capacity
 
 
 class Aside:

@@ -4,16 +4,16 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from memstore.share.objects.object_store import Found, ObjectPlace
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.object_store import Found, ObjectStore
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.objects.sizes import OBJECT_BYTES
 
 _numbers = itertools.count()
 
 
-def in_memory() -> ObjectPlace:
+def in_memory() -> ObjectStore:
     """A new place in this process's memory."""
-    return open_place(f"memory://test-{next(_numbers)}")
+    return open_object_store(f"memory://test-{next(_numbers)}")
 
 
 class Killed(BaseException):
@@ -25,7 +25,7 @@ class WatchedPlace:
     these raise ends the call.
     """
 
-    def __init__(self, inner: ObjectPlace) -> None:
+    def __init__(self, inner: ObjectStore) -> None:
         self.inner, self.url, self.identity = inner, inner.url, inner.identity
         self.calls: list[tuple[str, Any]] = []
         self.sent = self.read = 0  # bytes

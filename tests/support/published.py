@@ -13,11 +13,11 @@ from memstore.errors import ObjectNotFound, StoreUnavailable
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.valkey_replies import Parts, Received, Run
 from memstore.share.calls.failures import Failure
-from memstore.share.objects.object_store import Found, Place
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.object_store import Found, ObjectStore
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.objects.sizes import OBJECT_BYTES
 from memstore.share.publication_options import REFRESH
-from memstore.share.publish.publish import publish
+from memstore.share.publish.publish import PublishOptions, publish
 from memstore.share.read.open_published import PublishedCatalog
 from memstore.share.read.published_tables import PublishedDatabase
 from memstore.share.read.remote import Remote
@@ -35,15 +35,15 @@ def write(path: Path, **options: Any) -> MemoryStore:
     return store
 
 
-def publish_all(store: MemoryStore, url: str) -> Place:
+def publish_all(store: MemoryStore, url: str) -> ObjectStore:
     """All of a memory at a URL, in segments so small that a document lies in several."""
-    place = open_place(url, make=True)
-    publish(store._on_disk().catalog, store.ready(), place, segment_bytes=16 << 10)
+    place = open_object_store(url, make=True)
+    publish(store._on_disk().catalog, store.ready(), place, PublishOptions(segment_bytes=16 << 10))
     return place
 
 
 def open_at(
-    place: Place,
+    place: ObjectStore,
     *,
     deadline: float = 600.0,
     local: LocalCache | None = None,
@@ -114,7 +114,7 @@ class WildPlace:
 
     KINDS = ("flipped", "short", "unreachable", "5xx", "missing", "other", "late")
 
-    def __init__(self, place: Place, wild: Wild) -> None:
+    def __init__(self, place: ObjectStore, wild: Wild) -> None:
         self.place, self.wild = place, wild
         self.url, self.identity = place.url, place.identity
         self.requests = 0

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from memstore.share.format.manifest import Published, newest_number
-from memstore.share.publish.publish import Report, publish
+from memstore.share.format.manifest import newest_number
+from memstore.share.format.published import Published
+from memstore.share.publish.publish import PublishOptions, Report, publish
 from memstore.store.memory_store import MemoryStore
 from memstore.store.transfer.published_document import verify_published
 from support.places import WatchedPlace
@@ -13,7 +14,8 @@ from support.synthetic_documents import SIGNATURE
 
 def send(store: MemoryStore, place: WatchedPlace, *names: str, **settings) -> Report:
     catalog = store._on_disk().catalog
-    return publish(catalog, store.ready(names or None), place, **settings)  # type: ignore[arg-type]
+    options = PublishOptions(**settings)
+    return publish(catalog, store.ready(names or None), place, options)  # type: ignore[arg-type]
 
 
 def names(place: WatchedPlace) -> list[str]:

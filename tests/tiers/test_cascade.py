@@ -62,7 +62,7 @@ def check_tiers(store: MemoryStore) -> None:
     if tiers.device is not None:
         for layer, stats in tiers.device.layers().items():
             ahead = stats.prefetched + stats.late + stats.unused
-            ahead += sum(unit.layer == layer for unit in tiers.device._untouched)
+            ahead += sum(unit.layer == layer for unit in tiers.device._table.untouched)
             below = tiers.host.layers()[layer]
             assert stats.misses + ahead == below.hits + below.misses, layer
 
@@ -260,7 +260,7 @@ def test_written_appended_and_forgotten_documents_read_right_through_the_device(
         assert store.tiers.device.holds(unit)
         store.forget("book")
         for tier in store.tiers.caches:
-            assert {key.document for key in tier._slots} <= {other.id}
+            assert {key.document for key in tier._table.slots} <= {other.id}
         with pytest.raises(DocumentNotFound):
             store.lease([unit])
         check_content(store, other, text=2)
@@ -274,7 +274,7 @@ def test_a_lookup_during_a_drop_brings_nothing_back_to_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiers = Cascade(
-        None, **SHAPE, host_budget=8 * UNIT_BYTES, device="cpu", device_budget=8 * UNIT_BYTES
+        None, SHAPE, host_budget=8 * UNIT_BYTES, device="cpu", device_budget=8 * UNIT_BYTES
     )
     tiers.host.source = CountingSource()
     for drop in ("drop", "drop_document"):
@@ -300,11 +300,14 @@ def test_a_sessions_own_blocks_reach_the_device_and_vanish_with_it(
     with MemoryStore.open(memory, model.signature, device="cpu", device_budget=1 << 20) as store:
         with model.session(store) as session:
             session.feed(model.tokenizer.encode(text(60, seed=4)))
-            own = {unit for unit in store.tiers.device._slots if unit.document < 0}
+            own = {unit for unit in store.tiers.device._table.slots if unit.document < 0}
             assert own and all(store.tiers.host.holds(unit) for unit in own)
-            assert store.tiers.host._pinned
+            assert store.tiers.host._table.pinned
         for tier in store.tiers.caches:
-            assert not [unit for unit in tier._slots if unit.document < 0] and not tier._pinned
+            assert (
+                not [unit for unit in tier._table.slots if unit.document < 0]
+                and not tier._table.pinned
+            )
         check_slots(store.tiers.device), check_slots(store.tiers.host)
 
 

@@ -84,7 +84,7 @@ def test_too_many_units_say_how_many_would_fit_and_change_nothing(below: Countin
 
 def test_budget_below_one_unit_is_refused(below: CountingSource) -> None:
     with pytest.raises(BudgetExceeded, match="raise the budget"):
-        HostTier(below, UNIT_BYTES - 1, **SHAPE)
+        HostTier(below, UNIT_BYTES - 1, SHAPE)
 
 
 def test_failed_read_leaves_nothing_behind(below: CountingSource) -> None:
@@ -143,7 +143,7 @@ def test_dropped_unit_keeps_its_slot_while_leased(below: CountingSource) -> None
 
 
 def test_no_source_says_what_is_missing() -> None:
-    tier = HostTier(NoSource(), 10 * UNIT_BYTES, **SHAPE)
+    tier = HostTier(NoSource(), 10 * UNIT_BYTES, SHAPE)
     with pytest.raises(DocumentNotFound, match="document 1"):
         tier.lease([unit(0)])
 

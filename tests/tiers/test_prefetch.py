@@ -338,7 +338,7 @@ def test_a_document_forgotten_under_a_session_with_prefetch_is_not_found_at_its_
                 session.feed([6])
             other.feed([5])
             store.tiers.settle()
-        assert {unit.document for unit in store.tiers.host._slots} <= {kept.id}
+        assert {unit.document for unit in store.tiers.host._table.slots} <= {kept.id}
         check_slots(store.tiers.host)
 
 

@@ -77,7 +77,7 @@ def test_lookups_replayed_from_their_trace_hit_and_miss_as_they_did(
         path = tmp_path / str(capacity)
         tiers = Cascade(
             None,
-            **SHAPE,
+            SHAPE,
             host_budget=capacity * UNIT_BYTES,
             device_budget=capacity * UNIT_BYTES,
             device=device,
@@ -366,7 +366,7 @@ def test_any_order_of_calls_keeps_budget_and_content(
         lease.release()
     check_slots(tier)
     stats = tier.stats()
-    ahead = stats.prefetched + stats.late + stats.unused + len(tier._untouched)
+    ahead = stats.prefetched + stats.late + stats.unused + len(tier._table.untouched)
     assert sum(map(len, below.reads)) == stats.misses + ahead
 
 
@@ -420,7 +420,7 @@ def test_a_host_slot_is_not_let_go_before_the_copy_to_the_device_is_done(
             self._arguments = arguments
 
         def finish(self) -> None:
-            assert set(self._arguments[2]) <= host._leases.keys()
+            assert set(self._arguments[2]) <= host._table.leases.keys()
             load_units(*self._arguments).finish()
 
     monkeypatch.setattr("memstore.tiers.host_tier.load_units", Late)
@@ -478,7 +478,7 @@ def test_a_device_that_is_not_there_is_refused_in_one_line(
 
 def test_a_device_budget_below_one_unit_is_refused_with_its_name(below: CountingSource) -> None:
     make: Callable[[int], SlabTier] = lambda budget: DeviceTier(  # noqa: E731
-        host_tier(below), budget, device="cpu", **SHAPE
+        host_tier(below), budget, SHAPE, device="cpu"
     )
     with pytest.raises(BudgetExceeded, match="device budget of 10 bytes"):
         make(10)

@@ -15,7 +15,7 @@ pytest.importorskip("obstore")
 from memstore.block import BlockKey
 from memstore.errors import BudgetExceeded, DocumentNotFound, MemoryClosed
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.store.memory_store import MemoryStore
 from support.published import TEXTS, Wild, WildServer, open_at, publish_all, truth, units_of, write
 from support.synthetic_documents import SIGNATURE, token_ids
@@ -52,7 +52,7 @@ def opened(request: pytest.FixtureRequest, written: Path, tmp_path: Path) -> Ite
         url = f"memory://{written}" if where == "memory" else f"file://{written}/published"
         local = LocalCache(tmp_path / "cache", 1 << 20) if "local" in more else None
         store = open_at(
-            open_place(url), local=local, shared=WildServer(Wild(0, rate=0.0)), **options
+            open_object_store(url), local=local, shared=WildServer(Wild(0, rate=0.0)), **options
         )
     else:
         url = f"memory://{written}" if where == "memory" else f"file://{written}/published"

@@ -229,7 +229,7 @@ def test_an_old_trace_is_written_over_by_the_first_lookup_and_not_before(tmp_pat
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_ends_the_trace_and_no_lookup_and_is_told_at_the_end() -> None:
-    tiers = Cascade(None, **SHAPE, host_budget=8 * UNIT_BYTES, trace="/dev/full")
+    tiers = Cascade(None, SHAPE, host_budget=8 * UNIT_BYTES, trace="/dev/full")
     tiers.host.source = CountingSource()
     for number in range(12_000):
         tiers.lease([unit(number % 10)]).release()

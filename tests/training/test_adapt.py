@@ -37,7 +37,7 @@ from support.paths import ROOT
 from support.tiny_decoder import decoder
 from support.tiny_decoder import tokenizer as tiny_tokenizer
 
-SHIPPED = ROOT / "memstore" / "model" / "weights" / "tokenizer.json"
+SHIPPED = ROOT / "memstore" / "model" / "landmark" / "weights" / "tokenizer.json"
 HIDDEN, LAYERS, HEADS, KV_HEADS, DIM = 96, 3, 4, 2, 16
 SIZE = 48  # tokens that a passage is filled up to
 
@@ -198,7 +198,7 @@ def test_states_are_read_once_and_an_interrupted_reading_goes_on(
     assert len(resumed.passage(2, 40)) == len(held[40])
     asked = [one for one in resumed.asked if one.window == 3]
     assert [one.right for one in asked] == [
-        resumed.firsts[3] + one.question.passage if one.question.passage >= 0 else -1
+        firsts(windows)[3] + one.question.passage if one.question.passage >= 0 else -1
         for one in asked
     ]
     walk.rows = 0

@@ -18,10 +18,11 @@ from benchmarks.baselines.reading import load_baseline
 from benchmarks.baselines.subject import BaselineSubject
 from benchmarks.common.options import named_model
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
-from memstore.training.batches import MemoryBatch, QuestionBatch
+from memstore.training.batch_types import MemoryBatch, QuestionBatch
 from memstore.training.curriculum import default_curriculum
 from memstore.training.new_model import new_model
-from memstore.training.train import TrainConfig, train
+from memstore.training.train import train
+from memstore.training.train_config import TrainConfig
 from support.small_config import MODEL
 
 

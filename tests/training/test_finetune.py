@@ -19,8 +19,10 @@ from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights
 from memstore.model.answer import Answer
 from memstore.store.memory_store import MemoryStore
 from memstore.training.finetune import Finetune, finetune_stages
-from memstore.training.objectives import encode_windows, next_token_loss, read_memory
-from memstore.training.train import TrainConfig, train
+from memstore.training.memory_objective import Chunks, read_memory
+from memstore.training.objectives import encode_windows, next_token_loss
+from memstore.training.train import train
+from memstore.training.train_config import TrainConfig
 from support.tiny_decoder import decoder, tokenizer
 
 pytest.importorskip("transformers")
@@ -117,7 +119,8 @@ def test_a_question_to_a_stored_memory_equals_the_training_forward(
     _, memory = encode_windows(built, torch.cat(windows), cmt=cmt)
     asked = with_landmarks(question, built)
     views = torch.tensor([[0, 1]])
-    trained = read_memory(built, asked, memory, views, torch.tensor([False]), cmt=cmt)[0]
+    chunks = Chunks(asked, views, torch.tensor([False]))
+    trained = read_memory(built, chunks, memory, cmt=cmt)[0]
     # what follows a full block is predicted from its landmark's row
     rows = [n + n // SIZE + (n % SIZE == SIZE - 1) for n in range(2 * SIZE)]
     torch.testing.assert_close(found, trained[rows], rtol=2e-3, atol=2e-4)
@@ -246,7 +249,7 @@ def test_what_learns_is_the_adapters_and_the_two_embeddings(
     ids = with_landmarks(some_ids(3 * SIZE, 4), trained)
     _, memory = encode_windows(trained, ids.expand(2, -1), torch.ones(2, 3, dtype=torch.bool))
     views, follows = torch.tensor([[0, 1]]), torch.tensor([True])
-    answered = read_memory(trained, ids, memory, views, follows)
+    answered = read_memory(trained, Chunks(ids, views, follows), memory)
     weights = (ids != trained.landmark_id).float()
     next_token_loss(trained, answered, ids, weights).total.backward()
     assert all(

@@ -11,13 +11,8 @@ from memstore.model.landmark.config import ModelConfig
 from memstore.model.landmark.transformer import Transformer
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
-from memstore.training.objectives import (
-    Negatives,
-    encode_windows,
-    negatives_of,
-    next_token_loss,
-    read_memory,
-)
+from memstore.training.memory_objective import Against, Chunks, read_memory
+from memstore.training.objectives import Negatives, encode_windows, negatives_of, next_token_loss
 from memstore.training.optimizer import make_optimizers, orthogonalise
 
 SIZE, TOP_K = 4, 3
@@ -126,7 +121,11 @@ def test_a_question_equals_the_training_forward(cmt: bool, top_k: int) -> None:
     question = torch.stack([window(2, 9)])
     _, memory = encode_windows(built, windows, cmt=cmt)
     trained = read_memory(
-        built, question, memory, torch.tensor([[0, 2]]), torch.tensor([False]), cmt=cmt, top_k=top_k
+        built,
+        Chunks(question, torch.tensor([[0, 2]]), torch.tensor([False])),
+        memory,
+        cmt=cmt,
+        top_k=top_k,
     )
     store = store_for(built.config)
     attention = session(built, store, SessionBlocks(attach(store, built, memory, [0, 2])))
@@ -145,7 +144,7 @@ def test_a_chunk_that_continues_a_window_sees_its_last_blocks_where_they_stand(c
     question = torch.stack([window(2, 9)])
     _, memory = encode_windows(built, windows, cmt=cmt)
     trained = read_memory(
-        built, question, memory, torch.tensor([[1]]), torch.tensor([True]), cmt=cmt
+        built, Chunks(question, torch.tensor([[1]]), torch.tensor([True])), memory, cmt=cmt
     )
     store = store_for(built.config)
     [(own, blocks)] = attach(store, built, memory, [1])
@@ -163,13 +162,13 @@ def test_negatives_take_mass_and_only_from_windows_a_chunk_does_not_see() -> Non
     windows = torch.stack([window(3, seed) for seed in (1, 2, 3)])
     question = torch.stack([window(2, 9)])
     _, memory = encode_windows(built, windows)
-    arguments = (built, question, memory, torch.tensor([[0, 2]]), torch.tensor([False]))
+    arguments = (built, Chunks(question, torch.tensor([[0, 2]]), torch.tensor([False])), memory)
     plain = read_memory(*arguments)
     negatives = negatives_of(memory, 1)
-    assert not torch.allclose(read_memory(*arguments, negatives), plain)
+    assert not torch.allclose(read_memory(*arguments, Against(negatives)), plain)
     # with a huge penalty they vanish; an unseen window's landmarks may be as unlikely as can be
     # without harm
-    torch.testing.assert_close(read_memory(*arguments, negatives, -1e9), plain)
+    torch.testing.assert_close(read_memory(*arguments, Against(negatives, -1e9)), plain)
     without = [
         Negatives(
             torch.where(torch.arange(9)[None, :, None] // 3 == 1, -1e4 * n.keys.sign(), n.keys),
@@ -177,7 +176,7 @@ def test_negatives_take_mass_and_only_from_windows_a_chunk_does_not_see() -> Non
         )
         for n in negatives
     ]
-    assert torch.isfinite(read_memory(*arguments, without)).all()
+    assert torch.isfinite(read_memory(*arguments, Against(without))).all()
 
 
 def test_loss_skips_landmarks_and_predicts_across_them() -> None:

@@ -19,7 +19,8 @@ from memstore.model.landmark.transformer import Transformer
 from memstore.training.curriculum import default_curriculum
 from memstore.training.grow import grow
 from memstore.training.objectives import encode_windows
-from memstore.training.train import Precision, TrainConfig, train
+from memstore.training.train import train
+from memstore.training.train_config import Precision, TrainConfig
 from support.fake_device import FakeDevice
 
 MODEL = ModelConfig(

@@ -23,7 +23,8 @@ from memstore.model.landmark.config import PRESETS
 from memstore.training import steps, subject
 from memstore.training import train as training
 from memstore.training.curriculum import Stage, default_curriculum
-from memstore.training.train import TrainConfig, train
+from memstore.training.train import train
+from memstore.training.train_config import TrainConfig
 from support.small_config import MODEL
 
 LARGER = replace(MODEL, num_layers=3, mlp_size=64, memory_layers=(2,))

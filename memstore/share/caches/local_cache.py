@@ -163,7 +163,7 @@ class LocalCache:
             self._change(-size)
 
     def newest(self, identity: str) -> Seen | None:
-        """The newest manifest of a place that was noted, or None."""
+        """The newest manifest of an object store that was noted, or None."""
         with suppress(OSError), self._lock, self._counted():
             return self._read_newest(self._newest_file(identity))
         return None

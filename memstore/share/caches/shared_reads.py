@@ -4,41 +4,22 @@ checked there as they come, within a deadline, and not asked for while the serve
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as NotInTime
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from memstore.disk.read.batch import Batch, Wanted
 from memstore.disk.tables.block_table import BlockTable
+from memstore.share.caches.answers import Answers, Filled, Found
 from memstore.share.caches.valkey import Valkey
 from memstore.share.caches.valkey_replies import Parts, Received
-from memstore.share.calls.deadlines import Breaker, Calls
 from memstore.share.calls.failures import Failure
+from memstore.share.calls.rest import Rest
+from memstore.share.objects.daemon_threads import begin
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")
 
 _TIMEOUT = 2.0  # seconds that the server has; a tenth of the deadline at most
-
-
-class Found(NamedTuple):
-    """A record of a batch, as a tier had it: its bytes, in pieces."""
-
-    wanted: Wanted
-    parts: Sequence[memoryview]
-
-
-Filled = tuple[list[Found], list[tuple[Wanted, Failure]]]
-"""What was checked and is in its slots, and what is not what was asked for."""
-
-
-class Answers(NamedTuple):
-    """What a cache has of a batch."""
-
-    good: list[Found]  # checked, and in their slots
-    bad: list[tuple[Wanted, Failure]]  # what is not what was asked for
-    missing: list[Wanted]
-    unread: list[Wanted]  # for reasons that are counted
 
 
 class SharedReads:
@@ -52,17 +33,7 @@ class SharedReads:
         self._header_bytes, self._size = table.form.header_bytes, table.form.raw_record_bytes
         self._raw = table.codec == "raw"
         self._timeout = min(_TIMEOUT, 0.1 * deadline)
-        self._calls = Calls(
-            counter,
-            threads=4,
-            breaker=lambda: Breaker(in_a_row=2, over=0.0),
-            name="memstore-valkey",
-        )
-
-    @property
-    def breaker(self) -> Breaker:
-        """Whether the server is asked."""
-        return self._calls.breaker
+        self.rest = Rest()  # whether the server is asked
 
     def read(
         self,
@@ -78,19 +49,13 @@ class SharedReads:
         names: their keys. fill: checks records and copies them into their slots.
         """
         answers = Answers([], [], [], [])
-        breaker = self.breaker
-        if not breaker.allows():
+        if not self.rest.over:
             self._counter.failed("closed")
             answers.unread.extend(wanted)
             return answers
-        try:
-            failures = self._read(answers, batch, wanted, names, until, fill)
-        except BaseException:
-            breaker.told(good=False)  # or it waits for ever for what became of this
-            raise
-        for failure in failures:
+        for failure in self._read(answers, batch, wanted, names, until, fill):
             self._counter.failed(failure.reason)
-        breaker.told(good=not {failure.reason for failure in failures} & {"late", "unreachable"})
+            self.rest.told(failure.reason)
         return answers
 
     def _read(
@@ -107,7 +72,7 @@ class SharedReads:
         places = self._places(batch, wanted)
         failures: set[Failure] = set()
         for numbers, replies in self._server.receive(
-            names, places, self._size, until, lambda work: self._within(work, until)
+            names, places, self._size, until, lambda work: _within(work, until)
         ):
             some = [wanted[number] for number in numbers]
             if isinstance(replies, Received):
@@ -144,20 +109,14 @@ class SharedReads:
         starts = range(0, len(headers), size)
         return batch.places_of(wanted, [headers[at : at + size] for at in starts])
 
-    def _within(self, work: Callable[[], T], until: float) -> T:
-        """What a function returns that may hang, in time. Raises Failure."""
-        left = until - time.monotonic()
-        try:
-            answer = self._calls.begin(lambda _: work(), left)
-        except RuntimeError as error:  # the system gives no more threads, or the interpreter ends
-            raise Failure("closed", "there are no threads to ask with") from error
-        try:
-            return answer.result(max(0.0, left))
-        except NotInTime as error:
-            raise Failure("late", "no connection in time") from error
-        except CancelledError as error:  # by close, before its turn came
-            raise Failure("closed", "the memory was closed") from error
 
-    def close(self) -> None:
-        """End its threads; more than once is the same as once."""
-        self._calls.close()
+def _within(work: Callable[[], T], until: float) -> T:
+    """What a function returns that may hang, in time. Raises Failure."""
+    try:
+        (answer,) = begin(lambda _: work(), [None], name="memstore-valkey")
+    except RuntimeError as error:  # the system gives no more threads, or the interpreter ends
+        raise Failure("closed", "there are no threads to ask with") from error
+    try:
+        return answer.result(max(0.0, until - time.monotonic()))
+    except NotInTime as error:
+        raise Failure("late", "no connection in time") from error

@@ -1,4 +1,4 @@
-"""Keeping what was read in the caches above the tier that it came from, behind the answer."""
+"""WriteBehind what was read in the caches above the tier that it came from, behind the answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,12 +9,12 @@ from memstore.disk.format.record import RECORD_FORMAT, WriteId
 from memstore.disk.read.batch import Wanted
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock
+from memstore.share.caches.answers import Found
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.shared_reads import Found
 from memstore.share.caches.valkey import Valkey
-from memstore.share.caches.write_queue import Behind
-from memstore.share.calls.deadlines import Breaker
+from memstore.share.caches.write_queue import WriteQueue
 from memstore.share.calls.failures import Failure
+from memstore.share.calls.rest import Rest
 from memstore.tiers.stats import TierCounter
 
 
@@ -34,7 +34,7 @@ def _names_of(signature: bytes, write: WriteId) -> str:
     return f"memstore:{RECORD_FORMAT}:{signature.hex()}:{write.hex()}:"
 
 
-class Keeping:
+class WriteBehind:
     """Writes to the caches. Safe for several threads."""
 
     def __init__(
@@ -43,13 +43,13 @@ class Keeping:
         counters: Mapping[str, TierCounter],
         local: LocalCache | None,
         shared: Valkey | None,
-        breaker: Callable[[], Breaker],
+        rest: Rest,
     ) -> None:
-        """counters: by tier, told of failures. breaker: whether the shared cache is asked."""
+        """counters: by tier, told of failures. rest: whether the shared cache is asked."""
         self._table, self._signature = table, table.form.signature
-        self._counters, self._breaker = counters, breaker
+        self._counters, self._rest = counters, rest
         self._local, self._shared = local, shared
-        self._behind = Behind()
+        self._behind = WriteQueue()
 
     def keep(self, found: Sequence[Found], *, shared: bool) -> None:
         """Keep records, some time; shared: in the shared cache, too."""
@@ -95,22 +95,18 @@ class Keeping:
         named = [(name, data) for name, (_, data) in zip(names, items)]
         if self._local is not None:
             self._try("local", self._local, named)
-        if to_shared:
-            breaker = self._breaker()
-            if breaker.allows():
-                good = False
-                try:
-                    good = self._try("valkey", self._shared, named)
-                finally:  # or it waits for ever for what became of this
-                    breaker.told(good=good)
+        if to_shared and self._rest.over:
+            failure = self._try("valkey", self._shared, named)
+            if failure is not None:
+                self._rest.told(failure.reason)
 
-    def _try(self, name: str, cache: Any, named: Sequence[tuple[str, bytes]]) -> bool:
+    def _try(self, name: str, cache: Any, named: Sequence[tuple[str, bytes]]) -> Failure | None:
         try:
             cache.put(named)
         except Failure as failure:
             self._counters[name].failed(failure.reason)
-            return failure.reason == "full"
-        return True
+            return failure
+        return None
 
     def settle(self) -> None:
         """Wait until all of it is done."""

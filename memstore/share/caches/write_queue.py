@@ -9,7 +9,7 @@ _BEHIND_BYTES = 64 << 20  # that wait to be kept in the caches; beyond, they are
 _LAST = 5.0  # seconds that a cache has at the end, which may hang
 
 
-class Behind:
+class WriteQueue:
     """Work that nobody waits for, in its order, on a thread of its own; what would wait with too
     many bytes is left undone.
     """

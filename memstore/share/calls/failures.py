@@ -1,6 +1,6 @@
 """Why a read of another machine came to nothing, by name."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 Reason = Literal[
     "late",  # no answer before the deadline
@@ -11,13 +11,14 @@ Reason = Literal[
     "short",  # fewer bytes than were asked for
     "damaged",  # bytes that are not what was written
     "other",  # what another write, block or model is: a record under a wrong key
-    "closed",  # not asked: it has failed for a while, and is asked again soon
+    "closed",  # not asked: it did not answer lately, or is closed
     "full",  # no room to write
 ]
-REASONS: tuple[Reason, ...] = get_args(Reason)
-
 PASSING = frozenset({"late", "unreachable", "refused", "missing", "short", "damaged", "other"})
 """Reasons that may be gone when it is tried again."""
+
+ANSWERED = frozenset({"missing", "short", "damaged", "other", "denied"})
+"""Reasons of a server that does answer."""
 
 
 class Failure(Exception):

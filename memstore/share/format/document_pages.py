@@ -17,7 +17,7 @@ from memstore.errors import CorruptMemory
 from memstore.share.format.packed_objects import digest_of, open_packed, pack
 from memstore.share.format.pieces import Digest, Kind, Layer, Piece
 from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.sizes import PACKED_BYTES, PIECE_BYTES
 
 FORMAT = 4
@@ -60,10 +60,10 @@ class PageRef(NamedTuple):
     digest: Digest
 
 
-def read_page(place: Place, page: PageRef) -> list[Entry]:
+def read_page(objects: ObjectStore, page: PageRef) -> list[Entry]:
     """The documents of a page. Raises CorruptMemory, NewerFormat, StoreUnavailable."""
-    what = f"{place.url}: {page.name}"
-    data = place.get(page.name, page.size)
+    what = f"{objects.url}: {page.name}"
+    data = objects.get(page.name, page.size)
     held = open_packed(_PAGE, FORMAT, data, Entries, what)
     try:
         if digest_of(data) != page.digest:
@@ -79,7 +79,7 @@ def read_page(place: Place, page: PageRef) -> list[Entry]:
     return entries
 
 
-def write_pages(place: Place, entries: Sequence[Entry]) -> list[PageRef]:
+def write_pages(objects: ObjectStore, entries: Sequence[Entry]) -> list[PageRef]:
     """Write pages of these documents, in order of names. Raises StoreUnavailable."""
     parts = -(-len(entries) // PAGE_ENTRIES)
     cuts = [len(entries) * at // parts for at in range(parts + 1)] if parts else []
@@ -87,7 +87,7 @@ def write_pages(place: Place, entries: Sequence[Entry]) -> list[PageRef]:
     def write(some: Sequence[Entry]) -> PageRef:
         data = pack(_PAGE, FORMAT, plain_entries(some))
         name = f"{PAGES}/{os.urandom(16).hex()}"
-        place.put(name, data)
+        objects.put(name, data)
         return PageRef(some[0].row.name, len(some), name, len(data), digest_of(data))
 
     return at_once(write, [entries[low:high] for low, high in pairwise(cuts)])

@@ -10,7 +10,7 @@ from memstore.share.format.document_pages import Entry
 from memstore.share.format.pieces import Piece, RecordIndex
 from memstore.share.format.read_pieces import passages_index
 from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 
 
 class Run:
@@ -59,8 +59,8 @@ class _Rows:
 class PassageRuns:
     """Where passages are, and which documents refer to them. Used by one thread."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
         self._held: dict[Digest, tuple[Run, int]] = {}  # run and row
         self._learned: set[tuple[str, int]] = set()  # runs, by segment and offset
         self._rows: dict[str, list[_Rows]] = {}  # by document
@@ -77,7 +77,7 @@ class PassageRuns:
                     self._learned.add(where)
                     new.setdefault(piece.segment, {})[piece.offset] = piece
         for pieces, indexes in zip(
-            new.values(), at_once(partial(_indexes, self._place), [*new.values()])
+            new.values(), at_once(partial(_indexes, self._objects), [*new.values()])
         ):
             for piece, index in zip(pieces.values(), indexes):
                 run = Run(piece)
@@ -104,8 +104,8 @@ class PassageRuns:
         return [rows.piece for rows in self._rows.get(document, ())]
 
 
-def _indexes(place: Place, pieces: dict[int, Piece]) -> list[RecordIndex]:
+def _indexes(objects: ObjectStore, pieces: dict[int, Piece]) -> list[RecordIndex]:
     """The indexes of runs of one segment, by offset."""
     (segment,) = {piece.segment for piece in pieces.values()}
-    data = place.get_ranges(segment, [(p.offset, p.length) for p in pieces.values()])
-    return [passages_index(place, piece, part) for piece, part in zip(pieces.values(), data)]
+    data = objects.get_ranges(segment, [(p.offset, p.length) for p in pieces.values()])
+    return [passages_index(objects, piece, part) for piece, part in zip(pieces.values(), data)]

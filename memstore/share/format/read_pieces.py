@@ -22,7 +22,7 @@ from memstore.share.format.pieces import (
     record_pieces,
     row_of,
 )
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.sizes import most_record_bytes
 
 _HEADS_BYTES = 64 << 10  # of a piece's beginning that are read first
@@ -37,86 +37,88 @@ class Extent(NamedTuple):
     length: int
 
 
-def read_piece(place: Place, piece: Piece) -> memoryview:
+def read_piece(objects: ObjectStore, piece: Piece) -> memoryview:
     """The bytes of a piece (of records: of their index), as they were published. Raises
     CorruptMemory, StoreUnavailable.
     """
-    (data,) = place.get_ranges(piece.segment, [(piece.offset, piece.length)])
-    check_piece(place, piece, data)
+    (data,) = objects.get_ranges(piece.segment, [(piece.offset, piece.length)])
+    check_piece(objects, piece, data)
     return data
 
 
-def check_piece(place: Place, piece: Piece, data: bytes | memoryview) -> None:
+def check_piece(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> None:
     """Are these the bytes of a piece? Raises CorruptMemory."""
     if len(data) != piece.length or xxh3_64_intdigest(data) != piece.digest:
-        raise damaged(place, piece, "its checksum does not match")
+        raise damaged(objects, piece, "its checksum does not match")
 
 
-def read_values(place: Place, piece: Piece) -> list[Value]:
+def read_values(objects: ObjectStore, piece: Piece) -> list[Value]:
     """The values that a document has of a piece. Raises CorruptMemory, StoreUnavailable."""
-    return values_of(place, piece, read_piece(place, piece))
+    return values_of(objects, piece, read_piece(objects, piece))
 
 
-def values_of(place: Place, piece: Piece, data: bytes | memoryview) -> list[Value]:
+def values_of(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> list[Value]:
     """The same, of bytes that were read. Raises CorruptMemory."""
     try:
         return list(decode_values(data, piece.take))
     except ValueError as error:
-        raise damaged(place, piece, error) from error
+        raise damaged(objects, piece, error) from error
 
 
-def read_heads(place: Place, piece: Piece) -> list[ValueHead]:
+def read_heads(objects: ObjectStore, piece: Piece) -> list[ValueHead]:
     """What a piece tells of the values that a document has of it. Raises CorruptMemory,
     StoreUnavailable.
     """
     for length in (min(piece.length, _HEADS_BYTES), piece.length):
-        (data,) = place.get_ranges(piece.segment, [(piece.offset, length)])
+        (data,) = objects.get_ranges(piece.segment, [(piece.offset, length)])
         try:
             return decode_heads(data)[0][: piece.take]
         except ValueError as error:
             if length == piece.length:
-                raise damaged(place, piece, error) from error
+                raise damaged(objects, piece, error) from error
     raise AssertionError("a piece has a length")
 
 
-def index_of(place: Place, entry: Entry, piece: Piece, data: bytes | memoryview) -> RecordIndex:
+def index_of(
+    objects: ObjectStore, entry: Entry, piece: Piece, data: bytes | memoryview
+) -> RecordIndex:
     """The index that a piece of records is: of the write that its document's row names, or of
     passages. Raises CorruptMemory.
     """
     if entry.row.of_passages:
-        return passages_index(place, piece, data)
-    index = _index(place, piece, data)
+        return passages_index(objects, piece, data)
+    index = _index(objects, piece, data)
     if index.first + piece.row != piece.first:
-        raise damaged(place, piece, "it is the index of other blocks")
+        raise damaged(objects, piece, "it is the index of other blocks")
     if index.writes != (entry.row.write_of(piece.first),):
-        raise damaged(place, piece, "it is the index of another write")
+        raise damaged(objects, piece, "it is the index of another write")
     return index
 
 
-def passages_index(place: Place, piece: Piece, data: bytes | memoryview) -> RecordIndex:
+def passages_index(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> RecordIndex:
     """The index of a run of passages. Raises CorruptMemory."""
-    index = _index(place, piece, data)
+    index = _index(objects, piece, data)
     if len(index.writes) != index.rows:
-        raise damaged(place, piece, "it does not tell which passages it is of")
+        raise damaged(objects, piece, "it does not tell which passages it is of")
     return index
 
 
-def _index(place: Place, piece: Piece, data: bytes | memoryview) -> RecordIndex:
-    check_piece(place, piece, data)
+def _index(objects: ObjectStore, piece: Piece, data: bytes | memoryview) -> RecordIndex:
+    check_piece(objects, piece, data)
     try:
         index = RecordIndex.decode(data)
     except ValueError as error:
-        raise damaged(place, piece, error) from error
+        raise damaged(objects, piece, error) from error
     if index.rows < piece.row + piece.take:
-        raise damaged(place, piece, "it is the index of other blocks")
+        raise damaged(objects, piece, "it is the index of other blocks")
     return index
 
 
 class Indexes:
     """Indexes of records, read when they are first asked for. May be used by several threads."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
         self._lock = threading.Lock()
         self._held: dict[tuple[str, int], RecordIndex] = {}
 
@@ -125,8 +127,8 @@ class Indexes:
         which = piece.segment, piece.offset
         found = self._held.get(which)
         if found is None:
-            (data,) = self._place.get_ranges(piece.segment, [(piece.offset, piece.length)])
-            found = index_of(self._place, entry, piece, data)
+            (data,) = self._objects.get_ranges(piece.segment, [(piece.offset, piece.length)])
+            found = index_of(self._objects, entry, piece, data)
             with self._lock:
                 self._held[which] = found
         return found
@@ -137,10 +139,10 @@ class Indexes:
         """
         found: list[Extent | None] = []
         for layer, block in keys:
-            piece, place = piece_of(entry.pieces, block), None
+            piece, where = piece_of(entry.pieces, block), None
             if piece is not None:
-                place = self.index(entry, piece).find(layer, row_of(piece, block))
-            found.append(None if place is None or piece is None else Extent(piece.segment, *place))
+                where = self.index(entry, piece).find(layer, row_of(piece, block))
+            found.append(None if where is None or piece is None else Extent(piece.segment, *where))
         return found
 
 
@@ -151,11 +153,11 @@ class PublishedRecord(NamedTuple):
     data: memoryview
 
 
-def records(place: Place, entry: Entry, signature: Signature) -> Iterator[PublishedRecord]:
+def records(objects: ObjectStore, entry: Entry, signature: Signature) -> Iterator[PublishedRecord]:
     """A document's records in order of block and layer, as its row asks for them. They are not
     checked. Raises CorruptMemory, StoreUnavailable.
     """
-    row, indexes = entry.row, Indexes(place)
+    row, indexes = entry.row, Indexes(objects)
     starts = row.first_blocks(signature)
     most = most_record_bytes(RecordForm(signature.geometry, signature.digest).raw_record_bytes)
     for piece in record_pieces(entry.pieces):
@@ -168,7 +170,7 @@ def records(place: Place, entry: Entry, signature: Signature) -> Iterator[Publis
                 for layer in index.layers:
                     found = index.find(layer, row_of(piece, block))
                     if found is not None and found[1] > most:
-                        raise damaged(place, piece, f"a record of {found[1]:,} bytes")
+                        raise damaged(objects, piece, f"a record of {found[1]:,} bytes")
                     if found is not None and block >= starts.get(layer, block + 1):
                         keys.append(RecordKey(row.id, block, layer))
                         extents.append(found)
@@ -178,14 +180,14 @@ def records(place: Place, entry: Entry, signature: Signature) -> Iterator[Publis
             if extents:
                 start = extents[0][0]
                 length = extents[-1][0] + extents[-1][1] - start
-                (data,) = place.get_ranges(piece.segment, [(start, length)])
+                (data,) = objects.get_ranges(piece.segment, [(start, length)])
                 for key, (at, size) in zip(keys, extents):
                     yield PublishedRecord(key, data[at - start : at - start + size])
 
 
-def damaged(place: Place, piece: Piece, error: object) -> CorruptMemory:
+def damaged(objects: ObjectStore, piece: Piece, error: object) -> CorruptMemory:
     """The error for a piece that is not as it was published."""
     return CorruptMemory(
-        f"{place.url}: {piece.kind} at byte {piece.offset} of {piece.segment} are damaged "
+        f"{objects.url}: {piece.kind} at byte {piece.offset} of {piece.segment} are damaged "
         f"({error}); run memstore verify, or publish the document again with --check"
     )

@@ -1,5 +1,5 @@
-"""Which manifest of a place was the newest that was read, by this process or as a local cache
-remembers it: an older one in its place, or another one of its number, is a rollback.
+"""Which manifest of an object store was the newest that was read, by this process or as a local
+cache remembers it: an older one in its place, or another one of its number, is a rollback.
 """
 
 import threading
@@ -11,21 +11,21 @@ Seen = tuple[int, bytes]
 """Number and id of a manifest."""
 
 _lock = threading.Lock()
-_newest: dict[str, Seen] = {}  # by identity of the place, in this process
+_newest: dict[str, Seen] = {}  # by identity of the object store, in this process
 
 
 class Remembering(Protocol):
     """What remembers the newest manifest over restarts."""
 
     def newest(self, identity: str) -> Seen | None:
-        """Of a place; None where it knows of none."""
+        """Of an object store; None where it knows of none."""
 
     def note_newest(self, identity: str, seen: Seen, *, anew: bool) -> None:
         """A manifest was read; anew: whether or not it knows of a newer one."""
 
 
 def newest_seen(identity: str, cache: Remembering | None) -> Seen | None:
-    """The newest manifest of a place that was read. To be asked before the place is."""
+    """The newest manifest of an object store that was read. To be asked before that is."""
     with _lock:
         here = _newest.get(identity)
     there = None if cache is None else cache.newest(identity)
@@ -44,8 +44,8 @@ def note_newest(
 
 
 def check_newest(url: str, found: Seen, before: Seen | None, at_least: int | None) -> None:
-    """Is the newest manifest of a place as new as was asked for, or, where nothing was, as what was
-    read before? Raises StaleMemory.
+    """Is the newest manifest of an object store as new as was asked for, or, where nothing was, as
+    what was read before? Raises StaleMemory.
     """
     number = found[0]
     if at_least is not None:

@@ -30,7 +30,7 @@ from memstore.errors import CorruptMemory, ObjectNotFound
 from memstore.share.format.packed_objects import check_format, decompressed
 from memstore.share.format.passage_runs import Run
 from memstore.share.format.pieces import Digest, Kind, Piece, RecordIndex, Value, encode_values
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 from memstore.share.objects.sizes import PACKED_BYTES
 
 FORMAT = 4
@@ -101,7 +101,7 @@ class Segment:
         return b"".join((*self._parts, footer, tail))
 
 
-def send(place: Place, data: bytes, *, young: float) -> tuple[str, float | None]:
+def send(objects: ObjectStore, data: bytes, *, young: float) -> tuple[str, float | None]:
     """Have a segment in the store; return its name, and since when it was there (seconds since
     1970), or None where it had to be sent.
 
@@ -109,57 +109,57 @@ def send(place: Place, data: bytes, *, young: float) -> tuple[str, float | None]
     and it may be removed.
     """
     folder = f"{FOLDER}/{xxh3_128_hexdigest(data)}"
-    for found in place.names(folder):
+    for found in objects.names(folder):
         if found.modified < young:
             continue
-        if found.size == len(data) and is_whole(place, found.name):
+        if found.size == len(data) and is_whole(objects, found.name):
             return found.name, found.modified
-        place.put(found.name, data)  # it is damaged: who names it is helped as well
+        objects.put(found.name, data)  # it is damaged: who names it is helped as well
         return found.name, None
     name = f"{folder}/{os.urandom(6).hex()}"
-    place.put(name, data)
+    objects.put(name, data)
     return name, None
 
 
-def is_whole(place: Place, name: str) -> bool:
+def is_whole(objects: ObjectStore, name: str) -> bool:
     """Is a segment in the store, as it was sent? Reads all of it."""
     try:
-        return name.rpartition("/")[0] == f"{FOLDER}/{xxh3_128_hexdigest(place.get(name))}"
+        return name.rpartition("/")[0] == f"{FOLDER}/{xxh3_128_hexdigest(objects.get(name))}"
     except (ObjectNotFound, CorruptMemory):
         return False
 
 
-def is_there(place: Place, name: str) -> bool:
+def is_there(objects: ObjectStore, name: str) -> bool:
     """Is a segment in the store?"""
-    return any(found.name == name for found in place.names(name.rpartition("/")[0]))
+    return any(found.name == name for found in objects.names(name.rpartition("/")[0]))
 
 
 _Told = tuple[Kind, int, int, int, int, int, int, Digest]
 
 
-def read_footer(place: Place, name: str, size: int) -> tuple[bytes, list[Piece]]:
+def read_footer(objects: ObjectStore, name: str, size: int) -> tuple[bytes, list[Piece]]:
     """The digest of the signature that a segment is of, and its pieces, by what it says itself.
     size: of the object. Raises CorruptMemory, NewerFormat, StoreUnavailable.
     """
     try:
         if size < _HEAD.size + _TAIL.size:
             raise ValueError("it is truncated")
-        head, tail = place.get_ranges(name, [(0, _HEAD.size), (size - _TAIL.size, _TAIL.size)])
+        head, tail = objects.get_ranges(name, [(0, _HEAD.size), (size - _TAIL.size, _TAIL.size)])
         magic, number, _, signature = _HEAD.unpack(head)
         at, length, digest, end = _TAIL.unpack(tail)
         if magic != b"mRsegmnt":
             raise ValueError("it is no segment")
-        check_format(f"{place.url}: {name}", number, FORMAT)
+        check_format(f"{objects.url}: {name}", number, FORMAT)
         if end != b"mRfooter" or at + length + _TAIL.size != size or at < _HEAD.size:
             raise ValueError("it has no footer")
         if length > PACKED_BYTES:
             raise ValueError("its footer is too large")
-        (footer,) = place.get_ranges(name, [(at, length)])
+        (footer,) = objects.get_ranges(name, [(at, length)])
         if xxh3_64_intdigest(footer, xxh3_64_intdigest(head)) != digest:
             raise ValueError("the checksum of its footer does not match")
         told = unpack(decompressed(bytes(footer)), list[_Told])
         return signature, [Piece(*piece[:5], name, *piece[5:]) for piece in told]
     except ValueError as error:
         raise CorruptMemory(
-            f"{place.url}: {name} is damaged ({error}); publish its documents again with --check"
+            f"{objects.url}: {name} is damaged ({error}); publish its documents again with --check"
         ) from error

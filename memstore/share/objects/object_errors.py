@@ -17,8 +17,8 @@ _NO_CREDENTIALS = ("169.254.169.254", "latest/api/token", "metadata.google", "re
 _REFUSED = ("403 Forbidden", "401 Unauthorized", "AccessDenied", "InvalidAccessKeyId")
 
 
-def place_error(error: Exception, url: str, name: str) -> MemstoreError:
-    """What went wrong with an object, or a prefix of objects, of the place at a URL."""
+def object_error(error: Exception, url: str, name: str) -> MemstoreError:
+    """What went wrong with an object, or a prefix of objects, of the object store at a URL."""
     from obstore import exceptions
 
     text = str(error)

@@ -1,4 +1,4 @@
-"""A place of objects behind one small face, and the places that obstore has."""
+"""An object store behind one small face."""
 
 import os
 import re
@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from memstore.errors import (
     CorruptMemory,
@@ -18,8 +18,8 @@ from memstore.errors import (
     ObjectNotFound,
     StoreUnavailable,
 )
-from memstore.share.objects.daemon_threads import AT_ONCE, Threads
-from memstore.share.objects.object_errors import place_error
+from memstore.share.objects.daemon_threads import at_once, begin
+from memstore.share.objects.object_errors import object_error
 from memstore.share.objects.sizes import OBJECT_BYTES
 
 T = TypeVar("T")
@@ -62,46 +62,15 @@ def coalesced(ranges: Sequence[tuple[int, int]], gap: int = GAP) -> list[Request
     return requests
 
 
-class Place(Protocol):
-    """Objects by name ("a/b"), each written whole or not at all.
+class ObjectStore:
+    """Objects by name ("a/b"), each written whole or not at all, in one of obstore's stores. May be
+    used by several threads.
 
-    Every call raises StoreUnavailable where the store is away or refuses, and MemoryClosed in a
-    fork of a process that has made one; reading what is not there raises ObjectNotFound, and what
-    is no regular file of a directory CorruptMemory.
+    url: without credentials. identity: the URL and the endpoint that it is asked at: one store, one
+    identity. Every call raises StoreUnavailable where the store is away or refuses, and
+    MemoryClosed in a fork of a process that has made one; reading what is not there raises
+    ObjectNotFound, and what is no regular file of a directory CorruptMemory.
     """
-
-    url: str  # without credentials
-    identity: str  # the URL and the endpoint that it is asked at: one store, one identity
-
-    def get(self, name: str, most: int = OBJECT_BYTES) -> memoryview:
-        """An object. One of more than `most` bytes is CorruptMemory, and not read."""
-
-    def get_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Parts of an object, each (first byte, length), of just that length."""
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a new object; False, and nothing is changed, where there is one already."""
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write an object, in place of another."""
-
-    def names(self, prefix: str) -> Iterator[Found]:
-        """The objects below a prefix ("a" has "a/b"), in no order."""
-
-    def first(self, prefix: str) -> str | None:
-        """The object below a prefix whose name sorts first."""
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; those that are not there are passed over."""
-
-    def sweep(self, seconds: float) -> int:
-        """Remove what writers that were killed so long ago left half written, where the store does
-        not do so itself; how many.
-        """
-
-
-class ObjectPlace:
-    """A Place over one of obstore's stores. May be used by several threads."""
 
     def __init__(
         self,
@@ -112,7 +81,9 @@ class ObjectPlace:
         ordered: bool = False,
         directory: Path | None = None,
     ) -> None:
-        """Use open_place. ordered: listings are in order of names; directory: of a local one."""
+        """Use open_object_store. ordered: listings are in order of names. directory: of a local
+        one.
+        """
         self.url, self.store = url, store
         self.identity = f"{url} {endpoint}".rstrip()
         self._ordered, self._directory = ordered, directory
@@ -155,12 +126,13 @@ class ObjectPlace:
         """
         try:
             if threading.current_thread() is threading.main_thread():
-                return self._threads.submit(work).result()
+                (asked,) = begin(lambda _: work(), [None], name="memstore-object")
+                return asked.result()
             return work()
         except MemstoreError:
             raise
         except Exception as error:
-            raise place_error(error, self.url, name) from error
+            raise object_error(error, self.url, name) from error
 
     def _check_regular(self, name: str) -> None:
         """Is this no pipe or device of a directory, which would be waited for? Raises
@@ -182,11 +154,7 @@ class ObjectPlace:
         self._check_regular(name)
         # Not by obstore's get_ranges, which panics where an object has become shorter.
         requests = coalesced(ranges)
-        if len(requests) == 1:
-            held = [self._range(name, requests[0])]
-        else:
-            futures = [self._threads.submit(self._range, name, request) for request in requests]
-            held = [future.result() for future in futures]
+        held = at_once(partial(self._range, name), requests)
         parts = {}
         for request, data in zip(requests, held):
             for which in request.ranges:
@@ -202,10 +170,6 @@ class ObjectPlace:
         if len(found) != end - start:
             raise StoreUnavailable(f"{self.url}: {name} was truncated on its way; try again")
         return memoryview(found)
-
-    @cached_property
-    def _threads(self) -> Threads:
-        return Threads(AT_ONCE, "memstore-place")
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a new object; False, and nothing is changed, where there is one already."""
@@ -228,7 +192,7 @@ class ObjectPlace:
         self._asked(lambda: self._obstore.put(self.store, name, data, use_multipart=False), name)
 
     def names(self, prefix: str) -> Iterator[Found]:
-        """The objects below a prefix, in no order."""
+        """The objects below a prefix ("a" has "a/b"), in no order."""
         self._check_process()
         pages = iter(self._obstore.list(self.store, prefix, chunk_size=1000))
 

@@ -1,5 +1,5 @@
-"""The place at a URL: a prefix of an S3, Google or Azure bucket, a directory, or this process's
-memory.
+"""The object store at a URL: a prefix of an S3, Google or Azure bucket, a directory, or this
+process's memory.
 
 Credentials are the engine's own: they come from the environment as its SDK has them, and stand in
 no URL, no file and no message.
@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from memstore.disk.files import DATA
 from memstore.errors import InvalidInput, MemoryNotFound, StoreUnavailable, install_extra
 from memstore.share.objects.object_errors import CREDENTIALS, first_line, without_credentials
-from memstore.share.objects.object_store import ObjectPlace
+from memstore.share.objects.object_store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")
 _ENDPOINTS = {
@@ -26,10 +26,10 @@ _INCOMPLETE = ("Account must be specified", "Missing", "service account", "reden
 _in_process: dict[str, Any] = {}  # stores of memory://, as long as the process lives
 
 
-def open_place(
+def open_object_store(
     url: str, *, make: bool = False, timeout: float = 30.0, retries: int = 4
-) -> ObjectPlace:
-    """The place at a URL.
+) -> ObjectStore:
+    """The object store at a URL.
 
     make: a directory (file://) is made where there is none. timeout: seconds that a request may
     take; retries: of a request that failed in passing. Raises InvalidInput (a URL that cannot be
@@ -55,7 +55,7 @@ def open_place(
         )
     url = url.rstrip("/") if parts.path.strip("/") or parts.netloc else url
     if parts.scheme == "memory":
-        return ObjectPlace(url, _memory(url), ordered=True)
+        return ObjectStore(url, _memory(url), ordered=True)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.strip("/"):
             raise InvalidInput(f"{url}: name a directory of this machine, as file:///path/of/it")
@@ -81,7 +81,7 @@ def _memory(url: str) -> Any:
     return _in_process[url]
 
 
-def _local(url: str, path: Path, make: bool) -> ObjectPlace:
+def _local(url: str, path: Path, make: bool) -> ObjectStore:
     store = _obstore().store.LocalStore
     try:
         if (path / DATA).exists():
@@ -90,12 +90,12 @@ def _local(url: str, path: Path, make: bool) -> ObjectPlace:
             path.mkdir(parents=True, exist_ok=True)
         elif not path.is_dir():
             raise MemoryNotFound(f"{url}: there is no such directory; publish a memory there")
-        return ObjectPlace(url, store(prefix=path), directory=path)
+        return ObjectStore(url, store(prefix=path), directory=path)
     except OSError as error:
         raise InvalidInput(f"{url}: {error.strerror}; name another directory") from error
 
 
-def _remote(url: str, scheme: str, timeout: float, retries: int) -> ObjectPlace:
+def _remote(url: str, scheme: str, timeout: float, retries: int) -> ObjectStore:
     obstore = _obstore()
     endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS[scheme])), "")
     client: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "connect_timeout": "5s"}
@@ -125,7 +125,7 @@ def _remote(url: str, scheme: str, timeout: float, retries: int) -> ObjectPlace:
         raise InvalidInput(
             f"{url}: {first_line(error)}; give it as {scheme}://bucket/prefix"
         ) from error
-    return ObjectPlace(url, store, endpoint=endpoint, ordered=True)
+    return ObjectStore(url, store, endpoint=endpoint, ordered=True)
 
 
 def _aws_profile() -> Any:

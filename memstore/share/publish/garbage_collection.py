@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from memstore.errors import ObjectNotFound
 from memstore.share.format.document_pages import PAGES, Entry
-from memstore.share.format.manifest import MANIFESTS, Published, manifest_name, manifest_number
+from memstore.share.format.manifest import MANIFESTS, manifest_name, manifest_number
+from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER
 from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import Found, Place
+from memstore.share.objects.object_store import Found, ObjectStore
 
 GRACE = 24 * 3600.0  # seconds that what no manifest names is kept: a publisher may be about to
 
@@ -26,7 +27,7 @@ class Pruned(NamedTuple):
     leftovers: int  # half-written files of a directory
 
 
-def prune(place: Place, *, grace: float = GRACE) -> Pruned:
+def prune(objects: ObjectStore, *, grace: float = GRACE) -> Pruned:
     """Remove what nobody has needed for `grace` seconds: publishing must not take longer, and
     readers of an older manifest have as long.
 
@@ -37,12 +38,12 @@ def prune(place: Place, *, grace: float = GRACE) -> Pruned:
     before = time.time() - grace
     # Listed before the manifests are read: what a later manifest names was sent later, or is named
     # by an earlier one, too.
-    objects = [*place.names(FOLDER), *place.names(PAGES)]
+    listed_objects = [*objects.names(FOLDER), *objects.names(PAGES)]
     listed: dict[int, Found] = {}
-    for found in place.names(MANIFESTS):
+    for found in objects.names(MANIFESTS):
         with suppress(ValueError):  # another's object stays where it is
             listed[manifest_number(found.name)] = found
-    newest = Published.open(place)
+    newest = Published.open(objects)
     old = [
         number
         for number in sorted(listed)
@@ -54,14 +55,16 @@ def prune(place: Place, *, grace: float = GRACE) -> Pruned:
     for number in sorted(listed):
         if number < newest.manifest.number and number not in old:
             try:
-                named |= _named(Published.at(place, number), known=pages)
+                named |= _named(Published.at(objects, number), known=pages)
             except ObjectNotFound:
                 continue  # another removes at the same time
-    gone = [found for found in objects if found.name not in named and found.modified < before]
+    gone = [
+        found for found in listed_objects if found.name not in named and found.modified < before
+    ]
     manifests = [listed[number] for number in old]
-    place.delete([manifest_name(number) for number in old])  # first, so that none names what goes
-    place.delete([found.name for found in gone])
-    return Pruned(len(old), len(gone), _bytes([*manifests, *gone]), place.sweep(grace))
+    objects.delete([manifest_name(number) for number in old])  # first, so that none names what goes
+    objects.delete([found.name for found in gone])
+    return Pruned(len(old), len(gone), _bytes([*manifests, *gone]), objects.sweep(grace))
 
 
 def _named(published: Published, known: set[str] | None = None) -> set[str]:

@@ -15,15 +15,17 @@ from memstore.disk.format.record import WriteId
 from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import CorruptBlock, ObjectNotFound, StoreUnavailable
 from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import Change, Manifest, Published, commit
+from memstore.share.format.manifest import Manifest
 from memstore.share.format.passage_runs import Run
 from memstore.share.format.pieces import Piece, RecordIndex, Value, row_of
+from memstore.share.format.published import Published
 from memstore.share.format.read_pieces import check_piece, damaged, index_of, values_of
 from memstore.share.format.segments import FOLDER, SEGMENT_BYTES, read_footer
 from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 from memstore.share.publish.garbage_collection import GRACE
-from memstore.share.publish.segment_writer import Sending
+from memstore.share.publish.manifest_commit import Change, commit
+from memstore.share.publish.segment_writer import SegmentWriter
 
 _SMALL = 4  # a segment is small that is less than one part in so many of what it may be
 _TOGETHER = 64 << 20  # bytes of small segments that are held at once, about
@@ -39,29 +41,31 @@ class Merged(NamedTuple):
     bytes: int  # of these
 
 
-def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BYTES) -> Merged:
+def merge(
+    objects: ObjectStore, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BYTES
+) -> Merged:
     """Write what lies in small segments into few, if there are several, and what is used of those
     that are used to less than half.
 
     grace: seconds, that of `prune`. Raises MemoryNotFound, CorruptMemory (a record or value is
     damaged; nothing is changed), StoreUnavailable.
     """
-    newest = Published.open(place)
-    sizes = {found.name: found.size for found in place.names(FOLDER)}
+    newest = Published.open(objects)
+    sizes = {found.name: found.size for found in objects.names(FOLDER)}
     small = {name for name, size in sizes.items() if size < segment_bytes // _SMALL}
     manifest, entries = newest.manifest, newest.documents()
-    wasted = _half_used(place, entries, {n: sizes[n] for n in sizes.keys() - small})
+    wasted = _half_used(objects, entries, {n: sizes[n] for n in sizes.keys() - small})
     old = {entry.row.name: entry for entry in entries if _lies_in(entry, small | wasted)}
     named = {piece.segment for entry in old.values() for piece in entry.pieces} & (small | wasted)
     if len(named) < 2 and not wasted:
         return Merged(manifest.number, 0, len(named), 0, 0)
-    with Sending(place, manifest.signature.digest, limit=segment_bytes, grace=grace) as sending:
-        copying = _Copying(place, manifest, sending)
-        for some, data in _batches(place, list(old.values()), named, sizes):
-            for entry in some:
-                copying.copy(entry, data)
-        sending.flush()
-        sent = sending.sent
+    sending = SegmentWriter(objects, manifest.signature.digest, limit=segment_bytes, grace=grace)
+    copying = _Copying(objects, manifest, sending)
+    for some, data in _batches(objects, list(old.values()), named, sizes):
+        for entry in some:
+            copying.copy(entry, data)
+    sending.flush()
+    sent = sending.sent
     new = {name: _moved(entry, named, sending.pieces(name)) for name, entry in old.items()}
     moved = 0
 
@@ -75,10 +79,10 @@ def merge(place: Place, *, grace: float = GRACE, segment_bytes: int = SEGMENT_BY
         if not entries:
             return None
         if not sending.lasts():
-            raise StoreUnavailable(f"{place.url}: others prune what this merged; merge again")
+            raise StoreUnavailable(f"{objects.url}: others prune what this merged; merge again")
         return now.manifest, Change(entries)
 
-    published = commit(place, change)
+    published = commit(objects, change)
     number = manifest.number if published is None else published.manifest.number
     return Merged(number, moved, len(named), len(sent), sum(sent))
 
@@ -87,7 +91,9 @@ def _lies_in(entry: Entry, segments: set[str]) -> bool:
     return any(piece.segment in segments for piece in entry.pieces)
 
 
-def _half_used(place: Place, entries: Sequence[Entry], sizes: Mapping[str, int]) -> set[str]:
+def _half_used(
+    objects: ObjectStore, entries: Sequence[Entry], sizes: Mapping[str, int]
+) -> set[str]:
     """Those of these segments of which documents of passages use less than half of the bytes.
     Raises CorruptMemory, StoreUnavailable.
     """
@@ -97,7 +103,7 @@ def _half_used(place: Place, entries: Sequence[Entry], sizes: Mapping[str, int])
             if piece.segment in sizes:
                 of = used.setdefault(piece.segment, {}).setdefault(piece.offset, [])
                 of.append((piece.row, piece.row + piece.take))
-    footers = at_once(lambda name: read_footer(place, name, sizes[name])[1], list(used))
+    footers = at_once(lambda name: read_footer(objects, name, sizes[name])[1], list(used))
     return {
         name
         for (name, rows), pieces in zip(used.items(), footers)
@@ -128,13 +134,13 @@ def _moved(entry: Entry, segments: set[str], pieces: Sequence[Piece]) -> Entry:
 
 
 def _batches(
-    place: Place, entries: Sequence[Entry], named: set[str], sizes: Mapping[str, int]
+    objects: ObjectStore, entries: Sequence[Entry], named: set[str], sizes: Mapping[str, int]
 ) -> Iterator[tuple[list[Entry], dict[str, memoryview]]]:
     """Some entries at a time, with the small segments that they lie in."""
 
     def read(name: str) -> memoryview:
         try:
-            return place.get(name, sizes[name])
+            return objects.get(name, sizes[name])
         except ObjectNotFound as error:  # of an unpublished document, say, and pruned
             raise StoreUnavailable(f"{error}; others changed the memory, merge again") from error
 
@@ -160,8 +166,8 @@ def _batches(
 class _Copying:
     """Puts pieces of documents into other segments, one document after the other."""
 
-    def __init__(self, place: Place, manifest: Manifest, sending: Sending) -> None:
-        self._place, self._sending, self._signature = place, sending, manifest.signature
+    def __init__(self, objects: ObjectStore, manifest: Manifest, sending: SegmentWriter) -> None:
+        self._objects, self._sending, self._signature = objects, sending, manifest.signature
         self._table = BlockTable(manifest.signature, manifest.codec)
 
     def copy(self, entry: Entry, segments: Mapping[str, memoryview]) -> None:
@@ -178,12 +184,12 @@ class _Copying:
                     values: list[Value] = []
                     for piece in run:
                         data = _data(piece, segments)
-                        check_piece(self._place, piece, data)
-                        values += values_of(self._place, piece, data)
+                        check_piece(self._objects, piece, data)
+                        values += values_of(self._objects, piece, data)
                     self._sending.add_values(entry.row.name, kind, part, values)
 
     def _copy_records(self, entry: Entry, piece: Piece, segments: Mapping[str, memoryview]) -> None:
-        index = index_of(self._place, entry, piece, _data(piece, segments))
+        index = index_of(self._objects, entry, piece, _data(piece, segments))
         data, records = segments[piece.segment], list[memoryview]()
         for block in range(piece.first, piece.first + piece.take):
             for layer in index.layers:
@@ -207,7 +213,7 @@ class _Copying:
         for piece in pieces:
             data, where = segments[piece.segment], (piece.segment, piece.offset)
             if where not in indexes:
-                indexes[where] = index_of(self._place, entry, piece, _data(piece, segments))
+                indexes[where] = index_of(self._objects, entry, piece, _data(piece, segments))
             index = indexes[where]
             for block in range(piece.first, piece.first + piece.take):
                 row = row_of(piece, block)
@@ -229,7 +235,7 @@ class _Copying:
         try:
             self._table.check(record, key, write)
         except CorruptBlock as error:
-            raise damaged(self._place, piece, error) from error
+            raise damaged(self._objects, piece, error) from error
 
 
 def _data(piece: Piece, segments: Mapping[str, memoryview]) -> memoryview:

@@ -10,34 +10,32 @@ sees any of it.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, get_args
 
-import numpy as np
-
 from memstore.disk.format.document import Document
-from memstore.disk.format.passage_parts import Keep, Passage, PassagePart, decode_part
+from memstore.disk.format.passage_parts import Keep
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
-    CorruptMemory,
     DocumentExists,
     DocumentNotFound,
     InvalidInput,
-    ObjectNotFound,
     StoreUnavailable,
     WrongModel,
 )
 from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import Change, Manifest, Published, commit
+from memstore.share.format.manifest import Manifest
 from memstore.share.format.pieces import Piece
-from memstore.share.format.read_pieces import read_values
+from memstore.share.format.published import Published
 from memstore.share.format.segments import SEGMENT_BYTES, is_whole
 from memstore.share.objects.daemon_threads import at_once
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.publish.appended import Appended
 from memstore.share.publish.garbage_collection import GRACE
-from memstore.share.publish.segment_writer import Sending
-from memstore.share.publish.send_document import DocumentSending
+from memstore.share.publish.manifest_commit import Change, commit
+from memstore.share.publish.segment_writer import SegmentWriter
+from memstore.share.publish.send_document import DocumentPublisher
 
 _TRIES = 20
 _READS = 4  # segments that are read at once
@@ -60,39 +58,48 @@ class _Changed(Exception):
     """Others changed a document, or removed what was to be published, meanwhile."""
 
 
-def publish(
-    catalog: Catalog,
-    documents: Sequence[Document],
-    place: Place,
-    *,
-    keep: Keep = "kv",
-    replace: bool = False,
-    check: bool = False,
-    grace: float = GRACE,
-    segment_bytes: int = SEGMENT_BYTES,
-    progress: Progress = lambda done, documents: None,
-) -> Report:
-    """Publish ready documents of a memory.
+@dataclass(frozen=True)
+class PublishOptions:
+    """How documents are published.
 
     keep: "text" for no keys and values of their passages, which readers compute. replace: also in
     place of published documents of these names that hold other content. check: read what is
     published of the documents, and send again what is damaged. grace: seconds, that of `prune`, by
     whoever prunes: nothing that no manifest names is relied on once it is older than half of it.
+    segment_bytes: of a segment, about.
+    """
+
+    keep: Keep = "kv"
+    replace: bool = False
+    check: bool = False
+    grace: float = GRACE
+    segment_bytes: int = SEGMENT_BYTES
+
+
+_USUAL = PublishOptions()
+
+
+def publish(
+    catalog: Catalog,
+    documents: Sequence[Document],
+    objects: ObjectStore,
+    options: PublishOptions = _USUAL,
+    progress: Progress = lambda done, documents: None,
+) -> Report:
+    """Publish ready documents of a memory.
 
     Raises WrongModel (another model's memory is published there), DocumentExists, InvalidInput (a
     document that changed meanwhile, or that is not made of passages and to be kept as text),
     CorruptMemory, StoreUnavailable, MemoryNotFound (no bucket). What was published before stays
     whatever happens.
     """
-    _check_keep(documents, keep)
+    _check_keep(documents, options.keep)
     for _ in range(_TRIES):
         try:
-            return _Publishing(
-                catalog, documents, place, keep, replace, check, grace, segment_bytes
-            ).run(progress)
+            return _Publishing(catalog, documents, objects, options).run(progress)
         except _Changed:
             continue  # what was sent is found again
-    raise StoreUnavailable(f"{place.url}: others keep changing what is published; try again")
+    raise StoreUnavailable(f"{objects.url}: others keep changing what is published; try again")
 
 
 def _check_keep(documents: Sequence[Document], keep: Keep) -> None:
@@ -106,7 +113,7 @@ def _check_keep(documents: Sequence[Document], keep: Keep) -> None:
             )
 
 
-def unpublish(place: Place, names: Sequence[str]) -> int:
+def unpublish(objects: ObjectStore, names: Sequence[str]) -> int:
     """Take documents out of a published memory; return the number of its newest manifest.
 
     Who has read an earlier manifest goes on with it until `prune` has removed what it names. Raises
@@ -114,14 +121,14 @@ def unpublish(place: Place, names: Sequence[str]) -> int:
     """
 
     def change(newest: Published | None) -> tuple[Manifest, Change]:
-        newest = newest or Published.open(place)
+        newest = newest or Published.open(objects)
         found = newest.entries(names)
         missing = [name for name in names if name not in found]
         if missing:
-            raise DocumentNotFound(f"no document {missing[0]!r} is published at {place.url}")
+            raise DocumentNotFound(f"no document {missing[0]!r} is published at {objects.url}")
         return newest.manifest, Change(dict.fromkeys(names))
 
-    published = commit(place, change)
+    published = commit(objects, change)
     assert published is not None
     return published.manifest.number
 
@@ -133,22 +140,20 @@ class _Publishing:
         self,
         catalog: Catalog,
         documents: Sequence[Document],
-        place: Place,
-        keep: Keep,
-        replace: bool,
-        check: bool,
-        grace: float,
-        segment_bytes: int,
+        objects: ObjectStore,
+        options: PublishOptions,
     ) -> None:
-        self._catalog, self._place = catalog, place
-        self._keep, self._replace, self._check = keep, replace, check
-        self._continued: dict[str, Entry] = {}  # what was found to be appended to
+        self._catalog, self._objects, self._options = catalog, objects, options
+        self._appended = Appended(catalog, objects, damaged=options.check)
         self._documents = sorted(documents, key=lambda document: document.name)
-        self._sending = Sending(place, catalog.signature.digest, limit=segment_bytes, grace=grace)
+        digest = catalog.signature.digest
+        self._sending = SegmentWriter(
+            objects, digest, limit=options.segment_bytes, grace=options.grace
+        )
 
     def run(self, progress: Progress) -> Report:
-        place, form = self._place, self._catalog.selector_form
-        newest = Published.newest(place)
+        objects, form = self._objects, self._catalog.selector_form
+        newest = Published.newest(objects)
         old = self._admitted(newest)
         whole = self._whole(newest, old)
         new_form = newest is None or newest.manifest.selector != form
@@ -160,15 +165,15 @@ class _Publishing:
             or whole[document.name] != entry
             or not self._is_there(document, entry)
         ]
-        with self._sending as sending:
-            sending.runs.learn(whole[d.name] for d in wanted if d.name in whole)
-            documents = DocumentSending(
-                self._catalog, place, sending, keep=self._keep, others=list(whole.values())
-            )
-            for done, document in enumerate(wanted):
-                progress(done, len(wanted))
-                documents.add(document, whole.get(document.name))
-            sending.flush()
+        sending = self._sending
+        sending.runs.learn(whole[d.name] for d in wanted if d.name in whole)
+        documents = DocumentPublisher(
+            self._catalog, objects, sending, keep=self._options.keep, others=list(whole.values())
+        )
+        for done, document in enumerate(wanted):
+            progress(done, len(wanted))
+            documents.add(document, whole.get(document.name))
+        sending.flush()
         progress(len(wanted), len(wanted))
         entries = {d.name: self._entry(d, sending.pieces(d.name)) for d in wanted}
         change = Change(entries, form, new_form)
@@ -185,7 +190,7 @@ class _Publishing:
                 raise _Changed
             return self._first() if now is None else now.manifest, change
 
-        published = commit(place, next_manifest)
+        published = commit(objects, next_manifest)
         assert published is not None
         there = [d.name for d in self._documents if d.name not in entries]
         return Report(
@@ -200,7 +205,7 @@ class _Publishing:
 
     def _entry(self, document: Document, pieces: Sequence[Piece]) -> Entry:
         """What is published of a document."""
-        if self._keep == "text":
+        if self._options.keep == "text":
             document = replace(document, bytes=0)
         return Entry.of(document, pieces)
 
@@ -209,7 +214,7 @@ class _Publishing:
     def _is_there(self, document: Document, published: Entry) -> bool:
         """Is a document published as it is to be?"""
         kinds = {piece.kind for piece in published.pieces}
-        if self._keep == "text" and "records" in kinds:
+        if self._options.keep == "text" and "records" in kinds:
             return False
         return published.row == self._entry(document, ()).row
 
@@ -219,7 +224,7 @@ class _Publishing:
         """
         if newest is None:
             return {}
-        catalog, url = self._catalog, self._place.url
+        catalog, url = self._catalog, self._objects.url
         differences = catalog.signature.difference(newest.manifest.signature)
         if differences:
             raise WrongModel(
@@ -236,7 +241,11 @@ class _Publishing:
                 )
         for document in self._documents:
             entry = old.get(document.name)
-            if entry is not None and not self._replace and not self._continues(document, entry):
+            if (
+                entry is not None
+                and not self._options.replace
+                and not self._appended.continues(document, entry)
+            ):
                 raise DocumentExists(
                     f"document {document.name!r} is published at {url} with other content; give "
                     "--replace to put this in its place, or publish it under another name"
@@ -248,80 +257,15 @@ class _Publishing:
         looked at.
         """
         entries = {**old}
-        if not self._check:
+        if not self._options.check:
             return entries
         names = sorted({piece.segment for entry in entries.values() for piece in entry.pieces})
         whole: set[str] = set()
         for at in range(0, len(names), _READS):
             some = names[at : at + _READS]
-            found = at_once(partial(is_whole, self._place), some)
+            found = at_once(partial(is_whole, self._objects), some)
             whole |= {name for name, good in zip(some, found) if good}
         return {
             name: entry._replace(pieces=tuple(p for p in entry.pieces if p.segment in whole))
             for name, entry in entries.items()
         }
-
-    def _continues(self, document: Document, published: Entry) -> bool:
-        """Is a document what is published under its name, or what became of it by appends?"""
-        row = published.row
-        if document.writes[: len(row.writes)] == row.writes:
-            return True
-        if document.appended_to < row.tokens:
-            return False
-        # An append takes the place of the last write, or of all, where that had no whole chunk.
-        if self._continued.get(row.name) == published:
-            return True
-        if row.of_passages != document.of_passages:
-            return False
-        begins = self._begins_passages if row.of_passages else self._begins_tokens
-        try:
-            same = begins(document, published)
-        except (CorruptMemory, ObjectNotFound):
-            if not self._check:
-                raise
-            return False
-        if same:
-            self._continued[row.name] = published
-        return same
-
-    def _begins_tokens(self, document: Document, published: Entry) -> bool:
-        """Does a document begin with what is published, token by token?"""
-        there = b"".join(value[8:] for _, value in self._values(published))
-        with self._catalog.database.read() as txn:
-            parts = self._catalog.token_parts(txn, document.id, 0, published.row.tokens)
-            ids = b"".join(part.ids.astype("<u4").tobytes() for part in parts)
-        return ids[: len(there)] == there
-
-    def _begins_passages(self, document: Document, published: Entry) -> bool:
-        """The same of passages, the last of which an append read again, with more behind it."""
-        size = self._catalog.signature.block_size
-        there: list[Passage] = []
-        for number, value in self._values(published):
-            there += self._decoded(published, number, value, size).passages
-        here: list[Passage] = []
-        with self._catalog.database.read() as txn:
-            for part in self._catalog.passage_parts(txn, document.id, 0, len(there)):
-                here += part.passages
-        if not there or len(here) < len(there):
-            return not there
-        *whole, (ids, lead, gap, start, _) = there
-        same = all(
-            old[1:] == new[1:] and np.array_equal(old.ids, new.ids) for old, new in zip(whole, here)
-        )
-        last = here[len(whole)]
-        begins = (gap, start, ids[lead]) == (last.gap, last.start, last.ids[last.lead])
-        return bool(same and begins)
-
-    def _decoded(self, published: Entry, number: int, value: bytes, size: int) -> PassagePart:
-        try:
-            return decode_part(number, value, size)
-        except ValueError as error:
-            raise CorruptMemory(
-                f"passages of {published.row.name!r}, published at {self._place.url}, are damaged "
-                f"({error}); run memstore verify"
-            ) from error
-
-    def _values(self, published: Entry) -> list[tuple[int, bytes]]:
-        """What is published of a document's tokens, part by part."""
-        pieces = [piece for piece in published.pieces if piece.kind == "tokens"]
-        return [(v.first, v.value) for piece in pieces for v in read_values(self._place, piece)]

@@ -9,13 +9,12 @@ from functools import partial
 
 import numpy as np
 
-from memstore.closing import Closing
 from memstore.disk.format.record import WriteId
 from memstore.share.format.passage_runs import PassageRuns, Run
 from memstore.share.format.pieces import Kind, Piece, Value
 from memstore.share.format.segments import Segment, is_there, send
-from memstore.share.objects.daemon_threads import Threads, at_once
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.daemon_threads import at_once, begin
+from memstore.share.objects.object_store import ObjectStore
 
 _SENDS = 4  # segments on their way at once
 _PIECE_BYTES = 8 << 20  # values in a piece, about
@@ -24,22 +23,19 @@ _PIECE_BYTES = 8 << 20  # values in a piece, about
 _TAKEN, _NAMED = 0.5, 0.75
 
 
-class Sending(Closing):
-    """Segments that are filled and sent. Used by one thread; in a `with` block, which ends its own
-    threads.
-    """
+class SegmentWriter:
+    """Segments that are filled and sent. Used by one thread."""
 
-    def __init__(self, place: Place, signature: bytes, *, limit: int, grace: float) -> None:
+    def __init__(self, objects: ObjectStore, signature: bytes, *, limit: int, grace: float) -> None:
         """signature: its digest (Signature.digest). limit: bytes of a segment, about. grace:
         seconds, that of `prune`.
         """
-        self._place, self._signature, self._limit, self._grace = place, signature, limit, grace
+        self._objects, self._signature, self._limit, self._grace = objects, signature, limit, grace
         self._young = time.time() - _TAKEN * grace
         # What is read together is kept together.
         self._records, self._keys, self._tokens = (self._segment() for _ in range(3))
-        self._threads = Threads(_SENDS, "memstore-publish")
         self._futures: list[Future[None]] = []
-        self.runs = PassageRuns(place)
+        self.runs = PassageRuns(objects)
         self._pieces: dict[str, list[Piece]] = {}  # by document, but for records of passages
         self.sent: list[int] = []  # bytes of each segment that was not there
         self._since: dict[str, float | None] = {}  # of each segment, as `send` returns it
@@ -113,7 +109,7 @@ class Sending(Closing):
         oldest = time.time() - _NAMED * self._grace
         if any(since is not None and since < oldest for since in self._since.values()):
             return False
-        return all(at_once(partial(is_there, self._place), list(self._since)))
+        return all(at_once(partial(is_there, self._objects), list(self._since)))
 
     def _segment(self) -> Segment:
         return Segment(self._signature)
@@ -125,9 +121,9 @@ class Sending(Closing):
     def _send(self, segment: Segment) -> None:
         self._wait(_SENDS - 1)
 
-        def work() -> None:
+        def work(segment: Segment) -> None:
             data = segment.encode()
-            name, since = send(self._place, data, young=self._young)
+            name, since = send(self._objects, data, young=self._young)
             self._since[name] = since
             if since is None:
                 self.sent.append(len(data))
@@ -138,11 +134,7 @@ class Sending(Closing):
                 else:
                     self._pieces.setdefault(owner, []).append(piece)
 
-        self._futures.append(self._threads.submit(work))
-
-    def close(self) -> None:
-        """Begin nothing more: `flush` has waited, or what is under way is of no use."""
-        self._threads.end()
+        self._futures += begin(work, [segment], name="memstore-publish")
 
 
 def _cut(values: Sequence[Value]) -> Iterator[Sequence[Value]]:

@@ -19,18 +19,18 @@ from memstore.share.format.document_pages import Entry
 from memstore.share.format.passage_runs import Run
 from memstore.share.format.pieces import Kind, Piece, Value, ValueHead, record_pieces
 from memstore.share.format.read_pieces import read_heads
-from memstore.share.objects.object_store import Place
-from memstore.share.publish.segment_writer import Sending
+from memstore.share.objects.object_store import ObjectStore
+from memstore.share.publish.segment_writer import SegmentWriter
 
 
-class DocumentSending:
+class DocumentPublisher:
     """Sends documents of a memory, one after the other."""
 
     def __init__(
         self,
         catalog: Catalog,
-        place: Place,
-        sending: Sending,
+        objects: ObjectStore,
+        sending: SegmentWriter,
         *,
         keep: Keep,
         others: Sequence[Entry],
@@ -38,7 +38,7 @@ class DocumentSending:
         """keep: "text" for no records of passages. others: published documents of this memory, of
         which it is learned what they hold once a passage stands in several documents.
         """
-        self._catalog, self._place, self._sending = catalog, place, sending
+        self._catalog, self._objects, self._sending = catalog, objects, sending
         self._keep, self._others = keep, others
 
     def add(self, document: Document, old: Entry | None) -> None:
@@ -192,7 +192,7 @@ class DocumentSending:
         for piece in old.pieces:
             if (piece.kind, piece.part) != (kind, part):
                 continue
-            published = read_heads(self._place, piece)
+            published = read_heads(self._objects, piece)
             count = 0
             while count < len(published) and heads[at : at + 1] == [published[count]]:
                 count, at = count + 1, at + 1

@@ -20,7 +20,7 @@ _INDEXES, _TOKENS = 4096, 64  # indexes of records, and pieces of tokens, that a
 
 
 class HeldPieces:
-    """The pieces of a place that were asked for last. May be used by several threads."""
+    """The pieces of an object store that were asked for last. May be used by several threads."""
 
     def __init__(self, remote: Remote, local: LocalCache | None) -> None:
         self._remote, self._local = remote, local
@@ -40,7 +40,7 @@ class HeldPieces:
                     self._tokens.move_to_end(piece)
         missing = [piece for piece in dict.fromkeys(pieces) if piece not in held]
         for piece, data in zip(missing, self._data(missing, self._remote.until())):
-            held[piece] = values_of(self._remote.place, piece, data)
+            held[piece] = values_of(self._remote.objects, piece, data)
         with self._lock:
             for piece in missing:
                 if piece.kind == "tokens":
@@ -52,15 +52,15 @@ class HeldPieces:
     def _data(self, pieces: Sequence[Piece], until: float) -> list[bytes | memoryview]:
         """The bytes of pieces, checked, all that are missing read at the same time."""
         found: list[bytes | memoryview | None] = [None] * len(pieces)
-        place = self._remote.place
-        names = [_piece_name(place.identity, piece) for piece in pieces]
+        objects = self._remote.objects
+        names = [_piece_name(objects.identity, piece) for piece in pieces]
         if self._local is not None:
             for at, kept in enumerate(
                 self._local.get_many(names, [piece.length for piece in pieces])
             ):
                 if isinstance(kept, bytes):
                     try:
-                        check_piece(place, pieces[at], kept)
+                        check_piece(objects, pieces[at], kept)
                         found[at] = kept
                     except CorruptMemory:
                         self._local.drop(names[at])
@@ -69,7 +69,7 @@ class HeldPieces:
 
         def check(number: int, data: memoryview) -> None:
             try:
-                check_piece(place, needed[number], data)
+                check_piece(objects, needed[number], data)
             except CorruptMemory as error:
                 raise Failure("damaged", str(error)) from error
 
@@ -90,7 +90,7 @@ class HeldPieces:
         self, entries: Mapping[int, Entry], wanted: Sequence[tuple[int, RecordKey]], until: float
     ) -> list[Extent | Failure | None]:
         """Where the records of documents lie; None for one that its document has not, a Failure for
-        one whose place could not be read. Raises DocumentNotFound, CorruptMemory.
+        one whose extent could not be read. Raises DocumentNotFound, CorruptMemory.
         """
         pieces = [self._piece(entries, document, key.block) for document, key in wanted]
         needed = {
@@ -116,7 +116,7 @@ class HeldPieces:
         """The piece that holds a document's records of a block."""
         if document not in entries:
             raise DocumentNotFound(
-                f"document {document} is not in {self._remote.place.url}: it was unpublished"
+                f"document {document} is not in {self._remote.objects.url}: it was unpublished"
             )
         return piece_of(entries[document].pieces, block)
 
@@ -134,7 +134,7 @@ class HeldPieces:
         try:
             parts = self._data([wanted[which][1] for which in missing], until)
             for which, data in zip(missing, parts):
-                index = index_of(self._remote.place, *wanted[which], data)
+                index = index_of(self._remote.objects, *wanted[which], data)
                 indexes[which] = index
                 with self._lock:
                     self._indexes[which] = index

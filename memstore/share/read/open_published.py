@@ -9,7 +9,7 @@ from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.disk.tables.passage_table import Digest, PassageCounts
 from memstore.share.caches.local_cache import LocalCache
 from memstore.share.caches.valkey import Valkey
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.share.publication_options import DEADLINE, LOCAL_BUDGET, REFRESH, ShareOptions
 from memstore.share.read.computed_records import Computed
 from memstore.share.read.published_source import SharedSource
@@ -90,7 +90,7 @@ def open_published(url: str, options: ShareOptions) -> PublishedCatalog:
     shared = None
     if server is not None:
         shared = Valkey(server, ttl=options.get("valkey_ttl"), timeout=min(2.0, deadline / 4))
-    remote = Remote(open_place(url, timeout=deadline, retries=0), deadline=deadline)
+    remote = Remote(open_object_store(url, timeout=deadline, retries=0), deadline=deadline)
     try:
         return PublishedCatalog(
             PublishedDatabase(

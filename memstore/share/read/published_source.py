@@ -6,33 +6,24 @@ is not the record that was asked for.
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from operator import itemgetter
 
 from torch import Tensor
 
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.document import write_of
-from memstore.disk.lmdb.environment import Version
 from memstore.disk.read.batch import Batch, Slots, Wanted
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import (
-    BlocksUnavailable,
-    CorruptBlock,
-    CorruptMemory,
-    MemoryNotFound,
-    MissingBlock,
-    StoreUnavailable,
-)
+from memstore.share.caches.answers import Answers, Found, fill
 from memstore.share.caches.local_cache import LocalCache
-from memstore.share.caches.shared_reads import Answers, Filled, Found, SharedReads
+from memstore.share.caches.shared_reads import SharedReads
 from memstore.share.caches.valkey import Valkey
-from memstore.share.caches.write_behind import Keeping, record_name, record_names
-from memstore.share.calls.deadlines import Breaker
-from memstore.share.calls.failures import Failure, Reason
-from memstore.share.format.read_pieces import Extent
+from memstore.share.caches.write_behind import WriteBehind, record_name, record_names
+from memstore.share.calls.failures import Failure
+from memstore.share.calls.rest import Rest
 from memstore.share.objects.sizes import most_record_bytes
 from memstore.share.read.computed_records import Computed, encode
+from memstore.share.read.object_reads import Find, ObjectReads
 from memstore.share.read.remote import Remote
 from memstore.tiers.raw_bits import raw_view
 from memstore.tiers.stats import TierCounter
@@ -45,16 +36,17 @@ class SharedSource:
         self,
         catalog: Catalog,
         remote: Remote,
-        find: Callable[[Sequence[tuple[int, RecordKey]], float], list[Extent | Failure | None]],
+        find: Find,
         *,
         refresh: Callable[[], object] = lambda: None,
         local: LocalCache | None = None,
         shared: Valkey | None = None,
     ) -> None:
-        """catalog: of the memory; find: where records lie, by document and key; refresh: has the
-        catalog be of the newest manifest, or raises StoreUnavailable, CorruptMemory.
+        """catalog, find, refresh: as ObjectReads takes them. local, shared: caches above the object
+        store.
         """
-        self._catalog, self._find, self._refresh = catalog, find, refresh
+        self._catalog = catalog
+        self._object_reads = ObjectReads(catalog, remote, find, refresh)
         self.remote, self.local, self.shared = remote, local, shared
         self._signature = catalog.signature.digest
         self._most = most_record_bytes(catalog.blocks.form.raw_record_bytes)
@@ -68,9 +60,9 @@ class SharedSource:
             counter = self.counters["valkey"]
             self.shared_reads = SharedReads(shared, counter, catalog.blocks, remote.deadline)
         reads = self.shared_reads
-        self._keeping = Keeping(
+        self._keeping = WriteBehind(
             catalog.blocks, self.counters, local, shared,
-            Breaker if reads is None else lambda: reads.breaker,
+            Rest() if reads is None else reads.rest,
         )  # fmt: skip
         self._slots: tuple[Tensor, Slots] | None = None  # of the latest call
 
@@ -112,14 +104,19 @@ class SharedSource:
                     some,
                     record_names(self._signature, some),
                     until,
-                    lambda found: self._fill(batch, found),
+                    lambda found: fill(batch, found),
                 ),
                 batch,
                 rest,
                 tiers,
             )
         if rest:
-            self._from_store(batch, rest, tiers, until, used)
+
+            def done(good: list[Found], seconds: float) -> None:
+                self._count("remote", batch, good, [], tiers, seconds)
+                self._keeping.keep(good, shared=True)
+
+            self._object_reads.read(batch, rest, until, used, done)
         return batch.lengths, tiers
 
     def nearest(self, units: Sequence[BlockKey]) -> list[str]:
@@ -170,88 +167,7 @@ class SharedSource:
                 unread.append(record)
             else:
                 found.append(Found(record, (memoryview(answer),)))
-        return Answers(*self._fill(batch, found), missing, unread)
-
-    def _from_store(
-        self,
-        batch: Batch,
-        wanted: Sequence[Wanted],
-        tiers: list[str],
-        until: float,
-        used: Version | None,
-    ) -> None:
-        """Fill all of these from the object store. used: the version of the catalog by which they
-        are asked for; None: they were looked for where an older one has them. Raises what read_from
-        raises.
-        """
-        began = time.perf_counter()
-        failed: list[tuple[Wanted, Failure]] = []
-        if used is None:
-            wanted, failed = self._still_there(wanted)
-        places = self._find([(record[1].document, record[1]) for record in wanted], until)
-        there: list[tuple[Wanted, Extent]] = []
-        for record, place in zip(wanted, places):
-            if place is None:
-                raise MissingBlock(
-                    f"{record[1]}: no such record in {self.remote.place.url}; run verify"
-                )
-            if isinstance(place, Failure):
-                failed.append((record, place))
-            elif place.length > self._most:
-                what = f"{record[1]} should be {place.length:,} bytes, of {self._most:,} at most"
-                failed.append((record, Failure("damaged", what)))
-            else:
-                there.append((record, place))
-
-        def check(number: int, data: memoryview) -> None:
-            _, key, write, _ = there[number][0]
-            try:
-                self._catalog.blocks.check(data, key, write)
-            except CorruptBlock as error:
-                raise _failure(error) from error
-
-        answers = self.remote.read([place for _, place in there], check, until)
-        found = []
-        for (record, _), answer in zip(there, answers):
-            if isinstance(answer, Failure):
-                failed.append((record, answer))
-            else:
-                found.append(Found(record, (answer,)))
-        good, bad = self._fill(batch, found)
-        failed += bad
-        self._count("remote", batch, good, [], tiers, time.perf_counter() - began)
-        self._keeping.keep(good, shared=True)
-        if not failed:
-            return
-        # "other" is what an append has written anew, if the manifest became another on the way
-        changed = any(failure.reason in ("missing", "other") for _, failure in failed)
-        if changed and used is not None and self._look_again(used):
-            self._from_store(batch, [record for record, _ in failed], tiers, until, None)
-            return
-        raise self._error(batch, failed)
-
-    def _fill(self, batch: Batch, found: Sequence[Found]) -> Filled:
-        """Check records and copy the wanted heads of them into their slots; those that are what was
-        asked for, and those that are not.
-        """
-        if not found:
-            return [], []
-        try:
-            if all(record.wanted[2] is not None for record in found):
-                batch.fill_all(
-                    [record.wanted for record in found], [record.parts[0] for record in found]
-                )
-                return list(found), []
-        except (CorruptBlock, ValueError, IndexError):
-            pass  # some are not: one after the other
-        good, bad = [], []
-        for record in found:
-            try:
-                batch.fill(record.wanted, record.parts[0])
-                good.append(record)
-            except CorruptBlock as error:
-                bad.append((record.wanted, _failure(error)))
-        return good, bad
+        return Answers(*fill(batch, found), missing, unread)
 
     def _count(
         self,
@@ -279,49 +195,6 @@ class SharedSource:
                 seconds=seconds / len(layers),
             )
 
-    def _error(self, batch: Batch, failed: Sequence[tuple[Wanted, Failure]]) -> Exception:
-        (_, key, _, _), failure = failed[0]
-        if all(found.reason in ("damaged", "other") for _, found in failed):
-            return CorruptBlock(
-                f"{self.remote.place.url}: {failure}; publish the document again with --check"
-            )
-        units = [batch.units[place] for record, _ in failed for place in record[3]]
-        worst = next(f for _, f in failed if f.reason not in ("damaged", "other"))
-        return BlocksUnavailable(
-            f"{len(units)} blocks of {self.remote.place.url} could not be read, {key} among them "
-            f"({worst.reason}: {worst}); what is cached still answers",
-            units,
-        )
-
-    def _look_again(self, used: Version) -> bool:
-        """Read the newest manifest, since objects are away; is it another one than was used? It may
-        have been read meanwhile, by another thread.
-        """
-        with suppress(StoreUnavailable, MemoryNotFound, CorruptMemory):
-            self._refresh()
-        return self._catalog.database.version != used
-
-    def _still_there(
-        self, wanted: Sequence[Wanted]
-    ) -> tuple[list[Wanted], list[tuple[Wanted, Failure]]]:
-        """The records that the newest manifest has as they are asked for, and those that were
-        written anew, which nobody has any more. Raises DocumentNotFound (unpublished).
-        """
-        with self._catalog.database.read() as txn:
-            writes = {
-                document: self._catalog.writes(txn, document)
-                for document in {record[1].document for record in wanted}
-            }
-        there: list[Wanted] = []
-        gone: list[tuple[Wanted, Failure]] = []
-        for record in wanted:
-            _, key, write, _ = record
-            if write_of(writes[key.document], key.block) == write:
-                there.append(record)
-            else:
-                gone.append((record, Failure("missing", "it was written anew; read it again")))
-        return there, gone
-
     @property
     def caches(self) -> bool:
         """Is there one between it and the readers, which may have what was never published?"""
@@ -340,16 +213,6 @@ class SharedSource:
     def close(self) -> None:
         """End its threads, when what was read is kept; more than once is the same as once."""
         self._keeping.close()
-        if self.shared_reads is not None:
-            self.shared_reads.close()
         if self.shared is not None:
             self.shared.close()
         self.remote.close()
-
-
-def _failure(error: CorruptBlock) -> Failure:
-    """Why a record is not what was asked for."""
-    text = str(error)
-    foreign = "it is the record of" in text or "another model" in text
-    reason: Reason = "other" if foreign else "damaged"
-    return Failure(reason, text)

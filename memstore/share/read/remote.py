@@ -10,7 +10,7 @@ from memstore.errors import MemstoreError, ObjectNotFound, StoreUnavailable
 from memstore.share.calls.deadlines import Calls
 from memstore.share.calls.failures import Failure, Reason
 from memstore.share.format.read_pieces import Extent
-from memstore.share.objects.object_store import Place
+from memstore.share.objects.object_store import ObjectStore
 from memstore.tiers.stats import TierCounter
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ T = TypeVar("T")
 # Of one request: bytes that nobody asked for between two that are asked for (they take less time
 # than another request), and bytes in all, beyond which a second one beside it is faster.
 GAP, MOST = 128 << 10, 4 << 20
-AT_ONCE = 32  # requests
+AT_ONCE = 32  # requests of one read
 _TRIES = 3  # of what comes and is not what was asked for
 
 
@@ -50,9 +50,9 @@ def coalesce(extents: Sequence[Extent], gap: int = GAP, most: int = MOST) -> lis
 class Remote:
     """The object store as a tier. Safe for several threads."""
 
-    def __init__(self, place: Place, *, deadline: float, gap: int = GAP) -> None:
+    def __init__(self, objects: ObjectStore, *, deadline: float, gap: int = GAP) -> None:
         """deadline: seconds of one read; gap: see GAP."""
-        self.place, self.deadline = place, deadline
+        self.objects, self.deadline = objects, deadline
         self.counter = TierCounter()
         self.calls = Calls(self.counter, threads=AT_ONCE, name="memstore-remote")
         self._gap = gap
@@ -100,11 +100,11 @@ class Remote:
             self.requests += 1
             self.bytes += span.length
             try:
-                (part,) = self.place.get_ranges(span.segment, [(span.offset, span.length)])
+                (part,) = self.objects.get_ranges(span.segment, [(span.offset, span.length)])
             except StoreUnavailable as error:
                 raise as_failure(error) from error
             if len(part) != span.length:
-                raise Failure("short", f"{self.place.url}: {span.segment} was cut short")
+                raise Failure("short", f"{self.objects.url}: {span.segment} was cut short")
             return part
 
         return read
@@ -136,7 +136,9 @@ class Remote:
         kind = ObjectNotFound if failure.reason == "missing" else StoreUnavailable
         if isinstance(failure.__cause__, kind):
             return kind(str(failure))
-        return kind(f"{self.place.url}: {failure} ({failure.reason}); what is cached still answers")
+        return kind(
+            f"{self.objects.url}: {failure} ({failure.reason}); what is cached still answers"
+        )
 
     def close(self) -> None:
         """End its threads; more than once is the same as once."""
@@ -144,7 +146,7 @@ class Remote:
 
 
 def as_failure(error: StoreUnavailable) -> Failure:
-    """Why a place could not be read."""
+    """Why an object could not be read."""
     failure = Failure(_reason(error), str(error))
     failure.__cause__ = error
     return failure

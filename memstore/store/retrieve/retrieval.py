@@ -30,6 +30,7 @@ from memstore.tiers.device_tier import usable_device
 from memstore.tiers.disk_tier import DiskTier
 from memstore.tiers.lease import LowestTier, UnitSource
 from memstore.tiers.raw_bits import from_raw, torch_dtype
+from memstore.tiers.slots import UnitShape
 from memstore.tiers.tier_options import TierOptions
 
 
@@ -73,9 +74,7 @@ class Retrieval:
             )
         self.tiers = Cascade(
             None if catalog is None else _lowest(catalog),
-            block_size=signature.block_size,
-            head_dim=signature.head_dim,
-            dtype=dtype,
+            UnitShape(signature.block_size, signature.head_dim, dtype),
             computes=() if selector is None else tuple(sorted(signature.memory_layers)),
             **cast(TierOptions, options),
         )

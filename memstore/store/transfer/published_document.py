@@ -21,11 +21,11 @@ from memstore.errors import (
     StoreUnavailable,
 )
 from memstore.share.format.document_pages import Entry
-from memstore.share.format.manifest import Published
 from memstore.share.format.pieces import Piece
+from memstore.share.format.published import Published
 from memstore.share.format.read_pieces import damaged, read_values, records
 from memstore.share.format.segments import FOLDER, read_footer
-from memstore.share.objects.open_object_store import open_place
+from memstore.share.objects.open_object_store import open_object_store
 from memstore.store.transfer.document_parts import (
     Head,
     Landmarks,
@@ -58,13 +58,13 @@ def export_published(url: str, name: str, file: Path) -> int:
     """Write a published document to a new file, as `export_document` does; return its bytes.
     Raises as write_published does, and MemoryNotFound.
     """
-    write_published(Published.open(open_place(url)), name, file)
+    write_published(Published.open(open_object_store(url)), name, file)
     return file.stat().st_size
 
 
 def no_published(published: Published, name: str) -> DocumentNotFound:
     """The error for a name that no published document has."""
-    url = published.place.url
+    url = published.objects.url
     return DocumentNotFound(
         f"no document {name!r} is published at {url}; memstore docs --store {url} lists them"
     )
@@ -75,7 +75,7 @@ def pulled(url: str, name: str, path: Path) -> Iterator[Path]:
     """A file in a memory's directory that holds a published document as an export does, as long as
     the block lasts. Raises as write_published does, and MemoryNotFound.
     """
-    published = Published.open(open_place(url))
+    published = Published.open(open_object_store(url))
     file = path / f"memstore-{secrets.token_hex(8)}.partial"  # which is swept if this is killed
     write_published(published, name, file)
     try:
@@ -92,12 +92,12 @@ def verify_published(url: str) -> Report:
     Raises MemoryNotFound, StoreUnavailable (where it is, nobody knows whether it is whole),
     CorruptMemory (its manifest).
     """
-    published = Published.open(open_place(url))
+    published = Published.open(open_object_store(url))
     manifest = published.manifest
     documents = found = size = 0
     problems: list[Problem] = []
     every: list[tuple[Entry, Piece]] = []
-    sizes = {found.name: found.size for found in published.place.names(FOLDER)}
+    sizes = {found.name: found.size for found in published.objects.names(FOLDER)}
     for page in manifest.pages:
         try:
             entries = published.read(page)
@@ -133,7 +133,7 @@ def _check_footers(
     published: Published, every: list[tuple[Entry, Piece]], sizes: dict[str, int]
 ) -> Iterator[Problem]:
     """Does each segment say itself that it holds the pieces that the manifest names in it?"""
-    place = published.place
+    place = published.objects
     by_segment: dict[str, list[tuple[Entry, Piece]]] = {}
     for entry, piece in every:
         by_segment.setdefault(piece.segment, []).append((entry, piece))
@@ -170,7 +170,7 @@ def parts(published: Published, entry: Entry) -> Iterator[Part]:
     """The parts of a published document in the order of an export, each as it was in the memory
     that published it. Raises CorruptMemory, StoreUnavailable.
     """
-    place, manifest = published.place, published.manifest
+    place, manifest = published.objects, published.manifest
     signature, form = manifest.signature, manifest.selector
     for piece in entry.pieces:
         if piece.kind == "tokens":

@@ -5,15 +5,12 @@ their loss weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from memstore.training.recipes import facts as language
 from memstore.training.recipes.fact_pools import Pools, draw_value
 from memstore.training.recipes.facts import Fact, Sentence
-from memstore.training.recipes.page_source import Source
-from memstore.training.recipes.recall_config import RecallConfig
+from memstore.training.recipes.page_writer import PageWriter
 
 # tokens of the corpus kept free after a plain window, for chunks that continue it
 _TEXT_AFTER = 1024
@@ -32,55 +29,18 @@ class StatedFact:
     current: bool = True  # no later statement updates it
 
 
-class Page:
-    """Content ids (no landmarks) and loss weights of one window or chunk of `size` tokens, in the
-    order of writing.
+@dataclass
+class Known:
+    """What the windows of a memory have stated so far: the latest by (entity, attribute), and all
+    of these pairs.
     """
 
-    def __init__(self, source: Source, config: RecallConfig, size: int) -> None:
-        self.ids: list[int] = []
-        self.weights: list[float] = []
-        self._source, self._config, self._size, self._rng = source, config, size, source.rng
-        self._flowing = self._rng.random() < config.flowing
-        self._place: int | None = None  # where in the corpus a flowing page's next filler begins
+    latest: dict[tuple[str, str], StatedFact] = field(default_factory=dict)
+    taken: set[tuple[str, str]] = field(default_factory=set)
 
-    def put(self, ids: list[int], weight: float) -> None:
-        self.ids += ids
-        self.weights += [weight] * len(ids)
 
-    def filler(self, length: float, *, exact: bool = False) -> None:
-        """About `length` tokens of text, at times up to the end of a sentence only unless
-        `exact`.
-        """
-        n = int(length)
-        if n <= 0:
-            return
-        rng, source = self._rng, self._source
-        if rng.random() < self._config.grass:
-            first = rng.randrange(len(source.grass))
-            ids: list[int] = []
-            while len(ids) < n:
-                ids += source.grass[first % len(source.grass)]
-                first += 1
-            self.put(ids[:n], self._config.filler_weight)
-            return
-        n = min(n, len(source.corpus))
-        place = self._place
-        if place is None or place + n > len(source.corpus):
-            place = source.corpus.offset(rng, n)
-        text = source.text(place, n)
-        if not exact and rng.random() < 0.5:
-            ends = np.flatnonzero(source.ends_sentence[text])
-            text = text[: ends[-1] + 1] if len(ends) else text
-        if self._flowing:
-            self._place = place + len(text)
-        self.put(text.tolist(), self._config.filler_weight)
-
-    def finish(self) -> None:
-        """Bring the page to exactly its size."""
-        while len(self.ids) < self._size:
-            self.filler(self._size - len(self.ids), exact=True)
-        del self.ids[self._size :], self.weights[self._size :]
+class Page(PageWriter):
+    """One window or chunk."""
 
     def plain(self, after: int | None = None) -> int:
         """Fill the page with text of the corpus, from a random place or a little after offset
@@ -102,7 +62,7 @@ class Page:
             self.filler(rng.expovariate(1) * gap * 0.5)
             length = rng.randint(8, 32)
             start = rng.randrange(max(1, len(self.ids) - length - 1))
-            self._repeat(
+            self.repeat(
                 self.ids[start : start + length], 3, config.filler_weight, config.copy_weight
             )
 
@@ -121,7 +81,7 @@ class Page:
         if pass_key:
             key = language.draw_pass_key(rng, self._config.repeats)
             if rng.random() < 0.8:
-                self._say(Sentence(((rng.choice(language.PASS_KEY_HEADS), False),)), ())
+                self.say(Sentence(((rng.choice(language.PASS_KEY_HEADS), False),)), ())
             self.filler(rng.random() * gap * 3)
             self._state_pass_key(key, pools)
             facts.append(key)
@@ -138,7 +98,7 @@ class Page:
                 else:
                     fact = self._new_fact(facts, pools, taken)
                     form = rng.choice(forms("STATEMENTS", pools))
-                self._say(language.statement(fact, form), (0.0,))
+                self.say(language.statement(fact, form), (0.0,))
                 facts.append(fact)
                 unasked.append(fact)
                 self.filler(rng.expovariate(1) * gap)
@@ -157,20 +117,19 @@ class Page:
         pools: Pools,
         statements: Sequence[str],
         key: Fact | None,
-        latest: dict[tuple[str, str], StatedFact],
-        taken: set[tuple[str, str]],
+        known: Known,
     ) -> list[StatedFact]:
         """Fill the page, window `window` of a memory, with facts; returns those it states to the
         end.
 
-        `latest` holds what the memory's windows have stated so far, `taken` their (entity,
-        attribute) pairs; both are brought up to date. `key`, if any, is the memory's pass key.
+        `known` is brought up to date. `key`, if any, is the memory's pass key.
         """
+        latest, taken = known.latest, known.taken
         rng, config = self._rng, self._config
         stated: list[StatedFact] = []
         key_at = int(rng.random() * max(1, self._size - 100))
         if key is not None and rng.random() < 0.3:
-            self._say(Sentence(((rng.choice(language.PASS_KEY_HEADS), False),)), ())
+            self.say(Sentence(((rng.choice(language.PASS_KEY_HEADS), False),)), ())
         self.filler(rng.randrange(min(int(gap * 2) + 2, max(1, self._size // 3))))
         while len(self.ids) < self._size:
             if key is not None and len(self.ids) >= key_at:
@@ -189,9 +148,9 @@ class Page:
                 fact = self._changed(old.fact, pools)
                 sentence = language.update(fact, rng.choice(forms("UPDATES", pools)))
             else:
-                fact = self._new_fact([known.fact for known in latest.values()], pools, taken)
+                fact = self._new_fact([each.fact for each in latest.values()], pools, taken)
                 sentence = language.statement(fact, rng.choice(statements))
-            start, length = self._say(sentence, (0.0,), across=rng.random() < config.across_blocks)
+            start, length = self.say(sentence, (0.0,), across=rng.random() < config.across_blocks)
             name = (fact.entity, fact.attribute)
             if old is not None:
                 old.current = False
@@ -219,7 +178,7 @@ class Page:
             span = rng.choice(spans)
             length = min(rng.randint(24, max(24, self._size - 40)), len(span))
             start = rng.randrange(len(span) - length + 1)
-            self._repeat(span[start : start + length], 6, 0.0, config.span_weight)
+            self.repeat(span[start : start + length], 6, 0.0, config.span_weight)
         for fact in asked:
             if len(self.ids) >= self._size:
                 break
@@ -227,71 +186,18 @@ class Page:
             if rng.random() < 0.25:
                 self.filler(rng.expovariate(1) * 15)
 
-    def _say(
-        self,
-        sentence: Sentence,
-        value_weights: Sequence[float],
-        *,
-        last_weight: float | None = None,
-        across: bool = False,
-    ) -> tuple[int, int]:
-        """Write a sentence; returns where its first value begins and how many tokens it has.
-
-        `value_weights` are those of its values in turn, `last_weight` that of what follows the
-        last. With `across`, filler first moves it so that the end of a block falls inside the first
-        value, if it can.
-        """
-        rng, block = self._rng, self._config.block_size
-        if self.ids and rng.random() < 0.15:
-            self.put(self._source.encode("\n"), self._config.filler_weight)
-        if not self.ids:
-            separator = rng.choice(("", " "))
-        else:
-            separator = "" if self._source.ends_line[self.ids[-1]] else " "
-        encoded = []
-        for text, is_value in sentence.parts:
-            encoded.append((self._source.encode(separator + text), is_value))
-            separator = ""
-        before = 0
-        for ids, is_value in encoded:
-            if is_value:
-                if across and len(ids) > 1:
-                    self.filler(
-                        -(len(self.ids) + before + rng.randrange(1, len(ids))) % block, exact=True
-                    )
-                break
-            before += len(ids)
-        start, length = len(self.ids), 0
-        values = iter(value_weights)
-        for index, (ids, is_value) in enumerate(encoded):
-            if is_value:
-                if not length:
-                    start, length = len(self.ids), len(ids)
-                weight = next(values)  # no form has more values than the paper's pass key, two
-                lead = 2 if ids[:1] == self._source.space else 1
-                self.put(ids, weight)
-                if weight >= 1:
-                    # Behind its first digit a number can be continued by its own digits; the first
-                    # one needs the fact.
-                    self.weights[start + lead - 1] = weight * self._config.first_weight
-            elif last_weight is not None and index == len(encoded) - 1:
-                self.put(ids, last_weight)
-            else:
-                self.put(ids, self._config.filler_weight)
-        return start, length
-
     def _state_pass_key(self, key: Fact, pools: Pools) -> tuple[int, int]:
         form = self._usual("PASS_KEY_STATEMENTS", pools)
         sentence = language.pass_key_statement(key, form)
         across = self._rng.random() < self._config.across_blocks
-        return self._say(sentence, (0.0, self._config.repeat_weight), across=across)
+        return self.say(sentence, (0.0, self._config.repeat_weight), across=across)
 
     def _ask(self, fact: Fact, pools: Pools) -> None:
         if fact.is_pass_key:
             sentence = language.pass_key_question(fact, self._usual("PASS_KEY_QUESTIONS", pools))
         else:
             sentence = language.question(fact, self._rng.choice(forms("QUESTIONS", pools)))
-        self._say(sentence, (1.0,), last_weight=self._config.stop_weight)
+        self.say(sentence, (1.0,), last_weight=self._config.stop_weight)
 
     def _usual(self, name: str, pools: Pools) -> str:
         """The first form of a list, the paper's, more often than not."""
@@ -324,11 +230,6 @@ class Page:
         while (value := draw_value(self._rng, pools)) == old.value:
             pass
         return Fact(old.entity, old.attribute, value)
-
-    def _repeat(self, ids: list[int], known_from: int, first_weight: float, weight: float) -> None:
-        """Write a repeated span; which one it is shows only after its first `known_from` tokens."""
-        self.put(ids[:known_from], first_weight)
-        self.put(ids[known_from:], weight)
 
 
 def forms(name: str, pools: Pools) -> Sequence[str]:

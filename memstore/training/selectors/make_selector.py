@@ -82,10 +82,11 @@ def adapt(
     training = WindowWriter(texts, model.tokenizer, cut, "train", seed)
     held_out = WindowWriter(texts, model.tokenizer, cut, "validation", seed)
     against = list(held_out.windows(options.held_out))
+    making = _Making(model, options, report, training, against)
     if train:
-        selector, haystack, asked = _learned(model, texts, training, against, work, options, report)
+        selector, haystack, asked = making.learned(texts, work)
     else:
-        selector, haystack, asked = _pointing(model, training, against, options, report)
+        selector, haystack, asked = making.pointing()
     chosen, outcomes = _with_words(selector, haystack, asked)
     literal = [outcome for outcome in outcomes if outcome.kind in ("literal", "key")]
     unanswered = [outcome for outcome in outcomes if outcome.kind == "absent"]
@@ -99,77 +100,86 @@ def adapt(
     )
 
 
-def _learned(
-    model: Subject,
-    texts: Sequence[str],
-    training: WindowWriter,
-    against: Sequence[Window],
-    work: Path,
-    options: AdaptOptions,
-    report: Report,
-) -> tuple[Selector, Haystack, list[Sought]]:
-    layer = options.layer
-    if layer is None:
-        layer = max(1, model.made_for.num_layers // 2 - 1)
-    windows = list(training.windows(options.windows))
-    states = read_states(windows, model.walk, [layer], work / "train", _counted(report, "read"))
-    sample = (ids for text in _sample(texts, options.seed) for ids in passages_in(model.cut, text))
-    idf = rarity(sample, model.made_for.vocabulary)
+@dataclass(frozen=True)
+class _Making:
+    """A selector in the making. training, against: windows to learn from, and to measure with."""
 
-    def told(step: int, loss: float, first: float) -> None:
-        report(f"step {step}: loss {loss:.3f}, right passage first {first:.0%}")
+    model: Subject
+    options: AdaptOptions
+    report: Report
+    training: WindowWriter
+    against: Sequence[Window]
 
-    selector = learn(states, layer, idf, options.learn, told)
-    unseen = read_states(
-        against, model.walk, [layer], work / "held-out", _counted(report, "read held-out")
-    )
-    both = Sum([(selector, 1.0), (Words(), 0.0)])
-    haystack = Haystack(both.form)
-    for some in (unseen, states):  # windows of training are hay here
-        wanted = len(some.ends) if some is unseen else min(len(some.ends), _HAY)
-        add(haystack, both, model.tokenizer, [some.shown(at) for at in range(wanted)])
-    return selector, haystack, sought(against, unseen.question)
+    def learned(self, texts: Sequence[str], work: Path) -> tuple[Selector, Haystack, list[Sought]]:
+        layer = self.options.layer
+        if layer is None:
+            layer = max(1, self.model.made_for.num_layers // 2 - 1)
+        windows = list(self.training.windows(self.options.windows))
+        states = read_states(
+            windows, self.model.walk, [layer], work / "train", _counted(self.report, "read")
+        )
+        sample = (
+            ids
+            for text in _sample(texts, self.options.seed)
+            for ids in passages_in(self.model.cut, text)
+        )
+        idf = rarity(sample, self.model.made_for.vocabulary)
 
+        def told(step: int, loss: float, first: float) -> None:
+            self.report(f"step {step}: loss {loss:.3f}, right passage first {first:.0%}")
 
-def _pointing(
-    model: Subject,
-    training: WindowWriter,
-    against: Sequence[Window],
-    options: AdaptOptions,
-    report: Report,
-) -> tuple[Selector, Haystack, list[Sought]]:
-    made_for = model.made_for
-    ranked = rank_heads(
-        list(training.windows(options.calibration)),
-        model.walk,
-        made_for.num_layers,
-        model.rotate,
-        report=_counted(report, "calibrated on"),
-    )
-    best = ranked[: max(_HEADS)]
-    for head in best:
-        report(f"layer {head.layer} head {head.head}: reciprocal rank {head.reciprocal_rank:.2f}")
-    shape = (made_for.num_heads, made_for.num_kv_heads, made_for.head_dim)
-    taps = Taps(heads=tuple(sorted({head.layer for head in best})))
-    shown = [passage for window in against for passage in model.walk(window.passages, taps)]
-
-    def of_question(window: int, place: int) -> Tapped:
-        question = against[window].questions[place]
-        shown = model.walk([question.lead + question.ids], taps)[0]
-        return shown.part(range(len(question.lead), len(shown.ids)))
-
-    asked = sought(against, of_question)
-    tried = []
-    for count in _HEADS:
-        heads = [(head.layer, head.head) for head in best[:count]]
-        selector = PointerHeads(heads, shape, model.rotate)
+        selector = learn(states, layer, idf, self.options.learn, told)
+        unseen = read_states(
+            self.against,
+            self.model.walk,
+            [layer],
+            work / "held-out",
+            _counted(self.report, "read held-out"),
+        )
         both = Sum([(selector, 1.0), (Words(), 0.0)])
         haystack = Haystack(both.form)
-        add(haystack, both, model.tokenizer, shown)
-        outcomes = measure(selector, haystack, asked)
-        tried.append((_mean(outcomes), -count, selector, haystack))
-    _, _, selector, haystack = max(tried, key=lambda one: one[:2])
-    return selector, haystack, asked
+        for some in (unseen, states):  # windows of self.training are hay here
+            wanted = len(some.ends) if some is unseen else min(len(some.ends), _HAY)
+            add(haystack, both, self.model.tokenizer, [some.shown(at) for at in range(wanted)])
+        return selector, haystack, sought(self.against, unseen.question)
+
+    def pointing(self) -> tuple[Selector, Haystack, list[Sought]]:
+        made_for = self.model.made_for
+        ranked = rank_heads(
+            list(self.training.windows(self.options.calibration)),
+            self.model.walk,
+            made_for.num_layers,
+            self.model.rotate,
+            report=_counted(self.report, "calibrated on"),
+        )
+        best = ranked[: max(_HEADS)]
+        for head in best:
+            self.report(
+                f"layer {head.layer} head {head.head}: reciprocal rank {head.reciprocal_rank:.2f}"
+            )
+        shape = (made_for.num_heads, made_for.num_kv_heads, made_for.head_dim)
+        taps = Taps(heads=tuple(sorted({head.layer for head in best})))
+        shown = [
+            passage for window in self.against for passage in self.model.walk(window.passages, taps)
+        ]
+
+        def of_question(window: int, place: int) -> Tapped:
+            question = self.against[window].questions[place]
+            shown = self.model.walk([question.lead + question.ids], taps)[0]
+            return shown.part(range(len(question.lead), len(shown.ids)))
+
+        asked = sought(self.against, of_question)
+        tried = []
+        for count in _HEADS:
+            heads = [(head.layer, head.head) for head in best[:count]]
+            selector = PointerHeads(heads, shape, self.model.rotate)
+            both = Sum([(selector, 1.0), (Words(), 0.0)])
+            haystack = Haystack(both.form)
+            add(haystack, both, self.model.tokenizer, shown)
+            outcomes = measure(selector, haystack, asked)
+            tried.append((_mean(outcomes), -count, selector, haystack))
+        _, _, selector, haystack = max(tried, key=lambda one: one[:2])
+        return selector, haystack, asked
 
 
 def _with_words(

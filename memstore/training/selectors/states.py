@@ -44,7 +44,7 @@ class States:
 
     ids: [N], of all passages, one passage after another; ends: [P], where each passage ends in
     them. passages: by layer, float16 [N, hidden]. rows: by layer, float16 [R, hidden], those of the
-    questions' own words one after another; row_ids: [R]. firsts: each window's first passage.
+    questions' own words one after another; row_ids: [R].
     """
 
     ids: Tensor
@@ -53,7 +53,6 @@ class States:
     rows: dict[int, Tensor]
     row_ids: Tensor
     asked: tuple[Asked, ...]
-    firsts: tuple[int, ...]
 
     def question(self, window: int, place: int) -> Tapped:
         """What was shown of a window's question number `place`, of its own words."""
@@ -110,7 +109,6 @@ def read_states(
         {layer: torch.cat([piece[f"rows.{layer}"] for piece in pieces]) for layer in layers},
         torch.tensor([token for one in asked for token in one.question.ids]),
         asked,
-        tuple(firsts(windows)),
     )
 
 

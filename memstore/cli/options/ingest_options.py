@@ -1,0 +1,154 @@
+"""What can be chosen about reading documents into a memory on the command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memstore.cli.options.command_options import Model, ScoreRange, TopK, parse_budget, parse_size
+
+if TYPE_CHECKING:
+    from memstore.documents.folder import Files
+    from memstore.model.model_api import Verbs
+    from memstore.store.write.admission import Mode
+
+
+@dataclass(frozen=True)
+class WhichFiles:
+    """Which files are read, and under what names: an option a field."""
+
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="N",
+            help="Name of the document; default: the file's. Of a folder's, what they begin with.",
+        ),
+    ] = None
+    recursive: Annotated[
+        bool,
+        typer.Option(
+            "--recursive",
+            "-r",
+            help="Read the files in folders; changed ones replace their documents.",
+        ),
+    ] = False
+    sync: Annotated[
+        bool,
+        typer.Option(
+            "--sync", help="Forget documents of these folders whose files are there no more."
+        ),
+    ] = False
+
+    def find(self, paths: list[str], store: Path, mode: "Mode") -> "Files":
+        """The files. Raises typer.BadParameter for options that do not go with them."""
+        from memstore.documents.folder import find
+
+        several = typer.BadParameter("--name is for one PATH; several are named after their files")
+        if self.name is not None and len(paths) > 1:
+            raise several
+        found = find(paths, recursive=self.recursive, name=self.name, without=store)
+        if self.name is not None and len(found.files) > 1 and not found.folders:
+            raise several
+        if self.sync and not found.folders and not found.refused:
+            raise typer.BadParameter("--sync is for folders: name one, with --recursive")
+        if mode == "append" and found.folders:
+            raise typer.BadParameter("--append continues a document; it is not for folders")
+        return found
+
+
+@dataclass(frozen=True)
+class HowRead:
+    """How they are read, and kept: an option a field."""
+
+    model: Model = None
+    append: Annotated[
+        bool, typer.Option("--append", help="Continue the document of that name with this text.")
+    ] = False
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Put this text in the place of the document of that name."),
+    ] = False
+    retrieve: Annotated[
+        bool, typer.Option("--retrieve", help="Attend to retrieved blocks while reading (slower).")
+    ] = False
+    top_k: TopK = None
+    score_range: ScoreRange = None
+    chunk_blocks: Annotated[
+        int | None, typer.Option("--chunk-blocks", metavar="N", help="Blocks read at once.")
+    ] = None
+    quota: Annotated[
+        int | None,
+        typer.Option(
+            "--quota",
+            metavar="SIZE",
+            parser=parse_size,
+            help="Most that the memory's file may take.",
+        ),
+    ] = None
+    kv_budget: Annotated[
+        Any,
+        typer.Option(
+            "--kv-budget",
+            metavar="SIZE|none",
+            parser=parse_budget,
+            help="Most that keys and values of passages may take, for good: what is asked seldom "
+            "is dropped, and computed when it is asked for (a selector chooses blocks).",
+        ),
+    ] = None
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            "--codec",
+            metavar="NAME",
+            help="Of a new memory: zstd or raw, lossless; int8 or int4, smaller. Default: zstd; "
+            "int8 where a selector chooses blocks, as for --model smollm2.",
+        ),
+    ] = None
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            metavar="kv|text",
+            help="text: no keys and values, which a question computes as it needs them (a selector "
+            "chooses blocks).",
+        ),
+    ] = "kv"
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            help="Processes that read, which share the cores; what is stored is the same (a "
+            "selector chooses blocks).",
+        ),
+    ] = 1
+
+    def check(self) -> None:
+        """Raises typer.BadParameter for options that do not go together."""
+        if self.append and self.replace:
+            raise typer.BadParameter("--append and --replace exclude each other")
+        if self.score_range is not None and not self.retrieve:
+            raise typer.BadParameter(
+                "--score-range chooses among retrieved blocks; it goes with --retrieve"
+            )
+
+    @property
+    def mode(self) -> "Mode":
+        """What becomes of a document that is there already."""
+        return "append" if self.append else "replace" if self.replace else "new"
+
+    def lookup(self, reader: "Verbs") -> dict[str, Any]:
+        """How a model looks up while it reads. Raises InvalidConfig for a setting out of range."""
+        settings: dict[str, Any] = {
+            "top_k": self.top_k,
+            "score_range": self.score_range,
+            "chunk_blocks": self.chunk_blocks,
+        }
+        reader.lookup.changed(**settings)
+        if self.retrieve:
+            settings["retrieve"] = True
+        if self.keep != "kv":
+            settings["keep"] = self.keep
+        return settings

@@ -1,0 +1,62 @@
+"""Records of a batch as a tier had them: checked, and copied into the slots that they are wanted
+in.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memstore.disk.read.batch import Batch, Wanted
+from memstore.errors import CorruptBlock
+from memstore.share.calls.failures import Failure, Reason
+
+
+class Found(NamedTuple):
+    """A record of a batch, as a tier had it: its bytes, in pieces."""
+
+    wanted: Wanted
+    parts: Sequence[memoryview]
+
+
+Filled = tuple[list[Found], list[tuple[Wanted, Failure]]]
+"""What was checked and is in its slots, and what is not what was asked for."""
+
+
+class Answers(NamedTuple):
+    """What a cache has of a batch."""
+
+    good: list[Found]  # checked, and in their slots
+    bad: list[tuple[Wanted, Failure]]  # what is not what was asked for
+    missing: list[Wanted]
+    unread: list[Wanted]  # for reasons that are counted
+
+
+def fill(batch: Batch, found: Sequence[Found]) -> Filled:
+    """Check records and copy the wanted heads of them into their slots; those that are what was
+    asked for, and those that are not.
+    """
+    if not found:
+        return [], []
+    try:
+        if all(record.wanted[2] is not None for record in found):
+            batch.fill_all(
+                [record.wanted for record in found], [record.parts[0] for record in found]
+            )
+            return list(found), []
+    except (CorruptBlock, ValueError, IndexError):
+        pass  # some are not: one after the other
+    good, bad = [], []
+    for record in found:
+        try:
+            batch.fill(record.wanted, record.parts[0])
+            good.append(record)
+        except CorruptBlock as error:
+            bad.append((record.wanted, as_failure(error)))
+    return good, bad
+
+
+def as_failure(error: CorruptBlock) -> Failure:
+    """Why a record is not what was asked for."""
+    text = str(error)
+    foreign = "it is the record of" in text or "another model" in text
+    reason: Reason = "other" if foreign else "damaged"
+    return Failure(reason, text)

@@ -1,0 +1,164 @@
+"""A published memory as one manifest has it, seen as what a Catalog takes for a transaction."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from memstore.disk.format.keys import document_key, read_passage_key, read_tokens_key
+from memstore.errors import ObjectNotFound
+from memstore.share.format.document_pages import Entry
+from memstore.share.format.manifest import Manifest
+from memstore.share.format.pieces import Piece, Value, piece_of
+from memstore.share.read.held_pieces import HeldPieces
+from memstore.share.read.passage_numbers import PassagePlaces
+
+_BLOCK = 8  # bytes of a document's number in a key
+
+Parts = dict[bytes, bytes]  # values by key, of one document and table
+
+
+@dataclass(frozen=True)
+class State:
+    """The memory as one manifest has it, with numbers for its documents."""
+
+    manifest: Manifest
+    entries: Mapping[int, Entry]  # by number, oldest first
+    rows: Mapping[int, bytes]
+    meta: Mapping[bytes, bytes]
+
+
+class Snapshot:
+    """What a Catalog takes for a transaction: the tables of one State."""
+
+    writable = False
+
+    def __init__(
+        self, state: State, pieces: HeldPieces, places: PassagePlaces, newest: Callable[[], State]
+    ) -> None:
+        """newest: the newest state, looked for now. Raises what reading raises."""
+        self._state, self._pieces, self._places, self._newest = state, pieces, places, newest
+        self._parts: dict[tuple[str, int], Parts] = {}  # that were brought
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """A row, or None."""
+        if table == "documents":
+            return self._state.rows.get(int.from_bytes(key, "big"))
+        return self.get_checked(table, key)
+
+    def get_checked(self, table: str, key: bytes) -> bytes | None:
+        """A value, or None; what was read from afar was checked there."""
+        if table == "meta":
+            return self._state.meta.get(key)
+        if table == "documents":
+            return self.get(table, key)
+        if table == "passages":
+            return self._places.row(read_passage_key(key))
+        return self._of(table, key, key).get(key)
+
+    def view(self, table: str, key: bytes) -> memoryview | None:
+        """The same."""
+        value = self.get_checked(table, key)
+        return None if value is None else memoryview(value)
+
+    def scan_checked(
+        self, table: str, start: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values from key `start` to before `end`, in order; of documents' values, those
+        of the document of `start`.
+        """
+        if table == "documents":
+            for number in sorted(self._state.rows):
+                key = document_key(number)
+                if key >= start and (end is None or key < end):
+                    yield key, self._state.rows[number]
+            return
+        parts = self._of(table, start, end)
+        for key in sorted(parts):
+            if key >= start and (end is None or key < end):
+                yield key, parts[key]
+
+    scan = scan_checked
+
+    def key_at_or_before(self, table: str, key: bytes) -> bytes | None:
+        """The greatest key of the same document that is not after `key`, or None."""
+        return max((known for known in self._of(table, key, key) if known <= key), default=None)
+
+    def ahead(self, table: str, start: bytes, end: bytes | None) -> Iterator[None]:
+        """For a walk over values, which are all read when the first is."""
+        return iter(())
+
+    def has_records(self, document: int, block: int) -> bool:
+        """Are keys and values published of a document's block?"""
+        entry = self._state.entries.get(document)
+        return entry is not None and piece_of(entry.pieces, block) is not None
+
+    def bring(self, documents: Sequence[int], table: str) -> None:
+        """Read all of some documents' values of a table, at the same time. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        new = [n for n in documents if (table, n) not in self._parts and n in self._state.entries]
+        values = self._values(new, lambda pieces: [p for p in pieces if p.kind == table])
+        for number, found in zip(new, values):
+            start = document_key(number)
+            self._parts[table, number] = {start + v.key: v.value for v in found}
+
+    def _of(self, table: str, start: bytes, end: bytes | None) -> Parts:
+        number = int.from_bytes(start[:_BLOCK], "big")
+        held = self._parts.get((table, number))
+        entry = self._state.entries.get(number)
+        if held is not None or entry is None:
+            return held or {}
+        if table != "tokens":
+            self.bring([number], table)
+            return self._parts[table, number]
+        # Of tokens, of which some are wanted, the pieces that may hold them.
+        first = read_tokens_key(start)[1] if len(start) > _BLOCK else 0
+        last = read_tokens_key(end)[1] if end is not None and len(end) > _BLOCK else 1 << 64
+
+        def passage(pieces: Iterable[Piece]) -> list[Piece]:
+            tokens = [piece for piece in pieces if piece.kind == "tokens"]
+            least = max((p.first for p in tokens if p.first <= first), default=0)
+            return sorted(
+                (p for p in tokens if least <= p.first <= last), key=lambda piece: piece.first
+            )
+
+        (values,) = self._values([number], passage)
+        prefix = document_key(number)
+        return {prefix + v.key: v.value for v in values}
+
+    def _values(
+        self, numbers: Sequence[int], choose: Callable[[Iterable[Piece]], Sequence[Piece]]
+    ) -> list[list[Value]]:
+        """The values of some of the pieces of each of these documents. Raises CorruptMemory,
+        StoreUnavailable.
+        """
+
+        def read() -> list[list[Value]]:
+            chosen = [choose(self._state.entries[number].pieces) for number in numbers]
+            values = iter(self._pieces.values([piece for some in chosen for piece in some]))
+            return [[v for _ in some for v in next(values)] for some in chosen]
+
+        try:
+            return read()
+        except ObjectNotFound:
+            if not self._found_elsewhere(numbers):
+                raise
+        return read()
+
+    def _found_elsewhere(self, numbers: Sequence[int]) -> bool:
+        """Look where the newest manifest has what is the same there, since objects are away: they
+        were merged and pruned. Does it have these documents, as they were? Raises CorruptMemory,
+        StoreUnavailable.
+        """
+        state, newest = self._state, self._newest()
+        if newest.manifest.selector != state.manifest.selector:
+            return False
+        moved = {
+            number: newest.entries[number]
+            for number, entry in state.entries.items()
+            if number in newest.entries and newest.entries[number].row == entry.row
+        }
+        before = [state.entries[number] for number in numbers]
+        self._state = replace(state, entries={**state.entries, **moved})
+        return all(n in moved for n in numbers) and any(
+            entry != moved[number] for number, entry in zip(numbers, before)
+        )
