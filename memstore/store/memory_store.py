@@ -21,15 +21,17 @@ from memstore.errors import InvalidInput, MemoryLocked
 from memstore.share.publication_options import is_url
 from memstore.store.document_rows import is_listed
 from memstore.store.lookups import Lookups
+from memstore.store.names_written import names_written
 from memstore.store.stored_passages import check_of_passages, read_passages
 from memstore.store.stored_tokens import TokenSpan, read_tokens
 from memstore.store.write import admission
-from memstore.store.write.admission import Mode, written_here
+from memstore.store.write.admission import Mode
+from memstore.store.write_locks import all_written_here, remove_leftovers, written_here
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
     from memstore.share.publish.publish import Report as Published
     from memstore.store.size_estimate import Forecast
-    from memstore.store.verify.verify_memory import Report
+    from memstore.store.verify.report import Report
     from memstore.store.write.replace_selector import Find
     from memstore.store.write.writer import DocumentWriter
 
@@ -332,7 +334,7 @@ class MemoryStore(Lookups):
         from memstore.store.write.replace_selector import replace_selector
 
         committed = self._writable()
-        with admission.all_written_here(committed, wait=self._wait_for_writer):
+        with all_written_here(committed, wait=self._wait_for_writer):
             table = replace_selector(committed.catalog, form, find, progress)
             self._selector = committed.catalog.selector = table
             if self._retrieval is not None:
@@ -448,7 +450,7 @@ class MemoryStore(Lookups):
         with database.writer():
             before = database.file_bytes
             committed.refresh()
-            admission.remove_leftovers(committed)
+            remove_leftovers(committed)
             database.write(committed.catalog.passages.drop_unreferenced, beyond_limit=True)
             database.rewrite()
             sizes = before, database.file_bytes
@@ -471,7 +473,7 @@ class MemoryStore(Lookups):
         if not repair:
             return verify_memory(path)
         self._writable()
-        if admission.names_written(path):
+        if names_written(path):
             raise MemoryLocked(
                 f"{path} is being written by this process; finish that document first"
             )

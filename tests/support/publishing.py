@@ -6,7 +6,7 @@ from pathlib import Path
 from memstore.share.format.manifest import Published, newest_number
 from memstore.share.publish.publish import Report, publish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.transfer.published_document import verify_published
+from memstore.store.verify.verify_published import verify_published
 from support.places import WatchedPlace
 from support.synthetic_documents import SIGNATURE
 

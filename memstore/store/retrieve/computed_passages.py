@@ -16,7 +16,7 @@ from memstore.disk.format.codec import get_codec
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog, StoredAt
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
-from memstore.store.write.admission import names_written
+from memstore.store.names_written import names_written
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.raw_bits import from_raw, raw_view
 

@@ -24,7 +24,6 @@ from memstore.index.scope import Scope
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
 from memstore.store.retrieve.selector_index import Selected
-from memstore.store.write.chunk import StoredLayers
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device_tier import usable_device
 from memstore.tiers.disk_tier import DiskTier
@@ -183,7 +182,7 @@ class Retrieval:
         if self.selected is not None:
             return
         self.index.remove(document.id)
-        ends = dict.fromkeys(StoredLayers.of(document, self._signature).memory, 0)
+        ends = dict.fromkeys(document.memory_layers(self._signature), 0)
         runs_of = itertools.groupby(
             self._catalog.landmarks(txn, document.id), key=attrgetter("layer")
         )

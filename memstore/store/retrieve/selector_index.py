@@ -18,7 +18,7 @@ from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, Wrong
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
-from memstore.store.write.selector_runs import FoundBy
+from memstore.store.index_entries import IndexEntries
 
 
 class Selected:
@@ -54,26 +54,26 @@ class Selected:
 
     def check(
         self, lengths: Sequence[int], *, landmarks: Tensor | None, words: Sequence[Words] | None
-    ) -> FoundBy:
+    ) -> IndexEntries:
         """What is given of blocks of so many tokens each, as it is kept. Raises InvalidInput for
         what the selector does not keep.
         """
         if not lengths or min(lengths) < 1:
             raise InvalidInput(f"blocks have a token at least each, not {[*lengths][:10]}")
-        return FoundBy.of(landmarks, words, self.table.form, lengths)
+        return IndexEntries.of(landmarks, words, self.table.form, lengths)
 
-    def add(self, document: int, found_by: FoundBy, first_block: int | None = None) -> None:
+    def add(self, document: int, entries: IndexEntries, first_block: int | None = None) -> None:
         """Make blocks first_block .. of a document known (None: the next ones): of a memory without
         a directory, or a session's own.
         """
         with self._lock:
-            if found_by.landmarks is not None:
+            if entries.landmarks is not None:
                 first = self._tokens.span(document)[1] if first_block is None else first_block
-                landmarks = torch.from_numpy(found_by.landmarks)
-                self._tokens.add(document, first, landmarks, found_by.lengths)
-            if found_by.words is not None:
+                landmarks = torch.from_numpy(entries.landmarks)
+                self._tokens.add(document, first, landmarks, entries.lengths)
+            if entries.words is not None:
                 first = self._words.span(document)[1] if first_block is None else first_block
-                self._words.add(document, first, found_by.words)
+                self._words.add(document, first, entries.words)
 
     def follow(self, txn: Transaction) -> None:
         """Notice whether the memory has another selector by now. Raises CorruptMemory."""

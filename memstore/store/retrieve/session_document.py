@@ -69,8 +69,8 @@ class ScratchDocument(Closing):
         """
         if self._selected is None:
             raise InvalidInput("this memory has no selector; give landmark keys with the blocks")
-        found_by = self._selected.check(lengths, landmarks=landmarks, words=words)
-        self._selected.add(self.document, found_by, first_block)
+        entries = self._selected.check(lengths, landmarks=landmarks, words=words)
+        self._selected.add(self.document, entries, first_block)
 
     def blocks(self, layer: int) -> tuple[int, int]:
         """The blocks [first, end) that are held in a layer."""

@@ -20,31 +20,13 @@ from memstore.disk.format.signature import Signature
 from memstore.disk.format.token_parts import encode_tokens
 from memstore.disk.tables.passage_table import Digest
 from memstore.errors import InvalidInput
-from memstore.store.write.selector_runs import FoundBy
+from memstore.store.index_entries import IndexEntries
 from memstore.tiers.raw_bits import torch_dtype
 
 LayerBlocks = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor]
 """K [n, Hkv, block_size, D], V likewise, landmark keys [n, Hkv, D] of a chunk's n blocks in one
 layer, in the KV dtype; in a memory with a selector K and V alone.
 """
-
-
-class StoredLayers(NamedTuple):
-    """Layers of which a document's blocks are stored: those whose landmarks are searched, and
-    those that only reading on needs.
-    """
-
-    memory: list[int]
-    other: list[int]
-
-    @classmethod
-    def of(cls, document: Document, signature: Signature) -> "StoredLayers":
-        """Those of a document of this model."""
-        layers, memory = document.layers_of(signature), set(signature.memory_layers)
-        return cls(
-            [layer for layer in layers if layer in memory],
-            [layer for layer in layers if layer not in memory],
-        )
 
 
 class RecentBlocks(NamedTuple):
@@ -69,7 +51,7 @@ class Chunk:
     # layer -> K, V; a memory layer's until they are encoded
     blocks: dict[int, tuple[Tensor, Tensor]]
     landmarks: dict[int, Tensor]
-    found_by: FoundBy | None  # where the memory has a selector
+    entries: IndexEntries | None  # where the memory has a selector
     digests: Sequence[Digest] = ()  # of passages
     # of these, those with K and V here; the records of the others are stored already
     given: Sequence[int] = ()
@@ -106,9 +88,9 @@ class Chunk:
                 f"{chunk_blocks} blocks"
             )
         lengths = [*[size] * (n - 1), last]
-        found_by = None
+        entries = None
         if selector is not None:
-            found_by = FoundBy.of(token_landmarks, words, selector, lengths)
+            entries = IndexEntries.of(token_landmarks, words, selector, lengths)
         elif token_landmarks is not None or words is not None:
             raise InvalidInput(
                 "this memory has no selector, and keeps no token landmarks or words; leave them out"
@@ -124,7 +106,7 @@ class Chunk:
             landmarks={
                 layer: keys.clone() for layer, parts in layers.items() for keys in parts[2:]
             },
-            found_by=found_by,
+            entries=entries,
         )
 
     @classmethod
@@ -163,7 +145,7 @@ class Chunk:
             whole=True,
             blocks={layer: (k, v) for layer, (k, v) in layers.items()},
             landmarks={},
-            found_by=FoundBy.of(token_landmarks, words, selector, lengths),
+            entries=IndexEntries.of(token_landmarks, words, selector, lengths),
             digests=digests,
             given=given,
         )

@@ -14,7 +14,7 @@ from memstore.disk.format.landmarks import LANDMARK_RUN
 from memstore.disk.format.runs import Run
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.store.write.chunk import Chunk, StoredLayers
+from memstore.store.write.chunk import Chunk
 from memstore.store.write.encode import Encoder
 from memstore.store.write.landmark_runs import LandmarkRuns, run_of
 from memstore.store.write.selector_runs import SelectorRuns
@@ -49,7 +49,7 @@ class Commits:
         self.cut, self.base, self.base_tokens = blocks < document.blocks, blocks, tokens
         self.error: BaseException | None = None  # nothing is committed after it
         self._catalog, self._replaces, self._on_commit = catalog, replaces, on_commit
-        self._other_layers = StoredLayers.of(document, catalog.signature).other
+        self._other_layers = document.other_layers(catalog.signature)
         # first block that is stored of layers without memory
         self._keep = self.keep_from(blocks)
         # as an append that is committed in part is read anew to its end

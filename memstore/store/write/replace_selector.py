@@ -19,7 +19,8 @@ from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.disk.tables.selector_table import NEXT, SelectorTable
 from memstore.errors import CorruptMemory, InvalidInput
-from memstore.store.write.selector_runs import FoundBy, runs_of
+from memstore.store.index_entries import IndexEntries
+from memstore.store.write.selector_runs import runs_of
 
 Piece = tuple[int, Tensor | None, Sequence[Words] | None]
 """First block, landmarks [tokens, heads, width] and words of consecutive blocks."""
@@ -101,5 +102,5 @@ def _runs(
         )
     parts = []
     for (first, landmarks, words), end in zip(found, ends):
-        parts.append(FoundBy.of(landmarks, words, new.form, lengths[first:end]))
-    return list(runs_of(FoundBy.joined(parts)))
+        parts.append(IndexEntries.of(landmarks, words, new.form, lengths[first:end]))
+    return list(runs_of(IndexEntries.joined(parts)))

@@ -3,67 +3,14 @@ that what is stored does not depend on when it was committed.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
-from memstore.disk.format.block_words import BlockWords, Words
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.runs import RUN_BLOCKS, Kind, Run, TokenRun, WordRun, kinds_of
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import CorruptMemory, InvalidInput
-
-
-class FoundBy(NamedTuple):
-    """What a selector keeps of consecutive blocks."""
-
-    lengths: np.ndarray  # int64 [blocks]: tokens of each
-    landmarks: np.ndarray | None  # [tokens, heads, width]
-    words: BlockWords | None
-
-    @classmethod
-    def of(
-        cls,
-        landmarks: Tensor | None,
-        words: Sequence[Words] | None,
-        form: SelectorForm,
-        lengths: Sequence[int] | np.ndarray,
-    ) -> "FoundBy":
-        """What a caller gives of blocks of so many tokens each. Raises InvalidInput for what is not
-        as the form says.
-        """
-        of_blocks = np.array(lengths, dtype=np.int64)
-        blocks, shape = len(of_blocks), (int(of_blocks.sum()), form.heads, form.width)
-        if (landmarks is not None) != (form.heads > 0) or (words is not None) != form.words:
-            needs = {"token": "landmarks of its tokens", "words": "the words of its blocks"}
-            wanted = " and ".join(needs[kind] for kind in kinds_of(form)) or "neither"
-            raise InvalidInput(f"selector {form.name} keeps {wanted}; give that")
-        bits = None
-        if landmarks is not None:
-            dtype = str(landmarks.dtype).removeprefix("torch.")
-            if tuple(landmarks.shape) != shape or dtype != form.dtype:
-                raise InvalidInput(
-                    f"expected token landmarks {list(shape)} {form.dtype}, got "
-                    f"{list(landmarks.shape)} {dtype}"
-                )
-            bits = landmarks.detach().cpu().numpy().copy()
-            if bits.dtype.kind == "f" and not np.isfinite(bits).all():
-                raise InvalidInput("token landmarks must be finite numbers; these are not")
-        if words is not None and len(words) != blocks:
-            raise InvalidInput(f"expected the words of {blocks} blocks, got those of {len(words)}")
-        return cls(of_blocks, bits, None if words is None else BlockWords.of(words))
-
-    @classmethod
-    def joined(cls, parts: "Sequence[FoundBy]") -> "FoundBy":
-        """What is kept of all blocks of some runs of them, one after the other, at least one."""
-        landmarks = [part.landmarks for part in parts if part.landmarks is not None]
-        words = [part.words for part in parts if part.words is not None]
-        return cls(
-            np.concatenate([part.lengths for part in parts]),
-            np.concatenate(landmarks) if landmarks else None,
-            BlockWords.joined(words) if words else None,
-        )
+from memstore.errors import CorruptMemory
+from memstore.store.index_entries import IndexEntries
 
 
 class SelectorRuns:
@@ -88,15 +35,15 @@ class SelectorRuns:
                 )
             self._pieces[kind].append(cut)
 
-    def add(self, first_block: int, found_by: FoundBy, committed: int) -> None:
+    def add(self, first_block: int, entries: IndexEntries, committed: int) -> None:
         """Remember what is kept of a chunk's blocks, and forget what is no longer needed once
         `committed` blocks are.
         """
         new: dict[Kind, Run] = {}
-        if found_by.landmarks is not None:
-            new["token"] = TokenRun(first_block, found_by.landmarks, found_by.lengths)
-        if found_by.words is not None:
-            new["words"] = WordRun(first_block, found_by.words)
+        if entries.landmarks is not None:
+            new["token"] = TokenRun(first_block, entries.landmarks, entries.lengths)
+        if entries.words is not None:
+            new["words"] = WordRun(first_block, entries.words)
         for kind, run in new.items():
             first = run_of(kind, committed)
             # A new list: the committing thread may be reading the old one.
@@ -118,9 +65,9 @@ class SelectorRuns:
                 )
 
 
-def runs_of(found_by: FoundBy) -> Iterator[Run]:
+def runs_of(entries: IndexEntries) -> Iterator[Run]:
     """What is kept of a document from its first block on, in runs."""
-    lengths, landmarks, words = found_by
+    lengths, landmarks, words = entries
     whole: dict[Kind, Run] = {}
     if landmarks is not None:
         whole["token"] = TokenRun(0, landmarks, lengths)

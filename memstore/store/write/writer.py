@@ -25,7 +25,7 @@ from memstore.errors import InvalidInput, StorageFull
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.stored_passages import Continued
 from memstore.store.stored_tokens import TokenSpan, read_tokens
-from memstore.store.write.chunk import Chunk, LayerBlocks, RecentBlocks, StoredLayers
+from memstore.store.write.chunk import Chunk, LayerBlocks, RecentBlocks
 from memstore.store.write.commits import Commits
 from memstore.store.write.known_passages import Known, KnownPassages
 from memstore.store.write.readable import Readable
@@ -61,7 +61,7 @@ class DocumentWriter:
         """
         self._catalog, self._form = catalog, catalog.selector_form
         self._geometry = catalog.signature.geometry
-        self._memory_layers = set(StoredLayers.of(document, catalog.signature).memory)
+        self._memory_layers = set(document.memory_layers(catalog.signature))
         self._chunk_blocks = document.settings.chunk_blocks
         blocks, tokens = document.blocks, document.tokens
         self._before: Continued | None = None
@@ -213,8 +213,8 @@ class DocumentWriter:
             self._readable.show(chunk, [self._flush, self._make_room])
         done = self.document.blocks
         self._commits.landmarks.add(chunk, done, self._commits.keep_from(done))
-        if chunk.found_by is not None:
-            self._commits.selected.add(chunk.first_block, chunk.found_by, done)
+        if chunk.entries is not None:
+            self._commits.selected.add(chunk.first_block, chunk.entries, done)
         if chunk.whole and not cut:
             size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
             self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
@@ -277,8 +277,8 @@ class DocumentWriter:
             token_landmarks=landmarks,
             words=words,
         )
-        if chunk.found_by is not None:
-            self._commits.selected.add(chunk.first_block, chunk.found_by, self.document.blocks)
+        if chunk.entries is not None:
+            self._commits.selected.add(chunk.first_block, chunk.entries, self.document.blocks)
         size = sum(k.nbytes + v.nbytes for k, v in layers.values())
         self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
         self._stage(chunk, size)
