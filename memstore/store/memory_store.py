@@ -2,7 +2,7 @@
 sees a model.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -114,14 +114,14 @@ class MemoryStore(Lookups):
         """
         return self._read(document, partial(read_passages, first=first, end=end))
 
-    def has_passages(self, passages: Sequence[Passage], *, whole: bool) -> list[bool]:
-        """Which of these passages some document holds; whole: with keys and values. Raises
-        CorruptMemory.
+    def kept(self, passages: Sequence[Passage]) -> list[Keep | None]:
+        """What is kept of each of these passages in the memory's codec, whatever documents hold it;
+        None of one that none does. Raises CorruptMemory.
         """
         catalog = self._on_disk().catalog
         with catalog.database.read() as txn:
             rows = [catalog.passages.find(txn, one) for one in catalog.digests(None, passages)]
-        return [row is not None and (row.bytes > 0 or not whole) for row in rows]
+        return [None if row is None else "kv" if row.bytes else "text" for row in rows]
 
     def tail(self, document: str | int) -> str:
         """The text of a document of passages behind its last one. Raises what `passages` raises."""
@@ -275,7 +275,7 @@ class MemoryStore(Lookups):
     ) -> "Forecast | None":
         """What a document of about so many tokens will be here, before it is written; None if the
         same content is there already. stored: tokens of it whose passages are stored, which cost
-        nothing (`stored_tokens`). The rest as for write_document.
+        nothing (`kept`). The rest as for write_document.
 
         Raises StorageFull if the quota or the disk have no room for it.
         """
@@ -299,16 +299,6 @@ class MemoryStore(Lookups):
             codec=admission.codec_of(settings, committed.catalog.codec),
         )
         return forecast(committed.catalog, rows, wanted, tokens, stored)
-
-    def stored_tokens(self, passages: Iterable[Passage]) -> int:
-        """How many tokens of some passages have keys and values here in the memory's codec,
-        whatever documents they are of. Raises CorruptMemory.
-        """
-        catalog = self._on_disk().catalog
-        with catalog.database.read() as txn:
-            return sum(
-                len(one.ids) for one in passages if catalog.is_stored(txn, one, catalog.codec)
-            )
 
     def _store_staged(self) -> None:
         for writer in list(self._on_disk().writers.values()):

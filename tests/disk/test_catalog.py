@@ -441,7 +441,7 @@ def test_every_commit_says_when_it_was_made(catalog):
     before = catalog.database.last_commit()
     make_document(catalog, "a")
     after = catalog.database.last_commit()
-    assert after.transaction == catalog.database.last_transaction == before.transaction + 1
+    assert after.transaction == catalog.database.version.transaction == before.transaction + 1
     assert before.time <= after.time <= time.time()
 
     def damage(txn: Transaction) -> None:
@@ -452,7 +452,7 @@ def test_every_commit_says_when_it_was_made(catalog):
     assert catalog.database.last_commit() == after
     catalog.database.write(lambda txn: catalog.delete_document(txn, 1), beyond_limit=True)
     last = catalog.database.last_commit()
-    assert last.transaction == catalog.database.last_transaction > after.transaction
+    assert last.transaction == catalog.database.version.transaction > after.transaction
 
 
 def test_signatures_without_a_difference_have_one_digest():

@@ -359,10 +359,10 @@ def test_a_change_after_compacting_is_noticed_whatever_the_number_of_its_transac
         with opened(path) as other:
             assert len(other.documents()) == 3
             database = other._on_disk().catalog.database
-            seen = database.last_transaction
+            seen = database.version.transaction
             store.compact()
             ingest(store, "4", 10, text=4)
-            while database.last_transaction < seen:
-                store.describe("4", {"turn": database.last_transaction})
-            assert database.last_transaction == seen  # as if nothing had happened
+            while database.version.transaction < seen:
+                store.describe("4", {"turn": database.version.transaction})
+            assert database.version.transaction == seen  # as if nothing had happened
             assert len(other.documents()) == 4

@@ -207,7 +207,7 @@ def rows(path: Path) -> list[tuple[bytes, bytes]]:
 
 def test_a_commit_that_cannot_be_read_is_undone_and_named(memory: Path) -> None:
     with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        number = store._on_disk().catalog.database.last_transaction
+        number = store._on_disk().catalog.database.version.transaction
         ingest(store, "five", 10, text=5, commit_bytes=1 << 20)  # begun, and ended
     with open(memory / "data.mdb", "rb") as file:
         newest = read_states(file.fileno()).newest
@@ -216,7 +216,7 @@ def test_a_commit_that_cannot_be_read_is_undone_and_named(memory: Path) -> None:
     assert any("is undone" in problem.what for problem in report.problems)
     with MemoryStore.open(memory) as store:
         assert [(row.name, row.state) for row in store.documents()][-1] == ("five", "ingesting")
-        assert store._on_disk().catalog.database.last_transaction < number
+        assert store._on_disk().catalog.database.version.transaction < number
 
 
 def test_what_is_left_of_a_truncated_file_is_rescued(memory: Path) -> None:

@@ -490,11 +490,6 @@ class Catalog:
         signature, codec = self.signature.digest, self.codec if document is None else document.codec
         return [digest_of(signature, codec, passage.ids) for passage in passages]
 
-    def is_stored(self, txn: Transaction, passage: Passage, codec: str) -> bool:
-        """Are there records of a passage in a codec? Raises CorruptMemory."""
-        row = self.passages.find(txn, digest_of(self.signature.digest, codec, passage.ids))
-        return row is not None and row.bytes > 0
-
     def refer(
         self, txn: Transaction, document: Document, first_block: int, digests: Sequence[Digest]
     ) -> list[StoredPassage]:
