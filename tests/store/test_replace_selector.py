@@ -21,13 +21,14 @@ from support.selected_documents import (
     FORM,
     OTHER,
     QUESTION,
+    SETTINGS,
     check_content,
     create,
     find,
     ingest,
     selected,
 )
-from support.synthetic_documents import CHUNK, SETTINGS, SIGNATURE, is_whole
+from support.synthetic_documents import CHUNK, SIGNATURE, is_whole
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "20"))
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))

@@ -36,9 +36,11 @@ from support.selected_documents import (
     FORM,
     OTHER,
     QUESTION,
+    SETTINGS,
     as_words,
     check_content,
     create,
+    given,
     ingest,
     landmarks,
     selected,
@@ -48,14 +50,12 @@ from support.synthetic_documents import (
     BLOCK,
     CHUNK,
     CHUNK_BLOCKS,
-    LAYERS,
-    SETTINGS,
     SIGNATURE,
     blocks,
     is_whole,
     stored,
-    token_ids,
 )
+from support.synthetic_documents import ingest as ingest_chunks
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "20"))
 FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "200")) // 2
@@ -161,57 +161,44 @@ def test_a_replaced_document_answers_until_the_new_one_is_whole(path: Path) -> N
 
 def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
     with create(path) as writer, MemoryStore.open(path) as reader:
-        for number in range(1, 5):
-            ingest(writer, str(number), (4 + number) * CHUNK + number, text=number)
+        ids = {
+            number: ingest(writer, str(number), (4 + number) * CHUNK + number, text=number).id
+            for number in range(1, 5)
+        }
         for document in reader.documents():
-            check_content(reader, document, text=document.id)
+            check_content(reader, document, text=int(document.name))
         writer.forget("2")
         with pytest.raises(DocumentNotFound):
-            reader.token_maxima(QUESTION, 0, [(2, 0, 4)])
+            reader.token_maxima(QUESTION, 0, [(ids[2], 0, 4)])
         with pytest.raises(DocumentNotFound):
-            reader.word_scores({7: 1.0}, [(1, 0, 4), (2, 0, 4)])
+            reader.word_scores({7: 1.0}, [(ids[1], 0, 4), (ids[2], 0, 4)])
         ingest(writer, "3", 20 * CHUNK, text=3, mode="append")
         check_content(reader, reader.document("3"), text=3)
         writer.compact()
         for document in (*reader.documents(), *writer.documents()):
-            check_content(reader, document, text=document.id)
+            check_content(reader, document, text=int(document.name))
         left = {int.from_bytes(key[:8], "big") for key in selected(path)["landmarks"]}
-        assert left == {1, 3, 4}
+        assert left == {ids[1], ids[3], ids[4]}
 
 
 def test_scopes_of_several_documents_are_in_their_order(path: Path) -> None:
     with create(path) as store:
-        for number in (1, 2, 3):
-            ingest(store, str(number), 5 * CHUNK + number, text=number)
-        whole = {n: store.token_maxima(QUESTION, 1, [(n, 0, 5 * CHUNK_BLOCKS)]) for n in (1, 2, 3)}
-        found = store.token_maxima(QUESTION, 1, [(3, 2, 9), (1, 0, 5), (2, 19, 20)])
-    expected = torch.cat([whole[3][:, 2:9], whole[1][:, :5], whole[2][:, 19:20]], dim=1)
+        one, two, three = (
+            ingest(store, str(number), 5 * CHUNK + number, text=number).id for number in (1, 2, 3)
+        )
+        whole = {
+            n: store.token_maxima(QUESTION, 1, [(n, 0, 5 * CHUNK_BLOCKS)])
+            for n in (one, two, three)
+        }
+        found = store.token_maxima(QUESTION, 1, [(three, 2, 9), (one, 0, 5), (two, 19, 20)])
+    expected = torch.cat([whole[three][:, 2:9], whole[one][:, :5], whole[two][:, 19:20]], dim=1)
     assert torch.equal(found, expected)
-
-
-def test_recent_blocks_are_those_that_were_given(path: Path) -> None:
-    with create(path) as store, begin(store) as writer:
-        layers = {layer: blocks(1, layer, 0, CHUNK)[:2] for layer in range(LAYERS)}
-        writer.add_chunk(
-                token_ids(1, 0, CHUNK), 0, layers,
-                landmarks=landmarks(1, 0, CHUNK), words=words(1, 0, CHUNK_BLOCKS),
-            )  # fmt: skip
-        for layer in range(LAYERS):
-            recent = writer.recent(layer, 2)
-            assert torch.equal(recent.k, blocks(1, layer, 0, CHUNK)[0][2:])
-            assert len(recent.landmarks) == 0 and recent.blocks == range(2, 4)
 
 
 def begin(store: MemoryStore) -> DocumentWriter:
     writer = store.write_document("book", source_hash="x", settings=SETTINGS)
     assert writer is not None
     return writer
-
-
-def given(**changes: object) -> dict[str, object]:
-    layers = {layer: blocks(1, layer, 0, CHUNK)[:2] for layer in range(LAYERS)}
-    found_by = {"landmarks": landmarks(1, 0, CHUNK), "words": words(1, 0, CHUNK_BLOCKS)}
-    return {"layers": layers, **found_by, **changes}
 
 
 @pytest.mark.parametrize(
@@ -224,37 +211,39 @@ def given(**changes: object) -> dict[str, object]:
         {"landmarks": landmarks(1, 0, CHUNK)[:, :1]},
         {"words": words(1, 0, CHUNK_BLOCKS - 1)},
         {"words": [[(1 << 40, 1)]] * CHUNK_BLOCKS},
-        {"layers": {layer: blocks(1, layer, 0, CHUNK) for layer in range(LAYERS)}},
+        {"layers": {layer: blocks(1, layer, 0, CHUNK) for layer in SIGNATURE.memory_layers}},
     ],
 )
-def test_a_chunk_without_what_the_selector_keeps_is_refused(
+def test_passages_without_what_the_selector_keeps_are_refused(
     path: Path, changes: dict[str, object]
 ) -> None:
     with create(path) as store, begin(store) as writer:
         with pytest.raises(InvalidInput):
-            writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given(**changes))
-        writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given())
+            writer.add_passages(**{**given(1, 0, CHUNK), **changes})
+        writer.add_passages(**given(1, 0, CHUNK))
         writer.finish()
     assert is_whole(path)
 
 
 def test_landmarks_that_are_no_numbers_are_refused(path: Path) -> None:
     with create(path, OTHER) as store, begin(store) as writer:
-        wrong = landmarks(1, 0, CHUNK, OTHER)
-        wrong[3, 0, 2] = float("nan")
+        right = given(1, 0, CHUNK, OTHER)
+        right["landmarks"][3, 0, 2] = float("nan")
         with pytest.raises(InvalidInput, match="finite"):
-            writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given(landmarks=wrong))
+            writer.add_passages(**right)
 
 
-def test_a_memory_without_a_selector_refuses_what_one_would_keep(path: Path) -> None:
-    with MemoryStore.create(path, SIGNATURE) as store:
+def test_a_memory_with_a_selector_holds_passages_and_one_without_holds_chunks(
+    tmp_path: Path,
+) -> None:
+    with create(tmp_path / "passages") as store, pytest.raises(InvalidInput, match="passages"):
+        ingest_chunks(store, "book", CHUNK)
+    with MemoryStore.create(tmp_path / "chunks", SIGNATURE, host_budget=1 << 22) as store:
         assert store.selector is None
         with pytest.raises(InvalidInput, match="no selector"):
             store.token_maxima(QUESTION, 0, [])
-        with begin(store) as writer:
-            layers = {layer: blocks(1, layer, 0, CHUNK) for layer in range(LAYERS)}
-            with pytest.raises(InvalidInput):
-                writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given(layers=layers))
+        with pytest.raises(InvalidInput, match="selector"):
+            begin(store)
 
 
 def test_a_memory_without_a_directory_is_told(path: Path) -> None:
@@ -375,7 +364,7 @@ def test_verify_misses_no_run_that_is_missing_or_extra(sound: Path, path: Path) 
         changed.close()
         with MemoryStore.open(memory) as store, pytest.raises(CorruptMemory):
             for document in store.documents():
-                check_content(store, document, text=document.id)
+                check_content(store, document, text=1 + (document.name == "two"))
         shutil.rmtree(memory)
     memory = shutil.copytree(sound, path)
     changed = Catalog.open(memory)

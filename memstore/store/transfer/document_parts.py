@@ -88,6 +88,7 @@ class PartOrder:
             _expect(self._form is not None, "passages are found by a selector")
             self._passages = PassageOrder()
         else:
+            _expect(self._form is None, "a selector finds passages")
             blocks_ = -(-document.tokens // self._size)
             _expect(document.blocks == blocks_, "its blocks are not counted")
             _expect(document.appended_to <= document.tokens, "more was appended to than there is")

@@ -178,6 +178,7 @@ def _check_document(
     if document.of_passages:
         expect(catalog.selector is not None, "passages in a memory without a selector")
     else:
+        expect(catalog.selector is None, "chunks in a memory with a selector")
         _check_tokens(txn, catalog, document, expect)
     lengths = catalog.block_lengths(txn, document)
     expect(blocks == len(lengths), f"{document.tokens} tokens in {blocks} blocks")

@@ -58,8 +58,15 @@ def check_request(name: str, settings: IngestSettings, mode: str) -> None:
 def check_passages(
     settings: IngestSettings, signature: Signature, selector: SelectorForm | None
 ) -> None:
-    """Raises InvalidInput for settings of passages that this memory cannot hold."""
+    """Raises InvalidInput for settings of a document that this memory cannot hold: passages in one
+    with a selector, chunks in one without.
+    """
     if settings.passage_tokens is None:
+        if selector is not None:
+            raise InvalidInput(
+                "a memory with a selector holds documents of passages; give passage_tokens, or "
+                "make a memory without a selector"
+            )
         return
     if selector is None:
         raise InvalidInput(

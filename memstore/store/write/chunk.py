@@ -23,9 +23,9 @@ from memstore.errors import InvalidInput
 from memstore.store.index_entries import IndexEntries
 from memstore.tiers.raw_bits import torch_dtype
 
-LayerBlocks = tuple[Tensor, Tensor, Tensor] | tuple[Tensor, Tensor]
+LayerBlocks = tuple[Tensor, Tensor, Tensor]
 """K [n, Hkv, block_size, D], V likewise, landmark keys [n, Hkv, D] of a chunk's n blocks in one
-layer, in the KV dtype; in a memory with a selector K and V alone.
+layer, in the KV dtype.
 """
 
 
@@ -34,7 +34,7 @@ class RecentBlocks(NamedTuple):
 
     k: Tensor  # [n, Hkv, block_size, D]
     v: Tensor  # [n, Hkv, block_size, D]
-    landmarks: Tensor  # [n, Hkv, D]; of a memory with a selector [0, Hkv, D]
+    landmarks: Tensor  # [n, Hkv, D]
     blocks: range
 
 
@@ -51,7 +51,7 @@ class Chunk:
     # layer -> K, V; a memory layer's until they are encoded
     blocks: dict[int, tuple[Tensor, Tensor]]
     landmarks: dict[int, Tensor]
-    entries: IndexEntries | None  # where the memory has a selector
+    entries: IndexEntries | None = None  # of passages
     digests: Sequence[Digest] = ()  # of passages
     # of these, those with K and V here; the records of the others are stored already
     given: Sequence[int] = ()
@@ -71,15 +71,12 @@ class Chunk:
         *,
         document: Document,
         signature: Signature,
-        selector: SelectorForm | None = None,
-        token_landmarks: Tensor | None = None,
-        words: Sequence[Words] | None = None,
     ) -> "Chunk":
         """The chunk that begins at first_block: see DocumentWriter.add_chunk. Raises InvalidInput
         for what is no chunk of this memory.
         """
         size, chunk_blocks = signature.block_size, document.settings.chunk_blocks
-        n = _check_layers(layers, first_block, document, signature, landmarks=selector is None)
+        n = _check_layers(layers, first_block, document, signature, landmarks=True)
         last = size if length_of_last is None else length_of_last
         in_bounds = 1 <= n <= chunk_blocks and 1 <= last <= size
         if not in_bounds or len(ids) != (n - 1) * size + last:
@@ -88,13 +85,6 @@ class Chunk:
                 f"{chunk_blocks} blocks"
             )
         lengths = [*[size] * (n - 1), last]
-        entries = None
-        if selector is not None:
-            entries = IndexEntries.of(token_landmarks, words, selector, lengths)
-        elif token_landmarks is not None or words is not None:
-            raise InvalidInput(
-                "this memory has no selector, and keeps no token landmarks or words; leave them out"
-            )
         return cls(
             first_block=first_block,
             first_token=first_block * size,
@@ -102,11 +92,8 @@ class Chunk:
             part=(first_block * size, encode_tokens(char_start, ids)),
             end=0,
             whole=n == chunk_blocks and last == size,
-            blocks={layer: (parts[0], parts[1]) for layer, parts in layers.items()},
-            landmarks={
-                layer: keys.clone() for layer, parts in layers.items() for keys in parts[2:]
-            },
-            entries=entries,
+            blocks={layer: (k, v) for layer, (k, v, _) in layers.items()},
+            landmarks={layer: keys.clone() for layer, (_, _, keys) in layers.items()},
         )
 
     @classmethod
@@ -167,7 +154,7 @@ class Chunk:
 
 
 def _check_layers(
-    layers: Mapping[int, LayerBlocks],
+    layers: Mapping[int, tuple[Tensor, ...]],
     first_block: int,
     document: Document,
     signature: Signature,

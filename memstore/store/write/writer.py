@@ -167,9 +167,6 @@ class DocumentWriter:
         char_start: int,
         layers: Mapping[int, LayerBlocks],
         length_of_last: int | None = None,
-        *,
-        landmarks: Tensor | None = None,
-        words: Sequence[Words] | None = None,
     ) -> None:
         """Take the next chunk: chunk_blocks blocks, or fewer at the document's end.
 
@@ -177,10 +174,6 @@ class DocumentWriter:
         first token. layers: for every layer K, V [n, Hkv, block_size, D] (K rotated by the offset
         in the block) and landmark keys [n, Hkv, D]. length_of_last: content tokens of the last
         block where a document's end leaves it short.
-
-        In a memory with a selector there are K and V alone, and what its form keeps: landmarks
-        [tokens, heads, width] in the form's dtype, and of each block its distinct words (hash,
-        count).
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         BudgetExceeded, InvalidInput.
@@ -201,9 +194,6 @@ class DocumentWriter:
             length_of_last,
             document=self._commits.row,
             signature=self._catalog.signature,
-            selector=self._form,
-            token_landmarks=landmarks,
-            words=words,
         )
         cut = self._commits.cut
         if not cut:
@@ -213,8 +203,6 @@ class DocumentWriter:
             self._readable.show(chunk, [self._flush, self._make_room])
         done = self.document.blocks
         self._commits.landmarks.add(chunk, done, self._commits.keep_from(done))
-        if chunk.entries is not None:
-            self._commits.selected.add(chunk.first_block, chunk.entries, done)
         if chunk.whole and not cut:
             size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
             self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
@@ -296,9 +284,7 @@ class DocumentWriter:
             first = max(first, self._commits.keep_from(self._boundary))
         blocks = range(first, self._blocks)
         k, v = self._readable.blocks(layer, blocks)
-        if self._form is not None:
-            landmarks = k.new_empty(0, self._geometry.num_kv_heads, self._geometry.head_dim)
-        elif layer in self._memory_layers:
+        if layer in self._memory_layers:
             landmarks = self._readable.landmarks(layer, blocks)
         else:
             landmarks = self._commits.landmarks.keys(layer, first, self._blocks)
