@@ -17,7 +17,8 @@ from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Database
 from memstore.disk.lmdb.locks import WriterLock
 from memstore.disk.lmdb.meta_pages import read_states
-from memstore.disk.lmdb.tree import NO_PAGE, Tree
+from memstore.disk.lmdb.pages import BRANCH, NO_PAGE
+from memstore.disk.lmdb.tree import Tree
 from memstore.disk.salvage import is_sound, salvage
 from memstore.errors import CorruptMemory, MemoryLocked, MemstoreError
 from memstore.store.memory_store import MemoryStore
@@ -82,8 +83,9 @@ def tree_pages(path: Path) -> dict[int, set[tuple[str, int]]]:
             todo = [] if root == NO_PAGE else [root]
             while todo:
                 number = todo.pop()
-                flags, nodes = tree._nodes(number)
-                if flags & 1:
+                page = tree.page(number)
+                nodes = page.nodes()
+                if page.flags & BRANCH:
                     todo += [node.page for node in nodes]
                     pages[number] = {(table, 0)}
                 else:
