@@ -35,7 +35,7 @@ from memstore.disk.lmdb.new_file import Entry, fill
 from memstore.disk.lmdb.transaction import TABLES, digest
 from memstore.disk.lmdb.tree import Tree
 from memstore.disk.tables import changes
-from memstore.disk.tables.passage_table import DIGEST_BYTES
+from memstore.disk.tables.passage_rows import DIGEST_BYTES
 from memstore.errors import CorruptMemory, MemoryLocked
 
 _NEXT = b"next_document"

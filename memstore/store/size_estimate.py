@@ -50,7 +50,7 @@ def forecast(
     needed = round(share * (pages - record_bytes(signature, codec, wanted, there)[1]))
     database, quota = catalog.database, catalog.quota
     with database.read() as txn:
-        kept = catalog.passages.kept(txn)
+        kept = catalog.passages.records.kept(txn)
     if wanted.of_passages and kept.budget is not None and records:
         needed = min(needed, round((kept.budget - kept.bytes) * pages / records))
     # at least; what was forgotten is written over

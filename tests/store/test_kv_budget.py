@@ -13,7 +13,7 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.disk.files import WRITER
-from memstore.disk.tables.passage_table import StoredPassage
+from memstore.disk.tables.passage_rows import StoredPassage
 from memstore.errors import InvalidInput, MissingBlock
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory

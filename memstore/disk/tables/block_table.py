@@ -81,6 +81,22 @@ class BlockTable:
         keys = [RecordKey(0, 0, layer)] * len(k)
         return encode_records(keys, k, v, lengths, codec, self.form, digests)
 
+    def encode_passage(
+        self, layers: Sequence[int], k: np.ndarray, v: np.ndarray, digest: bytes, codec: str
+    ) -> dict[int, bytes]:
+        """The records of one passage by layer. k, v: raw bits [layers, num_kv_heads, tokens,
+        head_dim]; the rest as for `encode_passages`.
+        """
+        heads, size, dim = self.geometry.shape
+        length = k.shape[2]
+        whole = np.zeros((2, len(layers), heads, size, dim), k.dtype)
+        whole[:, :, :, :length] = k, v
+        records = {}
+        for at, layer in enumerate(layers):
+            keys, values = whole[:, at : at + 1]
+            (records[layer],) = self.encode_passages(layer, keys, values, [length], [digest], codec)
+        return records
+
     def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
         """What a record says of itself. Raises CorruptBlock for another's, another write's or
         another model's, and for what is not a record.

@@ -55,13 +55,9 @@ from memstore.disk.format.token_parts import TokenPart, decode_tokens, encode_to
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.disk.tables.block_table import BlockTable
 from memstore.disk.tables.changes import Changes, note_change, read_changes
-from memstore.disk.tables.passage_table import (
-    Digest,
-    PassageCounts,
-    PassageTable,
-    StoredPassage,
-    digest_of,
-)
+from memstore.disk.tables.passage_records import PassageRecords
+from memstore.disk.tables.passage_rows import Digest, StoredPassage, digest_of
+from memstore.disk.tables.passage_table import PassageCounts, PassageTable
 from memstore.disk.tables.selector_table import CURRENT, NEXT, SelectorTable
 from memstore.errors import (
     CorruptMemory,
@@ -205,7 +201,7 @@ class Catalog:
             if selector is not None:
                 SelectorTable(selector).write(txn)
             if kv_budget is not None:
-                PassageTable.begin(txn, kv_budget)
+                PassageRecords.begin(txn, kv_budget)
 
         return cls(Database.create(path, first, limit=quota))
 
@@ -256,7 +252,7 @@ class Catalog:
     def kv_budget(self) -> int | None:
         """Bytes that records of passages may take; None for no bound. Raises CorruptMemory."""
         with self.database.read() as txn:
-            return self.passages.kept(txn).budget
+            return self.passages.records.kept(txn).budget
 
     def set_kv_budget(self, budget: int | None, *, wait: bool = False) -> None:
         """Change that, for good; what is beyond it is dropped. wait: for another process that
@@ -265,7 +261,7 @@ class Catalog:
         _check_budget(budget, self.selector)
 
         def change(txn: Transaction) -> None:
-            self.passages.set_budget(txn, budget)
+            self.passages.records.set_budget(txn, budget)
 
         self.database.write(change, wait=wait, beyond_limit=True)
 

@@ -18,7 +18,7 @@ from memstore.disk.format.runs import Coverage, Kind, decode
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.token_parts import decode_tokens, equal_lengths
 from memstore.disk.tables.block_table import BlockTable
-from memstore.disk.tables.passage_table import Digest, digest_of
+from memstore.disk.tables.passage_rows import Digest, digest_of
 from memstore.errors import CorruptMemory
 
 

@@ -18,7 +18,7 @@ from memstore.disk.format.index_spec import SelectorForm
 from memstore.disk.format.passage_parts import Passage, encode_part
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.token_parts import encode_tokens
-from memstore.disk.tables.passage_table import Digest
+from memstore.disk.tables.passage_rows import Digest
 from memstore.errors import InvalidInput
 from memstore.store.index_entries import IndexEntries
 from memstore.tiers.raw_bits import torch_dtype

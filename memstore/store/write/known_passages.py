@@ -10,7 +10,8 @@ from memstore.disk.format.passage_parts import Passage
 from memstore.disk.format.runs import TokenRun
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import Digest, Holding
+from memstore.disk.tables.passage_rows import Digest
+from memstore.disk.tables.passage_table import Holding
 from memstore.errors import CorruptMemory
 from memstore.store.write.selector_runs import run_of
 
@@ -42,7 +43,7 @@ class KnownPassages:
         with self._catalog.database.read() as txn:
             self._catalog.check_selector(txn)
             # what a budget has no room for is not read in again
-            bounded = self._catalog.passages.kept(txn).budget is not None
+            bounded = self._catalog.passages.records.kept(txn).budget is not None
             return [self._known(txn, digest, bounded) for digest in digests]
 
     def _known(self, txn: Transaction, digest: Digest, bounded: bool) -> Known | None:
