@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from memstore.block import BlockKey
-from memstore.disk.tables.catalog import StoredAt
+from memstore.disk.tables.document_passages import StoredAt
 from memstore.errors import InvalidInput, StoreUnavailable
 from memstore.store.open_memory import OpenMemory
 from memstore.tiers.tier_options import Predictor

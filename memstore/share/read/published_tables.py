@@ -17,7 +17,7 @@ from memstore.block import RecordKey
 from memstore.disk.format.document import Write
 from memstore.disk.format.keys import document_key, read_passage_key, read_tokens_key
 from memstore.disk.lmdb.environment import Version
-from memstore.disk.tables.catalog import FORMAT
+from memstore.disk.tables.description import FORMAT
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,

@@ -15,7 +15,8 @@ from torch.nn.functional import pad
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.codec import get_codec
 from memstore.disk.lmdb.transaction import Transaction
-from memstore.disk.tables.catalog import Catalog, StoredAt
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.document_passages import StoredAt
 from memstore.disk.tables.passage_rows import Digest
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
 from memstore.store.names_written import names_written
