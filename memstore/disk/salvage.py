@@ -20,9 +20,9 @@ from memstore.disk.files import (
 )
 from memstore.disk.format.keys import (
     document_key,
-    landmarks_key,
     passage_key,
     record_key,
+    run_key,
     tokens_key,
     worth_key,
 )
@@ -42,7 +42,7 @@ _NEXT = b"next_document"
 _KEY_SIZES = {
     "documents": {len(document_key(0))},
     "tokens": {len(tokens_key(0, 0))},
-    "landmarks": {len(landmarks_key(0, 0, 0))},
+    "landmarks": {len(run_key(0, 0, 0, of_selector=False))},
     "passages": {len(passage_key(0))},
     "digests": {DIGEST_BYTES},
     "worth": {len(worth_key(0, 0))},

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstore.disk.format.block_words import BlockWords, Words
 from memstore.disk.format.index_spec import SelectorForm
-from memstore.disk.format.runs import kinds_of
+from memstore.disk.format.runs import Kind, Run, TokenRun, WordRun, kinds_of
 from memstore.errors import InvalidInput
 
 
@@ -52,6 +52,15 @@ class IndexEntries(NamedTuple):
         if words is not None and len(words) != blocks:
             raise InvalidInput(f"expected the words of {blocks} blocks, got those of {len(words)}")
         return cls(of_blocks, bits, None if words is None else BlockWords.of(words))
+
+    def runs(self, first_block: int) -> dict[Kind, Run]:
+        """What is kept of the blocks, which begin with first_block, by kind."""
+        found: dict[Kind, Run] = {}
+        if self.landmarks is not None:
+            found["token"] = TokenRun(first_block, self.landmarks, self.lengths)
+        if self.words is not None:
+            found["words"] = WordRun(first_block, self.words)
+        return found
 
     @classmethod
     def joined(cls, parts: "Sequence[IndexEntries]") -> "IndexEntries":

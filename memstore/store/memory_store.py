@@ -326,7 +326,7 @@ class MemoryStore(Lookups):
         committed = self._writable()
         with all_written_here(committed, wait=self._wait_for_writer):
             table = replace_selector(committed.catalog, form, find, progress)
-            self._selector = committed.catalog.selector = table
+            self._selector = committed.catalog.runs = table
             if self._retrieval is not None:
                 self._retrieval.select(table)
         self._refresh()

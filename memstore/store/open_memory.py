@@ -10,7 +10,7 @@ from memstore.closing import Closing
 from memstore.disk.format.index_spec import SelectorForm
 from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.selector_table import SelectorTable
+from memstore.disk.tables.run_table import RunTable
 from memstore.errors import (
     DocumentNotFound,
     InvalidConfig,
@@ -48,7 +48,7 @@ class OpenMemory(Closing):
         self._source, self._options = source, options
         self._selector = None if catalog is None else catalog.selector
         if selector is not None:
-            self._selector = SelectorTable(selector)
+            self._selector = RunTable(signature.geometry, selector)
         self._retrieval: Retrieval | None = None
         self._building = threading.RLock()
         self._closed = False
@@ -192,7 +192,7 @@ class OpenMemory(Closing):
     @property
     def selector(self) -> SelectorForm | None:
         """What blocks are found by; None where it is landmark keys of the model's own layers."""
-        return None if self._selector is None else self._selector.form
+        return None if self._selector is None else self._selector.spec
 
     @property
     def read_only(self) -> bool:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from memstore.disk.format.index_spec import SelectorForm
-from memstore.disk.format.runs import RUN_BLOCKS, TokenRun, WordRun, decode, encode
+from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, Run, RunForm, TokenRun, WordRun, kind_of
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
     CorruptMemory,
@@ -331,7 +331,7 @@ def test_verify_names_a_flipped_byte(sound: Path, path: Path, kind: str, number:
     catalog = Catalog.open(path)
     assert catalog.selector is not None
     with catalog.database.read() as txn:
-        part = catalog.selector.parts[["token", "words"].index(kind)]
+        part = catalog.selector.part(kind)
         keys = [key for key, _ in txn.scan("landmarks") if key[8:10] == part.to_bytes(2, "big")]
         key = [key for key in keys if key[7] == 1][number]
         value = bytearray(txn.get("landmarks", key) or b"")
@@ -410,29 +410,40 @@ def test_impossible_forms_are_refused(changes: dict[str, object]) -> None:
         replace(FORM, **changes)
 
 
-RUNS = [TokenRun(32, landmarks(1, 0, 9).numpy(), np.array([4, 2, 3])), WordRun(0, as_words(1, 30))]
+GEOMETRY = SIGNATURE.geometry
+RUNS = [
+    TokenRun(32, landmarks(1, 0, 9).numpy(), np.array([4, 2, 3])),
+    WordRun(0, as_words(1, 30)),
+    KeyRun(256, np.arange(7 * 2 * 8, dtype="<i2").reshape(7, 2, 8)),
+]
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_runs_come_back_and_nothing_else_is_taken_for_one(run: TokenRun | WordRun) -> None:
-    kind = "token" if isinstance(run, TokenRun) else "words"
-    value = encode(run, FORM)
-    assert encode(decode(kind, run.first_block, value, FORM), FORM) == value
+def test_runs_come_back_and_nothing_else_is_taken_for_one(run: Run) -> None:
+    kind, form = kind_of(run), RunForm(GEOMETRY, FORM)
+    value = form.encode(run)
+    assert form.encode(form.decode(kind, run.first_block, value)) == value
     chance = random.Random(SEED)
-    for wrong in (b"", value[:-1], value + b"\0", value[: len(value) // 2], b"\x81" + value):
+    for wrong in (b"", value[:-1], value + b"\0", value[: len(value) // 2 + 1], b"\x81" + value):
         with pytest.raises(ValueError):
-            decode(kind, 0, wrong, FORM)
-    for form in (OTHER, replace(FORM, digest="x")):
+            form.decode(kind, 0, wrong)
+    others = [RunForm(GEOMETRY, OTHER), RunForm(GEOMETRY, replace(FORM, digest="x"))]
+    if kind == "landmark":
+        others = [
+            RunForm(replace(GEOMETRY, num_kv_heads=1)),
+            RunForm(replace(GEOMETRY, head_dim=4)),
+        ]
+    for other in others:
         with pytest.raises(ValueError):
-            decode(kind, 0, value, form)
+            other.decode(kind, 0, value)
     for _ in range(300):
         data = bytearray(value)
         data[chance.randrange(len(data))] = chance.randrange(256)
         try:
-            found = decode(kind, 0, bytes(data), FORM)
+            found = form.decode(kind, 0, bytes(data))
         except ValueError:
             continue
-        assert len(encode(found, FORM)) == len(value)
+        assert len(form.encode(found)) == len(value)
 
 
 # Flipped bytes and kills

@@ -9,7 +9,7 @@ Every method takes the transaction it works in, so that what belongs together is
             for at, record in enumerate(catalog.blocks.encode(key, k, v, lengths, write)):
                 size += catalog.blocks.put(txn, key._replace(block=key.block + at), record)
         catalog.put_tokens(txn, document.id, first_token, char_start, ids)
-        catalog.put_landmarks(txn, document.id, layer, first_block, keys)
+        catalog.runs.put(txn, document.id, layer, KeyRun(first_block, keys))
         catalog.put_document(txn, replace(document, tokens=..., blocks=..., bytes=...))
 
     catalog.database.write(commit)
@@ -19,21 +19,18 @@ Every method takes the transaction it works in, so that what belongs together is
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import numpy as np
 
 from memstore.decode import typed
 from memstore.disk.format.codec import codec_for_new
 from memstore.disk.format.document import Write
 from memstore.disk.format.index_spec import SelectorForm
-from memstore.disk.format.keys import document_key, document_range, landmarks_key
-from memstore.disk.format.landmarks import LandmarkRun, decode_run, encode_run
-from memstore.disk.format.runs import Run
+from memstore.disk.format.keys import document_key, document_range
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Database, Transaction
 from memstore.disk.tables.block_table import BlockTable
@@ -43,7 +40,7 @@ from memstore.disk.tables.document_passages import DocumentPassages
 from memstore.disk.tables.passage_records import PassageRecords
 from memstore.disk.tables.passage_rows import Digest
 from memstore.disk.tables.passage_table import PassageTable
-from memstore.disk.tables.selector_table import CURRENT, NEXT, SelectorTable
+from memstore.disk.tables.run_table import CURRENT, NEXT, RunTable
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,
@@ -92,8 +89,9 @@ class Catalog(DocumentPassages):
             raise CorruptMemory(
                 f"{database.path}: its own description is damaged ({error}); restore it from a copy"
             ) from error
-        self.selector = self.read_selector()
-        if (self.selector is not None) != known.selector:
+        selector = self.read_selector()
+        self.runs = RunTable(self.signature.geometry) if selector is None else selector
+        if (selector is not None) != known.selector:
             raise CorruptMemory(
                 f"{database.path} lacks what it says of its selector; restore it from a copy"
             )
@@ -139,7 +137,7 @@ class Catalog(DocumentPassages):
             txn.put_checked("meta", b"memory", msgpack.packb(row))
             txn.put_checked("meta", b"next_document", msgpack.packb(1))
             if selector is not None:
-                SelectorTable(selector).write(txn)
+                RunTable(signature.geometry, selector).write(txn)
             if kv_budget is not None:
                 PassageRecords.begin(txn, kv_budget)
 
@@ -165,9 +163,14 @@ class Catalog(DocumentPassages):
         return self.blocks.codec
 
     @property
+    def selector(self) -> RunTable | None:
+        """The runs of its selector; None for a memory without one."""
+        return None if self.runs.spec is None else self.runs
+
+    @property
     def selector_form(self) -> SelectorForm | None:
         """What its selector keeps; None for a memory without one."""
-        return None if self.selector is None else self.selector.form
+        return self.runs.spec
 
     @property
     def quota(self) -> int | None:
@@ -205,10 +208,10 @@ class Catalog(DocumentPassages):
 
         self.database.write(change, wait=wait, beyond_limit=True)
 
-    def read_selector(self, which: bytes = CURRENT) -> SelectorTable | None:
+    def read_selector(self, which: bytes = CURRENT) -> RunTable | None:
         """What the memory says of its selector now. Raises CorruptMemory."""
         with self.database.read() as txn:
-            return SelectorTable.read(txn, which)
+            return RunTable.read(txn, self.signature.geometry, which)
 
     # Documents
 
@@ -269,16 +272,13 @@ class Catalog(DocumentPassages):
             freed = self.release(txn, row, blocks)
         else:
             freed = self.blocks.delete(txn, document, first=blocks)
-        for which in (CURRENT, NEXT) if self.selector is not None else ():
-            table = SelectorTable.read(txn, which)
+        tables: list[RunTable | None] = [self.runs]
+        if self.selector is not None:
+            geometry = self.signature.geometry
+            tables = [RunTable.read(txn, geometry, which) for which in (CURRENT, NEXT)]
+        for table in tables:
             if table is not None:
                 table.truncate(txn, document, blocks)
-        for run in list(self.landmarks(txn, document)):
-            if run.end_block > blocks:
-                self.delete_landmarks(txn, document, run.layer, run.first_block)
-                if run.first_block < blocks:
-                    kept = run.keys[: blocks - run.first_block]
-                    self.put_landmarks(txn, document, run.layer, run.first_block, kept)
         if row is not None and row.of_passages:
             self.truncate_passages(txn, document, blocks)
         else:
@@ -288,58 +288,16 @@ class Catalog(DocumentPassages):
     def share(self, digest: Digest, codec: str, k: Any, v: Any) -> None:
         """A passage was computed: nobody else has use of what is in a directory."""
 
-    # Landmark keys
-
-    def put_landmarks(
-        self, txn: Transaction, document: int, layer: int, first_block: int, keys: np.ndarray
-    ) -> None:
-        """Write the landmark keys of consecutive blocks, in place of those that begin with the same
-        block.
-
-        keys: raw bits [n, num_kv_heads, head_dim].
-        """
-        value = encode_run(keys, self.signature.geometry)
-        txn.put_checked("landmarks", landmarks_key(document, layer, first_block), value)
-
-    def delete_landmarks(
-        self, txn: Transaction, document: int, layer: int, first_block: int
-    ) -> None:
-        """Delete the run of landmark keys that begins with a block, if there is one."""
-        txn.delete("landmarks", landmarks_key(document, layer, first_block))
-
     def bring(self, txn: Transaction, documents: Sequence[int], table: str) -> None:
         """These documents' values of a table are read next. What lies in a file is read when it
         comes to that.
         """
 
-    def landmarks(self, txn: Transaction, document: int | None = None) -> Iterator[LandmarkRun]:
-        """Landmark keys of one document, or of all, in order of document, layer and block; copies,
-        safe to keep.
-
-        A memory with a selector has none. The iterator lives in the transaction. Raises
-        CorruptMemory, also for what is no landmark keys of this memory.
-        """
-        if self.selector is not None:
-            return
-        ahead = txn.ahead("landmarks", *document_range(document))
-        next(ahead, None)
-        for key, value in txn.scan_checked("landmarks", *document_range(document)):
-            yield decode_run(key, value, self.signature.geometry)
-            next(ahead, None)
-
-    def put_selected(self, txn: Transaction, document: int, run: Run) -> None:
-        """Write a run of what the memory's selector finds blocks by. Raises WrongModel where that
-        selector was replaced since this was opened.
-        """
-        self.check_selector(txn)
-        assert self.selector is not None
-        self.selector.put(txn, document, run)
-
     def check_selector(self, txn: Transaction) -> None:
         """Raises WrongModel where the memory has another selector by now than when this was
         opened.
         """
-        if SelectorTable.read(txn) != self.selector:
+        if RunTable.read(txn, self.signature.geometry) != self.selector:
             raise WrongModel(
                 f"the selector of {self.database.path} was replaced; open the memory anew"
             )

@@ -5,7 +5,7 @@ documents does not.
 import itertools
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.document import Document
+from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.selector_table import SelectorTable
+from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.index import FaissIndex, PackedIndex, make_index
 from memstore.index.faiss_files import FaissFiles
@@ -40,7 +41,7 @@ class Retrieval:
         signature: Signature,
         catalog: Catalog | None,
         source: UnitSource | None,
-        selector: SelectorTable | None,
+        selector: RunTable | None,
         options: OpenOptions,
     ) -> None:
         """source: read from below the host tier, in the place of a catalog; selector: of the
@@ -103,7 +104,7 @@ class Retrieval:
         if self.selected is not None:
             self.selected.reopened(catalog)
 
-    def select(self, selector: SelectorTable) -> None:
+    def select(self, selector: RunTable) -> None:
         """The memory has another selector: hold nothing of the old."""
         self.selected = Selected(selector, self._catalog)
 
@@ -183,14 +184,12 @@ class Retrieval:
             return
         self.index.remove(document.id)
         ends = dict.fromkeys(document.memory_layers(self._signature), 0)
-        runs_of = itertools.groupby(
-            self._catalog.landmarks(txn, document.id), key=attrgetter("layer")
-        )
-        for layer, runs in runs_of:
+        by_layer = itertools.groupby(self._catalog.runs.runs(txn, document.id), key=itemgetter(0))
+        for layer, runs in by_layer:
             if layer in ends:
                 keys = []
-                for run in runs:
-                    if run.first_block == ends[layer]:
+                for _, run in runs:
+                    if isinstance(run, KeyRun) and run.first_block == ends[layer]:
                         keys.append(run.keys)
                         ends[layer] = run.end_block
                 if keys:

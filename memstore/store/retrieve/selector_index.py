@@ -13,7 +13,7 @@ from memstore.disk.format.document import Document
 from memstore.disk.format.runs import Kind, kinds_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.selector_table import SelectorTable
+from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
@@ -26,10 +26,11 @@ class Selected:
     threads.
     """
 
-    def __init__(self, table: SelectorTable, catalog: Catalog | None) -> None:
+    def __init__(self, table: RunTable, catalog: Catalog | None) -> None:
         """catalog: what is read from; None for a memory without a directory."""
-        self.table, self._catalog = table, catalog
-        form = table.form
+        assert table.spec is not None
+        self.table, self.spec, self._catalog = table, table.spec, catalog
+        form = table.spec
         dtype = LANDMARK_DTYPES[form.dtype]
         self._tokens = TokenIndex(form.heads, form.width, dtype)
         self._words = WordIndex()
@@ -60,7 +61,7 @@ class Selected:
         """
         if not lengths or min(lengths) < 1:
             raise InvalidInput(f"blocks have a token at least each, not {[*lengths][:10]}")
-        return IndexEntries.of(landmarks, words, self.table.form, lengths)
+        return IndexEntries.of(landmarks, words, self.spec, lengths)
 
     def add(self, document: int, entries: IndexEntries, first_block: int | None = None) -> None:
         """Make blocks first_block .. of a document known (None: the next ones): of a memory without
@@ -77,7 +78,7 @@ class Selected:
 
     def follow(self, txn: Transaction) -> None:
         """Notice whether the memory has another selector by now. Raises CorruptMemory."""
-        if SelectorTable.read(txn) != self.table:
+        if RunTable.read(txn, self.table.geometry) != self.table:
             self._replaced = True
 
     def reopened(self, catalog: Catalog) -> None:
@@ -117,7 +118,7 @@ class Selected:
         """
         if kind not in self._held:
             what = "token landmarks" if kind == "token" else "words"
-            raise InvalidInput(f"selector {self.table.form.name} keeps no {what}; ask another way")
+            raise InvalidInput(f"selector {self.spec.name} keeps no {what}; ask another way")
         self._check()
         catalog = self._catalog
         if catalog is None:
@@ -155,7 +156,7 @@ class Selected:
     def _check(self) -> None:
         if self._replaced:
             raise WrongModel(
-                f"selector {self.table.form.name} of this memory was replaced; open the memory anew"
+                f"selector {self.spec.name} of this memory was replaced; open the memory anew"
             )
 
 

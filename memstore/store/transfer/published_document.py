@@ -6,17 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from memstore.disk.format.keys import landmarks_key
-from memstore.disk.format.landmarks import decode_run
-from memstore.disk.format.runs import Kind, kinds_of
 from memstore.disk.tables.block_table import BlockTable
-from memstore.disk.tables.selector_table import SelectorTable
 from memstore.errors import DocumentNotFound
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.manifest import Published
-from memstore.share.format.read_pieces import damaged, read_values, records
+from memstore.share.format.read_pieces import read_values, records
 from memstore.share.objects.open_object_store import open_place
-from memstore.store.transfer.document_parts import Head, Landmarks, Part, Record, Selected, Tokens
+from memstore.store.transfer.document_parts import Head, IndexRun, Part, Record, Tokens
 from memstore.store.transfer.export_file import write_export
 
 
@@ -72,27 +68,15 @@ def parts(published: Published, entry: Entry) -> Iterator[Part]:
     that published it. Raises CorruptMemory, StoreUnavailable.
     """
     place, manifest = published.place, published.manifest
-    signature, form = manifest.signature, manifest.selector
     for piece in entry.pieces:
         if piece.kind == "tokens":
             for value in read_values(place, piece):
                 yield Tokens(value.first, value.value)
-    kinds: dict[int, Kind] = {}
-    if form is not None:
-        kinds = dict(zip(SelectorTable(form).parts, kinds_of(form)))
     for piece in entry.pieces:
-        if piece.kind != "landmarks":
-            continue
-        for value in read_values(place, piece):
-            if form is None:
-                key = landmarks_key(1, piece.part, value.first)
-                run = decode_run(key, value.value, signature.geometry)
-                yield Landmarks(run.layer, run.first_block, run.keys.tobytes())
-            elif piece.part in kinds:
-                yield Selected(kinds[piece.part], value.first, value.value)
-            else:
-                raise damaged(place, piece, "its selector has no such part")
-    for record, data in records(place, entry, signature):
+        if piece.kind == "landmarks":
+            for value in read_values(place, piece):
+                yield IndexRun(piece.part, value.first, value.value)
+    for record, data in records(place, entry, manifest.signature):
         yield Record(record.block, record.layer, bytes(data))
 
 

@@ -14,14 +14,15 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import SelectorForm
 from memstore.disk.format.passage_parts import Passage, encode_part
+from memstore.disk.format.runs import KeyRun, Run
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.token_parts import encode_tokens
 from memstore.disk.tables.passage_rows import Digest
+from memstore.disk.tables.run_table import RunTable
 from memstore.errors import InvalidInput
 from memstore.store.index_entries import IndexEntries
-from memstore.tiers.raw_bits import torch_dtype
+from memstore.tiers.raw_bits import raw_view, torch_dtype
 
 LayerBlocks = tuple[Tensor, Tensor, Tensor]
 """K [n, Hkv, block_size, D], V likewise, landmark keys [n, Hkv, D] of a chunk's n blocks in one
@@ -50,8 +51,7 @@ class Chunk:
     whole: bool  # more may follow
     # layer -> K, V; a memory layer's until they are encoded
     blocks: dict[int, tuple[Tensor, Tensor]]
-    landmarks: dict[int, Tensor]
-    entries: IndexEntries | None = None  # of passages
+    runs: dict[int, Run]  # what its blocks are found by, by part
     digests: Sequence[Digest] = ()  # of passages
     # of these, those with K and V here; the records of the others are stored already
     given: Sequence[int] = ()
@@ -93,7 +93,10 @@ class Chunk:
             end=0,
             whole=n == chunk_blocks and last == size,
             blocks={layer: (k, v) for layer, (k, v, _) in layers.items()},
-            landmarks={layer: keys.clone() for layer, (_, _, keys) in layers.items()},
+            runs={
+                layer: KeyRun(first_block, raw_view(keys.clone()))
+                for layer, (_, _, keys) in layers.items()
+            },
         )
 
     @classmethod
@@ -109,7 +112,7 @@ class Chunk:
         *,
         document: Document,
         signature: Signature,
-        selector: SelectorForm,
+        table: RunTable,
         token_landmarks: Tensor | None = None,
         words: Sequence[Words] | None = None,
     ) -> "Chunk":
@@ -121,6 +124,8 @@ class Chunk:
         n = 0
         if layers:
             n = _check_layers(layers, first_block, document, signature, landmarks=False)
+        assert table.spec is not None
+        entries = IndexEntries.of(token_landmarks, words, table.spec, lengths)
         if n != len(given):
             raise InvalidInput(f"expected keys and values of {len(given)} passages, got {n}")
         return cls(
@@ -131,8 +136,7 @@ class Chunk:
             end=passages[-1].end,
             whole=True,
             blocks={layer: (k, v) for layer, (k, v) in layers.items()},
-            landmarks={},
-            entries=IndexEntries.of(token_landmarks, words, selector, lengths),
+            runs={table.part(kind): run for kind, run in entries.runs(first_block).items()},
             digests=digests,
             given=given,
         )

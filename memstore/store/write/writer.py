@@ -19,6 +19,7 @@ from torch import Tensor
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.runs import KeyRun
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput, StorageFull
@@ -30,6 +31,7 @@ from memstore.store.write.commits import Commits
 from memstore.store.write.known_passages import Known, KnownPassages
 from memstore.store.write.readable import Readable
 from memstore.store.write.staged import Staged
+from memstore.tiers.raw_bits import from_raw
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
 
@@ -59,7 +61,7 @@ class DocumentWriter:
         ready; locks: released at the end; make_room: has the store's other writers let go of what
         they can. Raises CorruptMemory.
         """
-        self._catalog, self._form = catalog, catalog.selector_form
+        self._catalog = catalog
         self._geometry = catalog.signature.geometry
         self._memory_layers = set(document.memory_layers(catalog.signature))
         self._chunk_blocks = document.settings.chunk_blocks
@@ -202,7 +204,7 @@ class DocumentWriter:
             # what is committed needs no pin
             self._readable.show(chunk, [self._flush, self._make_room])
         done = self.document.blocks
-        self._commits.landmarks.add(chunk, done, self._commits.keep_from(done))
+        self._commits.runs.add(chunk, done, self._commits.keep_from(done))
         if chunk.whole and not cut:
             size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
             self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
@@ -249,7 +251,7 @@ class DocumentWriter:
         InvalidInput.
         """
         self._commits.check()
-        if self._before is None or self._form is None:
+        if self._before is None:
             raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
         chunk = Chunk.of_passages(
             self._blocks,
@@ -261,12 +263,12 @@ class DocumentWriter:
             range(len(passages)) if given is None else given,
             document=self._commits.row,
             signature=self._catalog.signature,
-            selector=self._form,
+            table=self._catalog.runs,
             token_landmarks=landmarks,
             words=words,
         )
-        if chunk.entries is not None:
-            self._commits.selected.add(chunk.first_block, chunk.entries, self.document.blocks)
+        done = self.document.blocks
+        self._commits.runs.add(chunk, done, self._commits.keep_from(done))
         size = sum(k.nbytes + v.nbytes for k, v in layers.values())
         self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
         self._stage(chunk, size)
@@ -287,7 +289,10 @@ class DocumentWriter:
         if layer in self._memory_layers:
             landmarks = self._readable.landmarks(layer, blocks)
         else:
-            landmarks = self._commits.landmarks.keys(layer, first, self._blocks)
+            run = self._commits.runs.latest(layer, first, self._blocks)
+            landmarks = k.new_empty(0, *k.shape[1::2])
+            if isinstance(run, KeyRun):
+                landmarks = from_raw(run.keys, self._geometry.dtype)
         return RecentBlocks(k, v, landmarks, blocks)
 
     def store_staged(self) -> None:
