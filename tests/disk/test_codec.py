@@ -11,7 +11,8 @@ from torch import Tensor
 from xxhash import xxh3_64_digest, xxh3_64_hexdigest
 
 from memstore.block import KV_DTYPES
-from memstore.disk.format.codec import CODECS, GROUP, NEW_CODECS, codec_for_new, get_codec
+from memstore.disk.format.codec import CODECS, NEW_CODECS, codec_for_new, get_codec
+from memstore.disk.format.quantised import GROUP
 from memstore.disk.format.record import decode_head
 from memstore.errors import CorruptBlock, InvalidConfig
 from memstore.tiers.raw_bits import raw_view, torch_dtype

@@ -53,8 +53,11 @@ class LatestRuns:
 
     def latest(self, part: int, first: int, end: int) -> Run | None:
         """What is remembered of blocks first .. end; None where that is nothing."""
-        cut = [run.cut(first, end) for run in self._pieces[part]]
-        some = [run for run in cut if run.end_block > run.first_block]
+        some = [
+            run.cut(first, end)
+            for run in self._pieces[part]
+            if run.first_block < end and run.end_block > first
+        ]
         return joined(some[0].first_block, some) if some else None
 
     def to_write(self, chunks: Sequence[Chunk], keep: int) -> Iterator[tuple[int, Run]]:
