@@ -81,14 +81,25 @@ def check_passages(
         raise InvalidInput("a document of passages has no chunks; leave out chunk_blocks and top_k")
 
 
-def layers_of(settings: IngestSettings, signature: Signature) -> tuple[int, ...] | None:
-    """The layers that are stored of a document; None for all of the signature."""
-    return None if settings.passage_tokens is None else tuple(sorted(signature.memory_layers))
-
-
-def codec_of(settings: IngestSettings, codec: str) -> str:
-    """What a document says of how its passages are stored in a memory of this codec."""
-    return codec if settings.passage_tokens is not None else ""
+def wanted(
+    catalog: Catalog,
+    name: str,
+    source_hash: str,
+    settings: IngestSettings,
+    metadata: dict[str, Any] | None = None,
+) -> Document:
+    """The row of a new document of this memory, without content and number."""
+    of_passages = settings.passage_tokens is not None
+    return Document(
+        0,
+        name,
+        "ingesting",
+        source_hash=source_hash,
+        metadata=metadata or {},
+        settings=settings,
+        layers=tuple(sorted(catalog.signature.memory_layers)) if of_passages else None,
+        codec=catalog.codec if of_passages else "",
+    )
 
 
 def check_metadata(metadata: dict[str, Any]) -> None:

@@ -26,7 +26,8 @@ from memstore.errors import InvalidInput, StorageFull
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.stored_passages import Continued
 from memstore.store.stored_tokens import TokenSpan, read_tokens
-from memstore.store.write.chunk import Chunk, LayerBlocks, RecentBlocks
+from memstore.store.write.checked_chunks import CheckedChunks
+from memstore.store.write.chunk import Chunk, LayerBlocks, Position, RecentBlocks
 from memstore.store.write.commits import Commits
 from memstore.store.write.known_passages import Known, KnownPassages
 from memstore.store.write.readable import Readable
@@ -76,6 +77,7 @@ class DocumentWriter:
             tokens = blocks * self._geometry.block_size
         if document.state == "ready" or not document.writes:
             document = document.begin_write(blocks)
+        self._chunks = CheckedChunks(catalog, document)
         self._readable = Readable(retrieval, document, self._memory_layers, self._geometry)
         self._commits = Commits(
             catalog,
@@ -188,15 +190,8 @@ class DocumentWriter:
                 f"a chunk after the document's last, which ended at token {self._tokens}; append "
                 "to it instead"
             )
-        chunk = Chunk.of(
-            self._blocks,
-            np.asarray(token_ids, dtype=np.int64),
-            char_start,
-            layers,
-            length_of_last,
-            document=self._commits.row,
-            signature=self._catalog.signature,
-        )
+        ids = np.asarray(token_ids, dtype=np.int64)
+        chunk = self._chunks.of_blocks(self._blocks, ids, char_start, layers, length_of_last)
         cut = self._commits.cut
         if not cut:
             if not self._commits.encoder.lossless:  # it is read as it will be stored
@@ -253,20 +248,9 @@ class DocumentWriter:
         self._commits.check()
         if self._before is None:
             raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
-        chunk = Chunk.of_passages(
-            self._blocks,
-            self._tokens,
-            self._characters,
-            passages,
-            layers,
-            self._catalog.digests(self._commits.row, passages),
-            range(len(passages)) if given is None else given,
-            document=self._commits.row,
-            signature=self._catalog.signature,
-            table=self._catalog.runs,
-            token_landmarks=landmarks,
-            words=words,
-        )
+        at = Position(self._blocks, self._tokens, self._characters)
+        given = range(len(passages)) if given is None else given
+        chunk = self._chunks.of_passages(at, passages, layers, given, landmarks, words)
         done = self.document.blocks
         self._commits.runs.add(chunk, done, self._commits.keep_from(done))
         size = sum(k.nbytes + v.nbytes for k, v in layers.values())
