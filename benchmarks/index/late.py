@@ -25,7 +25,7 @@ from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import Passage
 from memstore.disk.format.signature import Signature
 
@@ -35,7 +35,7 @@ SIGNATURE = Signature("random", "random", {}, "float16", 1, (0,), 1, 8, BLOCK)
 
 def write_random_memory(memory: Path, tokens: int, documents: int, width: int, seed: int) -> None:
     """Documents of equal size, of passages of a block each; keys and values are left out."""
-    form = SelectorForm("random", "random", 1, width, "int8", words=True)
+    form = IndexSpec("random", "random", 1, width, "int8", words=True)
     rng = np.random.default_rng(seed)
     some = AT_ONCE * BLOCK  # tokens
     frequencies = 1 / np.arange(1, VOCABULARY + 1)

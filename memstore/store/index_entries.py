@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from memstore.disk.format.block_words import BlockWords, Words
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.runs import Kind, Run, TokenRun, WordRun, kinds_of
 from memstore.errors import InvalidInput
 
@@ -26,24 +26,24 @@ class IndexEntries(NamedTuple):
         cls,
         landmarks: Tensor | None,
         words: Sequence[Words] | None,
-        form: SelectorForm,
+        spec: IndexSpec,
         lengths: Sequence[int] | np.ndarray,
     ) -> "IndexEntries":
         """What a caller gives of blocks of so many tokens each. Raises InvalidInput for what is not
-        as the form says.
+        as the spec says.
         """
         of_blocks = np.array(lengths, dtype=np.int64)
-        blocks, shape = len(of_blocks), (int(of_blocks.sum()), form.heads, form.width)
-        if (landmarks is not None) != (form.heads > 0) or (words is not None) != form.words:
+        blocks, shape = len(of_blocks), (int(of_blocks.sum()), spec.heads, spec.width)
+        if (landmarks is not None) != (spec.heads > 0) or (words is not None) != spec.words:
             needs = {"token": "landmarks of its tokens", "words": "the words of its blocks"}
-            wanted = " and ".join(needs[kind] for kind in kinds_of(form)) or "neither"
-            raise InvalidInput(f"selector {form.name} keeps {wanted}; give that")
+            wanted = " and ".join(needs[kind] for kind in kinds_of(spec)) or "neither"
+            raise InvalidInput(f"selector {spec.name} keeps {wanted}; give that")
         bits = None
         if landmarks is not None:
             dtype = str(landmarks.dtype).removeprefix("torch.")
-            if tuple(landmarks.shape) != shape or dtype != form.dtype:
+            if tuple(landmarks.shape) != shape or dtype != spec.dtype:
                 raise InvalidInput(
-                    f"expected token landmarks {list(shape)} {form.dtype}, got "
+                    f"expected token landmarks {list(shape)} {spec.dtype}, got "
                     f"{list(landmarks.shape)} {dtype}"
                 )
             bits = landmarks.detach().cpu().numpy().copy()

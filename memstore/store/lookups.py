@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is
     from memstore.disk.format.block_words import Words
     from memstore.disk.format.document import Document
     from memstore.index import Hits, Scope
-    from memstore.store.retrieve.selector_index import Selected
-    from memstore.store.retrieve.session_document import ScratchDocument
+    from memstore.store.retrieve.selector_index import SelectorIndex
+    from memstore.store.retrieve.session_document import SessionDocument
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.lease import Lease
     from memstore.tiers.stats import TierStats
@@ -81,7 +81,7 @@ class Lookups(OpenMemory):
         """
         return self._select().scores(words, scope)
 
-    def _select(self) -> "Selected":
+    def _select(self) -> "SelectorIndex":
         selected = self._retrieve().selected
         if selected is None:
             raise InvalidInput(
@@ -185,15 +185,15 @@ class Lookups(OpenMemory):
         """
         return self.tiers.expect([unit for unit in units if unit.document >= 0])
 
-    def scratch(self) -> "ScratchDocument":
+    def session_document(self) -> "SessionDocument":
         """A document for a session's own blocks, that lives in memory only and under a negative
         id.
         """
-        from memstore.store.retrieve.session_document import ScratchDocument
+        from memstore.store.retrieve.session_document import SessionDocument
 
         retrieval = self._retrieve()
-        number = retrieval.next_scratch()
-        return ScratchDocument(number, retrieval.tiers, retrieval.index, retrieval.selected)
+        number = retrieval.next_session_document()
+        return SessionDocument(number, retrieval.tiers, retrieval.index, retrieval.selected)
 
     def add_landmarks(self, document: int, layer: int, keys: "Tensor") -> None:
         """Make the next blocks of a document of `in_memory`'s source known in a layer; best all of

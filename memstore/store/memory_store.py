@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memstore.disk.files import remove_index
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import Keep
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -24,7 +24,7 @@ from memstore.store.write_locks import all_written_here, remove_leftovers, writt
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
     from memstore.share.publish.publish import Report as Published
-    from memstore.store.size_estimate import Forecast
+    from memstore.store.size_estimate import SizeEstimate
     from memstore.store.verify.report import Report
     from memstore.store.write.replace_selector import Find
     from memstore.store.write.writer import DocumentWriter
@@ -153,7 +153,7 @@ class MemoryStore(StoredDocuments):
         self._refresh()
         return document
 
-    def forecast(
+    def estimate_size(
         self,
         name: str,
         tokens: int,
@@ -162,14 +162,14 @@ class MemoryStore(StoredDocuments):
         settings: IngestSettings,
         mode: Mode = "new",
         stored: int = 0,
-    ) -> "Forecast | None":
+    ) -> "SizeEstimate | None":
         """What a document of about so many tokens will be here, before it is written; None if the
         same content is there already. stored: tokens of it whose passages are stored, which cost
         nothing (`kept`). The rest as for write_document.
 
         Raises StorageFull if the quota or the disk have no room for it.
         """
-        from memstore.store.size_estimate import forecast
+        from memstore.store.size_estimate import estimate_size
 
         if self.path is None:
             self._writable()  # refuses
@@ -179,7 +179,7 @@ class MemoryStore(StoredDocuments):
         committed = self._on_disk()
         rows = list(committed.rows.by_number().values())
         wanted = admission.wanted(committed.catalog, name, source_hash, settings)
-        return forecast(committed.catalog, rows, wanted, tokens, stored)
+        return estimate_size(committed.catalog, rows, wanted, tokens, stored)
 
     def _store_staged(self) -> None:
         for writer in list(self._on_disk().writers.values()):
@@ -187,7 +187,7 @@ class MemoryStore(StoredDocuments):
 
     def replace_selector(
         self,
-        form: SelectorForm,
+        form: IndexSpec,
         find: "Find",
         progress: Callable[[int, int], None] = lambda done, documents: None,
     ) -> None:

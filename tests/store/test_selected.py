@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, Run, RunForm, TokenRun, WordRun, kind_of
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
@@ -62,7 +62,7 @@ FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "200")) // 2
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind
 TOKENS_ONLY = replace(FORM, words=False)
-WORDS_ONLY = SelectorForm("words", "ef" * 16, words=True)
+WORDS_ONLY = IndexSpec("words", "ef" * 16, words=True)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("form", [FORM, OTHER, TOKENS_ONLY])
 def test_what_blocks_are_found_by_comes_back_in_another_process(
-    path: Path, form: SelectorForm
+    path: Path, form: IndexSpec
 ) -> None:
     with create(path, form) as store:
         document = ingest(store, "book", 20 * CHUNK + 3)
@@ -280,7 +280,7 @@ def test_export_and_import_carry_what_a_document_is_found_by(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("form", [OTHER, TOKENS_ONLY, replace(FORM, digest="other"), None])
 def test_import_into_a_memory_of_another_selector_is_refused(
-    tmp_path: Path, form: SelectorForm | None
+    tmp_path: Path, form: IndexSpec | None
 ) -> None:
     with create(tmp_path / "one") as one:
         ingest(one, "book", 5 * CHUNK)

@@ -13,24 +13,24 @@ from torch import Tensor
 from memstore.block import BlockKey
 from memstore.disk.format.block_words import BlockWords
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import Passage
 from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE, blocks
 
-FORM = SelectorForm("test", "ab" * 16, heads=2, width=8, dtype="int8", words=True)
-OTHER = SelectorForm("other", "cd" * 16, heads=1, width=16, dtype="float16", words=True)
+FORM = IndexSpec("test", "ab" * 16, heads=2, width=8, dtype="int8", words=True)
+OTHER = IndexSpec("other", "cd" * 16, heads=1, width=16, dtype="float16", words=True)
 SETTINGS = IngestSettings(passage_tokens=BLOCK)
 QUESTION = torch.linspace(-1, 1, 24).view(3, 8)
 
 
-def create(path: Path, form: SelectorForm = FORM, **options: object) -> MemoryStore:
+def create(path: Path, form: IndexSpec = FORM, **options: object) -> MemoryStore:
     options = {"host_budget": 1 << 22, **options}  # tiny blocks: a GiB would be millions of slots
     return MemoryStore.create(path, SIGNATURE, selector=form, **options)
 
 
-def landmarks(text: int, first: int, end: int, form: SelectorForm = FORM) -> Tensor:
+def landmarks(text: int, first: int, end: int, form: IndexSpec = FORM) -> Tensor:
     """Landmarks of tokens first .. end."""
     token = np.arange(first, end, dtype=np.int64)[:, None]
     number = np.arange(form.heads * form.width, dtype=np.int64)[None, :]
@@ -81,7 +81,7 @@ def ingest(
         return writer.finish()
 
 
-def given(text: int, first: int, end: int, form: SelectorForm = FORM) -> dict[str, Any]:
+def given(text: int, first: int, end: int, form: IndexSpec = FORM) -> dict[str, Any]:
     """What a writer is given of tokens first .. end, where first begins a passage."""
     at, stop = first // BLOCK, -(-end // BLOCK)
     return {
@@ -140,7 +140,7 @@ def selected(path: Path) -> dict[str, object]:
     try:
         with catalog.database.read() as txn:
             return {
-                "form": catalog.selector_form,
+                "form": catalog.index_spec,
                 "landmarks": {key: bytes(value) for key, value in txn.scan("landmarks")},
             }
     finally:
@@ -151,7 +151,7 @@ def as_words(text: int, count: int) -> BlockWords:
     return BlockWords.of(words(text, 0, count))
 
 
-def find(form: SelectorForm) -> Callable[[Document], list[tuple[int, Tensor | None, object]]]:
+def find(form: IndexSpec) -> Callable[[Document], list[tuple[int, Tensor | None, object]]]:
     """What `replace_selector` asks for, of documents whose source hash names their text; in pieces
     of some blocks.
     """

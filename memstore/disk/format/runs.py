@@ -17,7 +17,7 @@ import numpy as np
 from memstore.block import Geometry
 from memstore.decode import Count, Positive, typed
 from memstore.disk.format.block_words import BlockWords
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 
 Kind = Literal["landmark", "token", "words"]
 # blocks that share a value: few values to open, little to write again at a commit
@@ -92,7 +92,7 @@ def kind_of(run: Run) -> Kind:
     return "token" if isinstance(run, TokenRun) else "words"
 
 
-def kinds_of(form: SelectorForm) -> list[Kind]:
+def kinds_of(form: IndexSpec) -> list[Kind]:
     """What a form keeps."""
     kinds: list[tuple[Kind, bool]] = [("token", form.heads > 0), ("words", form.words)]
     return [kind for kind, kept in kinds if kept]
@@ -123,7 +123,7 @@ class RunForm(NamedTuple):
     """What the runs of a memory have in common."""
 
     geometry: Geometry  # of landmark keys
-    spec: SelectorForm | None = None  # of the selector, of a memory that has one
+    spec: IndexSpec | None = None  # of the selector, of a memory that has one
 
     def encode(self, run: Run) -> bytes:
         """The value of a run, whose numbers are of this form's shape and dtype."""
@@ -200,7 +200,7 @@ class RunForm(NamedTuple):
         return WordRun(first_block, words)
 
     @property
-    def _of_selector(self) -> SelectorForm:
+    def _of_selector(self) -> IndexSpec:
         assert self.spec is not None
         return self.spec
 
@@ -226,13 +226,13 @@ def _key_header(geometry: Geometry) -> dict[str, Any]:
     return {"kind": "landmark", "dtype": geometry.dtype, "shape": shape}
 
 
-def _token_header(form: SelectorForm, blocks: int, tokens: int) -> dict[str, Any]:
+def _token_header(form: IndexSpec, blocks: int, tokens: int) -> dict[str, Any]:
     shape = [form.heads, form.width]
     told = {"kind": "token", "digest": form.digest, "dtype": form.dtype, "shape": shape}
     return {**told, "blocks": blocks, "tokens": tokens}
 
 
-def _word_header(form: SelectorForm, blocks: int, words: int) -> dict[str, Any]:
+def _word_header(form: IndexSpec, blocks: int, words: int) -> dict[str, Any]:
     return {"kind": "words", "digest": form.digest, "blocks": blocks, "words": words}
 
 

@@ -29,7 +29,7 @@ import msgpack
 from memstore.decode import typed
 from memstore.disk.format.codec import codec_for_new
 from memstore.disk.format.document import Write
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.keys import document_key, document_range
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Database, Transaction
@@ -109,7 +109,7 @@ class Catalog(DocumentPassages):
         codec: str = "zstd",
         quota: int | None = None,
         kv_budget: int | None = None,
-        selector: SelectorForm | None = None,
+        selector: IndexSpec | None = None,
     ) -> "Catalog":
         """Make a new memory in `path` (a directory that is absent or empty) and open it for
         writing.
@@ -168,7 +168,7 @@ class Catalog(DocumentPassages):
         return None if self.runs.spec is None else self.runs
 
     @property
-    def selector_form(self) -> SelectorForm | None:
+    def index_spec(self) -> IndexSpec | None:
         """What its selector keeps; None for a memory without one."""
         return self.runs.spec
 

@@ -14,7 +14,7 @@ import numpy as np
 from memstore.block import Geometry
 from memstore.decode import unpack
 from memstore.disk.format.block_words import BlockWords
-from memstore.disk.format.index_spec import SelectorForm, StoredForm
+from memstore.disk.format.index_spec import IndexSpec, StoredSpec
 from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
 from memstore.disk.format.runs import (
     RUN_BLOCKS,
@@ -39,7 +39,7 @@ class RunTable(NamedTuple):
     """The runs of one memory, of one selector or of landmark keys."""
 
     geometry: Geometry
-    spec: SelectorForm | None = None  # None: landmark keys of layers
+    spec: IndexSpec | None = None  # None: landmark keys of layers
     generation: int = 0
 
     @classmethod
@@ -51,8 +51,8 @@ class RunTable(NamedTuple):
         if value is None:
             return None
         try:
-            stored = unpack(value, StoredForm)
-            return cls(geometry, SelectorForm.decode(stored.form), stored.generation)
+            stored = unpack(value, StoredSpec)
+            return cls(geometry, IndexSpec.decode(stored.form), stored.generation)
         except ValueError as error:
             raise CorruptMemory(
                 f"what the memory says of its selector is damaged ({error}); restore it from a copy"

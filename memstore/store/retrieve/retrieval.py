@@ -24,7 +24,7 @@ from memstore.index.faiss_files import FaissFiles
 from memstore.index.scope import Scope
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
-from memstore.store.retrieve.selector_index import Selected
+from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device_tier import usable_device
 from memstore.tiers.disk_tier import DiskTier
@@ -50,7 +50,7 @@ class Retrieval:
         """
         options = options.copy()
         kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
-        self.selected = None if selector is None else Selected(selector, catalog)
+        self.selected = None if selector is None else SelectorIndex(selector, catalog)
         dtype = torch_dtype(signature.kv_dtype)
         self._signature, self._catalog = signature, catalog
         self.index: PackedIndex = make_index(
@@ -87,7 +87,7 @@ class Retrieval:
         # of a memory elsewhere: those that wait, since nothing searched them yet
         self._waiting: dict[int, Document] = {}
         self._holding = threading.Lock()
-        self._scratch_numbers = itertools.count(-1, -1)
+        self._session_numbers = itertools.count(-1, -1)
 
     def close(self) -> None:
         """Store what was computed, and end the tiers' threads and the trace; more than once is the
@@ -106,7 +106,7 @@ class Retrieval:
 
     def select(self, selector: RunTable) -> None:
         """The memory has another selector: hold nothing of the old."""
-        self.selected = Selected(selector, self._catalog)
+        self.selected = SelectorIndex(selector, self._catalog)
 
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""
@@ -224,9 +224,9 @@ class Retrieval:
         else:
             self.drop(row.id)
 
-    def next_scratch(self) -> int:
+    def next_session_document(self) -> int:
         """A number for a session's own blocks, not given out before."""
-        return next(self._scratch_numbers)
+        return next(self._session_numbers)
 
     def add_landmarks(self, document: int, layer: int, keys: Tensor) -> None:
         """Make the next blocks of a document of `source` known in a layer: see MemoryStore."""

@@ -21,7 +21,7 @@ from memstore.index.word_index import WordIndex
 from memstore.store.index_entries import IndexEntries
 
 
-class Selected:
+class SelectorIndex:
     """Indexes over what the selector of an open memory finds blocks by. Safe for several
     threads.
     """
@@ -30,11 +30,11 @@ class Selected:
         """catalog: what is read from; None for a memory without a directory."""
         assert table.spec is not None
         self.table, self.spec, self._catalog = table, table.spec, catalog
-        form = table.spec
-        dtype = LANDMARK_DTYPES[form.dtype]
-        self._tokens = TokenIndex(form.heads, form.width, dtype)
+        spec = table.spec
+        dtype = LANDMARK_DTYPES[spec.dtype]
+        self._tokens = TokenIndex(spec.heads, spec.width, dtype)
         self._words = WordIndex()
-        self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(form)}
+        self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(spec)}
         self._lock = threading.RLock()
         self._replaced = False
 

@@ -10,7 +10,7 @@ import numpy as np
 from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer
 from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import PassageOrder, decode_part
 from memstore.disk.format.record import WriteId
 from memstore.disk.format.runs import Coverage, KeyRun
@@ -47,7 +47,7 @@ class Head(NamedTuple):
 
     signature: Signature
     document: Document
-    selector: SelectorForm | None
+    selector: IndexSpec | None
 
 
 def check_parts(head: Head, blocks: BlockTable, parts: Iterable[Part]) -> tuple[int, int]:

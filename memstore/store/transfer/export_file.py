@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 from memstore.decode import Positive, unpack
 from memstore.disk.files import NO_SPACE, check_outside_memories, replacement, storage_full
 from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import decode_part
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.token_parts import decode_tokens
@@ -140,7 +140,7 @@ def read_head(file: Path) -> Head:
                     "ingest)"
                 )
             head = unpack(payload, _Head)
-            form = None if head.selector is None else SelectorForm.decode(head.selector)
+            form = None if head.selector is None else IndexSpec.decode(head.selector)
             return Head(Signature.from_dict(head.signature), Document.decode(head.document), form)
         except (ValueError, InvalidConfig) as error:
             raise _damaged(file, f"its head is not understood: {error}") from error

@@ -26,7 +26,7 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
 
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
-    head = Head(catalog.signature, document, catalog.selector_form)
+    head = Head(catalog.signature, document, catalog.index_spec)
     return write_export(head, catalog.blocks, _stored(catalog, document), file)
 
 
@@ -64,8 +64,8 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
         raise WrongModel(
             f"{file} was written by another model than {database.path}: {'; '.join(differences)}"
         )
-    if form != catalog.selector_form:
-        here, there = (f.name if f is not None else "none" for f in (catalog.selector_form, form))
+    if form != catalog.index_spec:
+        here, there = (f.name if f is not None else "none" for f in (catalog.index_spec, form))
         raise WrongModel(
             f"{file} was written for selector {there}, {database.path} has {here}, or another "
             "state of it; import it into a memory with the same one"

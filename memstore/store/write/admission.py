@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from memstore.decode import check_plain
 from memstore.disk.format.document import Document, IngestSettings, is_of_prompt
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -56,7 +56,7 @@ def check_request(name: str, settings: IngestSettings, mode: str) -> None:
 
 
 def check_passages(
-    settings: IngestSettings, signature: Signature, selector: SelectorForm | None
+    settings: IngestSettings, signature: Signature, selector: IndexSpec | None
 ) -> None:
     """Raises InvalidInput for settings of a document that this memory cannot hold: passages in one
     with a selector, chunks in one without.

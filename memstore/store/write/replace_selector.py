@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.runs import RUN_BLOCKS, Run
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -28,12 +28,12 @@ Find = Callable[[Document], Iterable[Piece]]
 
 
 def replace_selector(
-    catalog: Catalog, form: SelectorForm, find: Find, progress: Callable[[int, int], None]
+    catalog: Catalog, spec: IndexSpec, find: Find, progress: Callable[[int, int], None]
 ) -> RunTable:
     """Have `find` tell of every document what it is found by, and read that from now on; return
     where it lies. The caller holds the writer lock, and nothing is being written.
 
-    Raises InvalidInput for what is not as the form says, and what `find` raises: the memory is
+    Raises InvalidInput for what is not as the spec says, and what `find` raises: the memory is
     searched as before.
     """
     old, database = catalog.selector, catalog.database
@@ -42,7 +42,7 @@ def replace_selector(
             f"{database.path} is searched by landmark keys of its model; make a new memory for a "
             "selector"
         )
-    new = old._replace(spec=form, generation=1 - old.generation)
+    new = old._replace(spec=spec, generation=1 - old.generation)
     with database.read() as txn:
         begun = RunTable.read(txn, old.geometry, NEXT)
         rows = [row for row in catalog.documents(txn) if row.state != "importing"]
