@@ -3,8 +3,7 @@ landmark keys.
 
 Every method takes the transaction it works in, so that what belongs together is committed together:
 
-    def commit(txn: Transaction) -> None:              # may be run again after the map has grown:
-    see Database.write
+    def commit(txn: Transaction) -> None:  # may be run again: see Database.write
         for layer, (k, v) in enumerate(chunk):
             for at, record in enumerate(catalog.blocks.encode(key, k, v, lengths, write)):
                 size += catalog.blocks.put(txn, key._replace(block=key.block + at), record)
@@ -13,9 +12,6 @@ Every method takes the transaction it works in, so that what belongs together is
         catalog.put_document(txn, replace(document, tokens=..., blocks=..., bytes=...))
 
     catalog.database.write(commit)
-
-    with catalog.database.read() as txn:
-        documents = catalog.documents(txn)
 """
 
 import time
