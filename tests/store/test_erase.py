@@ -320,7 +320,7 @@ def test_a_killed_import_goes_with_the_next_write_or_by_compacting(
         store.forget(SECRET, erase=True)
     code = """
 import os, signal
-from memstore.store.transfer.export_import import export_import as transfer
+from memstore.store.transfer import export_import as transfer
 transfer.BATCH_BYTES = 10_000
 store_batch, batches = transfer._store, 0
 def count(*given):
