@@ -108,7 +108,7 @@ class MemoryStore(StoredDocuments):
             there = self.document(name).metadata
             metadata = there if metadata is None else metadata
         committed = self._writable()
-        from memstore.store.write.writer import COMMIT_BYTES, DocumentWriter
+        from memstore.store.write.writer import COMMIT_BYTES, DocumentWriter, InStore
 
         catalog, retrieval = committed.catalog, self._retrieve()
         with ExitStack() as locks:
@@ -130,9 +130,7 @@ class MemoryStore(StoredDocuments):
                 document,
                 replaces=admitted.replaces,
                 commit_bytes=COMMIT_BYTES if commit_bytes is None else commit_bytes,
-                locks=held,
-                make_room=self._store_staged,
-                on_close=committed.ended,
+                in_store=InStore(held, self._store_staged, committed.ended),
             )
             held.callback(locks.pop_all().close)
             committed.writers[document.id] = writer

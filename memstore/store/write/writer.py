@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
@@ -37,6 +37,14 @@ from memstore.tiers.raw_bits import from_raw
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
 
 
+class InStore(NamedTuple):
+    """What a writer has of its store."""
+
+    locks: ExitStack  # released at the end
+    make_room: Callable[[], None]  # has the store's other writers let go of what they can
+    on_close: Callable[["DocumentWriter"], None]
+
+
 class DocumentWriter:
     """One document being read; a context manager. Use MemoryStore.write_document.
 
@@ -54,13 +62,10 @@ class DocumentWriter:
         *,
         replaces: Document | None,
         commit_bytes: int,
-        locks: ExitStack,
-        make_room: Callable[[], None],
-        on_close: Callable[["DocumentWriter"], None],
+        in_store: InStore,
     ) -> None:
         """document: its row as it is committed; replaces: the document that goes when this one is
-        ready; locks: released at the end; make_room: has the store's other writers let go of what
-        they can. Raises CorruptMemory.
+        ready. Raises CorruptMemory.
         """
         self._catalog = catalog
         self._geometry = catalog.signature.geometry
@@ -96,7 +101,7 @@ class DocumentWriter:
             commit_bytes,
             held_until=0 if self._before is None else self._before.document.appended_at,
         )
-        self._locks, self._make_room, self._on_close = locks, make_room, on_close
+        self._in_store = in_store
         self._blocks, self._tokens = blocks, tokens
         self._characters = 0 if self._before is None else self._before.characters
         self._boundary = blocks  # of chunks, from where an append would continue
@@ -197,7 +202,7 @@ class DocumentWriter:
             if not self._commits.encoder.lossless:  # it is read as it will be stored
                 self._commits.encoder.replace_by_stored(chunk)
             # what is committed needs no pin
-            self._readable.show(chunk, [self._flush, self._make_room])
+            self._readable.show(chunk, [self._flush, self._in_store.make_room])
         done = self.document.blocks
         self._commits.runs.add(chunk, done, self._commits.keep_from(done))
         if chunk.whole and not cut:
@@ -324,13 +329,13 @@ class DocumentWriter:
         finally:
             self._readable.close()
             try:
-                self._on_close(self)
+                self._in_store.on_close(self)
                 self._leave_nothing()
                 self._holding.close()
                 self._catalog.sweep()
             finally:
                 self._holding.close()
-                self._locks.close()
+                self._in_store.locks.close()
         self._commits.check()
 
     def _leave_nothing(self) -> None:
