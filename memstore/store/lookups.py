@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is
     from memstore.store.retrieve.session_document import SessionDocument
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.lease import Lease
-    from memstore.tiers.stats import TierStats
 
 
 class Lookups(OpenMemory):
@@ -146,10 +145,6 @@ class Lookups(OpenMemory):
         """
         return self._retrieve().tiers.lease(units)
 
-    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
-        """Of each unit the fastest tier that has it: see Cascade.nearest."""
-        return self.tiers.nearest(units)
-
     @property
     def allow_partial(self) -> bool:
         """Whether sessions leave out what cannot be had (ShareOptions), and say so."""
@@ -245,23 +240,6 @@ class Lookups(OpenMemory):
         """How many units one lease can hold at most: what the top tier's budget admits."""
         return self.tiers.capacity
 
-    @property
-    def top_tier(self) -> str:
-        """The name of the tier that leases come from: "device", or "host" where there is none."""
-        return self.tiers.top.name
-
-    @property
-    def own_capacity(self) -> int:
-        """How many units of sessions' own blocks there can be at most: what the host tier's budget
-        admits.
-        """
-        return self.tiers.host.capacity
-
-    @property
-    def slot_lengths(self) -> "Tensor":
-        """int64 [S]: valid content tokens of the unit in each slot of the leases' slabs."""
-        return self.tiers.lengths
-
     # The index's engines
 
     def sampled_queries(self) -> AbstractContextManager[None]:
@@ -305,7 +283,3 @@ class Lookups(OpenMemory):
         Caches also have "held" and "budget", in bytes.
         """
         return self.tiers.stats()
-
-    def layer_stats(self) -> "dict[str, dict[int, TierStats]]":
-        """Lookups by tier and layer since the memory was opened."""
-        return self.tiers.layers()

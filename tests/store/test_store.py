@@ -1225,7 +1225,7 @@ def test_stats_count_what_is_held_and_looked_up(store: MemoryStore) -> None:
         (1, 2), 25
     )
     assert stats["codec"] == store.codec == "zstd"
-    assert store.layer_stats()["host"][1].misses == 2
+    assert store.tiers.layers()["host"][1].misses == 2
 
 
 def test_tokens_come_with_where_their_characters_begin(store: MemoryStore) -> None:

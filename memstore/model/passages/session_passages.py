@@ -23,7 +23,7 @@ class OwnBlocks:
         """
         self.scratch = store.session_document()
         self.blocks = SessionBlocks(documents, own_document=self.scratch.document)
-        self.most = max(least, store.own_capacity // (2 * per_block))
+        self.most = max(least, store.tiers.host.capacity // (2 * per_block))
 
     @property
     def document(self) -> int:
