@@ -56,7 +56,10 @@ def leases(setting: Setting, shape: Shape) -> Iterator[Row]:
         options: dict[str, Any] = {"host_budget": 2 * blocks * shape.record}
         if units_there is not None:
             options |= {"device": setting.device, "device_budget": units_there * shape.unit}
-        with MemoryStore.in_memory(shape.signature, **options) as store, store.scratch() as scratch:
+        with (
+            MemoryStore.in_memory(shape.signature, **options) as store,
+            store.session_document() as scratch,
+        ):
             every = []
             for block in range(blocks):
                 k, v = torch.randn(2, 1, shape.heads, shape.rows, shape.dim).half()

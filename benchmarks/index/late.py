@@ -25,37 +25,40 @@ from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.common.timing import interleaved
 from memstore import MemoryStore
 from memstore.disk.format.document import IngestSettings
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.passage_parts import Passage
 from memstore.disk.format.signature import Signature
 
-BLOCK, CHUNK_BLOCKS, VOCABULARY = 64, 256, 100_000
+BLOCK, AT_ONCE, VOCABULARY = 64, 256, 100_000
 SIGNATURE = Signature("random", "random", {}, "float16", 1, (0,), 1, 8, BLOCK)
 
 
 def write_random_memory(memory: Path, tokens: int, documents: int, width: int, seed: int) -> None:
-    """Documents of equal size; their blocks are as small as can be."""
-    form = SelectorForm("random", "random", 1, width, "int8", words=True)
+    """Documents of equal size, of passages of a block each; keys and values are left out."""
+    form = IndexSpec("random", "random", 1, width, "int8", words=True)
     rng = np.random.default_rng(seed)
-    chunk = CHUNK_BLOCKS * BLOCK
-    ids, nothing = np.zeros(chunk, np.int64), torch.zeros(CHUNK_BLOCKS, 1, BLOCK, 8).half()
+    some = AT_ONCE * BLOCK  # tokens
     frequencies = 1 / np.arange(1, VOCABULARY + 1)
     frequencies /= frequencies.sum()
     with MemoryStore.create(memory, SIGNATURE, selector=form) as store:
         for number in range(documents):
             writer = store.write_document(
-                str(number), source_hash="random", settings=IngestSettings(CHUNK_BLOCKS, 0)
+                str(number), source_hash="random", settings=IngestSettings(passage_tokens=BLOCK)
             )
             assert writer is not None
             with writer:
-                for first in range(0, tokens // documents, chunk):
-                    random = rng.standard_normal((chunk, 1, width), dtype=np.float32)
+                for first in range(0, tokens // documents, some):
+                    random = rng.standard_normal((some, 1, width), dtype=np.float32)
                     unit = 127 * random / np.linalg.norm(random, axis=-1, keepdims=True)
                     # about as many words as three quarters of the tokens
-                    drawn = rng.choice(VOCABULARY, (CHUNK_BLOCKS, 48), p=frequencies)
+                    drawn = rng.choice(VOCABULARY, (AT_ONCE, 48), p=frequencies)
                     words = [list(zip(*np.unique(block, return_counts=True))) for block in drawn]
                     landmarks = torch.from_numpy(unit.round().astype(np.int8))
-                    layers = {0: (nothing, nothing)}
-                    writer.add_chunk(ids, first, layers, landmarks=landmarks, words=words)
+                    passages = [
+                        Passage(np.arange(at, at + BLOCK) + (number << 24), 0, "", at, BLOCK)
+                        for at in range(first, first + some, BLOCK)
+                    ]
+                    writer.add_passages(passages, {}, given=[], landmarks=landmarks, words=words)
                 writer.finish()
 
 

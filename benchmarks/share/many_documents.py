@@ -40,6 +40,7 @@ from benchmarks.storage.records import begin, reading_parser
 from memstore import MemoryStore
 from memstore.block import RecordKey
 from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -108,7 +109,7 @@ def fill(path: Path, documents: int, blocks: int) -> None:
                 catalog.blocks.put(txn, key._replace(block=at), record)
             ids = random.integers(0, 1000, tokens)
             catalog.put_tokens(txn, number, 0, 0, ids)
-            catalog.put_landmarks(txn, number, 0, 0, np.ascontiguousarray(bits[:, :, -1]))
+            catalog.runs.put(txn, number, 0, KeyRun(0, np.ascontiguousarray(bits[:, :, -1])))
             catalog.put_document(txn, replace(row, bytes=sum(map(len, records))))
 
     for _ in range(0, documents, A_TIME):

@@ -132,7 +132,7 @@ def fill(
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
-    scratch = None if plan.pool else store.scratch()
+    scratch = None if plan.pool else store.session_document()
     for layer in config.memory_layers or ():
         if scratch is None:
             store.add_landmarks(

@@ -54,7 +54,7 @@ def ask(
         answer = model.ask(question, memory, max_new_tokens=options.tokens, until_sentence=False)
         seconds = time.perf_counter() - began
         memory.tiers.prefetcher.drain()  # so that what is on its way at the end counts as read
-        stats, layers = memory.stats(), memory.layer_stats()["host"]
+        stats, layers = memory.stats(), memory.tiers.layers()["host"]
     host = stats["tiers"]["host"]
     first = layers[min(model.signature.memory_layers)]
     return {

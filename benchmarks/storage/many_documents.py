@@ -33,6 +33,7 @@ from benchmarks.storage.records import begin, reading_parser
 from memstore import MemoryStore
 from memstore.block import RecordKey
 from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.transaction import Transaction
 from memstore.disk.tables.catalog import Catalog
@@ -60,7 +61,7 @@ def fill(path: Path, documents: int) -> None:
             (record,) = catalog.blocks.encode(key, bits, bits, [BLOCK], row.writes[0].id)
             catalog.blocks.put(txn, key, record)
             catalog.put_tokens(txn, number, 0, 0, range(BLOCK))
-            catalog.put_landmarks(txn, number, 0, 0, bits[:, :, 0])
+            catalog.runs.put(txn, number, 0, KeyRun(0, bits[:, :, 0]))
             catalog.put_document(txn, replace(row, bytes=len(record)))
 
     for _ in range(0, documents, 500):

@@ -99,7 +99,7 @@ def milliseconds(memory: Memory, passages: list[int], total: int, slab: torch.Te
             for layer in range(memory.layers)
         ]
         with catalog.database.read() as txn:
-            txn.places_of("blocks", keys)  # the pages of keys
+            txn.extents_of("blocks", keys)  # the pages of keys
         units = memory.units(passages)
         began = time.perf_counter()
         tier.read(units, slab, range(len(units)))

@@ -66,7 +66,7 @@ def measure(memory: Memory, heads: Sequence[int], options: argparse.Namespace) -
         kept.append(memory.drop_cache())
         if keys:
             with memory.database.read() as txn:
-                txn.places_of(
+                txn.extents_of(
                     "blocks",
                     [record_key(RecordKey(1, block, 0)) for block in range(memory.records)],
                 )
@@ -122,7 +122,7 @@ def measure(memory: Memory, heads: Sequence[int], options: argparse.Namespace) -
         ranges = []
         with memory.database.read() as txn:
             for block in drawn:
-                place = txn.places_of("blocks", [record_key(RecordKey(1, block, 0))])[0]
+                place = txn.extents_of("blocks", [record_key(RecordKey(1, block, 0))])[0]
                 assert place is not None
                 start = place.offset + place.size - shape.record + heads[0] * shape.unit
                 header = (place.offset // mmap.PAGESIZE, place.offset // mmap.PAGESIZE + 1)

@@ -185,7 +185,7 @@ class _Live:
             read = memory.stats()["prefetch"]["read"]
             layers = {
                 tier: {layer: stats.to_dict() for layer, stats in of_tier.items()}
-                for tier, of_tier in memory.layer_stats().items()
+                for tier, of_tier in memory.tiers.layers().items()
             }
         self._answers = self._answers or answers
         self.same_answers = self.same_answers and answers == self._answers

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memstore.model.passages.worker_pool import Workers
     from memstore.model.texts.source_text import Text
     from memstore.store.memory_store import MemoryStore
-    from memstore.store.size_estimate import Forecast
+    from memstore.store.size_estimate import SizeEstimate
     from memstore.store.write.admission import Mode
 
 _FEW = 512  # tokens of a document that is read before anybody would ask how long that takes
@@ -263,7 +263,7 @@ def _ingest_one(
     began = time.monotonic()
     seen: list[IngestProgress] = []  # the latest only
 
-    def expect(forecast: "Forecast") -> None:
+    def expect(forecast: "SizeEstimate") -> None:
         if forecast.tokens > _FEW and not which:
             console.note(ingest_report.expected(text.name, forecast))
 

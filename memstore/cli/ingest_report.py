@@ -7,7 +7,7 @@ from memstore.cli.terminal import console
 if TYPE_CHECKING:
     from memstore.disk.format.document import Document
     from memstore.model.document_ingest import IngestProgress
-    from memstore.store.size_estimate import Forecast
+    from memstore.store.size_estimate import SizeEstimate
 
 
 def result(
@@ -31,7 +31,7 @@ def result(
     }
 
 
-def expected(name: str, forecast: "Forecast") -> str:
+def expected(name: str, forecast: "SizeEstimate") -> str:
     """How large a document will be, before it is read."""
     size = f"{'up to' if forecast.most else 'about'} {console.size(forecast.bytes)} on disk"
     return f"{console.one_line(name)}: about {forecast.tokens:,} tokens, {size}"

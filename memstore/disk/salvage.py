@@ -20,9 +20,9 @@ from memstore.disk.files import (
 )
 from memstore.disk.format.keys import (
     document_key,
-    landmarks_key,
     passage_key,
     record_key,
+    run_key,
     tokens_key,
     worth_key,
 )
@@ -35,14 +35,14 @@ from memstore.disk.lmdb.new_file import Entry, fill
 from memstore.disk.lmdb.transaction import TABLES, digest
 from memstore.disk.lmdb.tree import Tree
 from memstore.disk.tables import changes
-from memstore.disk.tables.passage_table import DIGEST_BYTES
+from memstore.disk.tables.passage_rows import DIGEST_BYTES
 from memstore.errors import CorruptMemory, MemoryLocked
 
 _NEXT = b"next_document"
 _KEY_SIZES = {
     "documents": {len(document_key(0))},
     "tokens": {len(tokens_key(0, 0))},
-    "landmarks": {len(landmarks_key(0, 0, 0))},
+    "landmarks": {len(run_key(0, 0, 0, of_selector=False))},
     "passages": {len(passage_key(0))},
     "digests": {DIGEST_BYTES},
     "worth": {len(worth_key(0, 0))},

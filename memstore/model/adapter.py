@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.model.lookup_settings import AnswerSettings, LookupSettings
 from memstore.model.passages.selectors.selector import Gate, Selector
@@ -106,7 +106,7 @@ class Reader(Protocol):
         """What ties a memory to this reader."""
 
     @property
-    def keeps(self) -> SelectorForm | None:
+    def keeps(self) -> IndexSpec | None:
         """What its memories keep to be found by; None for trained landmarks in every memory
         layer.
         """

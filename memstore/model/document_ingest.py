@@ -16,7 +16,7 @@ from memstore.freed_memory import return_freed_memory
 from memstore.model.adapter import TextTokenizer
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
-from memstore.store.size_estimate import Forecast
+from memstore.store.size_estimate import SizeEstimate
 from memstore.store.write.admission import Mode
 from memstore.store.write.writer import DocumentWriter
 
@@ -47,7 +47,7 @@ Ingesting = Generator[IngestProgress, None, Document]
 """An ingest chunk by chunk: tells how far it is after each, and returns the finished document.
 Closed before its end, it commits what it has, to be resumed.
 """
-OnForecast = Callable[[Forecast], None]
+OnForecast = Callable[[SizeEstimate], None]
 """Told what a document will be, before any of it is read."""
 
 
@@ -139,7 +139,7 @@ def ingest(
 class Foreseen:
     """How large a document will be."""
 
-    def __init__(self, look: Callable[[], Forecast | None]) -> None:
+    def __init__(self, look: Callable[[], SizeEstimate | None]) -> None:
         """look: finds it. Raises StorageFull where there is no room for it."""
         self._look = look
         self._forecast = look()
@@ -173,11 +173,16 @@ def begin_document(
     MemoryStore.write_document raises.
     """
 
-    def look() -> Forecast | None:
+    def look() -> SizeEstimate | None:
         if about is None:
             return None
         wanted = partial(
-            store.forecast, text.name, about, source_hash=text.digest, settings=settings, mode=mode
+            store.estimate_size,
+            text.name,
+            about,
+            source_hash=text.digest,
+            settings=settings,
+            mode=mode,
         )
         try:
             return wanted()

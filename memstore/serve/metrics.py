@@ -59,7 +59,7 @@ class Metrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         store = self.store
-        layers = {} if store is None else store.layer_stats()
+        layers = {} if store is None else store.tiers.layers()
         for count in COUNTS:
             counter = CounterMetricFamily(
                 f"memstore_tier_{count}", _HELP[count], labels=["tier", "layer"]

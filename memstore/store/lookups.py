@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from memstore.block import BlockKey
-from memstore.disk.tables.catalog import StoredAt
+from memstore.disk.tables.document_passages import StoredAt
 from memstore.errors import InvalidInput, StoreUnavailable
 from memstore.store.open_memory import OpenMemory
 from memstore.tiers.tier_options import Predictor
@@ -16,11 +16,10 @@ if TYPE_CHECKING:  # these need torch, and what needs it is imported where it is
     from memstore.disk.format.block_words import Words
     from memstore.disk.format.document import Document
     from memstore.index import Hits, Scope
-    from memstore.store.retrieve.selector_index import Selected
-    from memstore.store.retrieve.session_document import ScratchDocument
+    from memstore.store.retrieve.selector_index import SelectorIndex
+    from memstore.store.retrieve.session_document import SessionDocument
     from memstore.tiers.cascade import Cascade
     from memstore.tiers.lease import Lease
-    from memstore.tiers.stats import TierStats
 
 
 class Lookups(OpenMemory):
@@ -81,7 +80,7 @@ class Lookups(OpenMemory):
         """
         return self._select().scores(words, scope)
 
-    def _select(self) -> "Selected":
+    def _select(self) -> "SelectorIndex":
         selected = self._retrieve().selected
         if selected is None:
             raise InvalidInput(
@@ -146,10 +145,6 @@ class Lookups(OpenMemory):
         """
         return self._retrieve().tiers.lease(units)
 
-    def nearest(self, units: Sequence[BlockKey]) -> list[str]:
-        """Of each unit the fastest tier that has it: see Cascade.nearest."""
-        return self.tiers.nearest(units)
-
     @property
     def allow_partial(self) -> bool:
         """Whether sessions leave out what cannot be had (ShareOptions), and say so."""
@@ -185,15 +180,15 @@ class Lookups(OpenMemory):
         """
         return self.tiers.expect([unit for unit in units if unit.document >= 0])
 
-    def scratch(self) -> "ScratchDocument":
+    def session_document(self) -> "SessionDocument":
         """A document for a session's own blocks, that lives in memory only and under a negative
         id.
         """
-        from memstore.store.retrieve.session_document import ScratchDocument
+        from memstore.store.retrieve.session_document import SessionDocument
 
         retrieval = self._retrieve()
-        number = retrieval.next_scratch()
-        return ScratchDocument(number, retrieval.tiers, retrieval.index, retrieval.selected)
+        number = retrieval.next_session_document()
+        return SessionDocument(number, retrieval.tiers, retrieval.index, retrieval.selected)
 
     def add_landmarks(self, document: int, layer: int, keys: "Tensor") -> None:
         """Make the next blocks of a document of `in_memory`'s source known in a layer; best all of
@@ -245,23 +240,6 @@ class Lookups(OpenMemory):
         """How many units one lease can hold at most: what the top tier's budget admits."""
         return self.tiers.capacity
 
-    @property
-    def top_tier(self) -> str:
-        """The name of the tier that leases come from: "device", or "host" where there is none."""
-        return self.tiers.top.name
-
-    @property
-    def own_capacity(self) -> int:
-        """How many units of sessions' own blocks there can be at most: what the host tier's budget
-        admits.
-        """
-        return self.tiers.host.capacity
-
-    @property
-    def slot_lengths(self) -> "Tensor":
-        """int64 [S]: valid content tokens of the unit in each slot of the leases' slabs."""
-        return self.tiers.lengths
-
     # The index's engines
 
     def sampled_queries(self) -> AbstractContextManager[None]:
@@ -305,7 +283,3 @@ class Lookups(OpenMemory):
         Caches also have "held" and "budget", in bytes.
         """
         return self.tiers.stats()
-
-    def layer_stats(self) -> "dict[str, dict[int, TierStats]]":
-        """Lookups by tier and layer since the memory was opened."""
-        return self.tiers.layers()

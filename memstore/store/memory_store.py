@@ -2,144 +2,45 @@
 sees a model.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memstore.decode import T
 from memstore.disk.files import remove_index
-from memstore.disk.format.document import Document, IngestSettings, is_of_prompt
-from memstore.disk.format.index_spec import SelectorForm
-from memstore.disk.format.passage_parts import Keep, Passage
+from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.passage_parts import Keep
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import PassageCounts
 from memstore.errors import InvalidInput, MemoryLocked
 from memstore.share.publication_options import is_url
-from memstore.store.document_rows import is_listed
-from memstore.store.lookups import Lookups
-from memstore.store.stored_passages import check_of_passages, read_passages
-from memstore.store.stored_tokens import TokenSpan, read_tokens
+from memstore.store.names_written import names_written
+from memstore.store.stored_documents import StoredDocuments
 from memstore.store.write import admission
-from memstore.store.write.admission import Mode, written_here
+from memstore.store.write.admission import Mode
+from memstore.store.write_locks import all_written_here, remove_leftovers, written_here
 
 if TYPE_CHECKING:  # imported where it is used: most commands need none of it
     from memstore.share.publish.publish import Report as Published
-    from memstore.store.size_estimate import Forecast
-    from memstore.store.verify.verify_memory import Report
+    from memstore.store.size_estimate import SizeEstimate
+    from memstore.store.verify.report import Report
     from memstore.store.write.replace_selector import Find
     from memstore.store.write.writer import DocumentWriter
 
 
-class MemoryStore(Lookups):
+class MemoryStore(StoredDocuments):
     """One memory, open in this process; a context manager. Usable from several threads.
 
     `create`, `open` and `in_memory` (memstore.store.open_memory) open one; sessions look up in it
-    (memstore.store.lookups). Documents that other processes add, change or forget are noticed at
-    the next call. The landmark index and the tiers are built when something is first looked up or
-    written; listing, moving and checking documents needs neither.
+    (memstore.store.lookups); its documents are read (memstore.store.stored_documents), written,
+    moved and checked. Documents that other processes add, change or forget are noticed at the next
+    call. The landmark index and the tiers are built when something is first looked up or written;
+    listing, moving and checking documents needs neither.
     """
 
     # Documents
-
-    def documents(self) -> list[Document]:
-        """Every document, ready or still being read, oldest first."""
-        self._refresh()
-        return [] if self._committed is None else self._committed.rows.listed()
-
-    def ready(self, names: Sequence[str] | None = None, *, to: str | None = None) -> list[Document]:
-        """The named documents, or every one that is read to its end, oldest first; none that holds
-        what did not fit into a prompt, unless it is named.
-
-        to: what they are wanted for, where none at all is an error. Raises InvalidInput for a named
-        one that is not read to its end, DocumentNotFound.
-        """
-        if names is None:
-            found = [
-                document
-                for document in self.documents()
-                if document.state == "ready" and not is_of_prompt(document.name)
-            ]
-            if to is not None and not found:
-                raise InvalidInput(
-                    f"the memory holds no finished document to {to}; run ingest first"
-                )
-            return found
-        if isinstance(names, str):  # or its letters would be looked for
-            raise InvalidInput(f"documents are given as a list of names: [{names!r}]")
-        found = [self.document(name) for name in names]
-        for document in found:
-            if document.state != "ready":
-                raise InvalidInput(
-                    f"document {document.name!r} is only partly read; run ingest again to finish it"
-                )
-        return found
-
-    def has(self, name: str) -> bool:
-        """Is there a document of this name, ready or still being read?"""
-        return any(map(is_listed, self._named(name)))
-
-    def document(self, name: str) -> Document:
-        """One document by name. Raises DocumentNotFound, which lists the names there are."""
-        for row in self._named(name):
-            if is_listed(row):
-                return row
-        raise admission.no_document(name, self.documents(), self.place)
-
-    def _named(self, name: str) -> list[Document]:
-        self._refresh()
-        return [] if self._committed is None else self._committed.rows.named(name)
-
-    def tokens(self, document: str | int, first: int = 0, end: int | None = None) -> TokenSpan:
-        """Content tokens `first` to `end` of a document (by name or id), and where their characters
-        begin; of a document of passages all that are stored of each, one after the other, without
-        the places of characters: for these see `passages`.
-
-        Raises DocumentNotFound, CorruptMemory.
-        """
-        return self._read(document, partial(read_tokens, first=first, end=end))
-
-    def passages(
-        self, document: str | int, first: int = 0, end: int | None = None
-    ) -> list[Passage]:
-        """Passages `first` to `end` of a document (by name or id), a block each.
-
-        Raises DocumentNotFound, CorruptMemory, InvalidInput for a document that is not made of
-        passages.
-        """
-        return self._read(document, partial(read_passages, first=first, end=end))
-
-    def has_passages(self, passages: Sequence[Passage], *, whole: bool) -> list[bool]:
-        """Which of these passages some document holds; whole: with keys and values. Raises
-        CorruptMemory.
-        """
-        catalog = self._on_disk().catalog
-        with catalog.database.read() as txn:
-            rows = [catalog.passages.find(txn, one) for one in catalog.digests(None, passages)]
-        return [row is not None and (row.bytes > 0 or not whole) for row in rows]
-
-    def tail(self, document: str | int) -> str:
-        """The text of a document of passages behind its last one. Raises what `passages` raises."""
-
-        def read(catalog: Catalog, txn: Transaction, row: Document) -> str:
-            check_of_passages(row)
-            return catalog.tail(txn, row)
-
-        return self._read(document, read)
-
-    def _read(self, document: str | int, read: Callable[[Catalog, Transaction, Document], T]) -> T:
-        """What is read of a document in one transaction. Raises DocumentNotFound."""
-        catalog = self._on_disk().catalog
-        while True:  # a document that was replaced meanwhile has its name under another number
-            number = self.document(document).id if isinstance(document, str) else document
-            with catalog.database.read() as txn:
-                named = isinstance(document, str)
-                row = catalog.row(txn, number) if named else catalog.document(txn, number)
-                if row is not None:
-                    return read(catalog, txn, row)
 
     def forget(self, name: str, *, erase: bool = False) -> Document:
         """Delete a document's blocks, landmark keys and tokens; no later answer reads them. Return
@@ -207,23 +108,14 @@ class MemoryStore(Lookups):
             there = self.document(name).metadata
             metadata = there if metadata is None else metadata
         committed = self._writable()
-        from memstore.store.write.writer import COMMIT_BYTES, DocumentWriter
+        from memstore.store.write.writer import COMMIT_BYTES, DocumentWriter, InStore
 
         catalog, retrieval = committed.catalog, self._retrieve()
         with ExitStack() as locks:
             locks.enter_context(written_here(committed, name, wait=self._wait_for_writer))
             with catalog.database.read() as txn:
                 catalog.check_selector(txn)
-            wanted = Document(
-                0,
-                name,
-                "ingesting",
-                source_hash=source_hash,
-                metadata=metadata or {},
-                settings=settings,
-                layers=admission.layers_of(settings, self.signature),
-                codec=admission.codec_of(settings, committed.catalog.codec),
-            )
+            wanted = admission.wanted(catalog, name, source_hash, settings, metadata)
             admitted = admission.admit(self._named(name), wanted, mode)
             if admitted is None:
                 return None
@@ -238,9 +130,7 @@ class MemoryStore(Lookups):
                 document,
                 replaces=admitted.replaces,
                 commit_bytes=COMMIT_BYTES if commit_bytes is None else commit_bytes,
-                locks=held,
-                make_room=self._store_staged,
-                on_close=committed.ended,
+                in_store=InStore(held, self._store_staged, committed.ended),
             )
             held.callback(locks.pop_all().close)
             committed.writers[document.id] = writer
@@ -261,7 +151,7 @@ class MemoryStore(Lookups):
         self._refresh()
         return document
 
-    def forecast(
+    def estimate_size(
         self,
         name: str,
         tokens: int,
@@ -270,14 +160,14 @@ class MemoryStore(Lookups):
         settings: IngestSettings,
         mode: Mode = "new",
         stored: int = 0,
-    ) -> "Forecast | None":
+    ) -> "SizeEstimate | None":
         """What a document of about so many tokens will be here, before it is written; None if the
         same content is there already. stored: tokens of it whose passages are stored, which cost
-        nothing (`stored_tokens`). The rest as for write_document.
+        nothing (`kept`). The rest as for write_document.
 
         Raises StorageFull if the quota or the disk have no room for it.
         """
-        from memstore.store.size_estimate import forecast
+        from memstore.store.size_estimate import estimate_size
 
         if self.path is None:
             self._writable()  # refuses
@@ -286,27 +176,8 @@ class MemoryStore(Lookups):
                 return None
         committed = self._on_disk()
         rows = list(committed.rows.by_number().values())
-        layers = admission.layers_of(settings, self.signature)
-        wanted = Document(
-            0,
-            name,
-            "ingesting",
-            source_hash=source_hash,
-            settings=settings,
-            layers=layers,
-            codec=admission.codec_of(settings, committed.catalog.codec),
-        )
-        return forecast(committed.catalog, rows, wanted, tokens, stored)
-
-    def stored_tokens(self, passages: Iterable[Passage]) -> int:
-        """How many tokens of some passages have keys and values here in the memory's codec,
-        whatever documents they are of. Raises CorruptMemory.
-        """
-        catalog = self._on_disk().catalog
-        with catalog.database.read() as txn:
-            return sum(
-                len(one.ids) for one in passages if catalog.is_stored(txn, one, catalog.codec)
-            )
+        wanted = admission.wanted(committed.catalog, name, source_hash, settings)
+        return estimate_size(committed.catalog, rows, wanted, tokens, stored)
 
     def _store_staged(self) -> None:
         for writer in list(self._on_disk().writers.values()):
@@ -314,7 +185,7 @@ class MemoryStore(Lookups):
 
     def replace_selector(
         self,
-        form: SelectorForm,
+        form: IndexSpec,
         find: "Find",
         progress: Callable[[int, int], None] = lambda done, documents: None,
     ) -> None:
@@ -332,9 +203,9 @@ class MemoryStore(Lookups):
         from memstore.store.write.replace_selector import replace_selector
 
         committed = self._writable()
-        with admission.all_written_here(committed, wait=self._wait_for_writer):
+        with all_written_here(committed, wait=self._wait_for_writer):
             table = replace_selector(committed.catalog, form, find, progress)
-            self._selector = committed.catalog.selector = table
+            self._selector = committed.catalog.runs = table
             if self._retrieval is not None:
                 self._retrieval.select(table)
         self._refresh()
@@ -441,7 +312,7 @@ class MemoryStore(Lookups):
         with database.writer():
             before = database.file_bytes
             committed.refresh()
-            admission.remove_leftovers(committed)
+            remove_leftovers(committed)
             database.write(committed.catalog.passages.drop_unreferenced, beyond_limit=True)
             database.rewrite()
             sizes = before, database.file_bytes
@@ -464,7 +335,7 @@ class MemoryStore(Lookups):
         if not repair:
             return verify_memory(path)
         self._writable()
-        if admission.names_written(path):
+        if names_written(path):
             raise MemoryLocked(
                 f"{path} is being written by this process; finish that document first"
             )
@@ -475,53 +346,3 @@ class MemoryStore(Lookups):
             return verify_memory(path, repair=True)
         finally:
             committed.reopened(Catalog.open(path, read_only=self._read_only))
-
-    def stats(self) -> dict[str, Any]:
-        """What the memory holds and what was looked up since it was opened, as plain values.
-
-        "bytes" are those of the records. "passages": how many different ones there are, of how many
-        of them keys and values are stored, their bytes, those of them that are referred to more
-        than once, the bytes that they may take, and how many sessions computed, among them damaged
-        ones and such as a published memory could not be asked for. "landmarks" are the bytes of
-        landmark keys in main memory. Where nothing was looked up yet there are no "tiers".
-        """
-        documents = self.documents()
-        held = PassageCounts() if self._committed is None else self._on_disk().catalog.counts()
-        ready = sum(document.blocks for document in documents if document.state == "ready")
-        files = [] if self.path is None else (self.path / "index").glob("*.idx")
-        looked_up = {} if self._retrieval is None else self._retrieval.describe()
-        index = {"kind": self._options.get("index", "auto"), "searches": 0, "rows": 0}
-        return {
-            "documents": len(documents),
-            "tokens": sum(document.tokens for document in documents),
-            "blocks": sum(document.blocks for document in documents),
-            "bytes": sum(document.bytes for document in documents if not document.of_passages)
-            + held.bytes,
-            "passages": {
-                "different": held.passages,
-                "stored": held.stored,
-                "bytes": held.bytes,
-                "shared_bytes": held.shared,
-                "kv_budget": self.kv_budget,
-                "computed": looked_up.get("computed", 0),
-                "damaged": looked_up.get("damaged", 0),
-                "away": looked_up.get("away", 0),
-            },
-            "file_bytes": 0
-            if self._committed is None
-            else self._on_disk().catalog.database.file_bytes,
-            "quota": self.quota,
-            "codec": self.codec,
-            "manifest": self.manifest,
-            "landmarks": looked_up.get("landmarks", 0),
-            "tiers": looked_up.get("tiers", {}),
-            "prefetch": looked_up.get("prefetch", {"predictor": self.predictor}),
-            "index": {
-                **index,
-                **looked_up.get("index", {}),
-                "landmarks": {
-                    layer: ready for layer in self.signature.memory_layers if self.selector is None
-                },
-                "file_bytes": sum(file.stat().st_size for file in files),
-            },
-        }

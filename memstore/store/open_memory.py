@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
 from memstore.closing import Closing
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.selector_table import SelectorTable
+from memstore.disk.tables.run_table import RunTable
 from memstore.errors import (
     DocumentNotFound,
     InvalidConfig,
@@ -38,7 +38,7 @@ class OpenMemory(Closing):
         read_only: bool = False,
         wait_for_writer: bool = False,
         source: "UnitSource | None" = None,
-        selector: SelectorForm | None = None,
+        selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> None:
         """Use MemoryStore.create, open or in_memory."""
@@ -48,7 +48,7 @@ class OpenMemory(Closing):
         self._source, self._options = source, options
         self._selector = None if catalog is None else catalog.selector
         if selector is not None:
-            self._selector = SelectorTable(selector)
+            self._selector = RunTable(signature.geometry, selector)
         self._retrieval: Retrieval | None = None
         self._building = threading.RLock()
         self._closed = False
@@ -64,7 +64,7 @@ class OpenMemory(Closing):
         codec: str = "zstd",
         quota: int | None = None,
         kv_budget: int | None = None,
-        selector: SelectorForm | None = None,
+        selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
         """Make a new memory in a directory that is absent or empty, for the model with this
@@ -139,7 +139,7 @@ class OpenMemory(Closing):
         signature: Signature,
         source: "UnitSource | None" = None,
         *,
-        selector: SelectorForm | None = None,
+        selector: IndexSpec | None = None,
         **options: Unpack[OpenOptions],
     ) -> Self:
         """A memory without a directory, that holds only its sessions' own blocks. Raises
@@ -190,9 +190,9 @@ class OpenMemory(Closing):
         return self._committed.catalog.database.version.transaction
 
     @property
-    def selector(self) -> SelectorForm | None:
+    def selector(self) -> IndexSpec | None:
         """What blocks are found by; None where it is landmark keys of the model's own layers."""
-        return None if self._selector is None else self._selector.form
+        return None if self._selector is None else self._selector.spec
 
     @property
     def read_only(self) -> bool:

@@ -21,7 +21,7 @@ _LARGE = _PAGE // 2  # a smaller value shares one
 _FILL = 0.8  # of what a passage is filled up to, usually
 
 
-class Forecast(NamedTuple):
+class SizeEstimate(NamedTuple):
     """What a document will be: its tokens, about, and the bytes of its records for so many."""
 
     tokens: int
@@ -29,9 +29,9 @@ class Forecast(NamedTuple):
     most: bool  # the bytes are an upper bound: nobody knows yet how well they compress
 
 
-def forecast(
+def estimate_size(
     catalog: Catalog, rows: Sequence[Document], wanted: Document, tokens: int, stored: int = 0
-) -> Forecast:
+) -> SizeEstimate:
     """What `wanted`, a row without content, will be when it has about so many tokens; rows: of all
     documents, by which is known how well they compress; stored: tokens of passages that are there
     already, and cost nothing.
@@ -44,13 +44,13 @@ def forecast(
     if isinstance(get_codec(codec), Zstd):
         known = _compressed_to(signature, codec, rows)
         share, most = known or 1.0, known is None
-    told = Forecast(tokens, round(share * records), most)
+    told = SizeEstimate(tokens, round(share * records), most)
     begun = [row for row in rows if _is_part(row, wanted)]
     there = max([stored, *(row.tokens - row.appended_to for row in begun)])
     needed = round(share * (pages - record_bytes(signature, codec, wanted, there)[1]))
     database, quota = catalog.database, catalog.quota
     with database.read() as txn:
-        kept = catalog.passages.kept(txn)
+        kept = catalog.passages.records.kept(txn)
     if wanted.of_passages and kept.budget is not None and records:
         needed = min(needed, round((kept.budget - kept.bytes) * pages / records))
     # at least; what was forgotten is written over

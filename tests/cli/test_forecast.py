@@ -50,7 +50,7 @@ def test_the_bytes_foretold_are_those_of_the_records(reader, tmp_path, codec, wo
     with created(reader, tmp_path / "m", codec=codec) as store:
         settings = reader.ingest("some words", store, name="first").settings
         tokens = len(reader.tokenizer.encode(content))
-        exact = store.forecast("book", tokens, source_hash="", settings=settings)
+        exact = store.estimate_size("book", tokens, source_hash="", settings=settings)
         (told,) = forecast_of(reader, store, content)
         document = store.document("book")
         assert not exact.most
@@ -121,7 +121,7 @@ def test_what_was_read_before_an_interrupt_needs_no_room_again(reader, tmp_path)
         part = store.document("book")
         assert part.state == "ingesting" and part.tokens
         assert seen[-1].tokens_per_second > 0 and seen[-1].seconds_left > 0
-        whole = store.forecast(
+        whole = store.estimate_size(
             "new", len(reader.tokenizer.encode(content)), source_hash="", settings=part.settings
         )
         # room for the rest, not for all of it

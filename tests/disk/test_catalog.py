@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from memstore.block import RecordKey
 from memstore.disk.format.document import Document, IngestSettings, Write
-from memstore.disk.format.keys import landmarks_key, tokens_key
+from memstore.disk.format.keys import run_key, tokens_key
+from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb import environment
 from memstore.disk.lmdb.database import Transaction
@@ -78,9 +79,8 @@ def make_document(catalog: Catalog, name: str, *, blocks: int = 10) -> Document:
                 txn, number, 4 * first, 10 * first, range(4 * first, 4 * (first + count))
             )
             for layer in (1, 2):
-                catalog.put_landmarks(
-                    txn, number, layer, first, raw_view(landmark_keys(count, seed=first + layer))
-                )
+                keys = raw_view(landmark_keys(count, seed=first + layer))
+                catalog.runs.put(txn, number, layer, KeyRun(first, keys))
         document = Document(
             number, name, "ready", tokens=4 * blocks, blocks=blocks, bytes=size, created=1.5
         )
@@ -283,10 +283,10 @@ def test_a_document_is_cut_back_to_whole_blocks(catalog, blocks):
 
     def landmarks(number: int) -> dict[int, torch.Tensor]:
         with catalog.database.read() as txn:
-            runs = list(catalog.landmarks(txn, number))
+            runs = list(catalog.runs.runs(txn, number))
         return {
             layer: torch.cat(
-                [from_raw(run.keys, "bfloat16") for run in runs if run.layer == layer]
+                [from_raw(run.keys, "bfloat16") for part, run in runs if part == layer]
                 or [landmark_keys(0)]
             )
             for layer in (1, 2)
@@ -350,15 +350,14 @@ def test_any_span_of_tokens_reads_back(tmp_path_factory, sizes, data):
 def test_landmark_keys_come_back_in_order_bit_for_bit(catalog):
     numbers = [make_document(catalog, name).id for name in "ab"]
     with catalog.database.read() as txn:
-        runs = list(catalog.landmarks(txn))
-        second = list(catalog.landmarks(txn, numbers[1]))
-    assert [run[:3] for run in runs] == [
-        (n, layer, first) for n in numbers for layer in (1, 2) for first in (0, 4, 8)
-    ]
-    assert [run[:3] for run in second] == [run[:3] for run in runs if run.document == numbers[1]]
-    for run in runs:  # after the transaction: copies
-        expected = landmark_keys(2 if run.first_block == 8 else 4, seed=run.first_block + run.layer)
-        assert torch.equal(from_raw(run.keys, "bfloat16"), expected)
+        runs = {number: list(catalog.runs.runs(txn, number)) for number in numbers}
+    for of_document in runs.values():  # after the transaction: copies
+        assert [(layer, run.first_block) for layer, run in of_document] == [
+            (layer, first) for layer in (1, 2) for first in (0, 4, 8)
+        ]
+        for layer, run in of_document:
+            expected = landmark_keys(2 if run.first_block == 8 else 4, seed=run.first_block + layer)
+            assert torch.equal(from_raw(run.keys, "bfloat16"), expected)
 
 
 def test_damaged_rows_are_refused_by_name(catalog):
@@ -372,17 +371,18 @@ def test_damaged_rows_are_refused_by_name(catalog):
 
         return work
 
-    catalog.database.write(damage("landmarks", landmarks_key(1, 2, 4)))
+    catalog.database.write(damage("landmarks", run_key(1, 2, 4, of_selector=False)))
     catalog.database.write(damage("tokens", tokens_key(1, 16)))
     with catalog.database.read() as txn:
         with pytest.raises(CorruptMemory, match="landmarks entry"):
-            list(catalog.landmarks(txn))
+            list(catalog.runs.runs(txn, 1))
         with pytest.raises(CorruptMemory, match="tokens entry"):
             ids_of(catalog, txn, 1)
         assert ids_of(catalog, txn, 1, 0, 16).tolist() == list(range(16))
-    catalog.database.write(lambda txn: catalog.put_landmarks(txn, 1, 2, 4, np.zeros(0, np.int16)))
+    empty = KeyRun(4, np.zeros(0, np.int16))
+    catalog.database.write(lambda txn: catalog.runs.put(txn, 1, 2, empty))
     with catalog.database.read() as txn, pytest.raises(CorruptMemory, match="impossible length"):
-        list(catalog.landmarks(txn))
+        list(catalog.runs.runs(txn, 1))
     catalog.database.write(damage("meta", b"memory"))
     with pytest.raises(CorruptMemory, match="meta entry"):
         Catalog.open(catalog.database.path)
@@ -393,17 +393,17 @@ def test_damaged_rows_are_refused_by_name(catalog):
 
 def test_landmark_keys_are_cut_and_deleted(catalog):
     keys = raw_view(landmark_keys(4))
-    catalog.database.write(lambda txn: catalog.put_landmarks(txn, 1, 2, 8, keys))
+    catalog.database.write(lambda txn: catalog.runs.put(txn, 1, 2, KeyRun(8, keys)))
     with catalog.database.read() as txn:
-        (run,) = catalog.landmarks(txn)
+        ((_, run),) = catalog.runs.runs(txn, 1)
     assert (run.first_block, run.end_block) == (8, 12) and np.array_equal(run.keys, keys)
     catalog.database.write(lambda txn: catalog.truncate_document(txn, 1, blocks=10, tokens=0))
     with catalog.database.read() as txn:
-        (run,) = catalog.landmarks(txn)
+        ((_, run),) = catalog.runs.runs(txn, 1)
     assert run.end_block == 10 and np.array_equal(run.keys, keys[:2])
-    catalog.database.write(lambda txn: catalog.delete_landmarks(txn, 1, 2, 8))
+    catalog.database.write(lambda txn: catalog.runs.delete_run(txn, 1, 2, 8))
     with catalog.database.read() as txn:
-        assert list(catalog.landmarks(txn)) == []
+        assert list(catalog.runs.runs(txn, 1)) == []
 
 
 @pytest.mark.parametrize(
@@ -412,13 +412,15 @@ def test_landmark_keys_are_cut_and_deleted(catalog):
 def test_a_table_that_is_no_landmark_keys_of_this_memory_is_refused_by_name(catalog, change):
     header = {"kind": "landmark", "dtype": "bfloat16", "shape": [2, 6], **change}
     value = msgpack.packb(header) + bytes(24)
-    catalog.database.write(lambda txn: txn.put_checked("landmarks", landmarks_key(3, 1, 0), value))
+    catalog.database.write(
+        lambda txn: txn.put_checked("landmarks", run_key(3, 1, 0, of_selector=False), value)
+    )
     told = next(iter(change.values()))
     with (
         catalog.database.read() as txn,
         pytest.raises(CorruptMemory, match=rf"document 3, layer 1.*{re.escape(repr(told))}"),
     ):
-        list(catalog.landmarks(txn))
+        list(catalog.runs.runs(txn, 3))
 
 
 # Writes and commits
@@ -441,7 +443,7 @@ def test_every_commit_says_when_it_was_made(catalog):
     before = catalog.database.last_commit()
     make_document(catalog, "a")
     after = catalog.database.last_commit()
-    assert after.transaction == catalog.database.last_transaction == before.transaction + 1
+    assert after.transaction == catalog.database.version.transaction == before.transaction + 1
     assert before.time <= after.time <= time.time()
 
     def damage(txn: Transaction) -> None:
@@ -452,7 +454,7 @@ def test_every_commit_says_when_it_was_made(catalog):
     assert catalog.database.last_commit() == after
     catalog.database.write(lambda txn: catalog.delete_document(txn, 1), beyond_limit=True)
     last = catalog.database.last_commit()
-    assert last.transaction == catalog.database.last_transaction > after.transaction
+    assert last.transaction == catalog.database.version.transaction > after.transaction
 
 
 def test_signatures_without_a_difference_have_one_digest():

@@ -11,8 +11,9 @@ from torch import Tensor
 from xxhash import xxh3_64_digest, xxh3_64_hexdigest
 
 from memstore.block import KV_DTYPES
-from memstore.disk.format.codec import CODECS, GROUP, NEW_CODECS, codec_for_new, get_codec
-from memstore.disk.format.record import decode_head
+from memstore.disk.format.codec import CODECS, NEW_CODECS, codec_for_new, get_codec
+from memstore.disk.format.quantised import GROUP
+from memstore.disk.format.record_heads import decode_head
 from memstore.errors import CorruptBlock, InvalidConfig
 from memstore.tiers.raw_bits import raw_view, torch_dtype
 from support.paths import DATA
@@ -178,7 +179,9 @@ def test_reading_is_repeatable_whichever_heads_are_read(codec, dtype):
     for head in (3, 0):
         out_k, out_v = torch.full_like(k[0], 9), torch.full_like(v[0], 9)
         header = table_of((4, 20, 24), dtype).header(memoryview(record), KEY, WRITE)
-        decode_head(memoryview(record), KEY, header, head, raw_view(out_k), raw_view(out_v), dtype)
+        decode_head(
+            memoryview(record), KEY, header, head, (raw_view(out_k), raw_view(out_v)), dtype
+        )
         assert np.array_equal(raw_view(out_k), raw_view(want_k)[head])
         assert np.array_equal(raw_view(out_v), raw_view(want_v)[head])
 

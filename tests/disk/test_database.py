@@ -247,20 +247,22 @@ def test_a_place_tells_where_a_value_lies_in_the_file(path, database):
     def work(txn: Transaction) -> None:
         for key, value in values.items():
             txn.put("blocks", key, value)
-            assert txn.places_of("blocks", [key])[0] is None  # not in the file yet
+            assert txn.extents_of("blocks", [key])[0] is None  # not in the file yet
 
     database.write(work)
     data = (path / "data.mdb").read_bytes()
     with database.read() as txn:
-        places = {key: txn.places_of("blocks", [key])[0] for key in values}
-        assert dict(txn.places("blocks", b"", None)) == places
+        places = {key: txn.extents_of("blocks", [key])[0] for key in values}
+        assert dict(txn.extents("blocks", b"", None)) == places
         assert (
             list(
-                txn.places("blocks", record_key(RecordKey(1, 5, 0)), record_key(RecordKey(1, 8, 0)))
+                txn.extents(
+                    "blocks", record_key(RecordKey(1, 5, 0)), record_key(RecordKey(1, 8, 0))
+                )
             )
             == list(places.items())[5:8]
         )
-        assert txn.places_of("blocks", [record_key(RecordKey(2, 0, 0))])[0] is None
+        assert txn.extents_of("blocks", [record_key(RecordKey(2, 0, 0))])[0] is None
     for key, place in places.items():
         if len(values[key]) < 2000:  # among the keys
             assert place is None
@@ -280,7 +282,7 @@ def test_places_are_told_without_reading_the_values(path, database):
     database = Database.open(path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
     with database.read() as txn:
-        assert all(txn.places_of("blocks", keys))
+        assert all(txn.extents_of("blocks", keys))
     after = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
     # in units of 512 bytes: pages of keys, and none of those that hold values
     assert after - before < 300

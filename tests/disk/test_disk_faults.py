@@ -18,7 +18,7 @@ import torch
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.keys import record_key
 from memstore.disk.lmdb.database import Transaction
-from memstore.disk.lmdb.extents import Place
+from memstore.disk.lmdb.extents import Extent
 from memstore.disk.read.batch import Batch, Wanted
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import CorruptBlock, MemoryClosed
@@ -73,7 +73,7 @@ def check_right(disk: DiskTier, units: Sequence[BlockKey] = UNITS) -> None:
 def spoil(catalog: Catalog, key: RecordKey) -> None:
     """Flip a bit of a record's last head."""
     with catalog.database.read() as txn:
-        place = txn.places_of("blocks", [record_key(key)])[0]
+        place = txn.extents_of("blocks", [record_key(key)])[0]
         assert place is not None
         end = place.offset + place.size - 1
     file = os.open(catalog.database.path / "data.mdb", os.O_RDWR)
@@ -155,17 +155,17 @@ def test_a_slow_disk_gives_the_right_blocks_and_its_waits_overlap(memory, cold, 
 
 def test_a_place_that_is_no_longer_true_costs_time_only(memory, cold, monkeypatch):
     _, disk = memory
-    true = Transaction.places_of
+    true = Transaction.extents_of
 
-    def stale(txn: Transaction, table: str, keys: Sequence[bytes]) -> list[Place | None]:
+    def stale(txn: Transaction, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
         return [
             None
             if place is None
-            else [Place(place.offset + 4096, place.size), Place(16, 3000)][key[-3] % 2]
+            else [Extent(place.offset + 4096, place.size), Extent(16, 3000)][key[-3] % 2]
             for key, place in zip(keys, true(txn, table, keys))
         ]
 
-    monkeypatch.setattr(Transaction, "places_of", stale)
+    monkeypatch.setattr(Transaction, "extents_of", stale)
     check_right(disk)
 
 

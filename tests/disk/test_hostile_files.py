@@ -244,7 +244,7 @@ def test_commits_are_recorded_under_their_numbers_after_compacting_and_repair(me
     verify_memory(memory, repair=True)
     with Database.open(memory) as database:
         last = database.last_commit()
-        assert last is not None and last.transaction == database.last_transaction
+        assert last is not None and last.transaction == database.version.transaction
         database.write(lambda txn: None)
     assert verify_memory(memory).clean
 

@@ -12,7 +12,7 @@ from xxhash import xxh3_64_digest
 
 from memstore.block import KV_DTYPES, RecordKey
 from memstore.disk.format.codec import CODECS
-from memstore.disk.format.record import decode_head
+from memstore.disk.format.record_heads import decode_head
 from memstore.errors import CorruptBlock
 from memstore.tiers.raw_bits import from_raw, raw_view, torch_dtype
 from support.records import KEY, WRITE, decode, encode, same_bits, table_of
@@ -73,7 +73,7 @@ def test_any_heads_are_read_alone_and_in_any_order(codec, dtype):
     for head in (3, 0):
         out_k, out_v = torch.zeros(2, 8, 6, dtype=torch_dtype(dtype))
         bits = raw_view(out_k), raw_view(out_v)
-        decode_head(memoryview(record), KEY, header, head, *bits, dtype)
+        decode_head(memoryview(record), KEY, header, head, bits, dtype)
         assert same_bits(out_k, k[head]) and same_bits(out_v, v[head])
 
 
@@ -125,10 +125,10 @@ def test_a_head_that_is_read_is_whole_though_another_is_damaged(codec):
     header = table_of(SHAPE, "float16").header(memoryview(damaged), KEY, WRITE)
     out = torch.zeros(2, 4, 6, dtype=torch.float16)
     bits = raw_view(out)
-    decode_head(memoryview(damaged), KEY, header, 0, bits[0], bits[1], "float16")
+    decode_head(memoryview(damaged), KEY, header, 0, (bits[0], bits[1]), "float16")
     assert same_bits(out[0], k[0]) and same_bits(out[1], v[0])
     with pytest.raises(CorruptBlock, match="head 1"):
-        decode_head(memoryview(damaged), KEY, header, 1, bits[0], bits[1], "float16")
+        decode_head(memoryview(damaged), KEY, header, 1, (bits[0], bits[1]), "float16")
 
 
 @every_codec

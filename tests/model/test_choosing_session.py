@@ -189,7 +189,7 @@ def test_memory_is_bounded_however_long_the_chat(pointing, tmp_path):
     unit = 2 * 128 * 16 * 2  # bytes of keys and values of a slot
     per_block = 4 * 2
     with memory(pointing, tmp_path, host_budget=12 * per_block * unit) as store:
-        most = store.own_capacity // (2 * per_block)
+        most = store.tiers.host.capacity // (2 * per_block)
         sizes = []
         with pointing.session(store) as session:
             for number in range(9):

@@ -48,7 +48,7 @@ def test_a_scrape_shows_what_each_layer_of_each_tier_counted(memory: MemoryStore
         found = scrape(metrics.port)
     expected: Samples = {
         (f"memstore_tier_{count}_total", tier, str(layer)): stats.to_dict()[count]
-        for tier, layers in memory.layer_stats().items()
+        for tier, layers in memory.tiers.layers().items()
         for layer, stats in layers.items()
         for count in COUNTS
     }

@@ -23,7 +23,8 @@ from memstore.share.publish.garbage_collection import prune
 from memstore.share.publish.merge import merge
 from memstore.share.publish.publish import unpublish
 from memstore.store.memory_store import MemoryStore
-from memstore.store.transfer.published_document import verify_published, write_published
+from memstore.store.transfer.published_document import write_published
+from memstore.store.verify.verify_published import verify_published
 from support.damaged_bytes import damaged
 from support.passage_documents import (
     LAYERS,

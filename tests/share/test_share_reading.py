@@ -350,14 +350,14 @@ def test_nearest_tells_the_fastest_tier(model: LandmarkModel, path: Path, tmp_pa
         host_budget=8 * 2 * 2 * 8 * 8 * 2,
     ) as store:
         units = [BlockKey(1, 1, block, head) for block in range(12) for head in (0, 1)]
-        assert {*store.nearest(units)} == {"remote"}
+        assert {*store.tiers.nearest(units)} == {"remote"}
         store.lease(units[:4]).release()
         store._on_disk().catalog.source.settle()
         for at in range(4, 24, 4):
             store.lease(units[at : at + 4]).release()
         capacity = store.capacity
-        assert store.nearest(units[:4]) == ["local"] * 4 and capacity < 24
-        assert store.nearest(units[20:]) == ["host"] * 4
+        assert store.tiers.nearest(units[:4]) == ["local"] * 4 and capacity < 24
+        assert store.tiers.nearest(units[20:]) == ["host"] * 4
 
 
 def test_cutoffs_of_the_command_line() -> None:

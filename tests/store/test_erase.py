@@ -320,7 +320,7 @@ def test_a_killed_import_goes_with_the_next_write_or_by_compacting(
         store.forget(SECRET, erase=True)
     code = """
 import os, signal
-from memstore.store.transfer.export_import import export_import as transfer
+from memstore.store.transfer import export_import as transfer
 transfer.BATCH_BYTES = 10_000
 store_batch, batches = transfer._store, 0
 def count(*given):
@@ -359,10 +359,10 @@ def test_a_change_after_compacting_is_noticed_whatever_the_number_of_its_transac
         with opened(path) as other:
             assert len(other.documents()) == 3
             database = other._on_disk().catalog.database
-            seen = database.last_transaction
+            seen = database.version.transaction
             store.compact()
             ingest(store, "4", 10, text=4)
-            while database.last_transaction < seen:
-                store.describe("4", {"turn": database.last_transaction})
-            assert database.last_transaction == seen  # as if nothing had happened
+            while database.version.transaction < seen:
+                store.describe("4", {"turn": database.version.transaction})
+            assert database.version.transaction == seen  # as if nothing had happened
             assert len(other.documents()) == 4

@@ -22,6 +22,7 @@ from xxhash import xxh3_64_digest
 from memstore.block import BlockKey
 from memstore.cli.terminal import console
 from memstore.disk.format.document import Document
+from memstore.disk.format.runs import KeyRun, RunForm
 from memstore.errors import (
     CorruptMemory,
     InvalidConfig,
@@ -152,6 +153,7 @@ def of_first(kind: str, place: int) -> Callable[[Frames, Any], Frames]:
     return change
 
 
+NOT_FINITE = np.full((22, HEADS, DIM), NAN, "<f2").view("<i2")
 PINNED = [
     (of_head("document", "name"), []),
     (of_head("document", "name"), ""),
@@ -172,7 +174,9 @@ PINNED = [
     (of_head("format"), "2"),
     (of_first("tokens", 0), 1),
     (of_first("tokens", 1), b"abc"),
-    (of_first("landmarks", 2), np.full((22, HEADS, DIM), NAN, "<f2").tobytes()),
+    (of_first("run", 0), 7),
+    (of_first("run", 2), b""),
+    (of_first("run", 2), RunForm(SIGNATURE.geometry).encode(KeyRun(0, NOT_FINITE))),
     (of_first("record", 2), b""),
 ]
 

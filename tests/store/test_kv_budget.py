@@ -13,7 +13,7 @@ import torch
 
 from memstore.block import BlockKey
 from memstore.disk.files import WRITER
-from memstore.disk.tables.passage_table import StoredPassage
+from memstore.disk.tables.passage_rows import StoredPassage
 from memstore.errors import InvalidInput, MissingBlock
 from memstore.store.memory_store import MemoryStore
 from memstore.store.verify.verify_memory import verify_memory
@@ -131,7 +131,7 @@ def test_what_was_computed_is_held_and_stored_behind_the_answer(tmp_path) -> Non
         assert stored(store) == {6}
         counts = store.tier_stats()["computed"]
         assert counts["hits"] == 2 * 2 * len(LAYERS) and counts["seconds"] == pytest.approx(0.2)
-        assert store.layer_stats()["computed"][LAYERS[0]].hits == 4
+        assert store.tiers.layers()["computed"][LAYERS[0]].hits == 4
     with MemoryStore.open(tmp_path / "m", read_only=True, host_budget=1 << 20) as store:
         assert not ask(store, document, 1, 6)  # another process reads it
         assert ask(store, document, 1, 7) and stored(store) == {6}

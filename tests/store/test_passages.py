@@ -9,7 +9,6 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +34,6 @@ from support.passage_documents import (
     tokens_of,
 )
 from support.selected_documents import FORM, OTHER, create, words
-from support.selected_documents import ingest as ingest_grid
 from support.synthetic_documents import BLOCK, SIGNATURE, is_whole, stored
 
 BUDGET = 1 << 20  # bytes in main memory: the blocks are tiny, and 1 GiB would be millions of slots
@@ -162,18 +160,13 @@ def test_a_tail_alone_is_a_document(store) -> None:
     assert is_whole(store.path)
 
 
-def test_both_kinds_of_documents_live_in_one_memory(store) -> None:
-    ingest_grid(store, "grid", 50)
+def test_a_document_of_passages_tells_its_tokens_and_its_passages(store) -> None:
     document = ingest(store, "a", 20)
     assert document.layers == LAYERS and is_whole(store.path)
     ids = np.concatenate([each.ids for each in passages(1, 0, 20)])
     assert np.array_equal(store.tokens("a").ids, ids)
     assert np.array_equal(store.tokens("a", 5, 9).ids, ids[5:9])
     assert same(store.passages("a", 3, 9), passages(1, 3, 9)) and not store.passages("a", 99)
-    with pytest.raises(InvalidInput, match="passages"):
-        store.passages("grid")
-    scope = [(document.id, 0, 20), (store.document("grid").id, 0, 13)]
-    assert store.token_maxima(torch.ones(1, 8), 0, scope).shape == (1, 33)
 
 
 def test_another_selector_takes_the_place_of_the_old(store) -> None:

@@ -17,7 +17,8 @@ from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Database
 from memstore.disk.lmdb.locks import WriterLock
 from memstore.disk.lmdb.meta_pages import read_states
-from memstore.disk.lmdb.tree import NO_PAGE, Tree
+from memstore.disk.lmdb.pages import BRANCH, NO_PAGE
+from memstore.disk.lmdb.tree import Tree
 from memstore.disk.salvage import is_sound, salvage
 from memstore.errors import CorruptMemory, MemoryLocked, MemstoreError
 from memstore.store.memory_store import MemoryStore
@@ -82,8 +83,9 @@ def tree_pages(path: Path) -> dict[int, set[tuple[str, int]]]:
             todo = [] if root == NO_PAGE else [root]
             while todo:
                 number = todo.pop()
-                flags, nodes = tree._nodes(number)
-                if flags & 1:
+                page = tree.page(number)
+                nodes = page.nodes()
+                if page.flags & BRANCH:
                     todo += [node.page for node in nodes]
                     pages[number] = {(table, 0)}
                 else:
@@ -207,7 +209,7 @@ def rows(path: Path) -> list[tuple[bytes, bytes]]:
 
 def test_a_commit_that_cannot_be_read_is_undone_and_named(memory: Path) -> None:
     with MemoryStore.open(memory, host_budget=BUDGET) as store:
-        number = store._on_disk().catalog.database.last_transaction
+        number = store._on_disk().catalog.database.version.transaction
         ingest(store, "five", 10, text=5, commit_bytes=1 << 20)  # begun, and ended
     with open(memory / "data.mdb", "rb") as file:
         newest = read_states(file.fileno()).newest
@@ -216,7 +218,7 @@ def test_a_commit_that_cannot_be_read_is_undone_and_named(memory: Path) -> None:
     assert any("is undone" in problem.what for problem in report.problems)
     with MemoryStore.open(memory) as store:
         assert [(row.name, row.state) for row in store.documents()][-1] == ("five", "ingesting")
-        assert store._on_disk().catalog.database.last_transaction < number
+        assert store._on_disk().catalog.database.version.transaction < number
 
 
 def test_what_is_left_of_a_truncated_file_is_rescued(memory: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.lmdb.database import Database
 from memstore.errors import InvalidInput, MemoryLocked, WrongModel
 from memstore.store.memory_store import MemoryStore
@@ -21,20 +21,21 @@ from support.selected_documents import (
     FORM,
     OTHER,
     QUESTION,
+    SETTINGS,
     check_content,
     create,
     find,
     ingest,
     selected,
 )
-from support.synthetic_documents import CHUNK, SETTINGS, SIGNATURE, is_whole
+from support.synthetic_documents import CHUNK, SIGNATURE, is_whole
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "20"))
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 SIZES = {"1": 30 * CHUNK + 3, "2": 5 * CHUNK, "3": 12 * CHUNK + 1}
 
 
-def filled(path: Path, form: SelectorForm = FORM) -> Path:
+def filled(path: Path, form: IndexSpec = FORM) -> Path:
     with create(path, form) as store:
         for name, tokens in SIZES.items():
             ingest(store, name, tokens, text=int(name), commit_bytes=1 << 20)
@@ -59,7 +60,7 @@ def check_all(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("form", [OTHER, replace(FORM, digest="new")])
 def test_a_replaced_memory_is_as_if_read_with_the_new_selector(
-    path: Path, tmp_path: Path, form: SelectorForm
+    path: Path, tmp_path: Path, form: IndexSpec
 ) -> None:
     with MemoryStore.open(path) as store:
         check_all(store)
@@ -141,7 +142,7 @@ def test_one_that_was_given_up_leaves_nothing(path: Path) -> None:
             raise KeyboardInterrupt
         return find(OTHER)(document)
 
-    third = SelectorForm("words", "99" * 16, words=True)
+    third = IndexSpec("words", "99" * 16, words=True)
     with MemoryStore.open(path) as store:
         with pytest.raises(KeyboardInterrupt):
             store.replace_selector(OTHER, stop)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from memstore.disk.format.index_spec import SelectorForm
-from memstore.disk.format.runs import RUN_BLOCKS, TokenRun, WordRun, decode, encode
+from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.runs import RUN_BLOCKS, KeyRun, Run, RunForm, TokenRun, WordRun, kind_of
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import (
     CorruptMemory,
@@ -36,9 +36,11 @@ from support.selected_documents import (
     FORM,
     OTHER,
     QUESTION,
+    SETTINGS,
     as_words,
     check_content,
     create,
+    given,
     ingest,
     landmarks,
     selected,
@@ -48,21 +50,19 @@ from support.synthetic_documents import (
     BLOCK,
     CHUNK,
     CHUNK_BLOCKS,
-    LAYERS,
-    SETTINGS,
     SIGNATURE,
     blocks,
     is_whole,
     stored,
-    token_ids,
 )
+from support.synthetic_documents import ingest as ingest_chunks
 
 KILLS = int(os.environ.get("MEMSTORE_KILLS", "20"))
 FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "200")) // 2
 SEED = int(os.environ.get("MEMSTORE_SEED", "0"))
 LONG = RUN_BLOCKS["words"] * BLOCK + 3 * CHUNK + 5  # tokens; more than a run of either kind
 TOKENS_ONLY = replace(FORM, words=False)
-WORDS_ONLY = SelectorForm("words", "ef" * 16, words=True)
+WORDS_ONLY = IndexSpec("words", "ef" * 16, words=True)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("form", [FORM, OTHER, TOKENS_ONLY])
 def test_what_blocks_are_found_by_comes_back_in_another_process(
-    path: Path, form: SelectorForm
+    path: Path, form: IndexSpec
 ) -> None:
     with create(path, form) as store:
         document = ingest(store, "book", 20 * CHUNK + 3)
@@ -161,57 +161,44 @@ def test_a_replaced_document_answers_until_the_new_one_is_whole(path: Path) -> N
 
 def test_forgotten_and_changed_documents_are_noticed(path: Path) -> None:
     with create(path) as writer, MemoryStore.open(path) as reader:
-        for number in range(1, 5):
-            ingest(writer, str(number), (4 + number) * CHUNK + number, text=number)
+        ids = {
+            number: ingest(writer, str(number), (4 + number) * CHUNK + number, text=number).id
+            for number in range(1, 5)
+        }
         for document in reader.documents():
-            check_content(reader, document, text=document.id)
+            check_content(reader, document, text=int(document.name))
         writer.forget("2")
         with pytest.raises(DocumentNotFound):
-            reader.token_maxima(QUESTION, 0, [(2, 0, 4)])
+            reader.token_maxima(QUESTION, 0, [(ids[2], 0, 4)])
         with pytest.raises(DocumentNotFound):
-            reader.word_scores({7: 1.0}, [(1, 0, 4), (2, 0, 4)])
+            reader.word_scores({7: 1.0}, [(ids[1], 0, 4), (ids[2], 0, 4)])
         ingest(writer, "3", 20 * CHUNK, text=3, mode="append")
         check_content(reader, reader.document("3"), text=3)
         writer.compact()
         for document in (*reader.documents(), *writer.documents()):
-            check_content(reader, document, text=document.id)
+            check_content(reader, document, text=int(document.name))
         left = {int.from_bytes(key[:8], "big") for key in selected(path)["landmarks"]}
-        assert left == {1, 3, 4}
+        assert left == {ids[1], ids[3], ids[4]}
 
 
 def test_scopes_of_several_documents_are_in_their_order(path: Path) -> None:
     with create(path) as store:
-        for number in (1, 2, 3):
-            ingest(store, str(number), 5 * CHUNK + number, text=number)
-        whole = {n: store.token_maxima(QUESTION, 1, [(n, 0, 5 * CHUNK_BLOCKS)]) for n in (1, 2, 3)}
-        found = store.token_maxima(QUESTION, 1, [(3, 2, 9), (1, 0, 5), (2, 19, 20)])
-    expected = torch.cat([whole[3][:, 2:9], whole[1][:, :5], whole[2][:, 19:20]], dim=1)
+        one, two, three = (
+            ingest(store, str(number), 5 * CHUNK + number, text=number).id for number in (1, 2, 3)
+        )
+        whole = {
+            n: store.token_maxima(QUESTION, 1, [(n, 0, 5 * CHUNK_BLOCKS)])
+            for n in (one, two, three)
+        }
+        found = store.token_maxima(QUESTION, 1, [(three, 2, 9), (one, 0, 5), (two, 19, 20)])
+    expected = torch.cat([whole[three][:, 2:9], whole[one][:, :5], whole[two][:, 19:20]], dim=1)
     assert torch.equal(found, expected)
-
-
-def test_recent_blocks_are_those_that_were_given(path: Path) -> None:
-    with create(path) as store, begin(store) as writer:
-        layers = {layer: blocks(1, layer, 0, CHUNK)[:2] for layer in range(LAYERS)}
-        writer.add_chunk(
-                token_ids(1, 0, CHUNK), 0, layers,
-                landmarks=landmarks(1, 0, CHUNK), words=words(1, 0, CHUNK_BLOCKS),
-            )  # fmt: skip
-        for layer in range(LAYERS):
-            recent = writer.recent(layer, 2)
-            assert torch.equal(recent.k, blocks(1, layer, 0, CHUNK)[0][2:])
-            assert len(recent.landmarks) == 0 and recent.blocks == range(2, 4)
 
 
 def begin(store: MemoryStore) -> DocumentWriter:
     writer = store.write_document("book", source_hash="x", settings=SETTINGS)
     assert writer is not None
     return writer
-
-
-def given(**changes: object) -> dict[str, object]:
-    layers = {layer: blocks(1, layer, 0, CHUNK)[:2] for layer in range(LAYERS)}
-    found_by = {"landmarks": landmarks(1, 0, CHUNK), "words": words(1, 0, CHUNK_BLOCKS)}
-    return {"layers": layers, **found_by, **changes}
 
 
 @pytest.mark.parametrize(
@@ -224,37 +211,39 @@ def given(**changes: object) -> dict[str, object]:
         {"landmarks": landmarks(1, 0, CHUNK)[:, :1]},
         {"words": words(1, 0, CHUNK_BLOCKS - 1)},
         {"words": [[(1 << 40, 1)]] * CHUNK_BLOCKS},
-        {"layers": {layer: blocks(1, layer, 0, CHUNK) for layer in range(LAYERS)}},
+        {"layers": {layer: blocks(1, layer, 0, CHUNK) for layer in SIGNATURE.memory_layers}},
     ],
 )
-def test_a_chunk_without_what_the_selector_keeps_is_refused(
+def test_passages_without_what_the_selector_keeps_are_refused(
     path: Path, changes: dict[str, object]
 ) -> None:
     with create(path) as store, begin(store) as writer:
         with pytest.raises(InvalidInput):
-            writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given(**changes))
-        writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given())
+            writer.add_passages(**{**given(1, 0, CHUNK), **changes})
+        writer.add_passages(**given(1, 0, CHUNK))
         writer.finish()
     assert is_whole(path)
 
 
 def test_landmarks_that_are_no_numbers_are_refused(path: Path) -> None:
     with create(path, OTHER) as store, begin(store) as writer:
-        wrong = landmarks(1, 0, CHUNK, OTHER)
-        wrong[3, 0, 2] = float("nan")
+        right = given(1, 0, CHUNK, OTHER)
+        right["landmarks"][3, 0, 2] = float("nan")
         with pytest.raises(InvalidInput, match="finite"):
-            writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given(landmarks=wrong))
+            writer.add_passages(**right)
 
 
-def test_a_memory_without_a_selector_refuses_what_one_would_keep(path: Path) -> None:
-    with MemoryStore.create(path, SIGNATURE) as store:
+def test_a_memory_with_a_selector_holds_passages_and_one_without_holds_chunks(
+    tmp_path: Path,
+) -> None:
+    with create(tmp_path / "passages") as store, pytest.raises(InvalidInput, match="passages"):
+        ingest_chunks(store, "book", CHUNK)
+    with MemoryStore.create(tmp_path / "chunks", SIGNATURE, host_budget=1 << 22) as store:
         assert store.selector is None
         with pytest.raises(InvalidInput, match="no selector"):
             store.token_maxima(QUESTION, 0, [])
-        with begin(store) as writer:
-            layers = {layer: blocks(1, layer, 0, CHUNK) for layer in range(LAYERS)}
-            with pytest.raises(InvalidInput):
-                writer.add_chunk(token_ids(1, 0, CHUNK), 0, **given(layers=layers))
+        with pytest.raises(InvalidInput, match="selector"):
+            begin(store)
 
 
 def test_a_memory_without_a_directory_is_told(path: Path) -> None:
@@ -291,7 +280,7 @@ def test_export_and_import_carry_what_a_document_is_found_by(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("form", [OTHER, TOKENS_ONLY, replace(FORM, digest="other"), None])
 def test_import_into_a_memory_of_another_selector_is_refused(
-    tmp_path: Path, form: SelectorForm | None
+    tmp_path: Path, form: IndexSpec | None
 ) -> None:
     with create(tmp_path / "one") as one:
         ingest(one, "book", 5 * CHUNK)
@@ -342,7 +331,7 @@ def test_verify_names_a_flipped_byte(sound: Path, path: Path, kind: str, number:
     catalog = Catalog.open(path)
     assert catalog.selector is not None
     with catalog.database.read() as txn:
-        part = catalog.selector.parts[["token", "words"].index(kind)]
+        part = catalog.selector.part(kind)
         keys = [key for key, _ in txn.scan("landmarks") if key[8:10] == part.to_bytes(2, "big")]
         key = [key for key in keys if key[7] == 1][number]
         value = bytearray(txn.get("landmarks", key) or b"")
@@ -375,7 +364,7 @@ def test_verify_misses_no_run_that_is_missing_or_extra(sound: Path, path: Path) 
         changed.close()
         with MemoryStore.open(memory) as store, pytest.raises(CorruptMemory):
             for document in store.documents():
-                check_content(store, document, text=document.id)
+                check_content(store, document, text=1 + (document.name == "two"))
         shutil.rmtree(memory)
     memory = shutil.copytree(sound, path)
     changed = Catalog.open(memory)
@@ -421,29 +410,40 @@ def test_impossible_forms_are_refused(changes: dict[str, object]) -> None:
         replace(FORM, **changes)
 
 
-RUNS = [TokenRun(32, landmarks(1, 0, 9).numpy(), np.array([4, 2, 3])), WordRun(0, as_words(1, 30))]
+GEOMETRY = SIGNATURE.geometry
+RUNS = [
+    TokenRun(32, landmarks(1, 0, 9).numpy(), np.array([4, 2, 3])),
+    WordRun(0, as_words(1, 30)),
+    KeyRun(256, np.arange(7 * 2 * 8, dtype="<i2").reshape(7, 2, 8)),
+]
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_runs_come_back_and_nothing_else_is_taken_for_one(run: TokenRun | WordRun) -> None:
-    kind = "token" if isinstance(run, TokenRun) else "words"
-    value = encode(run, FORM)
-    assert encode(decode(kind, run.first_block, value, FORM), FORM) == value
+def test_runs_come_back_and_nothing_else_is_taken_for_one(run: Run) -> None:
+    kind, form = kind_of(run), RunForm(GEOMETRY, FORM)
+    value = form.encode(run)
+    assert form.encode(form.decode(kind, run.first_block, value)) == value
     chance = random.Random(SEED)
-    for wrong in (b"", value[:-1], value + b"\0", value[: len(value) // 2], b"\x81" + value):
+    for wrong in (b"", value[:-1], value + b"\0", value[: len(value) // 2 + 1], b"\x81" + value):
         with pytest.raises(ValueError):
-            decode(kind, 0, wrong, FORM)
-    for form in (OTHER, replace(FORM, digest="x")):
+            form.decode(kind, 0, wrong)
+    others = [RunForm(GEOMETRY, OTHER), RunForm(GEOMETRY, replace(FORM, digest="x"))]
+    if kind == "landmark":
+        others = [
+            RunForm(replace(GEOMETRY, num_kv_heads=1)),
+            RunForm(replace(GEOMETRY, head_dim=4)),
+        ]
+    for other in others:
         with pytest.raises(ValueError):
-            decode(kind, 0, value, form)
+            other.decode(kind, 0, value)
     for _ in range(300):
         data = bytearray(value)
         data[chance.randrange(len(data))] = chance.randrange(256)
         try:
-            found = decode(kind, 0, bytes(data), FORM)
+            found = form.decode(kind, 0, bytes(data))
         except ValueError:
             continue
-        assert len(encode(found, FORM)) == len(value)
+        assert len(form.encode(found)) == len(value)
 
 
 # Flipped bytes and kills

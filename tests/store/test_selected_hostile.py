@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstore.disk.format.block_words import BlockWords
-from memstore.disk.format.runs import TokenRun, WordRun, encode
+from memstore.disk.format.runs import RunForm, TokenRun, WordRun
 from memstore.disk.format.token_parts import equal_lengths
 from memstore.store.memory_store import MemoryStore
 from support.crafted import WRONG, Frames, changed, fuzzed, places, write
 from support.crafted_imports import accepted
 from support.selected_documents import FORM, create, ingest, landmarks, words
-from support.synthetic_documents import BLOCK, CHUNK
+from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE
 
 TOKENS = 9 * CHUNK + 2  # more than a run of landmarks
 BLOCKS = -(-TOKENS // BLOCK)
@@ -50,20 +50,20 @@ def test_an_export_is_unchanged_by_being_taken_apart(
 
 def with_runs(frames: Frames, runs: list[Any]) -> Frames:
     """The export with other runs."""
-    at = next(at for at, frame in enumerate(frames) if frame[0] == "selected")
-    rest = [frame for frame in frames if frame[0] != "selected"]
-    return [*rest[:at], *(("selected", run) for run in runs), *rest[at:]]
+    at = next(at for at, frame in enumerate(frames) if frame[0] == "run")
+    rest = [frame for frame in frames if frame[0] != "run"]
+    return [*rest[:at], *(("run", run) for run in runs), *rest[at:]]
 
 
 def token(first: int, end: int, form: Any = FORM) -> list[Any]:
     some = landmarks(1, first * BLOCK, min(end * BLOCK, TOKENS), form)
     run = TokenRun(first, some.numpy(), equal_lengths(len(some), BLOCK))
-    return ["token", first, encode(run, form)]
+    return [0, first, RunForm(SIGNATURE.geometry, form).encode(run)]
 
 
 def word(first: int, end: int, told: BlockWords | None = None) -> list[Any]:
     some = BlockWords.of(words(1, first, end)) if told is None else told
-    return ["words", first, encode(WordRun(first, some), FORM)]
+    return [1, first, RunForm(SIGNATURE.geometry, FORM).encode(WordRun(first, some))]
 
 
 RIGHT = [token(0, 32), token(32, BLOCKS), word(0, BLOCKS)]
@@ -123,11 +123,11 @@ def test_a_head_that_tells_of_another_selector_is_refused(
 def test_a_crafted_export_is_refused_or_harmless(
     store: MemoryStore, frames: Frames, tmp_path: Path, data: st.DataObject
 ) -> None:
-    of_selector = [at for at, (kind, _) in enumerate(frames) if kind in ("head", "selected")]
+    of_selector = [at for at, (kind, _) in enumerate(frames) if kind in ("head", "run")]
     crafted = list(frames)
     at = data.draw(st.sampled_from(of_selector))
     kind, value = crafted[at]
-    if kind == "selected" and data.draw(st.booleans()):
+    if kind == "run" and data.draw(st.booleans()):
         packed = msgpack.Unpacker()
         packed.feed(value[2])
         header = packed.unpack()
@@ -137,8 +137,8 @@ def test_a_crafted_export_is_refused_or_harmless(
         cut = data.draw(st.sampled_from([rest, rest[:-1], rest + b"\0", b"", rest[: 1 << 8]]))
         crafted[at] = kind, [*value[:2], told + cut]
     else:
-        part = value if kind == "selected" else value["selector"]
+        part = value if kind == "run" else value["selector"]
         where = data.draw(st.sampled_from(list(places(part))))
         new = changed(part, where, data.draw(st.sampled_from(WRONG)))
-        crafted[at] = kind, new if kind == "selected" else {**value, "selector": new}
+        crafted[at] = kind, new if kind == "run" else {**value, "selector": new}
     accepted(store, write(tmp_path / "file", crafted))

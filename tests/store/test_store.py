@@ -911,7 +911,7 @@ def test_a_document_whose_commit_stands_is_kept_whatever_fails_behind_it(
 def test_scratch_documents_live_in_memory_only() -> None:
     with MemoryStore.in_memory(SIGNATURE, host_budget=BUDGET) as store:
         assert store.documents() == [] and store.path is None
-        with store.scratch() as own, store.scratch() as other:
+        with store.session_document() as own, store.session_document() as other:
             assert own.document < 0 and other.document < 0 and own.document != other.document
             for layer in range(3):
                 for first in (0, 4):
@@ -942,7 +942,7 @@ def test_scratch_documents_live_in_memory_only() -> None:
 def test_scratch_beyond_the_budget_is_refused_whole() -> None:
     with (
         MemoryStore.in_memory(SIGNATURE, host_budget=10 * UNIT_BYTES) as store,
-        store.scratch() as own,
+        store.session_document() as own,
     ):
         own.add(1, *chunk(1, 0, CHUNK)[0][1])
         with pytest.raises(BudgetExceeded):
@@ -1225,7 +1225,7 @@ def test_stats_count_what_is_held_and_looked_up(store: MemoryStore) -> None:
         (1, 2), 25
     )
     assert stats["codec"] == store.codec == "zstd"
-    assert store.layer_stats()["host"][1].misses == 2
+    assert store.tiers.layers()["host"][1].misses == 2
 
 
 def test_tokens_come_with_where_their_characters_begin(store: MemoryStore) -> None:

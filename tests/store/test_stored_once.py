@@ -221,7 +221,7 @@ def test_passages_that_nobody_refers_to_are_told_and_go(store) -> None:
     def work(txn) -> None:
         numbers = catalog.new_numbers(txn)
         (row,) = catalog.passages.refer(txn, 1, 0, [b"\1" * 16], numbers)
-        catalog.passages.store(txn, row, {0: b"no record"})
+        catalog.passages.records.store(txn, row, {0: b"no record"})
 
     catalog.database.write(work)
     assert not store.verify().clean

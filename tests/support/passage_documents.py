@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document, IngestSettings
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import Passage
 from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
@@ -67,7 +67,7 @@ def content(text: int, layer: int, block: int) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def landmarks(text: int, first: int, end: int, form: SelectorForm = FORM) -> Tensor:
+def landmarks(text: int, first: int, end: int, form: IndexSpec = FORM) -> Tensor:
     """Landmarks of the tokens of passages first .. end."""
     rows = []
     for block in range(first, end):
@@ -79,7 +79,7 @@ def landmarks(text: int, first: int, end: int, form: SelectorForm = FORM) -> Ten
     return shaped.to(torch.int8) if form.dtype == "int8" else (shaped / 127).to(torch.float16)
 
 
-def add(writer: object, text: int, first: int, end: int, form: SelectorForm = FORM) -> None:
+def add(writer: object, text: int, first: int, end: int, form: IndexSpec = FORM) -> None:
     """Give a writer the passages first .. end."""
     writer.add_passages(  # type: ignore[attr-defined]
         passages(text, first, end),

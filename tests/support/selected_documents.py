@@ -1,9 +1,10 @@
-"""Documents of a memory with a selector, without a model: what they are found by follows from
+"""Documents of passages of equal size, without a model: what they are found by follows from
 (text, token) and (text, block).
 """
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,22 +12,25 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.disk.format.block_words import BlockWords
-from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.document import Document, IngestSettings
+from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.passage_parts import Passage
+from memstore.errors import MissingBlock
 from memstore.store.memory_store import MemoryStore
-from support.synthetic_documents import BLOCK, CHUNK, LAYERS, SETTINGS, SIGNATURE, blocks, token_ids
+from support.synthetic_documents import BLOCK, CHUNK, SIGNATURE, blocks
 
-FORM = SelectorForm("test", "ab" * 16, heads=2, width=8, dtype="int8", words=True)
-OTHER = SelectorForm("other", "cd" * 16, heads=1, width=16, dtype="float16", words=True)
+FORM = IndexSpec("test", "ab" * 16, heads=2, width=8, dtype="int8", words=True)
+OTHER = IndexSpec("other", "cd" * 16, heads=1, width=16, dtype="float16", words=True)
+SETTINGS = IngestSettings(passage_tokens=BLOCK)
 QUESTION = torch.linspace(-1, 1, 24).view(3, 8)
 
 
-def create(path: Path, form: SelectorForm = FORM, **options: object) -> MemoryStore:
+def create(path: Path, form: IndexSpec = FORM, **options: object) -> MemoryStore:
     options = {"host_budget": 1 << 22, **options}  # tiny blocks: a GiB would be millions of slots
     return MemoryStore.create(path, SIGNATURE, selector=form, **options)
 
 
-def landmarks(text: int, first: int, end: int, form: SelectorForm = FORM) -> Tensor:
+def landmarks(text: int, first: int, end: int, form: IndexSpec = FORM) -> Tensor:
     """Landmarks of tokens first .. end."""
     token = np.arange(first, end, dtype=np.int64)[:, None]
     number = np.arange(form.heads * form.width, dtype=np.int64)[None, :]
@@ -72,18 +76,30 @@ def ingest(
     with writer:
         for first in range(writer.tokens, tokens, CHUNK):
             end = min(first + CHUNK, tokens)
-            at, stop = first // BLOCK, -(-end // BLOCK)
-            layers = {layer: blocks(text, layer, at, end - first)[:2] for layer in range(LAYERS)}
-            writer.add_chunk(
-                token_ids(text, first, end),
-                first * 3,
-                layers,
-                (end - first) % BLOCK or None,
-                landmarks=landmarks(text, first, end, form) if form.heads else None,
-                words=words(text, at, stop) if form.words else None,
-            )
+            writer.add_passages(**given(text, first, end, form))
             after_chunk(end)
         return writer.finish()
+
+
+def given(text: int, first: int, end: int, form: IndexSpec = FORM) -> dict[str, Any]:
+    """What a writer is given of tokens first .. end, where first begins a passage."""
+    at, stop = first // BLOCK, -(-end // BLOCK)
+    return {
+        "passages": passages(text, first, end),
+        "layers": {
+            layer: blocks(text, layer, at, end - first)[:2] for layer in SIGNATURE.memory_layers
+        },
+        "landmarks": landmarks(text, first, end, form) if form.heads else None,
+        "words": words(text, at, stop) if form.words else None,
+    }
+
+
+def passages(text: int, first: int, end: int) -> list[Passage]:
+    """Tokens first .. end as passages of a block each; no two have the same tokens."""
+    return [
+        Passage(np.arange(at, min(at + BLOCK, end)) + 100_000 * text, 0, "", 3 * at, 3 * BLOCK)
+        for at in range(first, end, BLOCK)
+    ]
 
 
 def check_content(store: MemoryStore, document: Document, text: int) -> None:
@@ -93,7 +109,10 @@ def check_content(store: MemoryStore, document: Document, text: int) -> None:
     for layer in SIGNATURE.memory_layers:
         k, v, _ = blocks(text, layer, 0, document.tokens)
         for block in range(0, document.blocks, 5):
-            units = [BlockKey(document.id, layer, block, head) for head in range(2)]
+            (place,) = store.stored_at([(document.id, block)])
+            if place is None:
+                raise MissingBlock(f"passage {block} is not stored")
+            units = [BlockKey(place[0], layer, place[1], head) for head in range(2)]
             with store.lease(units) as lease:
                 assert torch.equal(lease.k[lease.slots], k[block])
                 assert torch.equal(lease.v[lease.slots], v[block])
@@ -121,7 +140,7 @@ def selected(path: Path) -> dict[str, object]:
     try:
         with catalog.database.read() as txn:
             return {
-                "form": catalog.selector_form,
+                "form": catalog.index_spec,
                 "landmarks": {key: bytes(value) for key, value in txn.scan("landmarks")},
             }
     finally:
@@ -132,7 +151,7 @@ def as_words(text: int, count: int) -> BlockWords:
     return BlockWords.of(words(text, 0, count))
 
 
-def find(form: SelectorForm) -> Callable[[Document], list[tuple[int, Tensor | None, object]]]:
+def find(form: IndexSpec) -> Callable[[Document], list[tuple[int, Tensor | None, object]]]:
     """What `replace_selector` asks for, of documents whose source hash names their text; in pieces
     of some blocks.
     """

@@ -451,7 +451,7 @@ def test_stats_tell_every_tier_by_the_same_names(tmp_path: Path) -> None:
             "read": 3,
             "failed": 0,
         }
-        layers = store.layer_stats()
+        layers = store.tiers.layers()
         assert list(layers) == ["device", "host", "disk"] and list(layers["device"]) == [2]
         assert layers["device"][2].to_dict() == {key: device[key] for key in COUNTS}
     with MemoryStore.open(tmp_path / "m") as store:

@@ -140,6 +140,16 @@ class Document:
         """The layers that are stored."""
         return list(range(signature.num_layers)) if self.layers is None else sorted(self.layers)
 
+    def memory_layers(self, signature: Signature) -> list[int]:
+        """Those of them whose landmarks are searched."""
+        return [layer for layer in self.layers_of(signature) if layer in signature.memory_layers]
+
+    def other_layers(self, signature: Signature) -> list[int]:
+        """Those of them that only reading on needs."""
+        return [
+            layer for layer in self.layers_of(signature) if layer not in signature.memory_layers
+        ]
+
     def first_blocks(self, signature: Signature) -> dict[int, int]:
         """The first block that is stored of each layer: of layers without memory only those are
         kept that reading on needs.

@@ -16,7 +16,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 @dataclass(frozen=True)
-class SelectorForm:
+class IndexSpec:
     """What a selector keeps of every token and block; a memory keeps it for one selector."""
 
     name: Name
@@ -51,7 +51,7 @@ class SelectorForm:
             raise ValueError(str(error)) from error
 
 
-class StoredForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StoredSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A form as a memory tells of it: with the number that its runs have in their keys."""
 
     form: dict[str, Any]

@@ -6,13 +6,13 @@ from typing import Any
 from memstore.block import RecordKey
 from memstore.errors import CorruptMemory
 
-_U64, _BLOCK, _LANDMARKS, _TOKENS = (
+_U64, _BLOCK, _RUN, _TOKENS = (
     struct.Struct(">Q"),
     struct.Struct(">QIH"),
     struct.Struct(">QHIB"),
     struct.Struct(">QQ"),
 )
-_RUN, _SELECTOR = 1, 2
+_LANDMARKS, _SELECTOR = 1, 2  # what runs are of
 Range = tuple[bytes, bytes | None]  # first key, and the key to stop before (None: the table's end)
 
 
@@ -50,9 +50,25 @@ def tokens_key(document: int, first: int) -> bytes:
     return _TOKENS.pack(document, first)
 
 
-def landmarks_key(document: int, layer: int, first_block: int) -> bytes:
-    """Key of a run of landmark keys."""
-    return _LANDMARKS.pack(document, layer, first_block, _RUN)
+def run_key(document: int, part: int, first_block: int, *, of_selector: bool) -> bytes:
+    """Key of a run of what blocks are found by; part: of landmark keys the layer, of a selector's a
+    kind in a generation.
+    """
+    return _RUN.pack(document, part, first_block, _SELECTOR if of_selector else _LANDMARKS)
+
+
+def read_run_key(key: bytes, *, of_selector: bool) -> tuple[int, int, int]:
+    """Document, part and first block of such a key. Raises CorruptMemory for another's."""
+    document, part, first_block, kind = _unpack_key(_RUN, key)
+    if kind != (_SELECTOR if of_selector else _LANDMARKS):
+        what = "a selector" if of_selector else "landmarks"
+        raise CorruptMemory(f"document {document}: {key.hex()} is no key of {what}; run verify")
+    return document, part, first_block
+
+
+def run_range(document: int, part: int) -> Range:
+    """All keys of one document and part."""
+    return _RUN.pack(document, part, 0, 0), _RUN.pack(document, part + 1, 0, 0)
 
 
 def record_key(key: RecordKey) -> bytes:
@@ -79,32 +95,6 @@ def read_tokens_key(key: bytes) -> tuple[int, int]:
     """Document and first token, or block, of a part's key."""
     document, first = _unpack_key(_TOKENS, key)
     return document, first
-
-
-def read_landmarks_key(key: bytes) -> tuple[int, int, int]:
-    """Document, layer and first block of a key of landmarks. Raises CorruptMemory for another's."""
-    document, layer, first_block, kind = _unpack_key(_LANDMARKS, key)
-    if kind != _RUN:
-        raise CorruptMemory(f"document {document}: {key.hex()} is no key of landmarks; run verify")
-    return document, layer, first_block
-
-
-def selector_key(document: int, part: int, first_block: int) -> bytes:
-    """Key of a run of what a selector finds blocks by; part: a kind in a generation."""
-    return _LANDMARKS.pack(document, part, first_block, _SELECTOR)
-
-
-def read_selector_key(key: bytes) -> tuple[int, int, int]:
-    """Document, part and first block of such a key. Raises CorruptMemory for another's."""
-    document, part, first_block, kind = _unpack_key(_LANDMARKS, key)
-    if kind != _SELECTOR:
-        raise CorruptMemory(f"document {document}: {key.hex()} is no key of a selector; run verify")
-    return document, part, first_block
-
-
-def selector_range(document: int, part: int) -> Range:
-    """All keys of one document and part."""
-    return _LANDMARKS.pack(document, part, 0, 0), _LANDMARKS.pack(document, part + 1, 0, 0)
 
 
 def read_record_key(key: bytes) -> RecordKey:

@@ -21,11 +21,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 from xxhash import xxh3_64_digest
 
 from memstore.block import Geometry, RecordKey
-from memstore.disk.format.codec import CODECS
 from memstore.errors import CorruptBlock
 
 RECORD_FORMAT = 3
@@ -210,83 +208,6 @@ class RecordForm:
             length,
             self.signature,
         )
-
-
-def encode_records(
-    keys: Sequence[RecordKey],
-    k: np.ndarray,
-    v: np.ndarray,
-    lengths: Sequence[int],
-    codec: str,
-    form: RecordForm,
-    writes: Sequence[WriteId],
-) -> list[bytes]:
-    """Encode blocks of one layer with all their KV heads; one record a block.
-
-    keys: of the records; k, v: raw bits [n, num_kv_heads, block_size, head_dim]; K is rotated by
-    the offset inside the block only. lengths: valid content tokens of each block, 1 to block_size;
-    its rows from there on are not stored. writes: by what each record is known (WriteId).
-    """
-    geometry = form.geometry
-    heads, block_size, dim = geometry.shape
-    n = len(k)
-    assert k.shape == v.shape == (n, *geometry.shape) and k.itemsize == geometry.itemsize, (
-        k.shape,
-        v.shape,
-        k.dtype,
-        geometry,
-    )
-    assert len(lengths) == n and 1 <= min(lengths) <= max(lengths) <= block_size, lengths
-    units = np.empty((n, heads, 2, block_size, dim), dtype=k.dtype)
-    units[:, :, 0] = k
-    units[:, :, 1] = v
-    payloads = CODECS[codec].encode(
-        units.reshape(n * heads, 2, block_size, dim), geometry.dtype, np.repeat(lengths, heads)
-    )
-    records = []
-    for at in range(n):
-        parts = payloads[at * heads : (at + 1) * heads]
-        header = form.pack_header(
-            keys[at],
-            writes[at],
-            codec,
-            lengths[at],
-            list(map(len, parts)),
-            list(map(xxh3_64_digest, parts)),
-        )
-        records.append(b"".join((header, *parts)))
-    return records
-
-
-def decode_head(
-    record: memoryview,
-    key: RecordKey,
-    header: Header,
-    head: int,
-    k: np.ndarray,
-    v: np.ndarray,
-    dtype: str,
-) -> None:
-    """Check and decode one head of a record into contiguous [block_size, head_dim] of raw bits.
-
-    What k and v hold is its bits or, with an error raised, nothing of use. Raises CorruptBlock.
-    """
-    try:
-        start = header.start + header.offsets[head]
-        payload = record[start : start + header.sizes[head]]
-        if xxh3_64_digest(payload) != header.digests[head]:
-            raise ValueError("its checksum does not match")
-        CODECS[header.codec].decode(payload, k, v, dtype, header.length)
-    except (ValueError, IndexError) as error:
-        raise damaged_head(key, head, error) from error
-
-
-def check_heads(record: memoryview, key: RecordKey, header: Header) -> None:
-    """Check every byte of a record's payload without decoding it. Raises CorruptBlock."""
-    start, _, _, *heads = header
-    for head, (offset, size, digest) in enumerate(zip(*heads)):
-        if xxh3_64_digest(record[start + offset : start + offset + size]) != digest:
-            raise damaged_head(key, head, "its checksum does not match")
 
 
 def damaged(key: RecordKey, what: str) -> CorruptBlock:

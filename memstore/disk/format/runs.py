@@ -1,27 +1,47 @@
-"""What selectors find blocks by, as it is stored: runs of consecutive blocks, that say what they
-are and whose.
+"""What blocks are found by, as it is stored: runs of consecutive blocks on a fixed grid, that say
+what they are and whose.
 
-A value is a header (msgpack: kind, digest of the selector, and what follows), then the numbers,
-little-endian: of token landmarks the tokens of each block (u16), then [tokens, heads, width]; of
-words the distinct words of each block (u32), their hashes (u32) and their counts (u16).
+A value is a header (msgpack: kind, of a selector's its digest, and what follows), then the numbers,
+little-endian: of landmark keys raw bits [blocks, num_kv_heads, head_dim]; of token landmarks the
+tokens of each block (u16), then [tokens, heads, width]; of words the distinct words of each block
+(u32), their hashes (u32) and their counts (u16).
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgpack
 import msgspec
 import numpy as np
 
+from memstore.block import Geometry
 from memstore.decode import Count, Positive, typed
 from memstore.disk.format.block_words import BlockWords
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 
-Kind = Literal["token", "words"]
+Kind = Literal["landmark", "token", "words"]
 # blocks that share a value: few values to open, little to write again at a commit
-RUN_BLOCKS: dict[Kind, int] = {"token": 32, "words": 256}
+RUN_BLOCKS: dict[Kind, int] = {"landmark": 256, "token": 32, "words": 256}
 
 _MOST_HEADER = 1024  # bytes
 _DTYPES = {"int8": "<i1", "float16": "<f2", "float32": "<f4"}
+
+
+class KeyRun(NamedTuple):
+    """Landmark keys of consecutive blocks of one document and layer."""
+
+    first_block: int
+    keys: np.ndarray  # raw bits [blocks, num_kv_heads, head_dim]
+
+    @property
+    def end_block(self) -> int:
+        """The block that follows."""
+        return self.first_block + len(self.keys)
+
+    def cut(self, first: int, end: int) -> "KeyRun":
+        """The run of those of its blocks that are among first .. end of the document."""
+        low = max(0, first - self.first_block)
+        return KeyRun(self.first_block + low, self.keys[low : max(low, end - self.first_block)])
 
 
 class TokenRun(NamedTuple):
@@ -62,45 +82,99 @@ class WordRun(NamedTuple):
         return WordRun(self.first_block + low, self.words.cut(low, high))
 
 
-Run = TokenRun | WordRun
+Run = KeyRun | TokenRun | WordRun
 
 
 def kind_of(run: Run) -> Kind:
     """What a run is of."""
+    if isinstance(run, KeyRun):
+        return "landmark"
     return "token" if isinstance(run, TokenRun) else "words"
 
 
-def numpy_dtype(form: SelectorForm) -> np.dtype:
-    """Of the form's token landmarks."""
-    return np.dtype(_DTYPES[form.dtype])
+def kinds_of(form: IndexSpec) -> list[Kind]:
+    """What a form keeps."""
+    kinds: list[tuple[Kind, bool]] = [("token", form.heads > 0), ("words", form.words)]
+    return [kind for kind, kept in kinds if kept]
 
 
-def encode(run: Run, form: SelectorForm) -> bytes:
-    """The value of a run. Landmarks are of the form's shape and dtype."""
-    if isinstance(run, TokenRun):
-        header = _token_header(form, len(run.lengths), len(run.landmarks))
-        numbers = run.lengths.astype("<u2"), run.landmarks.astype(numpy_dtype(form))
-        return msgpack.packb(header) + b"".join(part.tobytes() for part in numbers)
-    sizes, hashes, counts = run.words
-    header = _word_header(form, len(sizes), len(hashes))
-    parts = sizes.astype("<u4"), hashes.astype("<u4"), counts.astype("<u2")
-    return msgpack.packb(header) + b"".join(part.tobytes() for part in parts)
+def run_of(kind: Kind, block: int) -> int:
+    """First block of the run that a block is of."""
+    return block // RUN_BLOCKS[kind] * RUN_BLOCKS[kind]
 
 
-def decode(kind: Kind, first_block: int, value: bytes, form: SelectorForm) -> Run:
-    """The run of a value, whose numbers lie in it. Raises ValueError for what is no run of this
-    form.
-    """
-    try:
-        unpacker = msgpack.Unpacker(max_buffer_size=_MOST_HEADER, max_array_len=8, max_map_len=8)
-        unpacker.feed(value[:_MOST_HEADER])
-        told, start = unpacker.unpack(), unpacker.tell()
-    except msgpack.UnpackException as error:
-        raise ValueError(f"its header is not understood: {error}") from error
-    if kind == "token":
-        of_tokens = typed(told, _TokenHeader)
-        blocks, n = of_tokens.blocks, of_tokens.tokens
-        dtype = numpy_dtype(form)
+def joined(first_block: int, parts: Sequence[Run]) -> Run:
+    """One run of some of one kind, at least one, that follow each other from a block on."""
+    keys = [part.keys for part in parts if isinstance(part, KeyRun)]
+    if keys:
+        return KeyRun(first_block, np.concatenate(keys))
+    words = [part.words for part in parts if isinstance(part, WordRun)]
+    if words:
+        return WordRun(first_block, BlockWords.joined(words))
+    tokens = [part for part in parts if isinstance(part, TokenRun)]
+    return TokenRun(
+        first_block,
+        np.concatenate([part.landmarks for part in tokens]),
+        np.concatenate([part.lengths for part in tokens]),
+    )
+
+
+class RunForm(NamedTuple):
+    """What the runs of a memory have in common."""
+
+    geometry: Geometry  # of landmark keys
+    spec: IndexSpec | None = None  # of the selector, of a memory that has one
+
+    def encode(self, run: Run) -> bytes:
+        """The value of a run, whose numbers are of this form's shape and dtype."""
+        numbers: tuple[np.ndarray, ...]
+        if isinstance(run, KeyRun):
+            header, numbers = _key_header(self.geometry), (run.keys,)
+        elif isinstance(run, TokenRun):
+            header = _token_header(self._of_selector, len(run.lengths), len(run.landmarks))
+            dtype = _DTYPES[self._of_selector.dtype]
+            numbers = run.lengths.astype("<u2"), run.landmarks.astype(dtype)
+        else:
+            sizes, hashes, counts = run.words
+            header = _word_header(self._of_selector, len(sizes), len(hashes))
+            numbers = sizes.astype("<u4"), hashes.astype("<u4"), counts.astype("<u2")
+        packed: bytes = msgpack.packb(header)
+        return packed + b"".join(part.tobytes() for part in numbers)
+
+    def decode(self, kind: Kind, first_block: int, value: bytes) -> Run:
+        """The run of a value, whose numbers lie in it. Raises ValueError for what is no run of this
+        form.
+        """
+        try:
+            unpacker = msgpack.Unpacker(
+                max_buffer_size=_MOST_HEADER, max_array_len=8, max_map_len=8
+            )
+            unpacker.feed(value[:_MOST_HEADER])
+            told, start = unpacker.unpack(), unpacker.tell()
+        except msgpack.UnpackException as error:
+            raise ValueError(f"its header is not understood: {error}") from error
+        if kind == "landmark":
+            return self._keys(first_block, told, value, start)
+        if kind == "token":
+            return self._tokens(first_block, told, value, start)
+        return self._words(first_block, told, value, start)
+
+    def _keys(self, first_block: int, told: Any, value: bytes, start: int) -> KeyRun:
+        _expect(told, _key_header(self.geometry))
+        heads, dim, itemsize = (
+            self.geometry.num_kv_heads,
+            self.geometry.head_dim,
+            self.geometry.itemsize,
+        )
+        size = len(value) - start
+        if not size or size % (heads * dim * itemsize):
+            raise ValueError("its landmark keys have an impossible length")
+        keys = np.frombuffer(value, f"<i{itemsize}", offset=start).reshape(-1, heads, dim)
+        return KeyRun(first_block, keys)
+
+    def _tokens(self, first_block: int, told: Any, value: bytes, start: int) -> TokenRun:
+        form, header = self._of_selector, typed(told, _TokenHeader)
+        blocks, n, dtype = header.blocks, header.tokens, np.dtype(_DTYPES[form.dtype])
         _expect(told, _token_header(form, blocks, n))
         _expect_bytes(value, start, 2 * blocks + n * form.heads * form.width * dtype.itemsize)
         lengths = np.frombuffer(value, "<u2", blocks, start).astype(np.int64)
@@ -110,18 +184,25 @@ def decode(kind: Kind, first_block: int, value: bytes, form: SelectorForm) -> Ru
         if dtype.kind == "f" and not np.isfinite(flat).all():
             raise ValueError("it has token landmarks that are not finite")
         return TokenRun(first_block, flat.reshape(n, form.heads, form.width), lengths)
-    header = typed(told, _WordHeader)
-    _expect(told, _word_header(form, header.blocks, header.words))
-    _expect_bytes(value, start, 4 * header.blocks + 6 * header.words)
-    sizes = np.frombuffer(value, "<u4", header.blocks, start)
-    hashes = np.frombuffer(value, "<u4", header.words, start + 4 * header.blocks)
-    counts = np.frombuffer(value, "<u2", offset=start + 4 * header.blocks + 4 * header.words)
-    if int(sizes.sum(dtype=np.int64)) != header.words:
-        raise ValueError("its words are not those of its blocks")
-    words = BlockWords(sizes, hashes, counts)
-    if not words.in_order or not words.counts.all():
-        raise ValueError("its words are not in order, or told to be there no times")
-    return WordRun(first_block, words)
+
+    def _words(self, first_block: int, told: Any, value: bytes, start: int) -> WordRun:
+        header = typed(told, _WordHeader)
+        _expect(told, _word_header(self._of_selector, header.blocks, header.words))
+        _expect_bytes(value, start, 4 * header.blocks + 6 * header.words)
+        sizes = np.frombuffer(value, "<u4", header.blocks, start)
+        hashes = np.frombuffer(value, "<u4", header.words, start + 4 * header.blocks)
+        counts = np.frombuffer(value, "<u2", offset=start + 4 * header.blocks + 4 * header.words)
+        if int(sizes.sum(dtype=np.int64)) != header.words:
+            raise ValueError("its words are not those of its blocks")
+        words = BlockWords(sizes, hashes, counts)
+        if not words.in_order or not words.counts.all():
+            raise ValueError("its words are not in order, or told to be there no times")
+        return WordRun(first_block, words)
+
+    @property
+    def _of_selector(self) -> IndexSpec:
+        assert self.spec is not None
+        return self.spec
 
 
 class _TokenHeader(msgspec.Struct):
@@ -140,13 +221,18 @@ class _WordHeader(msgspec.Struct):
     words: Count
 
 
-def _token_header(form: SelectorForm, blocks: int, tokens: int) -> dict[str, Any]:
+def _key_header(geometry: Geometry) -> dict[str, Any]:
+    shape = [geometry.num_kv_heads, geometry.head_dim]
+    return {"kind": "landmark", "dtype": geometry.dtype, "shape": shape}
+
+
+def _token_header(form: IndexSpec, blocks: int, tokens: int) -> dict[str, Any]:
     shape = [form.heads, form.width]
     told = {"kind": "token", "digest": form.digest, "dtype": form.dtype, "shape": shape}
     return {**told, "blocks": blocks, "tokens": tokens}
 
 
-def _word_header(form: SelectorForm, blocks: int, words: int) -> dict[str, Any]:
+def _word_header(form: IndexSpec, blocks: int, words: int) -> dict[str, Any]:
     return {"kind": "words", "digest": form.digest, "blocks": blocks, "words": words}
 
 
@@ -165,33 +251,39 @@ class Coverage:
     where they do not.
     """
 
-    def __init__(self, form: SelectorForm, lengths: np.ndarray) -> None:
-        """lengths: tokens of each block of the document."""
-        self._lengths, self._blocks = lengths, len(lengths)
-        self._ends: dict[Kind, int] = dict.fromkeys(kinds_of(form), 0)
+    def __init__(self, parts: Mapping[int, tuple[Kind, int]], lengths: np.ndarray) -> None:
+        """parts: of each the kind of its runs, and the first block that has to be there; lengths:
+        tokens of each block of the document.
+        """
+        self._parts, self._lengths, self._blocks = parts, lengths, len(lengths)
+        self._ends = dict.fromkeys(parts, 0)
 
-    def add(self, run: Run) -> None:
-        """The next run of its kind."""
-        kind, first = kind_of(run), run.first_block
-        at = self._ends.get(kind)
-        if at is None or first != at:
-            raise ValueError(f"its {kind} landmarks of blocks {at}..{first} are missing, or extra")
+    def add(self, part: int, run: Run) -> None:
+        """The next run of a part."""
+        kind, least = self._parts.get(part, (None, 0))
+        at, first = self._ends.get(part, 0), run.first_block
+        if kind != kind_of(run):
+            raise ValueError(f"it has {kind_of(run)} landmarks of a part {part}")
+        if first != at and (at or first > least or first != run_of(kind, first)):
+            raise ValueError(
+                f"its {kind} landmarks of part {part}, blocks {at}..{first}, are missing, or extra"
+            )
         end = min(first + RUN_BLOCKS[kind], self._blocks)
         right = run.end_block == end
         if isinstance(run, TokenRun):
             right = right and np.array_equal(run.lengths, self._lengths[first:end])
         if not right or first >= end:
-            raise ValueError(f"its {kind} landmarks from block {first} on are not one run")
-        self._ends[kind] = end
+            raise ValueError(
+                f"its {kind} landmarks of part {part} from block {first} on are not one run"
+            )
+        self._ends[part] = end
 
     def end(self) -> None:
         """Nothing follows."""
-        for kind, end in self._ends.items():
-            if end != self._blocks:
-                raise ValueError(f"its {kind} landmarks end at block {end} of {self._blocks}")
-
-
-def kinds_of(form: SelectorForm) -> list[Kind]:
-    """What a form keeps."""
-    kinds: list[tuple[Kind, bool]] = [("token", form.heads > 0), ("words", form.words)]
-    return [kind for kind, kept in kinds if kept]
+        for part, end in self._ends.items():
+            nothing = not end and self._parts[part][1] >= self._blocks  # has to be there
+            if end != self._blocks and not nothing:
+                raise ValueError(
+                    f"its {self._parts[part][0]} landmarks of part {part} end at block {end} of "
+                    f"{self._blocks}"
+                )

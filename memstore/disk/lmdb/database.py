@@ -120,13 +120,6 @@ class Database(Closing):
         raise self._environment.gone()
 
     @property
-    def last_transaction(self) -> int:
-        """Number of the last commit, whichever process made it; they count anew in a file that is
-        made anew.
-        """
-        return self.version.transaction
-
-    @property
     def version(self) -> Version:
         """What is another after every commit, whichever process made it; cheap enough to be asked
         at every step.

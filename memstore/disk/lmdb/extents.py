@@ -12,45 +12,45 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memstore.disk.lmdb.pages import (
+    BRANCH,
+    DEEPEST,
+    HEADER,
+    LEAF,
+    NODE,
+    OVERFLOW,
+    TABLE_RECORD,
+    Page,
+)
+
 CAN_ASK = hasattr(os, "posix_fadvise")
 _ASK_BYTES = 1 << 17  # for one hint: the system may cut longer ones short
 
 
-class Place(NamedTuple):
+class Extent(NamedTuple):
     """Where a value lies in the data file, in bytes."""
 
     offset: int
     size: int
 
 
-_NODE = struct.Struct("<HHHH")
-_OVERFLOW = 1  # a node's flag: its value lies on pages of its own, and the node holds their number
-_PAGE_HEADER = 16
-
-
-def place_of(key: memoryview, page_size: int) -> Place | None:
+def extent_of(key: memoryview, page_size: int) -> Extent | None:
     """Where the value of a key lies; None if it lies beside the key.
 
     key: where LMDB shows it, in a mapped tree page: what surrounds it is the node that says where
     its value is.
     """
     address = np.frombuffer(key, dtype=np.uint8).__array_interface__["data"][0]
-    low, high, flags, size = _NODE.unpack(ctypes.string_at(address - _NODE.size, _NODE.size))
-    if size != len(key) or not flags & _OVERFLOW:
+    low, high, flags, size = NODE.unpack(ctypes.string_at(address - NODE.size, NODE.size))
+    if size != len(key) or not flags & OVERFLOW:
         return None
     page = ctypes.c_uint64.from_address(address + size).value
-    return Place(page * page_size + _PAGE_HEADER, low | high << 16)
+    return Extent(page * page_size + HEADER, low | high << 16)
 
 
-# flags, depth and root page of a table, as the table of tables has it
-_TABLE = struct.Struct("<4xHH 32x Q")
-_BRANCH, _LEAF = 1, 2  # flags of pages
-_DEEPEST = 32
-
-
-def places_of(
+def extents_of(
     file: int, page_size: int, table: memoryview, keys: Sequence[bytes]
-) -> list[Place | None]:
+) -> list[Extent | None]:
     """Where the values of keys lie; None for a key that there is not, and for a value that lies
     beside its key.
 
@@ -59,64 +59,55 @@ def places_of(
     are asked for at once. What leads through a page that is not as it must be is not found. Raises
     OSError.
     """
-    if len(table) != _TABLE.size:
+    if len(table) != TABLE_RECORD.size:
         return [None] * len(keys)
-    _, depth, root = _TABLE.unpack(table)
+    _, depth, root = TABLE_RECORD.unpack(table)
     end = os.fstat(file).st_size // page_size
-    found: dict[bytes, Place] = {}
+    found: dict[bytes, Extent] = {}
     pages = {root: list(keys)}
-    for _ in range(min(depth, _DEEPEST)):
+    for _ in range(min(depth, DEEPEST)):
         pages = {number: inside for number, inside in pages.items() if number < end}
-        ask(file, [Place(number * page_size, page_size) for number in pages])
+        ask(file, [Extent(number * page_size, page_size) for number in pages])
         below: dict[int, list[bytes]] = {}
         for number, inside in pages.items():
-            page = os.pread(file, page_size, number * page_size)
             with suppress(struct.error, IndexError):
+                page = Page(os.pread(file, page_size, number * page_size))
                 _look_up(page, page_size, inside, below, found)
         pages = below
     return [found.get(key) for key in keys]
 
 
 def _look_up(
-    page: bytes,
+    page: Page,
     page_size: int,
     keys: Sequence[bytes],
     below: dict[int, list[bytes]],
-    found: dict[bytes, Place],
+    found: dict[bytes, Extent],
 ) -> None:
     """Look keys up in one page: into `below` go the pages that a branch leads to, into `found` the
     places in a leaf.
     """
-
-    def key_of(node: int) -> bytes:
-        size = _NODE.unpack_from(page, node)[3]
-        return page[node + _NODE.size : node + _NODE.size + size]
-
-    flags, lower = struct.unpack_from("<HH", page, 10)
-    nodes = struct.unpack_from(f"<{(lower - _PAGE_HEADER) // 2}H", page, _PAGE_HEADER)
+    nodes = page.offsets
     for key in keys:
-        if flags & _BRANCH:  # its first node stands for all keys before the second one's
-            low, high, more, _ = _NODE.unpack_from(
-                page, nodes[bisect_right(nodes, key, 1, key=key_of) - 1]
-            )
-            below.setdefault(low | high << 16 | more << 32, []).append(key)
-        elif flags & _LEAF:
-            at = bisect_left(nodes, key, key=key_of)
-            if at < len(nodes) and key_of(nodes[at]) == key:
-                low, high, more, size = _NODE.unpack_from(page, nodes[at])
-                if more & _OVERFLOW:
-                    (number,) = struct.unpack_from("<Q", page, nodes[at] + _NODE.size + size)
-                    found[key] = Place(number * page_size + _PAGE_HEADER, low | high << 16)
+        if page.flags & BRANCH:  # its first node stands for all keys before the second one's
+            node = page.node_at(nodes[bisect_right(nodes, key, 1, key=page.key_at) - 1])
+            if node is not None:
+                below.setdefault(node.page, []).append(key)
+        elif page.flags & LEAF:
+            at = bisect_left(nodes, key, key=page.key_at)
+            node = page.node_at(nodes[at]) if at < len(nodes) else None
+            if node is not None and node.key == key and node.flags & OVERFLOW:
+                found[key] = Extent(node.page * page_size + HEADER, node.size)
 
 
-def ask(file: int, pieces: Sequence[Place]) -> None:
+def ask(file: int, pieces: Sequence[Extent]) -> None:
     """Have the system begin to read pieces of a file into its page cache, in the file's order;
     neighbours as one.
     """
     if not CAN_ASK:
         return
     start = end = 0
-    for offset, size in (*sorted(pieces), Place(sys.maxsize, 0)):
+    for offset, size in (*sorted(pieces), Extent(sys.maxsize, 0)):
         page = offset - offset % mmap.PAGESIZE
         if page > end:
             for part in range(start, end, _ASK_BYTES):

@@ -15,6 +15,8 @@ import numpy as np
 
 from memstore.disk.lmdb import commit_record as commit
 from memstore.disk.lmdb.commit_record import Commit
+from memstore.disk.lmdb.pages import NO_PAGE, TABLE, TABLE_RECORD
+from memstore.disk.lmdb.tree import Tree
 from memstore.errors import CorruptMemory, MemoryNotFound
 
 
@@ -33,11 +35,6 @@ class _Meta(NamedTuple):
 _META = struct.Struct("<10x H 4x II QQ IH 34x Q 4xH 34x Q QQ")
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _META_PAGE = 8  # a page's flag
-_NO_PAGE = 2**64 - 1
-_HEADER = 16  # bytes of a page's header
-_BRANCH, _LEAF = 1, 2  # flags of pages
-_OVERFLOW, _TABLE = 1, 2  # flags of nodes: the value lies on pages of its own; it tells of a table
-_DEEPEST = 32
 _PAGE_SIZES = [1 << power for power in range(9, 17)]
 
 
@@ -95,7 +92,7 @@ def read_states(file: int) -> States:
             roots.setdefault(_META.unpack(os.pread(file, _META.size, offset))[9], None)
     newest = max(metas, key=lambda meta: meta.transaction, default=None)
     if newest is None:
-        return States(page_size, roots, _NO_PAGE, _NO_PAGE)
+        return States(page_size, roots, NO_PAGE, NO_PAGE)
     return States(page_size, roots, newest.root, newest.free_root)
 
 
@@ -122,7 +119,7 @@ def check_length(path: Path, file: int) -> int:
     pages = size // meta.page_size
     missing = meta.last_page + 1 - pages
     if missing > 0:
-        free = _free_pages(file, meta, pages)
+        free = _free_pages(file, meta)
         if free is None or sum(pages <= page <= meta.last_page for page in free) != missing:
             raise CorruptMemory(
                 f"{path} is truncated: {size} bytes instead of "
@@ -166,7 +163,7 @@ def _what_is_wrong(file: int, metas: list[_Meta]) -> str | None:
     recorded = []
     for meta in (older, newer):
         if not meta.transaction:
-            if (meta.root, meta.free_root) != (_NO_PAGE, _NO_PAGE):
+            if (meta.root, meta.free_root) != (NO_PAGE, NO_PAGE):
                 return "a meta page of transaction 0 tells of pages"
             continue
         try:
@@ -189,73 +186,31 @@ def _commit_record(file: int, meta: _Meta) -> bytes | None:
     """The record of the commit that a meta page tells of, None if it has none. Raises ValueError
     and struct.error where a page is not as it must be.
     """
-    description = _value(file, meta, meta.root, commit.TABLE.encode(), _TABLE)
+    tree = Tree(file, meta.page_size)
+    description = _beside(tree, meta.root, commit.TABLE.encode(), TABLE)
     if description is None:
         return None
-    (root,) = struct.unpack_from("<40x Q", description)
-    return _value(file, meta, root, commit.KEY, 0)
+    return _beside(tree, TABLE_RECORD.unpack(description)[2], commit.KEY, 0)
 
 
-def _value(file: int, meta: _Meta, number: int, key: bytes, kind: int) -> bytes | None:
-    """The value of a key under a root page, where it lies beside the key."""
-    if number == _NO_PAGE:
-        return None
-    for _ in range(_DEEPEST):
-        if not 2 <= number <= meta.last_page:
-            raise ValueError(f"there is no page {number}")
-        page = os.pread(file, meta.page_size, number * meta.page_size)
-        own, flags, lower = struct.unpack_from("<Q2xHH", page)
-        if own != number or not flags & (_BRANCH | _LEAF) or not _HEADER <= lower <= len(page):
-            raise ValueError(f"page {number} is damaged")
-        below = None
-        for node in struct.unpack_from(f"<{(lower - _HEADER) // 2}H", page, _HEADER):
-            low, high, more, size = struct.unpack_from("<HHHH", page, node)
-            begin = node + 8 + size
-            found = page[node + 8 : begin]
-            if flags & _LEAF and found == key:
-                if more != kind:
-                    raise ValueError(f"the entry {key.decode()} is of another kind")
-                return page[begin : begin + (low | high << 16)]
-            # a branch's first node stands for all keys before the second one's
-            if flags & _BRANCH and (below is None or found <= key):
-                below = low | high << 16 | more << 32
-        if below is None:
-            return None
-        number = below
-    raise ValueError("its pages lead round in circles")
-
-
-def _free_pages(file: int, meta: _Meta, pages: int) -> set[int] | None:
-    """Numbers of the file's free pages, read without mapping it; None if their list is not
-    whole.
+def _beside(tree: Tree, root: int, key: bytes, kind: int) -> bytes | None:
+    """The value of a key, which has to lie beside it; None where there is none. Raises as find
+    does.
     """
-    free: set[int] = set()
-    todo = [] if meta.free_root == _NO_PAGE else [meta.free_root]
-    seen: set[int] = set()
-    while todo:
-        number = todo.pop()
-        if number >= pages or number in seen:
+    node = tree.find(root, key)
+    if node is not None and node.flags != kind:
+        raise ValueError(f"the entry {key.decode()} is of another kind")
+    return None if node is None else node.value
+
+
+def _free_pages(file: int, meta: _Meta) -> set[int] | None:
+    """Numbers of the file's free pages; None if their list is not whole."""
+    tree, free = Tree(file, meta.page_size), set[int]()
+    if not tree.is_sound(meta.free_root, numbers=True):
+        return None
+    for _, _, value in tree.entries(meta.free_root):
+        if len(value) % 8:
             return None
-        seen.add(number)
-        page = os.pread(file, meta.page_size, number * meta.page_size)
-        flags, lower = struct.unpack_from("<HH", page, 10)
-        for index in range((lower - 16) // 2):
-            (node,) = struct.unpack_from("<H", page, 16 + 2 * index)
-            if node + 8 > len(page):
-                return None
-            low, high, node_flags, key_size = struct.unpack_from("<HHHH", page, node)
-            if flags & 1:  # a branch: the node is a page number
-                todo.append(low | high << 16 | node_flags << 32)
-                continue
-            data_size = low | high << 16
-            data = page[node + 8 + key_size : node + 8 + key_size + data_size]
-            if node_flags & 1:  # the value lies on overflow pages
-                (first,) = struct.unpack_from("<Q", page, node + 8 + key_size)
-                data = (
-                    os.pread(file, data_size, first * meta.page_size + 16) if first < pages else b""
-                )
-            if len(data) != data_size or data_size % 8:
-                return None
-            # the first says how many follow
-            free.update(np.frombuffer(data, dtype="<u8")[1:].tolist())
+        # the first says how many follow
+        free.update(np.frombuffer(value, dtype="<u8")[1:].tolist())
     return free

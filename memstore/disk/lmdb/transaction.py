@@ -7,7 +7,7 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
-from memstore.disk.lmdb.extents import Place, ask, place_of, places_of
+from memstore.disk.lmdb.extents import Extent, ask, extent_of, extents_of
 from memstore.errors import CorruptMemory
 
 TABLES = ("meta", "documents", "tokens", "landmarks", "passages", "digests", "worth", "blocks")
@@ -34,7 +34,7 @@ class Transaction:
     ) -> None:
         """Use Database.read or Database.write."""
         self.inner, self.tables, self._path, self._page_size = inner, tables, path, page_size
-        self.file = file  # descriptor, to read a Place from while the transaction lasts
+        self.file = file  # descriptor, to read a Extent from while the transaction lasts
         self._last: dict[str, bytes] = {}  # a table's greatest key, at least
         self.writable = writable
         self.bytes_put = 0
@@ -53,7 +53,7 @@ class Transaction:
         with self.inner.cursor(db=self.tables[table]) as cursor:
             return [value for _, value in cursor.getmulti(keys)]
 
-    def places_of(self, table: str, keys: Sequence[bytes]) -> list[Place | None]:
+    def extents_of(self, table: str, keys: Sequence[bytes]) -> list[Extent | None]:
         """Where values lie in the data file, told without reading them; None where that cannot be
         told.
 
@@ -64,12 +64,12 @@ class Transaction:
         return (
             [None] * len(keys)
             if description is None
-            else places_of(self.file, self._page_size, description, keys)
+            else extents_of(self.file, self._page_size, description, keys)
         )
 
-    def places(
+    def extents(
         self, table: str, start: bytes, end: bytes | None
-    ) -> Iterator[tuple[bytes, Place | None]]:
+    ) -> Iterator[tuple[bytes, Extent | None]]:
         """Keys and places of values from key `start` to before `end`, in order, told without
         reading the values.
         """
@@ -78,7 +78,7 @@ class Transaction:
             while there and (end is None or bytes(cursor.key()) < end):
                 yield (
                     bytes(cursor.key()),
-                    None if self.writable else place_of(cursor.key(), self._page_size),
+                    None if self.writable else extent_of(cursor.key(), self._page_size),
                 )
                 there = cursor.next()
 
@@ -90,7 +90,7 @@ class Transaction:
         """
         sizes: deque[int] = deque()
         total = 0
-        for _, place in self.places(table, start, end):
+        for _, place in self.extents(table, start, end):
             if place is not None:
                 ask(self.file, [place])
             sizes.append(0 if place is None else place.size)

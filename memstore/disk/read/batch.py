@@ -15,7 +15,8 @@ from xxhash import xxh3_64_digest
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.document import Write, write_of
 from memstore.disk.format.keys import record_key
-from memstore.disk.format.record import WriteId, decode_head
+from memstore.disk.format.record import WriteId
+from memstore.disk.format.record_heads import decode_head
 from memstore.disk.tables.block_table import BlockTable
 
 # A record's key as bytes in the table and by its parts, the write that made it, and which units of
@@ -209,4 +210,5 @@ class Batch:
         for place in places:
             k, v = self.slots.bits[self.numbers[place]]
             self.lengths[place] = header.length
-            decode_head(data, key, header, self.units[place].head, k, v, self._table.geometry.dtype)
+            head, dtype = self.units[place].head, self._table.geometry.dtype
+            decode_head(data, key, header, head, (k, v), dtype)

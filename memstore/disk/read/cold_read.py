@@ -12,7 +12,7 @@ from xxhash import xxh3_64_digest
 
 from memstore.disk.format.record import WriteId, damaged_head
 from memstore.disk.lmdb.database import Database, Transaction
-from memstore.disk.lmdb.extents import CAN_ASK, Place, ask
+from memstore.disk.lmdb.extents import CAN_ASK, Extent, ask
 from memstore.disk.read.batch import Batch, Wanted
 from memstore.disk.read.work_sharing import Threads
 from memstore.disk.tables.block_table import BlockTable
@@ -56,7 +56,7 @@ class ColdReader:
         left, to be read from the mapped file, and whether the disk had to read at all.
         """
         before = disk_reads()
-        placed: list[tuple[Place, Wanted]] = []
+        placed: list[tuple[Extent, Wanted]] = []
         left: list[Wanted] = []
         for record, place in zip(wanted, self._places(txn, wanted)):
             if place is None:
@@ -71,9 +71,9 @@ class ColdReader:
                 return left + self._read_placed(txn.file, placed, batch), True
         return wanted, False  # the page cache has it all
 
-    def _places(self, txn: Transaction, wanted: Sequence[Wanted]) -> list[Place | None]:
+    def _places(self, txn: Transaction, wanted: Sequence[Wanted]) -> list[Extent | None]:
         try:
-            return txn.places_of("blocks", [record[0] for record in wanted])
+            return txn.extents_of("blocks", [record[0] for record in wanted])
         except OSError as error:
             raise CorruptMemory(
                 f"keys of {self._database.path} cannot be read ({error}); check the disk, then run "
@@ -81,7 +81,7 @@ class ColdReader:
             ) from error
 
     def _read_placed(
-        self, file: int, placed: Sequence[tuple[Place, Wanted]], batch: Batch
+        self, file: int, placed: Sequence[tuple[Extent, Wanted]], batch: Batch
     ) -> list[Wanted]:
         """Read records from their places in the file; return those that were not found whole there.
 
@@ -99,7 +99,7 @@ class ColdReader:
         return failed
 
     def _read_share(
-        self, file: int, placed: Sequence[tuple[Place, Wanted]], batch: Batch, threads: int
+        self, file: int, placed: Sequence[tuple[Extent, Wanted]], batch: Batch, threads: int
     ) -> list[Wanted]:
         """What one of `threads` does: asks for a window of records ahead, and reads and decodes one
         after the other.
@@ -129,7 +129,7 @@ class ColdReader:
         return failed
 
     def _read_one(
-        self, file: int, place: Place, record: Wanted, pieces: Sequence[Place], batch: Batch
+        self, file: int, place: Extent, record: Wanted, pieces: Sequence[Extent], batch: Batch
     ) -> None:
         """Read what is wanted of a record and decode it. Raises CorruptBlock, where it is not
         there, and OSError.
@@ -150,7 +150,7 @@ class ColdReader:
     def _read_raw(
         self,
         file: int,
-        place: Place,
+        place: Extent,
         record: Wanted,
         write: WriteId,
         batch: Batch,
@@ -179,7 +179,7 @@ class ColdReader:
             if xxh3_64_digest(slot) != digests[head]:
                 raise damaged_head(key, head, "its checksum does not match")
 
-    def _pieces(self, place: Place, record: Wanted, batch: Batch) -> list[Place]:
+    def _pieces(self, place: Extent, record: Wanted, batch: Batch) -> list[Extent]:
         """What to read of a record: all of it, or its header and, as far as can be told before, the
         wanted heads.
         """
@@ -189,8 +189,8 @@ class ColdReader:
         # In codec raw heads are of equal size; otherwise nearly so.
         start = min(self._table.form.header_bytes, place.size)
         size = (place.size - start) // heads
-        return [Place(place.offset, start)] + [
-            Place(place.offset + start + batch.units[index].head * size, size) for index in places
+        return [Extent(place.offset, start)] + [
+            Extent(place.offset + start + batch.units[index].head * size, size) for index in places
         ]
 
     def _image(self, size: int) -> memoryview:

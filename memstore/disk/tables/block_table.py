@@ -8,15 +8,8 @@ import numpy as np
 from memstore.block import RecordKey
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.keys import read_record_key, record_key, record_range
-from memstore.disk.format.record import (
-    Header,
-    RecordForm,
-    WriteId,
-    check_heads,
-    damaged,
-    decode_head,
-    encode_records,
-)
+from memstore.disk.format.record import Header, RecordForm, WriteId, damaged
+from memstore.disk.format.record_heads import check_heads, decode_head, encode_records
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 
@@ -63,8 +56,8 @@ class BlockTable:
         k, v: raw bits [n, num_kv_heads, block_size, head_dim], K rotated by the offset inside the
         block only; lengths: valid content tokens of each, whose rows alone are stored.
         """
-        keys = [first._replace(block=first.block + at) for at in range(len(k))]
-        return encode_records(keys, k, v, lengths, self.codec, self.form, [write] * len(k))
+        keys = [(first._replace(block=first.block + at), write) for at in range(len(k))]
+        return encode_records(keys, k, v, lengths, self.codec, self.form)
 
     def encode_passages(
         self,
@@ -78,8 +71,24 @@ class BlockTable:
         """The records of passages in one layer, whatever their numbers will be. digests: of each,
         which are of this codec; the rest as for `encode`.
         """
-        keys = [RecordKey(0, 0, layer)] * len(k)
-        return encode_records(keys, k, v, lengths, codec, self.form, digests)
+        keys = [(RecordKey(0, 0, layer), digest) for digest in digests]
+        return encode_records(keys, k, v, lengths, codec, self.form)
+
+    def encode_passage(
+        self, layers: Sequence[int], k: np.ndarray, v: np.ndarray, digest: bytes, codec: str
+    ) -> dict[int, bytes]:
+        """The records of one passage by layer. k, v: raw bits [layers, num_kv_heads, tokens,
+        head_dim]; the rest as for `encode_passages`.
+        """
+        heads, size, dim = self.geometry.shape
+        length = k.shape[2]
+        whole = np.zeros((2, len(layers), heads, size, dim), k.dtype)
+        whole[:, :, :, :length] = k, v
+        records = {}
+        for at, layer in enumerate(layers):
+            keys, values = whole[:, at : at + 1]
+            (records[layer],) = self.encode_passages(layer, keys, values, [length], [digest], codec)
+        return records
 
     def header(self, record: memoryview, key: RecordKey, write: WriteId) -> Header:
         """What a record says of itself. Raises CorruptBlock for another's, another write's or
@@ -97,7 +106,7 @@ class BlockTable:
         header = self.header(record, key, write)
         k, v = (np.empty(self.geometry.shape, f"<i{self.geometry.itemsize}") for _ in range(2))
         for head in range(self.geometry.num_kv_heads):
-            decode_head(record, key, header, head, k[head], v[head], self.geometry.dtype)
+            decode_head(record, key, header, head, (k[head], v[head]), self.geometry.dtype)
         return k, v, header.length
 
     def check(self, record: bytes | memoryview, key: RecordKey, write: WriteId) -> int:

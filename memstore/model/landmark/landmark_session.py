@@ -50,10 +50,10 @@ class Session:
         it is on another device.
         """
         shape = reader.shape
-        if store.slot_lengths.device.type != reader.device.type:
+        if store.tiers.lengths.device.type != reader.device.type:
             raise InvalidConfig(
                 f"the model is on {reader.device.type} and the memory's blocks on "
-                f"{store.slot_lengths.device.type}; "
+                f"{store.tiers.lengths.device.type}; "
                 f"open the memory with device={str(reader.device)!r}, or load the model with the "
                 "memory's"
             )
@@ -61,9 +61,8 @@ class Session:
         needed = settings.top_k * (shape.num_heads if every_head else shape.num_kv_heads)
         if needed > store.capacity:
             raise BudgetExceeded(
-                f"the {store.top_tier} budget holds {store.capacity} blocks, and one token reads "
-                f"up to {needed}; "
-                "raise the budget"
+                f"the {store.tiers.top.name} budget holds {store.capacity} blocks, and one token "
+                f"reads up to {needed}; raise the budget"
             )
         self.reader, self.settings, self.store, self.blocks = reader, settings, store, blocks
         self._keep = keep

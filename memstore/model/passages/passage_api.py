@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import torch
 
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.adapter import ChoosingReader
@@ -36,7 +36,7 @@ class ChoosingVerbs(Verbs, ChoosingReader):
     worker: Sequence[str] | None = None
 
     @property
-    def keeps(self) -> SelectorForm:
+    def keeps(self) -> IndexSpec:
         """What its selector needs."""
         return self.selector.form
 

@@ -127,16 +127,24 @@ def _missing(known: Known | None, keep: Keep) -> bool:
     return known is None or (keep == "kv" and not known.stored)
 
 
-def _lacking(
-    reader: ChoosingReader, store: MemoryStore, keep: Keep, text: Text
-) -> Iterator[list[int]]:
-    """Of a text that is not read in yet the passages that will have to be computed, as far as that
+def _kept(
+    reader: ChoosingReader, store: MemoryStore, text: Text
+) -> Iterator[tuple[Passage, Keep | None]]:
+    """Passages of a text that is not read in yet, and what is kept of each already, as far as that
     can be told: where it is appended to another, it may be cut in another way.
     """
     coming = iter(passages_of(reader, text.pieces(), text.places))
     while some := list(islice(coming, _LOOKED_UP)):
-        there = store.has_passages(some, whole=keep == "kv")
-        yield from (one.ids.tolist() for one, known in zip(some, there) if not known)
+        yield from zip(some, store.kept(some))
+
+
+def _lacking(
+    reader: ChoosingReader, store: MemoryStore, keep: Keep, text: Text
+) -> Iterator[list[int]]:
+    """Of a text that is not read in yet the passages that will have to be computed."""
+    for one, kept in _kept(reader, store, text):
+        if kept is None or (keep == "kv" and kept != "kv"):
+            yield one.ids.tolist()
 
 
 def _landmarks(
@@ -163,10 +171,7 @@ def _about_tokens(reader: ChoosingReader, text: Text) -> int:
 
 def _stored_tokens(reader: ChoosingReader, store: MemoryStore, text: Text) -> int:
     """How many tokens of a text are of passages whose keys and values are stored."""
-    passages, tokens = iter(passages_of(reader, text.pieces(), text.places)), 0
-    while some := list(islice(passages, _LOOKED_UP)):
-        tokens += store.stored_tokens(some)
-    return tokens
+    return sum(len(one.ids) for one, kept in _kept(reader, store, text) if kept == "kv")
 
 
 def settings_of(reader: ChoosingReader) -> IngestSettings:

@@ -71,10 +71,10 @@ class ChoosingSession(Closing):
 
         Raises InvalidConfig if the memory's blocks are on another device.
         """
-        if store.slot_lengths.device.type != reader.device.type:
+        if store.tiers.lengths.device.type != reader.device.type:
             raise InvalidConfig(
                 f"the model is on {reader.device.type} and the memory's blocks on "
-                f"{store.slot_lengths.device.type}; open the memory with "
+                f"{store.tiers.lengths.device.type}; open the memory with "
                 f"device={str(reader.device)!r}, or load the model with the memory's"
             )
         self.reader, self.settings, self.store = reader, settings, store
@@ -432,7 +432,7 @@ class ChoosingSession(Closing):
                 for head in range(heads)
             ]
             with self.store.lease(units) as lease:
-                lengths = self.store.slot_lengths[lease.slots[: len(places) * heads : heads]]
+                lengths = self.store.tiers.lengths[lease.slots[: len(places) * heads : heads]]
                 size = (len(some), len(places), heads, shape.block_size, shape.head_dim)
                 k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
                 tiers = [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]

@@ -21,9 +21,9 @@ class OwnBlocks:
         """documents: attached ones, as (id, blocks). per_block: units of a block; least: blocks
         that are held whatever the budget says.
         """
-        self.scratch = store.scratch()
+        self.scratch = store.session_document()
         self.blocks = SessionBlocks(documents, own_document=self.scratch.document)
-        self.most = max(least, store.own_capacity // (2 * per_block))
+        self.most = max(least, store.tiers.host.capacity // (2 * per_block))
 
     @property
     def document(self) -> int:

@@ -70,7 +70,7 @@ class WarmSessions:
         shape = reader.shape
         layers = shape.num_layers if reader.keeps is None else len(shape.memory_layers)
         open_at_once = settings.warm_sessions + settings.active
-        share = store.own_capacity // (2 * layers * shape.num_kv_heads * open_at_once)
+        share = store.tiers.host.capacity // (2 * layers * shape.num_kv_heads * open_at_once)
         self._own_blocks = max(reader.lookup.top_k, share)
 
     def begin(

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from memstore.decode import Amount, Positive
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.errors import CorruptMemory, InvalidConfig
 from memstore.share.format.document_pages import Name, PageRef
@@ -52,7 +52,7 @@ class Manifest:
     signature: Signature
     codec: str  # of the first publisher; records say their own
     created: float
-    selector: SelectorForm | None
+    selector: IndexSpec | None
     pages: tuple[PageRef, ...]  # in order of names
 
     @property
@@ -73,7 +73,7 @@ class Manifest:
         """The manifest of an object. Raises CorruptMemory, NewerFormat."""
         held = open_packed(_MANIFEST, FORMAT, data, _Manifest, what)
         try:
-            form = None if held.selector is None else SelectorForm.decode(held.selector)
+            form = None if held.selector is None else IndexSpec.decode(held.selector)
             names = [page.first for page in held.pages]
             if names != sorted(set(names)):
                 raise ValueError("its pages are not in order")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import CorruptMemory, StoreUnavailable
 from memstore.share.format.document_pages import PAGE_ENTRIES, Entry, PageRef, write_pages
 from memstore.share.format.manifest import Manifest, manifest_name, read_manifest
@@ -26,7 +26,7 @@ class Change(NamedTuple):
     """What a publisher wants of the next manifest."""
 
     entries: Mapping[str, Entry | None]  # by name; None for one that goes
-    selector: SelectorForm | None = None
+    selector: IndexSpec | None = None
     new_selector: bool = False
 
 

@@ -152,7 +152,7 @@ class _Publishing:
         )
 
     def run(self, progress: Progress) -> Report:
-        objects, form = self._objects, self._catalog.selector_form
+        objects, form = self._objects, self._catalog.index_spec
         newest = Published.newest(objects)
         old = self._admitted(newest)
         whole = self._whole(newest, old)
@@ -200,7 +200,7 @@ class _Publishing:
     def _first(self) -> Manifest:
         catalog = self._catalog
         return Manifest(
-            0, b"", 0.0, catalog.signature, catalog.codec, time.time(), catalog.selector_form, (),
+            0, b"", 0.0, catalog.signature, catalog.codec, time.time(), catalog.index_spec, (),
         )  # fmt: skip
 
     def _entry(self, document: Document, pieces: Sequence[Piece]) -> Entry:
@@ -232,7 +232,7 @@ class _Publishing:
                 "prefix"
             )
         old = newest.entries([document.name for document in self._documents])
-        if newest.manifest.selector != catalog.selector_form:
+        if newest.manifest.selector != catalog.index_spec:
             others = newest.manifest.documents - len(old)
             if others:
                 raise WrongModel(

@@ -8,12 +8,12 @@ from itertools import groupby
 import numpy as np
 
 from memstore.disk.format.document import Document
-from memstore.disk.format.keys import document_range, landmarks_key, tokens_key
+from memstore.disk.format.keys import document_range, run_range, tokens_key
 from memstore.disk.format.passage_parts import Keep
 from memstore.disk.format.record import WriteId
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import StoredPassage
+from memstore.disk.tables.passage_rows import StoredPassage
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.share.format.document_pages import Entry
 from memstore.share.format.passage_runs import Run
@@ -63,10 +63,8 @@ class DocumentPublisher:
 
     def _parts(self, document: Document) -> list[int]:
         """Under which the keys of its landmarks lie, once they are published."""
-        selector = self._catalog.selector
-        if selector is not None:
-            return selector._replace(generation=0).parts
-        return document.layers_of(self._catalog.signature)
+        runs = self._catalog.runs._replace(generation=0)
+        return list(runs.parts(document.layers_of(self._catalog.signature)))
 
     def _send_blocks(self, document: Document, old: Entry | None) -> None:
         first = 0
@@ -166,8 +164,8 @@ class DocumentPublisher:
         catalog, number = self._catalog, document.id
         at = part
         if catalog.selector is not None and kind == "landmarks":
-            at = catalog.selector.parts[catalog.selector._replace(generation=0).parts.index(part)]
-        low, high = landmarks_key(number, at, 0)[:-1], landmarks_key(number, at + 1, 0)[:-1]
+            at = catalog.selector.part(catalog.selector.kind(part))
+        low, high = run_range(number, at)
         if kind == "tokens":
             low, high = tokens_key(number, 0), document_range(number + 1)[0]
         values = []

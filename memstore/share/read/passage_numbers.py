@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgpack
 
 from memstore.block import RecordKey
-from memstore.disk.tables.passage_table import Digest
+from memstore.disk.tables.passage_rows import Digest
 
 _FIRST = 1 << 40  # beyond all numbers of documents
 

@@ -15,7 +15,7 @@ import msgpack
 from memstore.block import RecordKey
 from memstore.disk.format.document import Write
 from memstore.disk.lmdb.environment import Version
-from memstore.disk.tables.catalog import FORMAT
+from memstore.disk.tables.description import FORMAT
 from memstore.errors import (
     CorruptMemory,
     DocumentNotFound,

@@ -8,15 +8,18 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from memstore.block import BlockKey, RecordKey
 from memstore.disk.format.codec import get_codec
 from memstore.disk.lmdb.transaction import Transaction
-from memstore.disk.tables.catalog import Catalog, StoredAt
+from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.document_passages import StoredAt
+from memstore.disk.tables.passage_rows import Digest
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
-from memstore.store.write.admission import names_written
+from memstore.store.names_written import names_written
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.raw_bits import from_raw, raw_view
 
@@ -78,17 +81,22 @@ class Computed:
             with catalog.database.read() as txn:
                 (at,) = catalog.stored_at(txn, [(document, block)])
                 codec = catalog.document(txn, document).codec
-                cached = catalog.passages.kept(txn).budget is not None
+                cached = catalog.passages.records.kept(txn).budget is not None
         except (DocumentNotFound, CorruptMemory):
             return k, v
         if at is None:
             return k, v
         catalog.share(at.digest, codec, k, v)
         n, size = k.shape[2], catalog.signature.block_size
-        k, v = (pad(half, (0, 0, 0, size - n)) for half in (k, v))
+        records = {}
         if cached:
-            records, k, v = _through_codec(catalog, at, codec, layers, k, v, n)
+            bits = raw_view(k), raw_view(v)
+            records = catalog.blocks.encode_passage(layers, *bits, at.digest, codec)
             self._keep(at, records)
+        if records and not get_codec(codec).lossless:
+            k, v = _as_stored(catalog, records, at.digest)
+        else:
+            k, v = (pad(half, (0, 0, 0, size - n)) for half in (k, v))
         units = [
             BlockKey(at.number, layer, 0, head) for layer in layers for head in range(k.shape[1])
         ]
@@ -117,14 +125,14 @@ class Computed:
         def work(txn: Transaction) -> None:
             assert catalog is not None
             passages = catalog.passages
-            if passages.kept(txn).budget is None:
+            if passages.records.kept(txn).budget is None:
                 return
             for number, times in uses.items():
-                passages.use(txn, number, times)
+                passages.records.use(txn, number, times)
             for number, (digest, by_layer) in records.items():
                 row = passages.row(txn, number)
                 if row is not None and row.digest == digest and not row.bytes:
-                    passages.store(txn, row, by_layer)
+                    passages.records.store(txn, row, by_layer)
 
         try:
             if catalog is not None and not names_written(catalog.database.path):
@@ -140,27 +148,14 @@ class Computed:
         return writable and catalog is not None and catalog.kv_budget is not None
 
 
-def _through_codec(
-    catalog: Catalog,
-    at: StoredAt,
-    codec: str,
-    layers: Sequence[int],
-    k: Tensor,
-    v: Tensor,
-    length: int,
-) -> tuple[dict[int, bytes], Tensor, Tensor]:
-    """Records, by layer, of K and V [layers, Hkv, block_size, D], and what they are read as."""
-    blocks, dtype = catalog.blocks, catalog.signature.kv_dtype
-    records = {}
-    for number, layer in enumerate(layers):
-        keys, values = (raw_view(half[number : number + 1]) for half in (k, v))
-        (records[layer],) = blocks.encode_passages(
-            layer, keys, values, [length], [at.digest], codec
-        )
-    if get_codec(codec).lossless:
-        return records, k, v
-    for number, layer in enumerate(layers):
-        key = RecordKey(at.number, 0, layer)
-        keys, values, _ = blocks.decode(records[layer], key, at.digest)
-        k[number], v[number] = from_raw(keys, dtype), from_raw(values, dtype)
-    return records, k, v
+def _as_stored(
+    catalog: Catalog, records: dict[int, bytes], digest: Digest
+) -> tuple[Tensor, Tensor]:
+    """K and V [layers, Hkv, block_size, D] that records of a passage, by layer, are read as."""
+    dtype = catalog.signature.kv_dtype
+    halves: tuple[list[Tensor], list[Tensor]] = [], []
+    for layer, record in records.items():
+        keys, values, _ = catalog.blocks.decode(record, RecordKey(0, 0, layer), digest)
+        for half, bits in zip(halves, (keys, values)):
+            half.append(from_raw(bits, dtype))
+    return torch.stack(halves[0]), torch.stack(halves[1])

@@ -5,7 +5,7 @@ documents does not.
 import itertools
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.document import Document
+from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.selector_table import SelectorTable
+from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, InvalidInput
 from memstore.index import FaissIndex, PackedIndex, make_index
 from memstore.index.faiss_files import FaissFiles
 from memstore.index.scope import Scope
 from memstore.store.open_options import OpenOptions
 from memstore.store.retrieve.computed_passages import Computed
-from memstore.store.retrieve.selector_index import Selected
-from memstore.store.write.chunk import StoredLayers
+from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.device_tier import usable_device
 from memstore.tiers.disk_tier import DiskTier
@@ -42,7 +42,7 @@ class Retrieval:
         signature: Signature,
         catalog: Catalog | None,
         source: UnitSource | None,
-        selector: SelectorTable | None,
+        selector: RunTable | None,
         options: OpenOptions,
     ) -> None:
         """source: read from below the host tier, in the place of a catalog; selector: of the
@@ -51,7 +51,7 @@ class Retrieval:
         """
         options = options.copy()
         kind, recall = options.pop("index", "auto"), options.pop("index_recall", None)
-        self.selected = None if selector is None else Selected(selector, catalog)
+        self.selected = None if selector is None else SelectorIndex(selector, catalog)
         dtype = torch_dtype(signature.kv_dtype)
         self._signature, self._catalog = signature, catalog
         self.index: PackedIndex = make_index(
@@ -86,7 +86,7 @@ class Retrieval:
         # of a memory elsewhere: those that wait, since nothing searched them yet
         self._waiting: dict[int, Document] = {}
         self._holding = threading.Lock()
-        self._scratch_numbers = itertools.count(-1, -1)
+        self._session_numbers = itertools.count(-1, -1)
 
     def close(self) -> None:
         """Store what was computed, and end the tiers' threads and the trace; more than once is the
@@ -103,9 +103,9 @@ class Retrieval:
         if self.selected is not None:
             self.selected.reopened(catalog)
 
-    def select(self, selector: SelectorTable) -> None:
+    def select(self, selector: RunTable) -> None:
         """The memory has another selector: hold nothing of the old."""
-        self.selected = Selected(selector, self._catalog)
+        self.selected = SelectorIndex(selector, self._catalog)
 
     def rewritten(self) -> None:
         """The memory's file was made anew without what was erased: hold no index of that."""
@@ -182,15 +182,13 @@ class Retrieval:
         if self.selected is not None:
             return
         self.index.remove(document.id)
-        ends = dict.fromkeys(StoredLayers.of(document, self._signature).memory, 0)
-        runs_of = itertools.groupby(
-            self._catalog.landmarks(txn, document.id), key=attrgetter("layer")
-        )
-        for layer, runs in runs_of:
+        ends = dict.fromkeys(document.memory_layers(self._signature), 0)
+        by_layer = itertools.groupby(self._catalog.runs.runs(txn, document.id), key=itemgetter(0))
+        for layer, runs in by_layer:
             if layer in ends:
                 keys = []
-                for run in runs:
-                    if run.first_block == ends[layer]:
+                for _, run in runs:
+                    if isinstance(run, KeyRun) and run.first_block == ends[layer]:
                         keys.append(run.keys)
                         ends[layer] = run.end_block
                 if keys:
@@ -225,9 +223,9 @@ class Retrieval:
         else:
             self.drop(row.id)
 
-    def next_scratch(self) -> int:
+    def next_session_document(self) -> int:
         """A number for a session's own blocks, not given out before."""
-        return next(self._scratch_numbers)
+        return next(self._session_numbers)
 
     def add_landmarks(self, document: int, layer: int, keys: Tensor) -> None:
         """Make the next blocks of a document of `source` known in a layer: see MemoryStore."""

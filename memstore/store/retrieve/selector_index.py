@@ -13,27 +13,28 @@ from memstore.disk.format.document import Document
 from memstore.disk.format.runs import Kind, kinds_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.selector_table import SelectorTable
+from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory, DocumentNotFound, InvalidInput, WrongModel
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
-from memstore.store.write.selector_runs import FoundBy
+from memstore.store.index_entries import IndexEntries
 
 
-class Selected:
+class SelectorIndex:
     """Indexes over what the selector of an open memory finds blocks by. Safe for several
     threads.
     """
 
-    def __init__(self, table: SelectorTable, catalog: Catalog | None) -> None:
+    def __init__(self, table: RunTable, catalog: Catalog | None) -> None:
         """catalog: what is read from; None for a memory without a directory."""
-        self.table, self._catalog = table, catalog
-        form = table.form
-        dtype = LANDMARK_DTYPES[form.dtype]
-        self._tokens = TokenIndex(form.heads, form.width, dtype)
+        assert table.spec is not None
+        self.table, self.spec, self._catalog = table, table.spec, catalog
+        spec = table.spec
+        dtype = LANDMARK_DTYPES[spec.dtype]
+        self._tokens = TokenIndex(spec.heads, spec.width, dtype)
         self._words = WordIndex()
-        self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(form)}
+        self._held: dict[Kind, set[int]] = {kind: set() for kind in kinds_of(spec)}
         self._lock = threading.RLock()
         self._replaced = False
 
@@ -54,30 +55,30 @@ class Selected:
 
     def check(
         self, lengths: Sequence[int], *, landmarks: Tensor | None, words: Sequence[Words] | None
-    ) -> FoundBy:
+    ) -> IndexEntries:
         """What is given of blocks of so many tokens each, as it is kept. Raises InvalidInput for
         what the selector does not keep.
         """
         if not lengths or min(lengths) < 1:
             raise InvalidInput(f"blocks have a token at least each, not {[*lengths][:10]}")
-        return FoundBy.of(landmarks, words, self.table.form, lengths)
+        return IndexEntries.of(landmarks, words, self.spec, lengths)
 
-    def add(self, document: int, found_by: FoundBy, first_block: int | None = None) -> None:
+    def add(self, document: int, entries: IndexEntries, first_block: int | None = None) -> None:
         """Make blocks first_block .. of a document known (None: the next ones): of a memory without
         a directory, or a session's own.
         """
         with self._lock:
-            if found_by.landmarks is not None:
+            if entries.landmarks is not None:
                 first = self._tokens.span(document)[1] if first_block is None else first_block
-                landmarks = torch.from_numpy(found_by.landmarks)
-                self._tokens.add(document, first, landmarks, found_by.lengths)
-            if found_by.words is not None:
+                landmarks = torch.from_numpy(entries.landmarks)
+                self._tokens.add(document, first, landmarks, entries.lengths)
+            if entries.words is not None:
                 first = self._words.span(document)[1] if first_block is None else first_block
-                self._words.add(document, first, found_by.words)
+                self._words.add(document, first, entries.words)
 
     def follow(self, txn: Transaction) -> None:
         """Notice whether the memory has another selector by now. Raises CorruptMemory."""
-        if SelectorTable.read(txn) != self.table:
+        if RunTable.read(txn, self.table.geometry) != self.table:
             self._replaced = True
 
     def reopened(self, catalog: Catalog) -> None:
@@ -117,7 +118,7 @@ class Selected:
         """
         if kind not in self._held:
             what = "token landmarks" if kind == "token" else "words"
-            raise InvalidInput(f"selector {self.table.form.name} keeps no {what}; ask another way")
+            raise InvalidInput(f"selector {self.spec.name} keeps no {what}; ask another way")
         self._check()
         catalog = self._catalog
         if catalog is None:
@@ -155,7 +156,7 @@ class Selected:
     def _check(self) -> None:
         if self._replaced:
             raise WrongModel(
-                f"selector {self.table.form.name} of this memory was replaced; open the memory anew"
+                f"selector {self.spec.name} of this memory was replaced; open the memory anew"
             )
 
 

@@ -9,11 +9,11 @@ from memstore.closing import Closing
 from memstore.disk.format.block_words import Words
 from memstore.errors import InvalidInput
 from memstore.index import PackedIndex
-from memstore.store.retrieve.selector_index import Selected
+from memstore.store.retrieve.selector_index import SelectorIndex
 from memstore.tiers.cascade import Cascade
 
 
-class ScratchDocument(Closing):
+class SessionDocument(Closing):
     """A session's own blocks: pinned in the host tier and searchable, gone when closed. A context
     manager.
 
@@ -21,9 +21,9 @@ class ScratchDocument(Closing):
     """
 
     def __init__(
-        self, number: int, tiers: Cascade, index: PackedIndex, selected: Selected | None
+        self, number: int, tiers: Cascade, index: PackedIndex, selected: SelectorIndex | None
     ) -> None:
-        """Use MemoryStore.scratch."""
+        """Use MemoryStore.session_document."""
         self.document = number
         self._tiers, self._index, self._selected = tiers, index, selected
         # layer -> units of each block held, oldest first
@@ -69,8 +69,8 @@ class ScratchDocument(Closing):
         """
         if self._selected is None:
             raise InvalidInput("this memory has no selector; give landmark keys with the blocks")
-        found_by = self._selected.check(lengths, landmarks=landmarks, words=words)
-        self._selected.add(self.document, found_by, first_block)
+        entries = self._selected.check(lengths, landmarks=landmarks, words=words)
+        self._selected.add(self.document, entries, first_block)
 
     def blocks(self, layer: int) -> tuple[int, int]:
         """The blocks [first, end) that are held in a layer."""

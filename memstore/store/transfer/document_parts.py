@@ -10,15 +10,15 @@ import numpy as np
 from memstore.block import RecordKey
 from memstore.decode import Block, Count, Layer
 from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import SelectorForm
-from memstore.disk.format.landmarks import LANDMARK_RUN
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import PassageOrder, decode_part
 from memstore.disk.format.record import WriteId
-from memstore.disk.format.runs import Coverage, Kind, decode
+from memstore.disk.format.runs import Coverage, KeyRun
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.token_parts import decode_tokens, equal_lengths
-from memstore.disk.tables.block_table import BlockTable
-from memstore.disk.tables.passage_table import Digest, digest_of
+from memstore.disk.tables.block_table import BlockTable, is_finite
+from memstore.disk.tables.passage_rows import Digest, digest_of
+from memstore.disk.tables.run_table import RunTable
 from memstore.errors import CorruptMemory
 
 
@@ -27,16 +27,10 @@ class Tokens(NamedTuple):
     value: bytes  # as in the memory
 
 
-class Landmarks(NamedTuple):
-    layer: Layer
+class IndexRun(NamedTuple):
+    part: Layer  # layer of landmark keys, or part of a selector's first generation
     first_block: Block
-    keys: bytes  # as in the memory
-
-
-class Selected(NamedTuple):
-    kind: Kind
-    first_block: Block
-    value: bytes  # as in the memory
+    value: bytes  # a run, as in the memory
 
 
 class Record(NamedTuple):
@@ -45,7 +39,7 @@ class Record(NamedTuple):
     data: bytes
 
 
-Part = Tokens | Landmarks | Selected | Record
+Part = Tokens | IndexRun | Record
 
 
 class Head(NamedTuple):
@@ -53,7 +47,7 @@ class Head(NamedTuple):
 
     signature: Signature
     document: Document
-    selector: SelectorForm | None
+    selector: IndexSpec | None
 
 
 def check_parts(head: Head, blocks: BlockTable, parts: Iterable[Part]) -> tuple[int, int]:
@@ -77,7 +71,8 @@ class PartOrder:
     """Are these the parts of a whole document, in order? Raises ValueError where they are not."""
 
     def __init__(self, head: Head, blocks: BlockTable) -> None:
-        signature, document, self._form = head
+        signature, document, form = head
+        self._signature, self._runs = signature, RunTable(signature.geometry, form)
         self._document, self._blocks, self._size = document, blocks, signature.block_size
         layers = {*document.layers_of(signature)}
         _expect(document.state == "ready" and document.id > 0, "it is not ready")
@@ -85,9 +80,10 @@ class PartOrder:
         self._passages: PassageOrder | None = None
         self._digests: list[Digest] = []  # of its passages
         if document.of_passages:
-            _expect(self._form is not None, "passages are found by a selector")
+            _expect(form is not None, "passages are found by a selector")
             self._passages = PassageOrder()
         else:
+            _expect(form is None, "a selector finds passages")
             blocks_ = -(-document.tokens // self._size)
             _expect(document.blocks == blocks_, "its blocks are not counted")
             _expect(document.appended_to <= document.tokens, "more was appended to than there is")
@@ -99,11 +95,8 @@ class PartOrder:
             {*signature.memory_layers} <= layers <= {*range(signature.num_layers)},
             "it has other layers than its model",
         )
-        geometry = signature.geometry
-        self._key_bytes = geometry.num_kv_heads * geometry.head_dim * geometry.itemsize
         self._tokens = self._characters = 0
         self._first = document.first_blocks(signature)
-        self._landmarks = dict.fromkeys(self._first, 0) if self._form is None else {}
         self._coverage: Coverage | None = None
         self._records = (
             (block, layer)
@@ -114,33 +107,19 @@ class PartOrder:
 
     def add(self, part: Part) -> None:
         """The next part. Raises CorruptBlock too."""
-        document = self._document
         if isinstance(part, Tokens):
             _expect(self._lengths is None, "tokens behind what they are found by")
             self._add_tokens(part)
             return
         lengths = self._all_lengths()
-        if isinstance(part, Landmarks):
-            count, rest = divmod(len(part.keys), self._key_bytes)
-            layer, first, end = part.layer, part.first_block, part.first_block + count
-            at = self._landmarks.get(layer)
-            _expect(at is not None and count and not rest, f"landmark keys of layer {layer}")
-            _expect(
-                first == at or (not at and first <= self._first[layer]),
-                f"landmark keys of layer {layer} are missing before block {first}",
-            )
-            # An append writes the last run anew, by its first block.
-            whole = first % LANDMARK_RUN == 0 and count <= LANDMARK_RUN
-            last = end == document.blocks
-            _expect(
-                whole and (last or (count == LANDMARK_RUN and end < document.blocks)),
-                f"landmark keys of layer {layer} from block {first} on are not one run",
-            )
-            self._landmarks[layer] = end
-        elif isinstance(part, Selected):
-            _expect(self._form is not None, "landmarks of a selector")
-            if self._form is not None and self._coverage is not None:
-                self._coverage.add(decode(*part, self._form))
+        if isinstance(part, IndexRun):
+            assert self._coverage is not None
+            number, first, value = part
+            _expect(number in self._runs.parts(self._first), f"landmarks of a part {number}")
+            run = self._runs.form.decode(self._runs.kind(number), first, value)
+            self._coverage.add(number, run)
+            finite = not isinstance(run, KeyRun) or is_finite(run.keys, self._signature.kv_dtype)
+            _expect(finite, "it has landmark keys that are not finite")
         else:
             block, layer, data = part
             _expect(
@@ -201,16 +180,13 @@ class PartOrder:
             else:
                 self._passages.end(document.blocks, document.tokens)
                 self._lengths = np.array(self._passages.lengths, dtype=np.int64)
-            if self._form is not None:
-                self._coverage = Coverage(self._form, self._lengths)
+            self._coverage = Coverage(self._runs.covered(self._first), self._lengths)
         return self._lengths
 
     def end(self) -> None:
         """Nothing follows."""
         document = self._document
         self._all_lengths()
-        ends = {*self._landmarks.values()}
-        _expect(ends <= {document.blocks}, "it does not hold all of its landmark keys")
         if self._coverage is not None:
             self._coverage.end()
         _expect(self._next_record(document.blocks) is None, "it does not hold all of its records")

@@ -1,6 +1,6 @@
 """The file of one exported document: a stream of msgpack frames [kind, payload, XXH3-64 over frame
 number, kind and payload]: "head" (format, signature, the document's row), its parts "tokens",
-"landmarks", "selected" and "record" as they lie in the memory, and "end" with the number of frames.
+"run" and "record" as they lie in the memory, and "end" with the number of frames.
 """
 
 import os
@@ -12,17 +12,16 @@ from typing import Any
 
 import msgpack
 import msgspec
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from memstore.decode import Positive, unpack
 from memstore.disk.files import NO_SPACE, check_outside_memories, replacement, storage_full
 from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import decode_part
 from memstore.disk.format.signature import Signature
 from memstore.disk.format.token_parts import decode_tokens
-from memstore.disk.tables.block_table import BlockTable, is_finite
+from memstore.disk.tables.block_table import BlockTable
 from memstore.errors import (
     CorruptBlock,
     CorruptMemory,
@@ -31,17 +30,9 @@ from memstore.errors import (
     NewerFormat,
     OlderFormat,
 )
-from memstore.store.transfer.document_parts import (
-    Head,
-    Landmarks,
-    Part,
-    PartOrder,
-    Record,
-    Selected,
-    Tokens,
-)
+from memstore.store.transfer.document_parts import Head, IndexRun, Part, PartOrder, Record, Tokens
 
-FORMAT = 5
+FORMAT = 6
 MAGIC = "memstore document"
 _FIRST = b"\x93" + msgpack.packb("head")  # how the first frame begins
 _SAID = msgpack.packb("magic") + msgpack.packb(MAGIC)
@@ -59,12 +50,7 @@ class _Head(_Version):
     selector: dict[str, Any] | None = None  # the form of what the document is found by
 
 
-_FORMS: dict[str, type[Part]] = {
-    "tokens": Tokens,
-    "landmarks": Landmarks,
-    "selected": Selected,
-    "record": Record,
-}
+_FORMS: dict[str, type[Part]] = {"tokens": Tokens, "run": IndexRun, "record": Record}
 _KINDS = {form: kind for kind, form in _FORMS.items()}
 
 
@@ -154,7 +140,7 @@ def read_head(file: Path) -> Head:
                     "ingest)"
                 )
             head = unpack(payload, _Head)
-            form = None if head.selector is None else SelectorForm.decode(head.selector)
+            form = None if head.selector is None else IndexSpec.decode(head.selector)
             return Head(Signature.from_dict(head.signature), Document.decode(head.document), form)
         except (ValueError, InvalidConfig) as error:
             raise _damaged(file, f"its head is not understood: {error}") from error
@@ -188,10 +174,6 @@ def read_parts(file: Path, head: Head, blocks: BlockTable) -> Iterator[Part]:
             if isinstance(part, Tokens):
                 if _largest(part, head) >= most:
                     raise ValueError(f"it has tokens beyond the vocabulary of {most}")
-            elif isinstance(part, Landmarks):
-                keys = np.frombuffer(part.keys, f"<i{signature.geometry.itemsize}")
-                if not is_finite(keys, signature.kv_dtype):
-                    raise ValueError("it has landmark keys that are not finite")
             elif isinstance(part, Record):
                 blocks.check_numbers(part.data, *order.known_as(part.block, part.layer))
             yield part

@@ -8,16 +8,13 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 
-import numpy as np
-
 from memstore.block import RecordKey
 from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import decode_part
-from memstore.disk.format.runs import decode, encode, kind_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import WrongModel
-from memstore.store.transfer.document_parts import Head, Landmarks, Part, Record, Selected, Tokens
+from memstore.store.transfer.document_parts import Head, IndexRun, Part, Record, Tokens
 from memstore.store.transfer.export_file import read_head, read_parts, write_export
 
 BATCH_BYTES = 16 << 20
@@ -29,7 +26,7 @@ def export_document(catalog: Catalog, document: Document, file: Path) -> int:
 
     Raises InvalidInput (the file cannot be written), StorageFull, CorruptMemory.
     """
-    head = Head(catalog.signature, document, catalog.selector_form)
+    head = Head(catalog.signature, document, catalog.index_spec)
     return write_export(head, catalog.blocks, _stored(catalog, document), file)
 
 
@@ -38,13 +35,12 @@ def _stored(catalog: Catalog, document: Document) -> Iterator[Part]:
     with catalog.database.read() as txn:
         for number, value in catalog.parts(txn, document.id):
             yield Tokens(number, bytes(value))
-        for run in catalog.landmarks(txn, document.id):
-            yield Landmarks(run.layer, run.first_block, run.keys.tobytes())
-        if catalog.selector is not None:
-            catalog.check_selector(txn)
-            form = catalog.selector.form
-            for found in catalog.selector.all_runs(txn, document.id):
-                yield Selected(kind_of(found), found.first_block, encode(found, form))
+        catalog.check_selector(txn)
+        first = catalog.runs._replace(generation=0)
+        for part, first_block, run in catalog.runs.values(txn, document.id):
+            if catalog.selector is not None:
+                part = first.part(catalog.selector.kind(part))
+            yield IndexRun(part, first_block, run)
         if document.of_passages:
             for block, passage in catalog.passages_of(txn, document):
                 for key, data in catalog.blocks.walk(txn, passage.number):
@@ -68,8 +64,8 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
         raise WrongModel(
             f"{file} was written by another model than {database.path}: {'; '.join(differences)}"
         )
-    if form != catalog.selector_form:
-        here, there = (f.name if f is not None else "none" for f in (catalog.selector_form, form))
+    if form != catalog.index_spec:
+        here, there = (f.name if f is not None else "none" for f in (catalog.index_spec, form))
         raise WrongModel(
             f"{file} was written for selector {there}, {database.path} has {here}, or another "
             "state of it; import it into a memory with the same one"
@@ -121,8 +117,8 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
 
 
 def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[Part]) -> None:
-    number, geometry = document.id, catalog.signature.geometry
-    bits, shape = f"<i{geometry.itemsize}", (-1, geometry.num_kv_heads, geometry.head_dim)
+    number = document.id
+    catalog.check_selector(txn)
     for part in batch:
         if isinstance(part, Tokens):
             catalog.put_part(txn, number, part.first, part.value)
@@ -130,12 +126,11 @@ def _store(txn: Transaction, catalog: Catalog, document: Document, batch: list[P
                 found = decode_part(part.first, part.value, catalog.signature.block_size)
                 digests = catalog.digests(document, found.passages)
                 catalog.refer(txn, document, part.first, digests)
-        elif isinstance(part, Landmarks):
-            keys = np.frombuffer(part.keys, bits).reshape(shape)
-            catalog.put_landmarks(txn, number, part.layer, part.first_block, keys)
-        elif isinstance(part, Selected):
-            assert catalog.selector is not None
-            catalog.put_selected(txn, number, decode(*part, catalog.selector.form))
+        elif isinstance(part, IndexRun):
+            at, first_block, run = part
+            if catalog.selector is not None:
+                at = catalog.selector.part(catalog.selector.kind(at))
+            catalog.runs.put_value(txn, number, at, first_block, run)
         elif not document.of_passages:
             catalog.blocks.put(txn, RecordKey(number, part.block, part.layer), part.data)
     if document.of_passages:
@@ -150,4 +145,4 @@ def _store_passages(
         _, digest = next(catalog.digests_of(txn, document, block))
         row = catalog.passages.find(txn, digest)
         if row is not None and not row.bytes:
-            catalog.passages.store(txn, row, {record.layer: record.data for record in some})
+            catalog.passages.records.store(txn, row, {record.layer: record.data for record in some})

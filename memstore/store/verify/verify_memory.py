@@ -22,33 +22,7 @@ from memstore.disk.files import DATA, occupy_standard_streams
 from memstore.errors import CorruptMemory, InvalidInput, MemoryNotFound, MemstoreError
 from memstore.share.objects.object_errors import without_credentials
 from memstore.share.publication_options import is_url
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is not as it was written."""
-
-    document: int | None  # id; None = the memory itself
-    name: str  # of the document, as far as it can be read
-    what: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a verification found. `documents`, `records` and `bytes` count what was read and is
-    whole.
-    """
-
-    documents: int = 0
-    records: int = 0
-    bytes: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)  # names of the documents that repair removed
-
-    @property
-    def clean(self) -> bool:
-        """Is everything as it was written?"""
-        return not self.problems
+from memstore.store.verify.report import Problem, Report
 
 
 def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
@@ -68,7 +42,7 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
     StoreUnavailable, InvalidInput (repair).
     """
     if is_url(path):
-        from memstore.store.transfer.published_document import verify_published
+        from memstore.store.verify.verify_published import verify_published
 
         if repair:
             raise InvalidInput(

@@ -24,7 +24,7 @@ from memstore.disk.format.keys import (
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.salvage import is_sound, salvage
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.selector_table import NEXT, check_parts
+from memstore.disk.tables.run_table import NEXT
 from memstore.errors import CorruptMemory, DocumentNotFound, MemstoreError
 from memstore.store.verify.walk_passages import PassageWalk, recount
 
@@ -178,6 +178,7 @@ def _check_document(
     if document.of_passages:
         expect(catalog.selector is not None, "passages in a memory without a selector")
     else:
+        expect(catalog.selector is None, "chunks in a memory with a selector")
         _check_tokens(txn, catalog, document, expect)
     lengths = catalog.block_lengths(txn, document)
     expect(blocks == len(lengths), f"{document.tokens} tokens in {blocks} blocks")
@@ -188,23 +189,7 @@ def _check_document(
         expect(found is not None, f"tokens from {first_number} on are not found")
 
     first = document.first_blocks(catalog.signature)
-    ends = dict.fromkeys(first, 0)
-    for run in catalog.landmarks(txn, number):
-        expect(run.layer in ends, f"landmark keys of a layer {run.layer}")
-        start = ends[run.layer]
-        expect(
-            run.first_block == start or (start == 0 and run.first_block <= first[run.layer]),
-            f"landmark keys of layer {run.layer}, blocks {start}..{run.first_block} are missing",
-        )
-        ends[run.layer] = run.end_block
-    if catalog.selector is not None:
-        ends = {}
-        # what a replacement of it has begun with is nobody's loss
-        check_parts(txn, number)
-        catalog.selector.check(txn, number, lengths)
-    for layer, end in ends.items():
-        expect(end == blocks, f"landmark keys of {end} blocks in layer {layer} instead of {blocks}")
-
+    catalog.runs.check(txn, number, first, lengths)
     if document.of_passages:
         return passages.check(txn, document, lengths)
     expected = (
@@ -255,7 +240,7 @@ def _drop(path: Path, numbers: set[int]) -> None:
 
 
 def _drop_one(txn: Transaction, catalog: Catalog, number: int) -> None:
-    if not catalog.passages.drop_records(txn, number):
+    if not catalog.passages.records.drop(txn, number):
         catalog.delete_document(txn, number)
 
 

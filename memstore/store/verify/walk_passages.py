@@ -11,7 +11,7 @@ from memstore.disk.format.document import Document
 from memstore.disk.format.keys import passage_key, read_passage_key, record_key
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import Digest, StoredPassage
+from memstore.disk.tables.passage_rows import Digest, StoredPassage
 from memstore.errors import CorruptMemory
 
 
@@ -78,7 +78,7 @@ class PassageWalk:
         with self._catalog.database.read() as txn:
             try:
                 wanted, size = _references(txn, self._catalog), 0
-                ordered = set(passages.by_worth(txn))
+                ordered = set(passages.records.by_worth(txn))
                 for row in passages.all(txn):
                     size += row.bytes
                     if row.bytes:
@@ -91,7 +91,7 @@ class PassageWalk:
                         )
                     if passages.number(txn, row.digest) != row.number:
                         yield f"passage {row.number} is not found by its digest"
-                kept = passages.kept(txn)
+                kept = passages.records.kept(txn)
                 if ordered:
                     yield f"{len(ordered)} passages are not in the order of their worth"
                 if kept.bytes != size:
@@ -131,7 +131,7 @@ def recount(txn: Transaction, catalog: Catalog) -> None:
     for digest in wanted.keys() - there:
         row = StoredPassage(next(numbers), digest, 0, 0, 0, (0, 0))
         passages.correct(txn, row, wanted[digest])
-    passages.recount(txn)
+    passages.records.recount(txn)
 
 
 def _references(txn: Transaction, catalog: Catalog) -> Counter[Digest]:

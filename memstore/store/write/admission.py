@@ -1,39 +1,27 @@
 """What may be written under a name: a new document, the rest of one that was interrupted, more of
-one, one in the place of another, an import; and by whom.
-
-A document is written by one writer at a time, several documents by several writers of one process.
-Other processes are kept away by the memory's writer lock.
+one, one in the place of another, an import.
 
     (nothing) --new--> ingesting --finish--> ready --append--> ingesting --finish--> ready
     ready --replace--> ready, and a row "replacing" of the same name --finish--> ready, the old gone
     (nothing) --import--> importing --> ready
 """
 
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from memstore.decode import check_plain
 from memstore.disk.format.document import Document, IngestSettings, is_of_prompt
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput, MemoryLocked
+from memstore.errors import DocumentExists, DocumentNotFound, InvalidInput
 from memstore.store.document_rows import is_listed
 
-if TYPE_CHECKING:
-    from memstore.store.refresh import Committed
-
 Mode = Literal["new", "append", "replace"]
-
-_written: dict[Path, set[str]] = {}  # directory -> names that this process is writing there
-_changing = threading.Lock()
-_ALL = "\0all"  # in the place of a name: no document may be written
 
 
 @dataclass(frozen=True)
@@ -68,10 +56,17 @@ def check_request(name: str, settings: IngestSettings, mode: str) -> None:
 
 
 def check_passages(
-    settings: IngestSettings, signature: Signature, selector: SelectorForm | None
+    settings: IngestSettings, signature: Signature, selector: IndexSpec | None
 ) -> None:
-    """Raises InvalidInput for settings of passages that this memory cannot hold."""
+    """Raises InvalidInput for settings of a document that this memory cannot hold: passages in one
+    with a selector, chunks in one without.
+    """
     if settings.passage_tokens is None:
+        if selector is not None:
+            raise InvalidInput(
+                "a memory with a selector holds documents of passages; give passage_tokens, or "
+                "make a memory without a selector"
+            )
         return
     if selector is None:
         raise InvalidInput(
@@ -86,14 +81,25 @@ def check_passages(
         raise InvalidInput("a document of passages has no chunks; leave out chunk_blocks and top_k")
 
 
-def layers_of(settings: IngestSettings, signature: Signature) -> tuple[int, ...] | None:
-    """The layers that are stored of a document; None for all of the signature."""
-    return None if settings.passage_tokens is None else tuple(sorted(signature.memory_layers))
-
-
-def codec_of(settings: IngestSettings, codec: str) -> str:
-    """What a document says of how its passages are stored in a memory of this codec."""
-    return codec if settings.passage_tokens is not None else ""
+def wanted(
+    catalog: Catalog,
+    name: str,
+    source_hash: str,
+    settings: IngestSettings,
+    metadata: dict[str, Any] | None = None,
+) -> Document:
+    """The row of a new document of this memory, without content and number."""
+    of_passages = settings.passage_tokens is not None
+    return Document(
+        0,
+        name,
+        "ingesting",
+        source_hash=source_hash,
+        metadata=metadata or {},
+        settings=settings,
+        layers=tuple(sorted(catalog.signature.memory_layers)) if of_passages else None,
+        codec=catalog.codec if of_passages else "",
+    )
 
 
 def check_metadata(metadata: dict[str, Any]) -> None:
@@ -102,77 +108,6 @@ def check_metadata(metadata: dict[str, Any]) -> None:
         check_plain(metadata, "metadata")
     except ValueError as error:
         raise InvalidInput(f"{error}; use plain values") from error
-
-
-def names_written(path: Path) -> frozenset[str]:
-    """Names of the documents of a memory that this process is writing."""
-    with _changing:
-        return frozenset(_written.get(path.resolve(), ()))
-
-
-@contextmanager
-def written_here(committed: "Committed", name: str, *, wait: bool) -> Iterator[None]:
-    """Hold what writing under a name needs; what interrupted imports left goes first.
-
-    wait: for another process that writes, instead of raising MemoryLocked. Raises MemoryLocked
-    also, at once, where this process writes that document already; ReadOnlyMemory.
-    """
-    catalog = committed.catalog
-    path = catalog.database.path.resolve()
-    with _changing:
-        names = _written.setdefault(path, set())
-        if name in names or _ALL in names:
-            what = f"document {name!r}" if name in names else "what documents are found by"
-            raise MemoryLocked(f"{what} is being written by this process; finish that first")
-        names.add(name)
-    try:
-        with catalog.database.writer(wait=wait):
-            committed.refresh()
-            remove_leftovers(committed, name)
-            yield
-    finally:
-        with _changing:
-            names.discard(name)
-
-
-def remove_leftovers(committed: "Committed", name: str | None = None) -> None:
-    """Delete what interrupted imports left, but nothing that this process is importing now; name:
-    of the document that the caller is going to write. The caller holds the writer lock.
-    """
-    catalog = committed.catalog
-
-    def left(row: Document | None) -> bool:
-        now = names_written(catalog.database.path) - {name}
-        return row is not None and row.state == "importing" and row.name not in now
-
-    def delete(txn: Transaction) -> None:
-        # An import that ends meanwhile commits before or after this transaction, so its row is
-        # either ready or of a name that is still written.
-        for number in there:
-            if left(catalog.row(txn, number)):
-                catalog.delete_document(txn, number)
-
-    there = [row.id for row in committed.rows.hidden() if left(row)]
-    if there:
-        catalog.database.write(delete, beyond_limit=True)
-
-
-@contextmanager
-def all_written_here(committed: "Committed", *, wait: bool) -> Iterator[None]:
-    """Hold what changing all documents needs. Raises as written_here does."""
-    path = committed.catalog.database.path.resolve()
-    with _changing:
-        names = _written.setdefault(path, set())
-        if names:
-            raise MemoryLocked(f"{path} is being written by this process; finish that first")
-        names.add(_ALL)
-    try:
-        with committed.catalog.database.writer(wait=wait):
-            committed.refresh()
-            yield
-    finally:
-        with _changing:
-            names.discard(_ALL)
 
 
 def is_there(found: Document, source_hash: str, settings: IngestSettings, mode: Mode) -> bool:

@@ -10,15 +10,12 @@ from dataclasses import replace
 
 from memstore.block import RecordKey
 from memstore.disk.format.document import Document, State
-from memstore.disk.format.landmarks import LANDMARK_RUN
-from memstore.disk.format.runs import Run
+from memstore.disk.format.runs import RUN_BLOCKS, run_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.store.write.chunk import Chunk, StoredLayers
+from memstore.store.write.chunk import Chunk
 from memstore.store.write.encode import Encoder
-from memstore.store.write.landmark_runs import LandmarkRuns, run_of
-from memstore.store.write.selector_runs import SelectorRuns
-from memstore.tiers.raw_bits import raw_view
+from memstore.store.write.latest_runs import LatestRuns
 
 Tail = tuple[int, str]
 """Characters of a document of passages up to the end of its last, and the text behind."""
@@ -49,13 +46,12 @@ class Commits:
         self.cut, self.base, self.base_tokens = blocks < document.blocks, blocks, tokens
         self.error: BaseException | None = None  # nothing is committed after it
         self._catalog, self._replaces, self._on_commit = catalog, replaces, on_commit
-        self._other_layers = StoredLayers.of(document, catalog.signature).other
+        self._other_layers = document.other_layers(catalog.signature)
         # first block that is stored of layers without memory
         self._keep = self.keep_from(blocks)
         # as an append that is committed in part is read anew to its end
         self._unfinished: State = "ingesting" if document.state == "ready" else document.state
-        self.landmarks = LandmarkRuns(catalog, document, blocks, self._keep)
-        self.selected = SelectorRuns(catalog, document.id, blocks)
+        self.runs = LatestRuns(catalog, document, blocks, self._keep)
         self.encoder = Encoder(catalog, document)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-writer")
         # those that may not be done, and their bytes
@@ -117,10 +113,7 @@ class Commits:
         keep = max(self._keep, self.keep_from(chunks[-1].boundary)) if chunks else self._keep
         records = [record for chunk in chunks for record in self._records(chunk, keep)]
         records.sort(key=lambda record: record[:2])
-        runs = list(self.landmarks.to_write(chunks, keep)) if chunks else []
-        selected: list[Run] = []
-        if chunks:
-            selected += self.selected.to_write(chunks[0].first_block, chunks[-1].end_block)
+        runs = list(self.runs.to_write(chunks, keep)) if chunks else []
         cut = self.cut and bool(chunks)
         replaces = self._replaces if final else None
 
@@ -136,13 +129,13 @@ class Commits:
                 size += catalog.blocks.put(txn, RecordKey(number, block, layer), record)
             for chunk in chunks:
                 size += self._refer(txn, chunk)
+            catalog.check_selector(txn)
             for layer in self._other_layers:
-                for first in range(run_of(self._keep), run_of(keep), LANDMARK_RUN):
-                    catalog.delete_landmarks(txn, number, layer, first)
-            for layer, first, keys in runs:
-                catalog.put_landmarks(txn, number, layer, first, raw_view(keys))
-            for run in selected:
-                catalog.put_selected(txn, number, run)
+                begin, end = (run_of("landmark", block) for block in (self._keep, keep))
+                for first in range(begin, end, RUN_BLOCKS["landmark"]):
+                    catalog.runs.delete_run(txn, number, layer, first)
+            for part, run in runs:
+                catalog.runs.put(txn, number, part, run)
             for chunk in chunks:
                 catalog.put_part(txn, number, *chunk.part)
             if chunks:
@@ -175,7 +168,7 @@ class Commits:
                 row = catalog.passages.row(txn, row.number) or row
             if not row.bytes and (number, layers[0]) in chunk.records:
                 records = {layer: chunk.records[number, layer] for layer in layers}
-                row = catalog.passages.store(txn, row, records)
+                row = catalog.passages.records.store(txn, row, records)
             size += row.bytes
         return size
 

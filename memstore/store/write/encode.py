@@ -11,7 +11,7 @@ from memstore.block import RecordKey
 from memstore.disk.format.codec import get_codec
 from memstore.disk.format.document import Document
 from memstore.disk.tables.catalog import Catalog
-from memstore.store.write.chunk import Chunk, StoredLayers
+from memstore.store.write.chunk import Chunk
 from memstore.tiers.raw_bits import from_raw, raw_view
 
 
@@ -24,7 +24,8 @@ class Encoder:
         self._signature, self._blocks = catalog.signature, catalog.blocks
         self._document, self._write = document.id, document.writes[-1].id
         self._codec = document.codec  # of passages
-        self._layers = StoredLayers.of(document, catalog.signature)
+        self._memory_layers = document.memory_layers(catalog.signature)
+        self._other_layers = document.other_layers(catalog.signature)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memstore-encoder")
 
     def ahead(self, chunk: Chunk, wanted: Callable[[], bool]) -> None:
@@ -38,7 +39,7 @@ class Encoder:
 
     def memory_layers(self, chunk: Chunk) -> None:
         """Have the chunk hold records in the place of its memory layers' blocks."""
-        layers = [layer for layer in self._layers.memory if layer in chunk.blocks]
+        layers = [layer for layer in self._memory_layers if layer in chunk.blocks]
         self.add_records(chunk, layers, chunk.first_block)
         for layer in layers:
             del chunk.blocks[layer]
@@ -74,7 +75,7 @@ class Encoder:
         """Have the chunk hold what reading its records will give: a resumed ingest would read just
         that.
         """
-        layers = [*self._layers.memory, *self._layers.other]
+        layers = [*self._memory_layers, *self._other_layers]
         self.add_records(chunk, layers, chunk.first_block)
         for layer in layers:
             stored = [

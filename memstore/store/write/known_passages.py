@@ -7,12 +7,12 @@ import numpy as np
 
 from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Passage
-from memstore.disk.format.runs import TokenRun
+from memstore.disk.format.runs import TokenRun, run_of
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.passage_table import Digest, Holding
+from memstore.disk.tables.passage_rows import Digest
+from memstore.disk.tables.passage_table import Holding
 from memstore.errors import CorruptMemory
-from memstore.store.write.selector_runs import run_of
 
 
 class Known(NamedTuple):
@@ -42,7 +42,7 @@ class KnownPassages:
         with self._catalog.database.read() as txn:
             self._catalog.check_selector(txn)
             # what a budget has no room for is not read in again
-            bounded = self._catalog.passages.kept(txn).budget is not None
+            bounded = self._catalog.passages.records.kept(txn).budget is not None
             return [self._known(txn, digest, bounded) for digest in digests]
 
     def _known(self, txn: Transaction, digest: Digest, bounded: bool) -> Known | None:
@@ -50,8 +50,8 @@ class KnownPassages:
         if row is None:
             return None
         stored = bounded or row.bytes > 0
-        selector = self._catalog.selector
-        if selector is None or not selector.form.heads:
+        spec = self._catalog.runs.spec
+        if spec is None or not spec.heads:
             return Known(None, stored)
         try:
             landmarks = self._landmarks(txn, *row.home, digest)
@@ -70,8 +70,8 @@ class KnownPassages:
             return None
         first = run_of("token", block)
         if self._run is None or self._run[0] != (document, first):
-            assert self._catalog.selector is not None
-            run = self._catalog.selector.run(txn, document, "token", first)
+            runs = self._catalog.runs
+            run = runs.run(txn, document, runs.part("token"), first)
             if not isinstance(run, TokenRun):
                 return None
             self._run = (document, first), run

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.disk.format.document import Document
+from memstore.disk.format.runs import KeyRun
 from memstore.disk.format.signature import Geometry
 from memstore.errors import BudgetExceeded
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.write.chunk import Chunk
-from memstore.tiers.raw_bits import torch_dtype
+from memstore.tiers.raw_bits import from_raw, torch_dtype
 
 
 class Readable:
@@ -47,8 +48,10 @@ class Readable:
 
     def add_to_index(self, chunk: Chunk) -> None:
         """Make a chunk's landmarks searchable."""
-        for layer in sorted(chunk.landmarks.keys() & self._memory_layers):
-            self._index.add(self._document, layer, chunk.first_block, chunk.landmarks[layer])
+        for layer, run in sorted(chunk.runs.items()):
+            if isinstance(run, KeyRun) and layer in self._memory_layers:
+                keys = from_raw(run.keys, self._geometry.dtype)
+                self._index.add(self._document, layer, chunk.first_block, keys)
 
     def blocks(self, layer: int, blocks: range) -> tuple[Tensor, Tensor]:
         """K, V [n, Hkv, block_size, D] of blocks, staged or stored. Raises CorruptBlock."""

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
-from memstore.disk.format.index_spec import SelectorForm
-from memstore.disk.format.runs import Run
+from memstore.disk.format.index_spec import IndexSpec
+from memstore.disk.format.runs import RUN_BLOCKS, Run
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.selector_table import NEXT, SelectorTable
+from memstore.disk.tables.run_table import NEXT, RunTable, part_of
 from memstore.errors import CorruptMemory, InvalidInput
-from memstore.store.write.selector_runs import FoundBy, runs_of
+from memstore.store.index_entries import IndexEntries
 
 Piece = tuple[int, Tensor | None, Sequence[Words] | None]
 """First block, landmarks [tokens, heads, width] and words of consecutive blocks."""
@@ -28,12 +28,12 @@ Find = Callable[[Document], Iterable[Piece]]
 
 
 def replace_selector(
-    catalog: Catalog, form: SelectorForm, find: Find, progress: Callable[[int, int], None]
-) -> SelectorTable:
+    catalog: Catalog, spec: IndexSpec, find: Find, progress: Callable[[int, int], None]
+) -> RunTable:
     """Have `find` tell of every document what it is found by, and read that from now on; return
     where it lies. The caller holds the writer lock, and nothing is being written.
 
-    Raises InvalidInput for what is not as the form says, and what `find` raises: the memory is
+    Raises InvalidInput for what is not as the spec says, and what `find` raises: the memory is
     searched as before.
     """
     old, database = catalog.selector, catalog.database
@@ -42,9 +42,9 @@ def replace_selector(
             f"{database.path} is searched by landmark keys of its model; make a new memory for a "
             "selector"
         )
-    new = SelectorTable(form, 1 - old.generation)
+    new = old._replace(spec=spec, generation=1 - old.generation)
     with database.read() as txn:
-        begun = SelectorTable.read(txn, NEXT)
+        begun = RunTable.read(txn, old.geometry, NEXT)
         rows = [row for row in catalog.documents(txn) if row.state != "importing"]
 
     def begin(txn: Transaction) -> None:
@@ -73,24 +73,22 @@ def replace_selector(
     return new
 
 
-def _is_whole(catalog: Catalog, new: SelectorTable, row: Document) -> bool:
+def _is_whole(catalog: Catalog, new: RunTable, row: Document) -> bool:
     with catalog.database.read() as txn:
         try:
-            new.check(txn, row.id, catalog.block_lengths(txn, row))
+            new.check(txn, row.id, {}, catalog.block_lengths(txn, row))
         except CorruptMemory:
             return False
     return True
 
 
-def _put(txn: Transaction, new: SelectorTable, document: int, runs: Sequence[Run]) -> None:
+def _put(txn: Transaction, new: RunTable, document: int, runs: Sequence[Run]) -> None:
     new.delete(txn, document)
     for run in runs:
-        new.put(txn, document, run)
+        new.put(txn, document, part_of(new, run), run)
 
 
-def _runs(
-    pieces: Iterable[Piece], row: Document, new: SelectorTable, lengths: np.ndarray
-) -> list[Run]:
+def _runs(pieces: Iterable[Piece], row: Document, new: RunTable, lengths: np.ndarray) -> list[Run]:
     """What was told of a whole document, in runs. Raises InvalidInput."""
     found = list(pieces)
     ends = [first for first, _, _ in found[1:]] + [row.blocks]
@@ -101,5 +99,11 @@ def _runs(
         )
     parts = []
     for (first, landmarks, words), end in zip(found, ends):
-        parts.append(FoundBy.of(landmarks, words, new.form, lengths[first:end]))
-    return list(runs_of(FoundBy.joined(parts)))
+        assert new.spec is not None
+        parts.append(IndexEntries.of(landmarks, words, new.spec, lengths[first:end]))
+    whole = IndexEntries.joined(parts).runs(0)
+    return [
+        run.cut(first, first + RUN_BLOCKS[kind])
+        for kind, run in whole.items()
+        for first in range(0, run.end_block, RUN_BLOCKS[kind])
+    ]

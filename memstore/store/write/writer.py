@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from torch import Tensor
@@ -19,19 +19,30 @@ from torch import Tensor
 from memstore.disk.format.block_words import Words
 from memstore.disk.format.document import Document
 from memstore.disk.format.passage_parts import Passage
+from memstore.disk.format.runs import KeyRun
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import InvalidInput, StorageFull
 from memstore.store.retrieve.retrieval import Retrieval
 from memstore.store.stored_passages import Continued
 from memstore.store.stored_tokens import TokenSpan, read_tokens
-from memstore.store.write.chunk import Chunk, LayerBlocks, RecentBlocks, StoredLayers
+from memstore.store.write.checked_chunks import CheckedChunks
+from memstore.store.write.chunk import Chunk, LayerBlocks, Position, RecentBlocks
 from memstore.store.write.commits import Commits
 from memstore.store.write.known_passages import Known, KnownPassages
 from memstore.store.write.readable import Readable
 from memstore.store.write.staged import Staged
+from memstore.tiers.raw_bits import from_raw
 
 COMMIT_BYTES = 16 << 20  # keys and values of memory layers in a transaction
+
+
+class InStore(NamedTuple):
+    """What a writer has of its store."""
+
+    locks: ExitStack  # released at the end
+    make_room: Callable[[], None]  # has the store's other writers let go of what they can
+    on_close: Callable[["DocumentWriter"], None]
 
 
 class DocumentWriter:
@@ -51,17 +62,14 @@ class DocumentWriter:
         *,
         replaces: Document | None,
         commit_bytes: int,
-        locks: ExitStack,
-        make_room: Callable[[], None],
-        on_close: Callable[["DocumentWriter"], None],
+        in_store: InStore,
     ) -> None:
         """document: its row as it is committed; replaces: the document that goes when this one is
-        ready; locks: released at the end; make_room: has the store's other writers let go of what
-        they can. Raises CorruptMemory.
+        ready. Raises CorruptMemory.
         """
-        self._catalog, self._form = catalog, catalog.selector_form
+        self._catalog = catalog
         self._geometry = catalog.signature.geometry
-        self._memory_layers = set(StoredLayers.of(document, catalog.signature).memory)
+        self._memory_layers = set(document.memory_layers(catalog.signature))
         self._chunk_blocks = document.settings.chunk_blocks
         blocks, tokens = document.blocks, document.tokens
         self._before: Continued | None = None
@@ -74,6 +82,7 @@ class DocumentWriter:
             tokens = blocks * self._geometry.block_size
         if document.state == "ready" or not document.writes:
             document = document.begin_write(blocks)
+        self._chunks = CheckedChunks(catalog, document)
         self._readable = Readable(retrieval, document, self._memory_layers, self._geometry)
         self._commits = Commits(
             catalog,
@@ -92,7 +101,7 @@ class DocumentWriter:
             commit_bytes,
             held_until=0 if self._before is None else self._before.document.appended_at,
         )
-        self._locks, self._make_room, self._on_close = locks, make_room, on_close
+        self._in_store = in_store
         self._blocks, self._tokens = blocks, tokens
         self._characters = 0 if self._before is None else self._before.characters
         self._boundary = blocks  # of chunks, from where an append would continue
@@ -167,9 +176,6 @@ class DocumentWriter:
         char_start: int,
         layers: Mapping[int, LayerBlocks],
         length_of_last: int | None = None,
-        *,
-        landmarks: Tensor | None = None,
-        words: Sequence[Words] | None = None,
     ) -> None:
         """Take the next chunk: chunk_blocks blocks, or fewer at the document's end.
 
@@ -177,10 +183,6 @@ class DocumentWriter:
         first token. layers: for every layer K, V [n, Hkv, block_size, D] (K rotated by the offset
         in the block) and landmark keys [n, Hkv, D]. length_of_last: content tokens of the last
         block where a document's end leaves it short.
-
-        In a memory with a selector there are K and V alone, and what its form keeps: landmarks
-        [tokens, heads, width] in the form's dtype, and of each block its distinct words (hash,
-        count).
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
         BudgetExceeded, InvalidInput.
@@ -193,28 +195,16 @@ class DocumentWriter:
                 f"a chunk after the document's last, which ended at token {self._tokens}; append "
                 "to it instead"
             )
-        chunk = Chunk.of(
-            self._blocks,
-            np.asarray(token_ids, dtype=np.int64),
-            char_start,
-            layers,
-            length_of_last,
-            document=self._commits.row,
-            signature=self._catalog.signature,
-            selector=self._form,
-            token_landmarks=landmarks,
-            words=words,
-        )
+        ids = np.asarray(token_ids, dtype=np.int64)
+        chunk = self._chunks.of_blocks(self._blocks, ids, char_start, layers, length_of_last)
         cut = self._commits.cut
         if not cut:
             if not self._commits.encoder.lossless:  # it is read as it will be stored
                 self._commits.encoder.replace_by_stored(chunk)
             # what is committed needs no pin
-            self._readable.show(chunk, [self._flush, self._make_room])
+            self._readable.show(chunk, [self._flush, self._in_store.make_room])
         done = self.document.blocks
-        self._commits.landmarks.add(chunk, done, self._commits.keep_from(done))
-        if chunk.found_by is not None:
-            self._commits.selected.add(chunk.first_block, chunk.found_by, done)
+        self._commits.runs.add(chunk, done, self._commits.keep_from(done))
         if chunk.whole and not cut:
             size = sum(2 * layers[layer][0].nbytes for layer in self._memory_layers)
             self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
@@ -261,24 +251,13 @@ class DocumentWriter:
         InvalidInput.
         """
         self._commits.check()
-        if self._before is None or self._form is None:
+        if self._before is None:
             raise InvalidInput("this document is not made of passages; add chunks (add_chunk)")
-        chunk = Chunk.of_passages(
-            self._blocks,
-            self._tokens,
-            self._characters,
-            passages,
-            layers,
-            self._catalog.digests(self._commits.row, passages),
-            range(len(passages)) if given is None else given,
-            document=self._commits.row,
-            signature=self._catalog.signature,
-            selector=self._form,
-            token_landmarks=landmarks,
-            words=words,
-        )
-        if chunk.found_by is not None:
-            self._commits.selected.add(chunk.first_block, chunk.found_by, self.document.blocks)
+        at = Position(self._blocks, self._tokens, self._characters)
+        given = range(len(passages)) if given is None else given
+        chunk = self._chunks.of_passages(at, passages, layers, given, landmarks, words)
+        done = self.document.blocks
+        self._commits.runs.add(chunk, done, self._commits.keep_from(done))
         size = sum(k.nbytes + v.nbytes for k, v in layers.values())
         self._commits.encoder.ahead(chunk, lambda: self._commits.error is None)
         self._stage(chunk, size)
@@ -296,12 +275,13 @@ class DocumentWriter:
             first = max(first, self._commits.keep_from(self._boundary))
         blocks = range(first, self._blocks)
         k, v = self._readable.blocks(layer, blocks)
-        if self._form is not None:
-            landmarks = k.new_empty(0, self._geometry.num_kv_heads, self._geometry.head_dim)
-        elif layer in self._memory_layers:
+        if layer in self._memory_layers:
             landmarks = self._readable.landmarks(layer, blocks)
         else:
-            landmarks = self._commits.landmarks.keys(layer, first, self._blocks)
+            run = self._commits.runs.latest(layer, first, self._blocks)
+            landmarks = k.new_empty(0, *k.shape[1::2])
+            if isinstance(run, KeyRun):
+                landmarks = from_raw(run.keys, self._geometry.dtype)
         return RecentBlocks(k, v, landmarks, blocks)
 
     def store_staged(self) -> None:
@@ -349,13 +329,13 @@ class DocumentWriter:
         finally:
             self._readable.close()
             try:
-                self._on_close(self)
+                self._in_store.on_close(self)
                 self._leave_nothing()
                 self._holding.close()
                 self._catalog.sweep()
             finally:
                 self._holding.close()
-                self._locks.close()
+                self._in_store.locks.close()
         self._commits.check()
 
     def _leave_nothing(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.block_words import BlockWords
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
@@ -26,7 +26,7 @@ _HALVINGS = 3  # of a haystack, to see how its best score rises
 class Haystack:
     """Passages of many windows, as a memory would hold them for a selector, but in memory alone."""
 
-    def __init__(self, form: SelectorForm) -> None:
+    def __init__(self, form: IndexSpec) -> None:
         self._tokens = (
             TokenIndex(form.heads, form.width, LANDMARK_DTYPES[form.dtype]) if form.heads else None
         )

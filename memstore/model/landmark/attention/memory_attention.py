@@ -253,7 +253,9 @@ class MemoryAttention:
         cutoffs = self.lookup.settings.cutoffs
         if search and cutoffs is not None and self.cmt_keys is not None:
             locate = self.lookup.candidates.locate
-            wanted, left = within_reach(wanted, local.gate[0], cutoffs, locate, self.store.nearest)
+            wanted, left = within_reach(
+                wanted, local.gate[0], cutoffs, locate, self.store.tiers.nearest
+            )
             self.lookups.left += left
             if left:
                 chosen = _only(chosen, wanted)
@@ -325,7 +327,7 @@ class MemoryAttention:
                 rotated,
                 lease.k,
                 lease.v,
-                self.store.slot_lengths,
+                self.store.tiers.lengths,
                 slots[None],
                 places[None],
                 scores[None],

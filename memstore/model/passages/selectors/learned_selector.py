@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.scope import Scope
 from memstore.model.passages.selectors.captured_activations import Tapped, Taps
 from memstore.model.passages.selectors.selector import Found
@@ -54,7 +54,7 @@ class Learned:
 
     def __init__(self, layer: int, projection: Projection) -> None:
         self.layer, self.projection = layer, projection
-        self._form = SelectorForm(
+        self._form = IndexSpec(
             "learned", self._digest(), 1, projection.projection.shape[1], "int8", words=False
         )
 
@@ -67,7 +67,7 @@ class Learned:
         return digest.hexdigest()
 
     @property
-    def form(self) -> SelectorForm:
+    def form(self) -> IndexSpec:
         return self._form
 
     @property

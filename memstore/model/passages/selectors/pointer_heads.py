@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.scope import Scope
 from memstore.model.passages.selectors.captured_activations import Tapped, Taps
 from memstore.model.passages.selectors.selector import Found
@@ -39,7 +39,7 @@ class PointerHeads:
         self._rotate = rotate
         kept = dict.fromkeys((layer, head // self._group) for layer, head in self.heads)
         self._kept = {pair: number for number, pair in enumerate(kept)}
-        self._form = SelectorForm(
+        self._form = IndexSpec(
             "pointer heads",
             hashlib.blake2b(repr(list(kept)).encode(), digest_size=16).hexdigest(),
             len(self._kept),
@@ -49,7 +49,7 @@ class PointerHeads:
         )
 
     @property
-    def form(self) -> SelectorForm:
+    def form(self) -> IndexSpec:
         return self._form
 
     @property

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.scope import Scope
 from memstore.model.passages.selectors.captured_activations import Tapped, Taps
 
@@ -40,7 +40,7 @@ class Selector(Protocol):
     """Says which blocks a question should read; all layers then read the same."""
 
     @property
-    def form(self) -> SelectorForm:
+    def form(self) -> IndexSpec:
         """What a memory keeps for it."""
 
     @property

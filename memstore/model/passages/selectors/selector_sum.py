@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from memstore.disk.format.index_spec import SelectorForm
+from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import InvalidConfig
 from memstore.index import word_index as index_words
 from memstore.index.scope import Scope
@@ -18,7 +18,7 @@ from memstore.model.passages.selectors.selector import Found, Selector, standard
 class Words:
     """BM25: the blocks that share rare words with the question."""
 
-    form = SelectorForm("words", "bm25", 0, 0, "int8", words=True)
+    form = IndexSpec("words", "bm25", 0, 0, "int8", words=True)
     taps = Taps()
 
     def landmarks(self, tapped: Tapped) -> None:
@@ -57,7 +57,7 @@ class Sum:
         digest = hashlib.blake2b(
             "|".join(selector.form.digest for selector, _ in parts).encode(), digest_size=16
         ).hexdigest()
-        self._form = SelectorForm(
+        self._form = IndexSpec(
             named,
             digest,
             form.heads,
@@ -67,7 +67,7 @@ class Sum:
         )
 
     @property
-    def form(self) -> SelectorForm:
+    def form(self) -> IndexSpec:
         return self._form
 
     @property

@@ -1,0 +1,197 @@
+"""The heads of a record, quantised: codes of 8 or 4 bits.
+
+A quantised head is, in little-endian order,
+
+    steps, then zeros of K [ceil(length / 32), head_dim], then those of V [length, ceil(head_dim /
+    32)], in the KV dtype codes [length, head_dim], signed: int8 those of K, then of V; int4 a byte
+    for both, that of K in its low four bits
+
+and a value is zero + code * step, computed in float32 (float64 for float64) and rounded to the KV
+dtype. K has a step a channel over a group of 32 tokens and V a step a token over a group of 32
+channels, because a few channels of K are large for every token (KIVI, arXiv 2402.02750, section 3).
+A last group may be smaller.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from memstore.disk.format.lossless import Raw, check_size, content_of, rows_of
+
+GROUP = 32  # values that share a step
+_TOKENS, _CHANNELS = -2, -1  # axes
+# The largest number of each dtype.
+_MOST = {name: float(np.finfo(name).max) for name in ("float16", "float32", "float64")}
+_MOST["bfloat16"] = float(np.uint32(0x7F7F0000).view(np.float32))
+
+
+class Quantised:
+    """Codes of 8 or 4 bits, each group of values with a step and a zero of its own.
+
+    A value differs from what it was by at most half a step, and by the rounding of the KV dtype; a
+    group of equal values is exact. A head is stored as it is (its content rows, K then V) where it
+    has a value that is not finite or larger than half the dtype's largest, for which the arithmetic
+    could overflow, and where codes would take as much room. The payload's size tells which.
+    """
+
+    lossless = False
+
+    def __init__(self, bits: int) -> None:
+        self.name = f"int{bits}"
+        self._bits = bits
+        self._below, self._above = 1 << bits - 1, (1 << bits - 1) - 1  # codes on either side of 0
+
+    def encode(self, units: np.ndarray, dtype: str, lengths: np.ndarray) -> list[memoryview]:
+        whole = Raw().encode(units, dtype, lengths)
+        rows = int(lengths.max())
+        units = units[:, :, :rows].copy()
+        for unit in np.flatnonzero(lengths < rows):  # its last row again, which changes no step
+            units[unit, :, lengths[unit] :] = units[unit, :, lengths[unit] - 1, None]
+        x = _floats(units, dtype)
+        with np.errstate(all="ignore"):  # of heads that are stored as they are
+            keys, values = (
+                self._quantise(x[:, 0], _TOKENS, dtype),
+                self._quantise(x[:, 1], _CHANNELS, dtype),
+            )
+        if self._bits == 4:
+            codes = [keys.codes & 15 | values.codes << 4]
+        else:
+            codes = [keys.codes, values.codes]
+        parts = [keys.steps, keys.zeros, values.steps, values.zeros, *codes]
+        coded = _cut(parts, lengths)
+        # not so if it is NaN
+        small = np.maximum(keys.largest, values.largest) <= _MOST[dtype] / 2
+        # where codes take as much room, a group of a token or so, the values are as good
+        small &= [len(as_codes) < len(as_is) for as_codes, as_is in zip(coded, whole)]
+        return [coded[unit] if small[unit] else whole[unit] for unit in range(len(units))]
+
+    def _quantise(self, x: np.ndarray, axis: int, dtype: str) -> "_Groups":
+        """Quantise K or V [num_kv_heads, length, head_dim] in groups along an axis."""
+        starts = range(0, x.shape[axis], GROUP)
+        low = np.minimum.reduceat(x, starts, axis)
+        high = np.maximum.reduceat(x, starts, axis)
+        share = self._below / (self._below + self._above)
+        # of equal values, that value
+        zeros = _bits(low + (high - low) * share, dtype)
+        zero = _floats(zeros, dtype)
+        above, below = high - zero, zero - low
+        steps = _bits(np.maximum(above / self._above, below / self._below), dtype)
+        step = _floats(steps, dtype)
+        # rounded down: not all codes would fit
+        short = (step * self._above < above) | (step * self._below < below)
+        steps += short  # the next bit pattern is the next larger number
+        step = _floats(steps, dtype)
+        size = x.shape[axis]
+        codes = x - _spread(zero, axis, size)
+        codes /= _spread(np.where(step > 0, step, 1), axis, size)
+        codes = np.rint(codes, out=codes).astype(np.int8)
+        return _Groups(codes, steps, zeros, np.maximum(-low, high).max((1, 2)))
+
+    def decode(
+        self, payload: bytes | memoryview, k: np.ndarray, v: np.ndarray, dtype: str, length: int
+    ) -> None:
+        k, v = content_of(k, v, length)
+        if len(payload) == 2 * k.nbytes:
+            return Raw().decode(payload, k, v, dtype, length)
+        rows, dim = k.shape
+        end, last = _steps(rows, dim)
+        check_size(payload, last * k.itemsize + 2 * rows * dim * self._bits // 8)
+        steps = _floats(np.frombuffer(payload, k.dtype, last), dtype)
+        codes = np.frombuffer(payload, np.int8, -1, last * k.itemsize)
+        if self._bits == 4:
+            codes = np.concatenate((codes << 4 >> 4, codes >> 4))
+        decoded = codes.astype(steps.dtype).reshape(2, rows, dim)
+        keys, values = decoded
+        _scale(keys, *steps[:end].reshape(2, -1, dim))
+        _scale(values.T, *steps[end:].reshape(2, rows, -1).transpose(0, 2, 1))
+        bits = _bits(decoded, dtype)
+        k[...] = bits[0]
+        v[...] = bits[1]
+
+    def head_bytes(self, rows: int, dim: int, itemsize: int) -> int:
+        coded = _steps(rows, dim)[1] * itemsize + 2 * rows * dim * self._bits // 8
+        return min(2 * rows * dim * itemsize, coded)
+
+
+class _Groups(NamedTuple):
+    """K or V of some heads, quantised."""
+
+    codes: np.ndarray  # int8 [num_kv_heads, length, head_dim]
+    steps: np.ndarray  # raw bits [num_kv_heads, groups, head_dim] or [num_kv_heads, length, groups]
+    zeros: np.ndarray  # likewise
+    largest: np.ndarray  # [num_kv_heads], of all magnitudes
+
+
+def _cut(parts: Sequence[np.ndarray], lengths: np.ndarray) -> list[memoryview]:
+    """Of each unit, the bytes of its content in every part, one part after the other. A part has a
+    row a token, or a group of them.
+    """
+    units, rows = len(lengths), int(lengths.max())
+    if (lengths == rows).all():
+        return rows_of(
+            np.concatenate([part.view(np.uint8).reshape(units, -1) for part in parts], 1)
+        )
+    found = []
+    for unit, length in enumerate(lengths.tolist()):
+        groups = -(-length // GROUP)
+        some = [part[unit, : length if part.shape[1] == rows else groups] for part in parts]
+        found.append(memoryview(b"".join(part.tobytes() for part in some)))
+    return found
+
+
+# Numbers behind raw bits
+
+
+def _floats(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Raw bits as numbers to compute with: float32, or float64 for float64. They may share the
+    memory of `bits`.
+    """
+    if dtype == "bfloat16":  # which NumPy does not have; it is the upper half of float32
+        return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    floats: np.ndarray[Any, np.dtype[Any]] = bits.view(dtype)
+    return floats.astype(np.float32) if dtype == "float16" else floats
+
+
+def _bits(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers, rounded to the KV dtype (to the nearest, ties to even), as new raw bits.
+
+    A NaN may become another number: heads that have one are stored as they are.
+    """
+    if dtype == "bfloat16":
+        bits = x.view(np.uint32)
+        return ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16).view(np.int16)
+    rounded = x.astype(dtype)
+    return rounded.view(f"i{rounded.itemsize}")
+
+
+# Groups
+
+
+def _steps(rows: int, dim: int) -> tuple[int, int]:
+    """How many numbers the steps and zeros of K are, and of K and V."""
+    keys = 2 * -(-rows // GROUP) * dim
+    return keys, keys + 2 * rows * -(-dim // GROUP)
+
+
+def _scale(codes: np.ndarray, steps: np.ndarray, zeros: np.ndarray) -> None:
+    """zero + code * step, in place, of codes [n, m] with a step and a zero [groups, m] for every
+    GROUP of n.
+    """
+    whole = len(codes) // GROUP
+    groups = codes[: whole * GROUP].reshape(whole, GROUP, codes.shape[1])  # a view
+    groups *= steps[:whole, None]
+    groups += zeros[:whole, None]
+    rest = codes[whole * GROUP :]
+    if len(rest):
+        rest *= steps[-1]
+        rest += zeros[-1]
+
+
+def _spread(x: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """A number a group along `axis` as one that broadcasts to `size` values."""
+    if x.shape[axis] == 1:
+        return x
+    sizes = np.full(x.shape[axis], GROUP)
+    sizes[-1] = size - GROUP * (len(sizes) - 1)
+    return np.repeat(x, sizes, axis)

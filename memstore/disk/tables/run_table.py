@@ -1,0 +1,225 @@
+"""What a memory finds its blocks by: runs of landmark keys, a part for each layer, or of what its
+selector keeps, a part for each kind; and the memory's own word on which selector that is.
+
+While landmarks of another selector take the place of the old ones, both are there, under keys of
+two generations; `selector` tells which one is read, and `selector_next` that there is another.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgpack
+import numpy as np
+
+from memstore.block import Geometry
+from memstore.decode import unpack
+from memstore.disk.format.block_words import BlockWords
+from memstore.disk.format.index_spec import IndexSpec, StoredSpec
+from memstore.disk.format.keys import document_range, read_run_key, run_key, run_range
+from memstore.disk.format.runs import (
+    RUN_BLOCKS,
+    Coverage,
+    Kind,
+    Run,
+    RunForm,
+    TokenRun,
+    WordRun,
+    kind_of,
+    kinds_of,
+)
+from memstore.disk.lmdb.transaction import Transaction
+from memstore.errors import CorruptMemory
+
+_TABLE = "landmarks"
+_KINDS: tuple[Kind, ...] = ("token", "words")
+CURRENT, NEXT = b"selector", b"selector_next"  # in the table `meta`
+
+
+class RunTable(NamedTuple):
+    """The runs of one memory, of one selector or of landmark keys."""
+
+    geometry: Geometry
+    spec: IndexSpec | None = None  # None: landmark keys of layers
+    generation: int = 0
+
+    @classmethod
+    def read(
+        cls, txn: Transaction, geometry: Geometry, which: bytes = CURRENT
+    ) -> "RunTable | None":
+        """What the memory says of its selector; None where it has none. Raises CorruptMemory."""
+        value = txn.get_checked("meta", which)
+        if value is None:
+            return None
+        try:
+            stored = unpack(value, StoredSpec)
+            return cls(geometry, IndexSpec.decode(stored.form), stored.generation)
+        except ValueError as error:
+            raise CorruptMemory(
+                f"what the memory says of its selector is damaged ({error}); restore it from a copy"
+            ) from error
+
+    def write(self, txn: Transaction, which: bytes = CURRENT) -> None:
+        """Have the memory say that of its selector."""
+        assert self.spec is not None
+        told = {"form": self.spec.to_dict(), "generation": self.generation}
+        txn.put_checked("meta", which, msgpack.packb(told))
+
+    @property
+    def form(self) -> RunForm:
+        """What its runs have in common."""
+        return RunForm(self.geometry, self.spec)
+
+    def parts(self, layers: Iterable[int]) -> dict[int, Kind]:
+        """Of a document that has these layers, the parts of its runs, in order."""
+        if self.spec is None:
+            return dict.fromkeys(layers, "landmark")
+        return {self.part(kind): kind for kind in kinds_of(self.spec)}
+
+    def part(self, kind: Kind) -> int:
+        """The part of a kind that a selector keeps."""
+        return 2 * self.generation + _KINDS.index(kind)
+
+    def kind(self, part: int) -> Kind:
+        """The kind of a part's runs."""
+        return "landmark" if self.spec is None else _KINDS[part % len(_KINDS)]
+
+    # Runs of a document
+
+    def put(self, txn: Transaction, document: int, part: int, run: Run) -> None:
+        """Write a run, in place of the one that begins with the same block."""
+        txn.put_checked(_TABLE, self._key(document, part, run.first_block), self.form.encode(run))
+
+    def put_value(
+        self, txn: Transaction, document: int, part: int, first_block: int, value: bytes
+    ) -> None:
+        """The same, of one that is encoded."""
+        txn.put_checked(_TABLE, self._key(document, part, first_block), value)
+
+    def run(self, txn: Transaction, document: int, part: int, first_block: int) -> Run | None:
+        """The run that begins with a block; None if there is none. Raises CorruptMemory."""
+        value = txn.get_checked(_TABLE, self._key(document, part, first_block))
+        return None if value is None else self._decode(document, part, first_block, value)
+
+    def values(self, txn: Transaction, document: int) -> Iterator[tuple[int, int, bytes]]:
+        """Part, first block and value of every run of a document, in this order; copies.
+
+        The iterator lives in the transaction. Raises CorruptMemory.
+        """
+        if self.spec is None:
+            ranges = [document_range(document)]
+        else:
+            ranges = [run_range(document, part) for part in self.parts(())]
+        for keys in ranges:
+            ahead = txn.ahead(_TABLE, *keys)
+            next(ahead, None)
+            for key, value in txn.scan_checked(_TABLE, *keys):
+                _, part, first = read_run_key(key, of_selector=self.spec is not None)
+                yield part, first, value
+                next(ahead, None)
+
+    def runs(self, txn: Transaction, document: int) -> Iterator[tuple[int, Run]]:
+        """Every run of a document, and its part, in order of part and block; copies, safe to keep.
+
+        The iterator lives in the transaction. Raises CorruptMemory, also for what is no run of this
+        memory.
+        """
+        for part, first, value in self.values(txn, document):
+            yield part, self._decode(document, part, first, value)
+
+    def tokens(self, txn: Transaction, document: int) -> TokenRun:
+        """A document's token landmarks. Raises CorruptMemory where some are missing."""
+        assert self.spec is not None
+        none = np.zeros((0, self.spec.heads, self.spec.width), dtype=self.spec.dtype)
+        found = self._of_kind(txn, document, "token")
+        runs = [run for run in found if isinstance(run, TokenRun)]
+        return TokenRun(
+            0,
+            np.concatenate([none, *(run.landmarks for run in runs)]),
+            np.concatenate([np.zeros(0, np.int64), *(run.lengths for run in runs)]),
+        )
+
+    def words(self, txn: Transaction, document: int) -> BlockWords:
+        """A document's words. Raises CorruptMemory where some are missing."""
+        found = self._of_kind(txn, document, "words")
+        return BlockWords.joined([run.words for run in found if isinstance(run, WordRun)])
+
+    def truncate(self, txn: Transaction, document: int, blocks: int) -> None:
+        """Delete what is of the blocks from number `blocks` on."""
+        for part, run in list(self.runs(txn, document)):
+            if run.end_block > blocks:
+                self.delete_run(txn, document, part, run.first_block)
+                if run.first_block < blocks:
+                    self.put(txn, document, part, run.cut(run.first_block, blocks))
+
+    def delete_run(self, txn: Transaction, document: int, part: int, first_block: int) -> None:
+        """Delete the run of a part that begins with a block, if there is one."""
+        txn.delete(_TABLE, self._key(document, part, first_block))
+
+    def delete(self, txn: Transaction, document: int) -> None:
+        """Delete a document's runs of this generation of a selector."""
+        for kind in _KINDS:
+            txn.delete_range(_TABLE, *run_range(document, self.part(kind)))
+
+    def check(
+        self, txn: Transaction, document: int, first_blocks: Mapping[int, int], lengths: np.ndarray
+    ) -> None:
+        """Read all of a document's runs; first_blocks: of each of its layers; lengths: tokens of
+        each of its blocks. Raises CorruptMemory where they are not all there, in the way from one
+        to the next as in that by key.
+        """
+        coverage = Coverage(self.covered(first_blocks), lengths)
+        try:
+            for part, run in self.runs(txn, document):
+                coverage.add(part, run)
+                if txn.view(_TABLE, self._key(document, part, run.first_block)) is None:
+                    raise ValueError(f"block {run.first_block} is not found")
+            coverage.end()
+        except ValueError as error:
+            raise CorruptMemory(f"document {document}: {error}") from error
+        for key, _ in txn.scan(_TABLE, *document_range(document)) if self.spec else ():
+            # what a replacement of the selector has begun with is nobody's loss
+            if read_run_key(key, of_selector=True)[1] >= 2 * len(_KINDS):
+                raise CorruptMemory(
+                    f"document {document}: landmarks that no selector wrote ({key.hex()})"
+                )
+
+    def covered(self, first_blocks: Mapping[int, int]) -> dict[int, tuple[Kind, int]]:
+        """What runs of a document have to cover: see Coverage. first_blocks: of its layers."""
+        parts = self.parts(first_blocks)
+        return {
+            part: (kind, first_blocks[part] if kind == "landmark" else 0)
+            for part, kind in parts.items()
+        }
+
+    def _key(self, document: int, part: int, first_block: int) -> bytes:
+        return run_key(document, part, first_block, of_selector=self.spec is not None)
+
+    def _decode(self, document: int, part: int, first_block: int, value: bytes) -> Run:
+        kind = self.kind(part)
+        try:
+            return self.form.decode(kind, first_block, value)
+        except ValueError as error:
+            whose = f"layer {part}" if self.spec is None else f"selector {self.spec.name}"
+            raise CorruptMemory(
+                f"document {document}, {whose}, block {first_block}: no {kind} landmarks "
+                f"({error}); run verify"
+            ) from error
+
+    def _of_kind(self, txn: Transaction, document: int, kind: Kind) -> Iterator[Run]:
+        """A document's runs of one kind, if each begins where the last ended: where the grid has
+        it.
+        """
+        found = txn.scan_checked(_TABLE, *run_range(document, self.part(kind)))
+        for number, (key, value) in enumerate(found):
+            _, part, first = read_run_key(key, of_selector=True)
+            if first != number * RUN_BLOCKS[kind]:
+                raise CorruptMemory(
+                    f"document {document}: {kind} landmarks before block {first} are missing; run "
+                    "verify"
+                )
+            yield self._decode(document, part, first, value)
+
+
+def part_of(table: RunTable, run: Run) -> int:
+    """The part of a selector's run."""
+    return table.part(kind_of(run))

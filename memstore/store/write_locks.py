@@ -1,0 +1,56 @@
+"""Who may write: several writers of one process write several documents; other processes are kept
+away by the memory's writer lock.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from memstore.disk.format.document import Document
+from memstore.disk.lmdb.transaction import Transaction
+from memstore.store.names_written import all_names_held, name_held, names_written
+from memstore.store.refresh import Committed
+
+
+@contextmanager
+def written_here(committed: Committed, name: str, *, wait: bool) -> Iterator[None]:
+    """Hold what writing under a name needs; what interrupted imports left goes first.
+
+    wait: for another process that writes, instead of raising MemoryLocked. Raises MemoryLocked
+    also, at once, where this process writes that document already; ReadOnlyMemory.
+    """
+    database = committed.catalog.database
+    with name_held(database.path, name), database.writer(wait=wait):
+        committed.refresh()
+        remove_leftovers(committed, name)
+        yield
+
+
+@contextmanager
+def all_written_here(committed: Committed, *, wait: bool) -> Iterator[None]:
+    """Hold what changing all documents needs. Raises as written_here does."""
+    database = committed.catalog.database
+    with all_names_held(database.path), database.writer(wait=wait):
+        committed.refresh()
+        yield
+
+
+def remove_leftovers(committed: Committed, name: str | None = None) -> None:
+    """Delete what interrupted imports left, but nothing that this process is importing now; name:
+    of the document that the caller is going to write. The caller holds the writer lock.
+    """
+    catalog = committed.catalog
+
+    def left(row: Document | None) -> bool:
+        now = names_written(catalog.database.path) - {name}
+        return row is not None and row.state == "importing" and row.name not in now
+
+    def delete(txn: Transaction) -> None:
+        # An import that ends meanwhile commits before or after this transaction, so its row is
+        # either ready or of a name that is still written.
+        for number in there:
+            if left(catalog.row(txn, number)):
+                catalog.delete_document(txn, number)
+
+    there = [row.id for row in committed.rows.hidden() if left(row)]
+    if there:
+        catalog.database.write(delete, beyond_limit=True)
