@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from memstore import MemoryStore
-from memstore.model.landmark.attention.block_requests import Read
 from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.reads import Read
 
 
 class Distinct:

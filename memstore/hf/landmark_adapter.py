@@ -31,7 +31,7 @@ class LandmarkDecoderReader(LandmarkVerbs):
         self.decoder = decoder.requires_grad_(False).eval()
         self.shape, self.lookup, self.rope = decoder.shape, decoder.lookup, decoder.rope
         self.landmark_id = decoder.landmark_id
-        self.tokenizer = LandmarkTokenizer(tokenizer, decoder.landmark_id)
+        self.tokenizer: LandmarkTokenizer = LandmarkTokenizer(tokenizer, decoder.landmark_id)
         self._weights = weights or digest_of(decoder)
         with torch.no_grad():
             self.cmt_keys = decoder.cmt_keys()

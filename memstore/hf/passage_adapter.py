@@ -14,7 +14,7 @@ from memstore.hf.chat_turns import Turns
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.known_selectors import adaptation_of
 from memstore.hf.model_rotary import rope_of
-from memstore.hf.recall import Recall
+from memstore.hf.recall import Recall, behind_prefix
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.weights import digest_of
 from memstore.model.adapter import Attend, Enter, LayerForm, Shape
@@ -50,7 +50,7 @@ class HuggingFaceReader(ChoosingVerbs):
         self.model = model
         self._decoder = decoder = AttachedDecoder(model)
         self._weights = weights or digest_of(model)
-        self.tokenizer = OffsetTokenizer(tokenizer)
+        self.tokenizer: OffsetTokenizer = OffsetTokenizer(tokenizer)
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
         self.tokenizer.check_known(decoder.config.vocab_size, self.prefix_ids)
@@ -127,10 +127,6 @@ class HuggingFaceReader(ChoosingVerbs):
     def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
         return self._turns.of(question, first=first)
 
-    def last_words(self, local: list[int]) -> range:
-        """Which ids of a prompt behind the prefix are the question's own words."""
-        return self._turns.last_words(local)
-
     def recall(
         self,
         store: MemoryStore,
@@ -145,7 +141,9 @@ class HuggingFaceReader(ChoosingVerbs):
         documents: to choose from; None for every ready one. lookup: LookupSettings that shall
         differ. Raises InvalidInput for a batch, or a prompt with another beginning.
         """
-        return Recall(self, store, input_ids, documents, **lookup)
+        local = behind_prefix(input_ids, self.prefix_ids)
+        session = self.session(store, documents, **lookup)
+        return Recall(self.model, session, local, self._turns.last_words(local))
 
     def ends_turn(self, token: int) -> bool:
         return token in self._turns.ends

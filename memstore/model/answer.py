@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from memstore.disk.format.document import Document
 from memstore.model.adapter import Reader
-from memstore.model.landmark.attention.block_requests import Read
+from memstore.model.reads import Read
 from memstore.model.texts.excerpts import shown_text
 from memstore.store.memory_store import MemoryStore
 

@@ -6,7 +6,7 @@ import pytest
 
 from memstore import MemoryStore
 from memstore.errors import InvalidInput, StorageFull
-from memstore.model.document_ingest import about_tokens
+from memstore.model.landmark.landmark_ingest import about_tokens
 from memstore.model.texts.source_text import Text
 from support.tiny_decoder import decoder, tokenizer
 from support.tiny_model import text, tiny_model

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from memstore.model.adapter import LandmarkReader
+from memstore.model.landmark.landmark_protocol import LandmarkReader
 from memstore.model.landmark.landmark_session import ScratchSession
 from memstore.store.memory_store import MemoryStore
 

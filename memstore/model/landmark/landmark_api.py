@@ -5,16 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from memstore.errors import InvalidInput
-from memstore.model.adapter import LandmarkReader
 from memstore.model.answer import Found
 from memstore.model.document_ingest import Ingesting, OnForecast
-from memstore.model.landmark.attention.block_requests import OnRead
 from memstore.model.landmark.index_building import build_index
 from memstore.model.landmark.landmark_ingest import ingest_by_landmarks
+from memstore.model.landmark.landmark_protocol import LandmarkReader
 from memstore.model.landmark.landmark_search import search_blocks
 from memstore.model.landmark.landmark_session import ScratchSession
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import Verbs
+from memstore.model.reads import OnRead
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode

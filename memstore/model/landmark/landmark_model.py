@@ -53,10 +53,10 @@ class LandmarkModel(LandmarkVerbs):
     ) -> Tensor:
         return self.transformer.hidden(ids, attend, layers=layers, enter=enter)
 
-    def foresee(
+    def next_projections(
         self, layer_idx: int, states: Tensor, attended: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.transformer.foresee(layer_idx, states, attended)
+        return self.transformer.next_projections(layer_idx, states, attended)
 
     def logits(self, states: Tensor) -> Tensor:
         logits = accumulate(self.transformer.logits(states))  # float16 has no NEG

@@ -18,9 +18,9 @@ from memstore.errors import BudgetExceeded
 from memstore.index import Hits
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
-from memstore.model.adapter import LandmarkReader
 from memstore.model.answer import Found
-from memstore.model.rotary import Prefix
+from memstore.model.landmark.attention.candidates import Prefix
+from memstore.model.landmark.landmark_protocol import LandmarkReader
 from memstore.store.memory_store import MemoryStore
 
 _HITS_OF_EVERY_HEAD = 64  # landmark keys taken a (token, head), to see which heads point sharply

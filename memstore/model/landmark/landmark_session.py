@@ -9,15 +9,14 @@ from torch import Tensor
 
 from memstore.closing import Closing
 from memstore.errors import BudgetExceeded, InvalidConfig
-from memstore.model.adapter import Foreseeing, LandmarkReader
 from memstore.model.generation import Continuation
-from memstore.model.landmark.attention.block_requests import Lookups, OnRead
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
 from memstore.model.landmark.attention.speculative_prefetch import Lookahead
+from memstore.model.landmark.landmark_protocol import LandmarkReader
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.session_passages import OwnBlocks
-from memstore.model.session_blocks import SessionBlocks
+from memstore.model.reads import Lookups, OnRead
+from memstore.model.session_blocks import OwnBlocks, SessionBlocks
 from memstore.store.memory_store import MemoryStore
 
 Keep = Callable[[FinishedBlocks], None]
@@ -82,7 +81,7 @@ class Session:
             device=reader.device,
         )
         self._lookahead: Lookahead | None = None
-        if store.predictor != "off" and retrieve and isinstance(reader, Foreseeing):
+        if store.predictor != "off" and retrieve:
             self._lookahead = self.attention.observer = Lookahead(reader, self.attention, store)
         self.content = 0  # content tokens in the open chunk
         self.read_tokens = 0

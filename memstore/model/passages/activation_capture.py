@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from memstore.model.adapter import Attend, ChoosingReader, Enter
+from memstore.model.adapter import Attend, Enter
+from memstore.model.passages.passage_protocol import ChoosingReader
 from memstore.model.passages.repositioned_attention import CompactAttention, read_prefix
 from memstore.model.passages.selectors.captured_activations import Tapped, Taps
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from memstore.model.adapter import ChoosingReader
 from memstore.model.passages.activation_capture import TapWalk
+from memstore.model.passages.passage_protocol import ChoosingReader
 from memstore.model.passages.selectors.captured_activations import Tapped
 
 _FURTHER = 64  # tokens that are looked through for the end of a sentence

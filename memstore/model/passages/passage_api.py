@@ -11,16 +11,16 @@ import torch
 from memstore.disk.format.index_spec import SelectorForm
 from memstore.disk.format.passage_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
-from memstore.model.adapter import ChoosingReader
 from memstore.model.answer import Found
 from memstore.model.document_ingest import Ingesting, OnForecast
-from memstore.model.landmark.attention.block_requests import OnRead
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import Verbs
 from memstore.model.passages.activation_capture import tap
 from memstore.model.passages.passage_ingest import find_again, ingest_passages
+from memstore.model.passages.passage_protocol import ChoosingReader
 from memstore.model.passages.passage_session import ChoosingSession
 from memstore.model.passages.worker_pool import Workers
+from memstore.model.reads import OnRead
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode

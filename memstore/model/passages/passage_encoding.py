@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidWeights
-from memstore.model.adapter import ChoosingReader, Enough
+from memstore.model.adapter import Enough
 from memstore.model.passages.cpu_products import fast_products
+from memstore.model.passages.passage_protocol import ChoosingReader
 from memstore.model.passages.repositioned_attention import KeysValues, attention, read_prefix
 from memstore.model.passages.selectors.captured_activations import Tapped, Taps
 from memstore.store.write.chunk import finite

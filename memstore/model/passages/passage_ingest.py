@@ -12,7 +12,6 @@ from memstore.disk.format.citations import Place
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.passage_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
-from memstore.model.adapter import ChoosingReader
 from memstore.model.document_ingest import (
     Ingesting,
     IngestProgress,
@@ -22,6 +21,7 @@ from memstore.model.document_ingest import (
 )
 from memstore.model.passages.cutting.passage_cutting import Passages
 from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_protocol import ChoosingReader
 from memstore.model.passages.passage_records import (
     Computed,
     compute,

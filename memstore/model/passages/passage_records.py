@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.passage_parts import Passage
-from memstore.model.adapter import ChoosingReader, TextTokenizer
 from memstore.model.passages.passage_encoding import Encoded, encode
+from memstore.model.passages.passage_protocol import ChoosingReader
 
 
 class Computed(NamedTuple):
@@ -57,8 +57,3 @@ def words_of(
 ) -> list[list[tuple[int, int]]] | None:
     """What the reader's selector keeps of the words of passages."""
     return reader.selector.words([reader.tokenizer.decode(one.ids.tolist()) for one in passages])
-
-
-def own_text(tokenizer: TextTokenizer, passage: Passage) -> str:
-    """The text of a passage, without the context in front."""
-    return tokenizer.decode(passage.ids[passage.lead :].tolist()).strip()

@@ -19,13 +19,12 @@ from memstore.errors import (
     MissingBlock,
     StoreUnavailable,
 )
-from memstore.model.adapter import ChoosingReader
 from memstore.model.generation import Continuation
-from memstore.model.landmark.attention.block_requests import Lookups, OnRead, Read
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.activation_capture import STEP, pieces
 from memstore.model.passages.dialogue_buffer import LocalText
 from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_protocol import ChoosingReader
 from memstore.model.passages.repositioned_attention import (
     CompactAttention,
     KeysValues,
@@ -35,6 +34,7 @@ from memstore.model.passages.repositioned_attention import (
 from memstore.model.passages.selectors.captured_activations import Tapped
 from memstore.model.passages.selectors.passage_choice import Candidates, Chosen
 from memstore.model.passages.session_passages import OwnPassages
+from memstore.model.reads import Lookups, OnRead, Read
 from memstore.model.session_blocks import Run
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.chunk import finite

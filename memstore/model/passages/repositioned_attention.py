@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from memstore.model.adapter import ChoosingReader, LayerForm
+from memstore.model.adapter import LayerForm
+from memstore.model.passages.passage_protocol import ChoosingReader
 
 KeysValues = tuple[Tensor, Tensor]
 """k and v [Hkv, n, D], position-free."""

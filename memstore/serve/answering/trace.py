@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from memstore.model.adapter import Reader
-from memstore.model.landmark.attention.block_requests import Read
-from memstore.model.model_api import AskingSession
+from memstore.model.ask_session import AskingSession
+from memstore.model.reads import Read
 from memstore.tiers.stats import COUNTS
 
 OF_TOKEN = 6  # blocks that are told of a token, the ones most read

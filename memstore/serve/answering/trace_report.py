@@ -14,7 +14,7 @@ from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
 from memstore.model.adapter import Reader
 from memstore.model.answer import Source
-from memstore.model.model_api import AskingSession
+from memstore.model.ask_session import AskingSession
 from memstore.model.passages.passage_session import ChoosingSession
 from memstore.model.texts.document_text import block_texts
 from memstore.serve.answering.trace import BlockRead, Place, TokenRead, Trace

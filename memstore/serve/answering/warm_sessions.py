@@ -9,7 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from memstore.errors import BudgetExceeded
-from memstore.model.model_api import AskingSession, Verbs
+from memstore.model.ask_session import AskingSession
+from memstore.model.model_api import Verbs
 from memstore.model.texts.source_text import Text
 from memstore.serve.answering.long_prompts import Plan, Window
 from memstore.serve.answering.trace import Trace

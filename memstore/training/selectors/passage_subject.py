@@ -5,9 +5,9 @@ its prefix, as it reads passages.
 from collections.abc import Sequence
 
 from memstore.disk.format.passage_parts import Passage
-from memstore.model.adapter import ChoosingReader
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_protocol import ChoosingReader
 from memstore.model.passages.selectors.captured_activations import Tapped, Taps
 from memstore.model.passages.selectors.selector_file import MadeFor
 from memstore.training.selectors.make_selector import Subject

@@ -9,40 +9,13 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.model.reads import Read
 from memstore.tiers.lease import Lease
 
 _FEW = 256  # units of a step that are looked up without tensors
 
 Locate = Callable[[int], tuple[int, int]]
 """(document, block) of a candidate."""
-
-
-@dataclass(frozen=True)
-class Read:
-    """One unit read by the last row of a step: its attention mass, and the tier that had it."""
-
-    layer: int
-    head: int
-    document: int
-    block: int
-    mass: float
-    tier: str
-
-
-OnRead = Callable[[list[Read]], None]
-"""Told the units that a row of a step has read."""
-
-
-@dataclass
-class Lookups:
-    """Lookups done, and skipped: of (token, head, layer) because the gate was below the cutoff; of
-    questions, by a reader that chooses once for each. left: units that were chosen and not waited
-    for (a cutoff by tier).
-    """
-
-    done: int = 0
-    skipped: int = 0
-    left: int = 0
 
 
 @dataclass(frozen=True)

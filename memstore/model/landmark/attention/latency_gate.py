@@ -9,8 +9,8 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.kernels.api import LocalAttention
-from memstore.model.cutoffs import cutoff_of
 from memstore.model.landmark.attention.block_requests import Locate, Wanted
+from memstore.model.lookup_settings import cutoff_of
 
 Nearest = Callable[[Sequence[BlockKey]], list[str]]
 """The name of the fastest tier that has each of some units."""

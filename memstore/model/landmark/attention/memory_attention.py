@@ -19,19 +19,15 @@ from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
 from memstore.model.adapter import Shape
 from memstore.model.landmark.attention.block_lookup import Lookup, OpenRows
-from memstore.model.landmark.attention.block_requests import (
-    Lookups,
-    OnRead,
-    Wanted,
-    lease_units,
-    units_read,
-)
+from memstore.model.landmark.attention.block_requests import Wanted, lease_units, units_read
+from memstore.model.landmark.attention.candidates import Candidates
 from memstore.model.landmark.attention.latency_gate import close_rows, within_reach, without_units
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks, OpenChunk
 from memstore.model.landmark.attention.selection import Selection
 from memstore.model.lookup_settings import LookupSettings
+from memstore.model.reads import Lookups, OnRead
 from memstore.model.rotary import Rope
-from memstore.model.session_blocks import Candidates, SessionBlocks
+from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.lease import Lease
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from memstore.errors import MemstoreError
 from memstore.kernels.api import LocalAttention
-from memstore.model.adapter import Foreseeing
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
+from memstore.model.landmark.landmark_protocol import LandmarkReader
 from memstore.store.memory_store import MemoryStore
 
 # steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
@@ -27,7 +27,9 @@ class Lookahead:
     layers.
     """
 
-    def __init__(self, reader: Foreseeing, attention: MemoryAttention, store: MemoryStore) -> None:
+    def __init__(
+        self, reader: LandmarkReader, attention: MemoryAttention, store: MemoryStore
+    ) -> None:
         self._reader, self._attention, self._store = reader, attention, store
         self._memory_layers = frozenset(attention.shape.memory_layers)
         self._states: Tensor | None = None
@@ -44,7 +46,9 @@ class Lookahead:
         if self._quiet > _PATIENCE or layer + 1 not in self._memory_layers:
             return
         assert self._states is not None
-        following = self._reader.foresee(layer, self._states, local.output)
+        following = self._reader.next_projections(layer, self._states, local.output)
+        if following is None:
+            return
         # Where guessing fails (a document was forgotten), the lookup itself says so, if there is to
         # be one.
         with suppress(MemstoreError):
