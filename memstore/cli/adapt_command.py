@@ -68,7 +68,7 @@ def adapt(
 
     from memstore.hf.known_selectors import made_here
     from memstore.hf.load import load_reader
-    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.hf.weights import cache_directory
     from memstore.model.passages.selectors.selector_file import save_selector
     from memstore.training.selectors.calibrate_reading import calibrate_reading
@@ -76,7 +76,7 @@ def adapt(
     from memstore.training.selectors.make_selector import adapt as run
     from memstore.training.selectors.passage_subject import subject_of
 
-    assert isinstance(reader, HuggingFaceReader)  # others take no selector, and were refused
+    assert isinstance(reader, HuggingFacePassageModel)  # others take no selector, and were refused
     texts = list(read_documents(text))
     subject = subject_of(reader, reader.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
@@ -85,7 +85,7 @@ def adapt(
     )
     adaptation = run(subject, texts, work, train=train, options=options, report=console.note)
     with_it = load_reader(model, adaptation=adaptation)
-    assert isinstance(with_it, HuggingFaceReader)
+    assert isinstance(with_it, HuggingFacePassageModel)
     adaptation = calibrate_reading(
         with_it, adaptation, texts, windows=min(16, windows), seed=seed or 0, report=console.note
     )

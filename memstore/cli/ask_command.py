@@ -29,7 +29,7 @@ from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memstore.model.answer import Answer
-    from memstore.model.model_api import Verbs
+    from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
 
 
@@ -199,7 +199,7 @@ def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> di
 @contextmanager
 def _opened(
     path: str, model: str | None, tiers: Tiers, away: Away
-) -> Iterator[tuple["Verbs", "MemoryStore"]]:
+) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
     """The model, and a memory of its own. It is only read, but for what a passage model computes,
     which a memory with a budget stores behind the answer.
     """

@@ -20,9 +20,9 @@ from memstore.cli.terminal import console
 from memstore.disk.format.document import SOURCE
 from memstore.errors import DocumentExists, InvalidInput, MemstoreError
 from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.landmark_model import LandmarkModel
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.training.recipes.facts import (
@@ -109,7 +109,7 @@ def run_demo(
     """
     seed = SystemRandom().randrange(10**6) if seed is None else seed
     reader = reader_for_command(model)
-    primed = isinstance(reader, LandmarkVerbs)  # it answers in the words that it was trained with
+    primed = isinstance(reader, LandmarkAPI)  # it answers in the words that it was trained with
     most = TOKENS if isinstance(reader, LandmarkModel) else FEWER_TOKENS
     plain = cut(reader, _read(text), tokens or (most if text is None else None))
     facts = draw_facts(Random(seed), questions)
@@ -227,7 +227,7 @@ def _read(path: Path | None) -> Iterator[str]:
     return python_text() if path is None else Text(path).pieces()
 
 
-def cut(reader: Verbs, pieces: Iterator[str], tokens: int | None) -> str:
+def cut(reader: ModelAPI, pieces: Iterator[str], tokens: int | None) -> str:
     """The beginning of a text, about `tokens` long, to the end of a line."""
     taken: list[str] = []
     left = tokens
@@ -290,7 +290,7 @@ def hide(rng: Random, text: str, facts: Sequence[Fact]) -> tuple[str, list[Hidde
 # The memory and the new process
 
 
-def _memory(path: Path, reader: Verbs) -> MemoryStore:
+def _memory(path: Path, reader: ModelAPI) -> MemoryStore:
     if (path / "data.mdb").exists():
         return MemoryStore.open(path, reader.signature)
     return MemoryStore.create(path, reader.signature, codec=reader.codec, selector=reader.keeps)

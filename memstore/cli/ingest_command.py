@@ -26,7 +26,7 @@ from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 
 if TYPE_CHECKING:
-    from memstore.model.model_api import Verbs
+    from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import OpenOptions
     from memstore.store.write.admission import Mode
@@ -268,7 +268,7 @@ def index(
 
 def _open_or_create(
     path: Path,
-    reader: "Verbs",
+    reader: "ModelAPI",
     codec: str | None,
     quota: int | None,
     kv_budget: int | Literal["none"] | None,

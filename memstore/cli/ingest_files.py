@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memstore.disk.format.document import Document
     from memstore.documents.folder import File, Files, Source
     from memstore.model.document_ingest import IngestProgress, IngestWorkers
-    from memstore.model.model_api import Verbs
+    from memstore.model.model_api import ModelAPI
     from memstore.model.texts.source_text import Text
     from memstore.store.memory_store import MemoryStore
     from memstore.store.size_estimate import Forecast
@@ -57,7 +57,7 @@ class Reading(Closing):
 
     def __init__(
         self,
-        reader: "Verbs",
+        reader: "ModelAPI",
         open_memory: "Callable[[bool], MemoryStore | None]",
         mode: "Mode",
         lookup: dict[str, Any],
@@ -248,7 +248,7 @@ class Reading(Closing):
 
 
 def _ingest_one(
-    reader: "Verbs",
+    reader: "ModelAPI",
     memory: "MemoryStore",
     text: "Text",
     mode: "Mode",

@@ -1,5 +1,5 @@
-"""A landmark-trained Hugging Face decoder as a reader: every token and head looks blocks up by
-itself.
+"""A landmark-trained Hugging Face decoder as a model adapter: every token and head looks blocks up
+by itself.
 """
 
 from functools import cached_property
@@ -14,11 +14,11 @@ from memstore.hf.model_rotary import rope_of
 from memstore.hf.tokenizer import LandmarkTokenizer
 from memstore.hf.weights import digest_of
 from memstore.model.adapter import Attend, Enter
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 
 
-class LandmarkDecoderReader(LandmarkVerbs):
-    """A LandmarkReader over a LandmarkDecoder and a transformers tokenizer, with the verbs."""
+class HuggingFaceLandmarkModel(LandmarkAPI):
+    """A LandmarkAdapter over a LandmarkDecoder and a transformers tokenizer, with the verbs."""
 
     cmt_values = None
 

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder as a reader: its own code computes, its attention is given from
+"""A Hugging Face decoder as a model adapter: its own code computes, its attention is given from
 outside.
 """
 
@@ -17,11 +17,11 @@ from memstore.hf.model_rotary import rope_of
 from memstore.hf.recall import Recall, behind_prefix
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.weights import digest_of
-from memstore.model.adapter import Attend, Enter, LayerForm, Shape
+from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.passage_api import ChoosingVerbs
+from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_encoding import check_storable
-from memstore.model.passages.repositioned_attention import CompactAttention
+from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.selector_file import MadeFor
 from memstore.store.memory_store import MemoryStore
@@ -29,8 +29,8 @@ from memstore.store.memory_store import MemoryStore
 LONGEST = 128  # tokens of a passage, and of the slots that hold one
 
 
-class HuggingFaceReader(ChoosingVerbs):
-    """A ChoosingReader over a transformers model; the model stays as it is for everybody else."""
+class HuggingFacePassageModel(PassageAPI):
+    """A PassageModel over a transformers model; the model stays as it is for everybody else."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class HuggingFaceReader(ChoosingVerbs):
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
         self.tokenizer.check_known(decoder.config.vocab_size, self.prefix_ids)
-        self.forms: Sequence[LayerForm] = decoder.forms
+        self.forms: Sequence[AttentionSpec] = decoder.forms
         layers = decoder.num_layers
         self.made_for = MadeFor(
             decoder.config.hidden_size,
@@ -85,7 +85,7 @@ class HuggingFaceReader(ChoosingVerbs):
             old_block_distance=None,
             kv_dtype=kv_dtype,
         )
-        decoder.compare(self._provable(CompactAttention(self, []).attend))
+        decoder.compare(self._provable(RepositionedAttention(self, []).attend))
 
     def _provable(self, attend: Attend) -> Attend:
         """The same for a model whose keys and values can be stored; else it raises InvalidWeights

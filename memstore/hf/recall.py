@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
-from memstore.hf.attention_seam import WalkCache, cache_argument
-from memstore.model.passages.passage_session import ChoosingSession
+from memstore.hf.attention_seam import ForwardCache, cache_argument
+from memstore.model.passages.passage_session import PassageSession
 
 
 class Recall(AbstractContextManager["Recall"]):
@@ -18,17 +18,17 @@ class Recall(AbstractContextManager["Recall"]):
     """
 
     def __init__(
-        self, model: Any, session: ChoosingSession, local: Sequence[int], words: range
+        self, model: Any, session: PassageSession, local: Sequence[int], words: range
     ) -> None:
-        """Use HuggingFaceReader.recall. local: the prompt behind the prefix, of which `words` are
-        the question's own; session: closed with this.
+        """Use HuggingFacePassageModel.recall. local: the prompt behind the prefix, of which `words`
+        are the question's own; session: closed with this.
         """
         self.session = session
         question = session.reader.tokenizer.decode(local[words.start : words.stop])
         session.choose(question, local, words)
         session.settle()
         given = torch.tensor([list(local)], device=session.reader.device)
-        self.cache: WalkCache = WalkCache(session.attend)
+        self.cache: ForwardCache = ForwardCache(session.attend)
         self.inputs = {
             "input_ids": given,
             "attention_mask": torch.ones_like(given),

@@ -21,14 +21,14 @@ Enter = Callable[[int, Tensor], None]
 
 
 class Enough(Exception):
-    """Raised by an Attend that has seen what it wanted: nothing more is computed, and Reader.hidden
-    lets it through.
+    """Raised by an Attend that has seen what it wanted: nothing more is computed, and
+    ModelAdapter.hidden lets it through.
     """
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a reader, and where its memory is."""
+    """The sizes of a model, and where its memory is."""
 
     num_layers: int
     memory_layers: tuple[int, ...]  # layers that look up old blocks, and whose landmarks are kept
@@ -76,7 +76,7 @@ class TextTokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class LayerForm:
+class AttentionSpec:
     """How a layer attends, beside its keys: scores are scale * q.k, cap * tanh(scores / cap) where
     there is a softcap; keys `window` or more positions before a query are out of its reach.
     """
@@ -86,7 +86,7 @@ class LayerForm:
     softcap: float | None = None
 
 
-class Reader(ABC):
+class ModelAdapter(ABC):
     """A decoder with rotary positions whose attention is given from outside."""
 
     shape: Shape
@@ -98,7 +98,7 @@ class Reader(ABC):
     @property
     @abstractmethod
     def signature(self) -> Signature:
-        """What ties a memory to this reader."""
+        """What ties a memory to this model."""
 
     @property
     @abstractmethod

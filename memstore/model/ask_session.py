@@ -11,8 +11,8 @@ from memstore.model.reads import Lookups
 from memstore.store.memory_store import MemoryStore
 
 
-class AskingSession(AbstractContextManager["AskingSession"], Protocol):
-    """A session as a chat uses it: ScratchSession, or ChoosingSession."""
+class AskSession(AbstractContextManager["AskSession"], Protocol):
+    """A session as a chat uses it: LandmarkSession, or PassageSession."""
 
     store: MemoryStore
     answered: bool  # False: nothing in the memory answers the last question

@@ -5,11 +5,11 @@ from collections.abc import Generator
 from typing import Any
 
 from memstore.errors import InvalidInput
-from memstore.model.adapter import Reader
+from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Collector
-from memstore.model.ask_session import AskingSession
+from memstore.model.ask_session import AskSession
 from memstore.model.generation import ends_sentence
-from memstore.model.texts.detokenizer import Said
+from memstore.model.texts.detokenizer import Detokenizer
 from memstore.tiers.stats import COUNTS
 
 
@@ -18,7 +18,7 @@ class Chat:
     documents.
     """
 
-    def __init__(self, reader: Reader, session: AskingSession, collector: Collector) -> None:
+    def __init__(self, reader: ModelAdapter, session: AskSession, collector: Collector) -> None:
         self._reader, self._session, self._collector = reader, session, collector
 
     def ask(self, question: str, **settings: Any) -> Answer:
@@ -43,7 +43,7 @@ class Chat:
         done, skipped = lookups.done, lookups.skipped
         self._collector.stop()
         state = session.ask(question, self._collector.start)
-        said = Said(tokenizer, sentence=chosen.until_sentence)
+        said = Detokenizer(tokenizer, sentence=chosen.until_sentence)
         first = 0.0
         silent = chosen.from_memory and not session.answered
         for token in session.generate(

@@ -1,5 +1,5 @@
-"""The verbs of a reader: ingest documents into a store, ask about them, search them, and see what
-was read.
+"""The Python API of every model: ingest documents into a store, ask about them, search them, and
+see what was read.
 """
 
 from abc import abstractmethod
@@ -15,9 +15,9 @@ import torch
 
 from memstore.disk.format.document import Document
 from memstore.errors import InvalidInput
-from memstore.model.adapter import Reader
+from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Source
-from memstore.model.ask_session import AskingSession
+from memstore.model.ask_session import AskSession
 from memstore.model.chat_session import Chat, check_phrase
 from memstore.model.document_ingest import Ingesting, IngestWorkers, OnForecast, OnProgress, finish
 from memstore.model.lookup_settings import ANSWER_SETTINGS
@@ -30,8 +30,8 @@ SHORTLIST = 1 << 16
 """Blocks whose own keys are read in a search, by default; a smaller memory is ranked whole."""
 
 
-class Verbs(Reader):
-    """What any reader can do with a MemoryStore; a reader inherits them."""
+class ModelAPI(ModelAdapter):
+    """What any model can do with a MemoryStore."""
 
     @property
     def templated(self) -> bool:
@@ -98,7 +98,7 @@ class Verbs(Reader):
         retrieve: bool = True,
         on_read: OnRead | None = None,
         **lookup: Any,
-    ) -> AskingSession:
+    ) -> AskSession:
         """A session that has attached documents (None = every ready one, in the order they were
         created).
 
@@ -205,7 +205,7 @@ class Verbs(Reader):
         document = searched[block.document]
         return Source.of(self, store, document, block.block, block.reads, block.weight)
 
-    def score(self, session: AskingSession, ids: Sequence[int]) -> np.ndarray:
+    def score(self, session: AskSession, ids: Sequence[int]) -> np.ndarray:
         """Log probabilities [n - 1] of ids[1:], each after what stands before it in the session."""
         states = session.feed(list(ids[:-1]))
         logits = session.logits(states).log_softmax(-1)

@@ -23,7 +23,7 @@ OnRead = Callable[[list[Read]], None]
 @dataclass
 class Lookups:
     """Lookups done, and skipped: of (token, head, layer) because the gate was below the cutoff; of
-    questions, by a reader that chooses once for each. left: units that were chosen and not waited
+    questions, by a model that chooses once for each. left: units that were chosen and not waited
     for (a cutoff by tier).
     """
 

@@ -18,11 +18,11 @@ def landmark_reader(path):
 
 def choosing_reader(path):
     pytest.importorskip("transformers")
-    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.selectors.adaptation import Adaptation
     from memstore.model.passages.selectors.selector_sum import Words
 
-    made = HuggingFaceReader(decoder("llama"), tokenizer(), Adaptation(Words(), read_from=2))
+    made = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), read_from=2))
     made.lookup = made.lookup.changed(chunk_blocks=2)
     made.window_blocks = 3
     return made

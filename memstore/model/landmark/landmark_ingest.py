@@ -1,6 +1,4 @@
-"""Reading a document by a reader of trained landmarks: a session whose own blocks are the
-document's.
-"""
+"""Ingest by a landmark model: a session whose own blocks are the document's."""
 
 import time
 from dataclasses import replace
@@ -17,8 +15,8 @@ from memstore.model.document_ingest import (
     described,
 )
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
-from memstore.model.landmark.landmark_protocol import LandmarkReader
-from memstore.model.landmark.landmark_session import Session
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter
+from memstore.model.landmark.landmark_session import ChunkSession
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session_blocks import SessionBlocks
 from memstore.model.texts.source_text import Text
@@ -30,7 +28,7 @@ _FREED_EVERY = 1024  # tokens after which freed memory goes back to the system
 
 
 def ingest_by_landmarks(
-    reader: LandmarkReader,
+    reader: LandmarkAdapter,
     settings: LookupSettings,
     store: MemoryStore,
     text: Text,
@@ -119,7 +117,7 @@ class _DocumentSession:
 
     def __init__(
         self,
-        reader: LandmarkReader,
+        reader: LandmarkAdapter,
         settings: LookupSettings,
         store: MemoryStore,
         writer: DocumentWriter,
@@ -129,7 +127,7 @@ class _DocumentSession:
         blocks = SessionBlocks(own_document=writer.document.id, own_end=writer.blocks)
         self._chunk: tuple[list[int], int] = [], 0
         self._last_length: int | None = None
-        self._session = Session(reader, settings, store, blocks, self._keep, retrieve=retrieve)
+        self._session = ChunkSession(reader, settings, store, blocks, self._keep, retrieve=retrieve)
         self._session.attention.cmt_values = None  # what is stored does not depend on them
         self.chunk_tokens = self._session.chunk_tokens
         if writer.blocks:

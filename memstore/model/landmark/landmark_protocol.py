@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from memstore.model.adapter import Reader
+from memstore.model.adapter import ModelAdapter
 from memstore.model.rotary import Rope
 
 
-class LandmarkReader(Reader):
+class LandmarkAdapter(ModelAdapter):
     """A reader whose every token and head looks blocks up by trained landmark keys."""
 
     rope: Rope

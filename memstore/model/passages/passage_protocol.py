@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from memstore.model.adapter import LayerForm, Reader
+from memstore.model.adapter import AttentionSpec, ModelAdapter
 from memstore.model.passages.selectors.selector import Gate, Selector
 from memstore.model.texts.passage_context import Context
 
 
-class ChoosingReader(Reader):
+class PassageModel(ModelAdapter):
     """A reader whose blocks are passages: chosen once for a question, by a selector, and read by
     every memory layer where a prompt would have them. Its `attend` gets keys without position; they
     are stored so. shape.block_size is the most tokens that a passage has.
@@ -20,7 +20,7 @@ class ChoosingReader(Reader):
     gate: Gate | None  # says whether anything in a memory answers; None = it always may
     prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
     separator_ids: list[int]  # between what is read of a memory and the local text
-    forms: Sequence[LayerForm]
+    forms: Sequence[AttentionSpec]
     passage_tokens: int  # that passages are filled up to
     context: Context  # what is read in front of each
 

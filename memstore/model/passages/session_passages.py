@@ -1,10 +1,10 @@
-"""The blocks of a session's own text: in main memory, pinned there until the session is closed."""
+"""Passages of what has left a session's dialogue buffer, pinned in main memory until it ends."""
 
 from collections.abc import Sequence
 
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.passage_protocol import ChoosingReader
+from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_records import landmarks_of, padded, words_of
 from memstore.model.session_blocks import OwnBlocks
 from memstore.store.memory_store import MemoryStore
@@ -17,7 +17,7 @@ class OwnPassages(OwnBlocks):
 
     def __init__(
         self,
-        reader: ChoosingReader,
+        reader: PassageModel,
         store: MemoryStore,
         documents: list[tuple[int, int]],
         per_block: int,

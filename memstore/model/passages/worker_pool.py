@@ -17,7 +17,7 @@ import torch
 from memstore.errors import MemstoreError
 from memstore.model.document_ingest import IngestWorkers
 from memstore.model.passages.passage_encoding import AHEAD, fitting, pass_tokens
-from memstore.model.passages.passage_protocol import ChoosingReader
+from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_records import Computed, compute
 from memstore.model.passages.worker_process import Worker
 from memstore.model.texts.source_text import Text
@@ -42,7 +42,7 @@ class Workers(IngestWorkers):
     other; a context manager that ends them. Of one thread.
     """
 
-    def __init__(self, reader: ChoosingReader, command: Sequence[str], number: int) -> None:
+    def __init__(self, reader: PassageModel, command: Sequence[str], number: int) -> None:
         """command: of a worker, without the number of its threads, its last argument. number: of
         processes, this one among them, which share the threads that torch has here. They begin
         when there is something to compute.
