@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from memstore import MemoryStore
-from memstore.model.landmark.attention.block_requests import Read
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.reads import Read
 
 
 class Distinct:
@@ -40,7 +40,7 @@ class Distinct:
         return {layer: len(blocks) for layer, blocks in sorted(layers.items())}
 
 
-def distinct_blocks(model: LandmarkVerbs, text: np.ndarray, chunk: int, **lookup: Any) -> Distinct:
+def distinct_blocks(model: LandmarkAPI, text: np.ndarray, chunk: int, **lookup: Any) -> Distinct:
     """What the last `chunk` tokens of a text read of the blocks before them, in one session that
     retrieves from its own text; lookup: LookupSettings that shall differ.
     """

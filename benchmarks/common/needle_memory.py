@@ -18,9 +18,9 @@ from benchmarks.common.options import named_model, prepare
 from benchmarks.common.sessions import AnyModel, AnySession, Texts, fresh_session
 from benchmarks.common.text import Books
 from memstore import MemoryStore
-from memstore.model.landmark.attention.block_requests import Read
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.lookup_settings import LookupSettings
+from memstore.model.reads import Read
 from memstore.training.recipes import facts as language
 
 _ENDS = ".,;:!?\n"  # what may follow a value
@@ -147,7 +147,7 @@ def reply(model: AnyModel, session: AnySession, question: Question, *, generate:
 
 
 def ask(
-    model: LandmarkVerbs,
+    model: LandmarkAPI,
     store: MemoryStore,
     plan: Plan,
     task: str,

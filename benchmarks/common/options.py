@@ -10,7 +10,7 @@ from benchmarks.baselines.reading import MEMORY, BaselineModel, load_baseline
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
 from memstore.cli.readers import reader_for_command
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 
 
 def add(
@@ -65,23 +65,23 @@ def load(options: argparse.Namespace) -> LandmarkModel:
     return load_model(options.model)
 
 
-def landmark_reader(name: str | None) -> LandmarkVerbs:
+def landmark_reader(name: str | None) -> LandmarkAPI:
     """The model that ships (None), or a directory that `memstore train` wrote, with --model or
     without.
     """
     reader = reader_for_command(name)
-    if not isinstance(reader, LandmarkVerbs):
+    if not isinstance(reader, LandmarkAPI):
         raise SystemExit(f"{name} is not trained with landmarks: `memstore train --model {name}`")
     return reader
 
 
-def load_any(options: argparse.Namespace) -> LandmarkVerbs | BaselineModel:
+def load_any(options: argparse.Namespace) -> LandmarkAPI | BaselineModel:
     """The model under test, of whichever memory."""
     prepare(options.threads)
     return named_model(options.model)
 
 
-def named_model(name: str | None) -> LandmarkVerbs | BaselineModel:
+def named_model(name: str | None) -> LandmarkAPI | BaselineModel:
     """`landmark_reader`, or a model of another memory (`benchmarks.baselines.train`)."""
     if name and (Path(name) / MEMORY).is_file():
         return load_baseline(name)

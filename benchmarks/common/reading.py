@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.common.text import Books
 from memstore import MemoryStore
-from memstore.model.landmark.landmark_api import LandmarkVerbs
-from memstore.model.landmark.landmark_session import ScratchSession
+from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_session import LandmarkSession
 
 TARGETS = 256  # tokens
 LONGEST_CHUNK = 256  # blocks
@@ -47,7 +47,7 @@ def segments(books: Books, count: int, longest: int, seed: int) -> list[Segment]
     ]
 
 
-def score_whole(model: LandmarkVerbs, before: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
+def score_whole(model: LandmarkAPI, before: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
     """Log probabilities [n - 1] of targets[1:], text and targets being one chunk at its true
     positions, without memory (arXiv 2305.16300, figure 6); None for more than a chunk can hold.
     """
@@ -69,7 +69,7 @@ class Reading:
     context manager.
     """
 
-    def __init__(self, model: LandmarkVerbs, text: np.ndarray, *, retrieving: bool = False) -> None:
+    def __init__(self, model: LandmarkAPI, text: np.ndarray, *, retrieving: bool = False) -> None:
         chunk = model.lookup.chunk_blocks * model.shape.block_size
         if len(text) % chunk:
             raise SystemExit(
@@ -83,7 +83,7 @@ class Reading:
 
     def score(
         self, targets: np.ndarray, mode: str, cmt_cutoff: float | None = None
-    ) -> tuple[np.ndarray, ScratchSession]:
+    ) -> tuple[np.ndarray, LandmarkSession]:
         """Log probabilities [n - 1] of targets[1:], and the session that read them (its lookups are
         those of this reading).
         """
@@ -91,7 +91,7 @@ class Reading:
             blocks = self.session.blocks
             assert blocks.own_document is not None
             documents = [(blocks.own_document, blocks.own_end)] if blocks.own_end else []
-            session = ScratchSession(self.model, self.session.settings, self.store, documents)
+            session = LandmarkSession(self.model, self.session.settings, self.store, documents)
         else:
             session = self.session
             session.attention.retrieve = mode != "recent"

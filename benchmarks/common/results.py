@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.baselines.reading import BaselineModel
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 
 
 def machine() -> dict[str, Any]:
@@ -55,7 +55,7 @@ def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
 
 
 def write_results(
-    options: argparse.Namespace, model: LandmarkVerbs | BaselineModel, results: dict[str, Any]
+    options: argparse.Namespace, model: LandmarkAPI | BaselineModel, results: dict[str, Any]
 ) -> None:
     """`write`, with the hash of the model's weights, and of another memory than landmarks what it
     is.

@@ -8,11 +8,11 @@ import numpy as np
 
 from benchmarks.baselines.reading import BaselineModel, Reading
 from memstore import MemoryStore
-from memstore.model.landmark.landmark_api import LandmarkVerbs
-from memstore.model.landmark.landmark_session import ScratchSession
+from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_session import LandmarkSession
 
-AnyModel = LandmarkVerbs | BaselineModel
-AnySession = ScratchSession | Reading
+AnyModel = LandmarkAPI | BaselineModel
+AnySession = LandmarkSession | Reading
 
 
 @contextmanager

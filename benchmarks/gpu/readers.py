@@ -82,14 +82,14 @@ def words(count: int, seed: int) -> str:
 
 def read(setting: Setting, shape: str, tokens: int, part: int) -> Iterator[Row]:
     """The rows of one shape. part: tokens whose reading in is timed by itself, before the rest."""
-    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.selectors.adaptation import Adaptation
     from memstore.model.passages.selectors.selector_sum import Words
 
     model, tokenizer = made(setting, shape, tokens)
     began = time.perf_counter()
     adaptation = Adaptation(Words(), top_k=TOP_K)
-    reader = HuggingFaceReader(model, tokenizer, adaptation, weights=f"random {shape}")
+    reader = HuggingFacePassageModel(model, tokenizer, adaptation, weights=f"random {shape}")
     yield Row(f"{shape}: a reader over the model", "ours", time.perf_counter() - began)
     stock = Stock(model, CHUNK)
     text = words(tokens, setting.seed)

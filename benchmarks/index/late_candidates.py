@@ -31,7 +31,7 @@ from benchmarks.real.prompting import DTYPES
 from memstore.disk.format.token_parts import equal_lengths
 from memstore.hf.load import load_reader
 from memstore.index.late_interaction import INT8_STEPS, TokenIndex
-from memstore.model.passages.activation_capture import tap
+from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.selectors.selector_sum import Sum
 
 BLOCK, TRAINED = 64, 40  # tokens; of them for each list
@@ -70,7 +70,7 @@ def rows_of(given: Any) -> list[tuple[Tensor, Tensor]]:
     step, rows = (max(1, len(plan.questions) // given.questions), [])
     for question in plan.questions[::step][: given.questions]:
         ids, words = reader.turn_ids(question.text, first=True)
-        rows.append(learned.rows(tap(reader, ids).part(words)))
+        rows.append(learned.rows(capture(reader, ids).part(words)))
     return rows
 
 

@@ -24,7 +24,7 @@ from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.published import blocks
 from benchmarks.paper.runs import parser
 from memstore.model.landmark.config import PRESETS
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.lookup_settings import GRANULARITIES
 
 LENGTH, LOCAL, TOP_K = 2048, 250, 4
@@ -55,7 +55,7 @@ def count_blocks(
 ) -> dict[str, list[float]]:
     """Of every text, the mean over heads and layers and that over layers."""
     model = measured.model
-    assert isinstance(model, LandmarkVerbs)
+    assert isinstance(model, LandmarkAPI)
     counted: dict[str, list[float]] = {"by_head": [], "by_layer": []}
     for segment in segments(measured.books, texts, length - TARGETS, seed):
         text = np.concatenate([segment.before, segment.targets])

@@ -22,7 +22,7 @@ from benchmarks.common.starting import start
 from benchmarks.common.tables import table
 from benchmarks.paper.measures import Bench, Measured
 from benchmarks.paper.runs import parser
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 
 JUMPS = 100
 Found = dict[str, dict[int, np.ndarray]]
@@ -50,7 +50,7 @@ def losses(measured: Measured, bench: Bench, length: int, longest: int) -> list[
 
     def compute() -> list[float]:
         model, found = measured.model, []
-        assert isinstance(model, LandmarkVerbs)
+        assert isinstance(model, LandmarkAPI)
         for segment in segments(measured.books, count, longest - TARGETS, seed):
             before = segment.before[longest - length :]
             whole = score_whole(model, before, segment.targets)

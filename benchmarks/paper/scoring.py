@@ -12,8 +12,8 @@ from benchmarks.baselines.past import Attended
 from benchmarks.baselines.reading import BaselineModel, Reading
 from benchmarks.common.sessions import AnyModel
 from memstore import MemoryStore
-from memstore.model.landmark.landmark_api import LandmarkVerbs
-from memstore.model.landmark.landmark_session import ScratchSession
+from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_session import LandmarkSession
 
 NUMBER = 2  # bytes of a number of the past: what is held in more is counted as if it were not
 _AT_ONCE = 1 << 13
@@ -75,7 +75,7 @@ def score(model: AnyModel, way: Way, ids: np.ndarray, begin: int = 1) -> Scored:
 
 
 def _score_landmarks(
-    model: LandmarkVerbs, session: ScratchSession, ids: np.ndarray, begin: int
+    model: LandmarkAPI, session: LandmarkSession, ids: np.ndarray, begin: int
 ) -> Scored:
     shape, lookups = model.shape, session.lookups
     first, keys, at = (lookups.done, lookups.skipped), 0.0, begin - 1
@@ -125,7 +125,7 @@ def _score_baseline(model: BaselineModel, way: Way, ids: np.ndarray, begin: int)
         transformer.memory_config = trained
 
 
-def _read(session: ScratchSession | Reading, ids: np.ndarray) -> None:
+def _read(session: LandmarkSession | Reading, ids: np.ndarray) -> None:
     """Feed what is not scored, some chunks at a time: of a million tokens the states are large."""
     for at in range(0, len(ids), _AT_ONCE):
         session.feed(ids[at : at + _AT_ONCE].tolist())
@@ -133,7 +133,7 @@ def _read(session: ScratchSession | Reading, ids: np.ndarray) -> None:
 
 @torch.no_grad()
 def _log_probabilities(
-    session: ScratchSession | Reading, ids: np.ndarray, following: np.ndarray
+    session: LandmarkSession | Reading, ids: np.ndarray, following: np.ndarray
 ) -> np.ndarray:
     logits = session.logits(session.feed(ids.tolist())).log_softmax(-1)
     targets = torch.tensor(following[: len(ids)], device=logits.device)

@@ -49,7 +49,7 @@ from benchmarks.common.timing import in_fresh_process
 from benchmarks.quality.recall_tables import by_index, by_length, draw, range_text, variations
 from memstore import MemoryStore
 from memstore.index import INDEX_KINDS
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.lookup_settings import GRANULARITIES, LookupSettings
 
 
@@ -151,7 +151,7 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
         stored = []
     # the first kind last: it opens the memory read-only
     for kind in [*options.index[1:], options.index[0]] if stored else []:
-        assert isinstance(model, LandmarkVerbs)
+        assert isinstance(model, LandmarkAPI)
         for row in ask_stored(model, directory, kind, stored, options):
             note(kind, row)
     if set(options.tasks) & set(STREAMED):
@@ -166,7 +166,7 @@ def ask_all(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
 
 
 def ask_stored(
-    model: LandmarkVerbs, directory: Path, kind: str, tasks: list[str], options: argparse.Namespace
+    model: LandmarkAPI, directory: Path, kind: str, tasks: list[str], options: argparse.Namespace
 ) -> Iterator[dict[str, Any] | None]:
     """A row a task and length from the memory on disk; with the first kind of index also of every
     setting that is varied.

@@ -1,9 +1,9 @@
 """Is the right block chosen among those of a million tokens, and how soon?
 
-The choice alone: passages are read up to the layer that the reader's selector taps, as an ingest
-does, and only what the selector keeps of them stays (no keys and values). One
-document of 128K tokens carries the facts of real.recall, others of 128K are books without any; they
-compete in one search. A run goes on where it was killed, with --work.
+The choice alone: passages are read up to the layer that the reader's selector captures, as an
+ingest does, and only what the selector keeps of them stays (no keys and values). One document of
+128K tokens carries the facts of real.recall, others of 128K are books without any; they compete in
+one search. A run goes on where it was killed, with --work.
 
 Baselines: BM25 (bm25s) and all-MiniLM-L6-v2 over the same blocks. Seconds are of scoring alone, the
 question's own walk to the tap told beside it.
@@ -41,7 +41,7 @@ from memstore.disk.format.block_words import BlockWords
 from memstore.hf.load import load_reader
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.word_index import WordIndex
-from memstore.model.passages.activation_capture import tap
+from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.passage_records import landmarks_of
@@ -79,9 +79,9 @@ class Chosen:
             (self._known(name), 0, len(self.blocks.spans(name))) for name in question.documents
         ]
         ids, words = self.reader.turn_ids(question.text, first=True)
-        seconds, tapped = timed(lambda: tap(self.reader, ids).part(words))
+        seconds, captured = timed(lambda: capture(self.reader, ids).part(words))
         self.walks.append(seconds)
-        scores: Tensor = self.reader.selector.scores(tapped, question.text, self.found, scope)
+        scores: Tensor = self.reader.selector.scores(captured, question.text, self.found, scope)
         return scores.cpu().numpy()
 
     def _known(self, name: str) -> int:
@@ -117,7 +117,7 @@ class Chosen:
         reader = self.reader
         passages = list(passages_of(reader, [self.blocks.documents[name]]))
         ids = [passage.ids.tolist() for passage in passages]
-        read = list(encode(reader, ids, layers=reader.selector.taps.layers))
+        read = list(encode(reader, ids, layers=reader.selector.captures.layers))
         landmarks = landmarks_of(reader, read)
         assert landmarks is not None
         return landmarks, [len(one) for one in ids]

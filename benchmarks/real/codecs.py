@@ -34,7 +34,7 @@ from benchmarks.real.questions import TASKS, build
 from memstore import MemoryStore
 from memstore.disk.format.codec import NEW_CODECS
 from memstore.hf.load import load_reader
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.training.corpus import read_documents
 
 ASKED = ["passkey", "fact", "of_20", "natural"]
@@ -84,7 +84,7 @@ def read_options() -> argparse.Namespace:
 
 
 def read_in(
-    reader: HuggingFaceReader,
+    reader: HuggingFacePassageModel,
     plan: Plan,
     questions: Sequence[Question],
     work: Path,
@@ -111,7 +111,7 @@ def read_in(
     return found
 
 
-def opened(reader: HuggingFaceReader, work: Path, codec: str) -> MemoryStore:
+def opened(reader: HuggingFacePassageModel, work: Path, codec: str) -> MemoryStore:
     """The memory of a codec, made if need be."""
     path = work / f"codec-{codec}"
     if path.exists():
@@ -120,7 +120,10 @@ def opened(reader: HuggingFaceReader, work: Path, codec: str) -> MemoryStore:
 
 
 def ask(
-    reader: HuggingFaceReader, questions: Sequence[Question], work: Path, codecs: Sequence[str]
+    reader: HuggingFacePassageModel,
+    questions: Sequence[Question],
+    work: Path,
+    codecs: Sequence[str],
 ) -> dict[str, list[Asked]]:
     """Every question to every memory."""
     rows: dict[str, list[Asked]] = {codec: [] for codec in codecs}
@@ -135,7 +138,7 @@ def ask(
     return rows
 
 
-def asked(reader: HuggingFaceReader, store: MemoryStore, question: Question) -> Asked:
+def asked(reader: HuggingFacePassageModel, store: MemoryStore, question: Question) -> Asked:
     """Ask one question."""
     encode = reader.tokenizer.encode
     with reader.session(store, question.documents) as session:

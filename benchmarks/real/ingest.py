@@ -40,7 +40,7 @@ from memstore import MemoryStore
 from memstore.disk.format.codec import NEW_CODECS
 from memstore.hf.attention_seam import cache_argument
 from memstore.hf.load import load_reader
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.worker_pool import Workers
 from memstore.model.texts.source_text import Text
 from memstore.training.corpus import read_documents
@@ -92,7 +92,7 @@ def read_options() -> argparse.Namespace:
 class Stock:
     """The model as transformers has it, that reads what a reader reads and forgets it."""
 
-    def __init__(self, model: str, dtype: str, reader: HuggingFaceReader) -> None:
+    def __init__(self, model: str, dtype: str, reader: HuggingFacePassageModel) -> None:
         from transformers import AutoModelForCausalLM
 
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=DTYPES[dtype])
@@ -129,7 +129,7 @@ class Stock:
 
 
 def against_prefill(
-    reader: HuggingFaceReader, stock: Stock, texts: Sequence[str], options: argparse.Namespace
+    reader: HuggingFacePassageModel, stock: Stock, texts: Sequence[str], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Tokens a second of both."""
     ids = [reader.tokenizer.encode(text) for text in texts]
@@ -175,7 +175,7 @@ def against_prefill(
 
 
 def batches(
-    reader: HuggingFaceReader, stock: Stock, texts: Sequence[str], options: argparse.Namespace
+    reader: HuggingFacePassageModel, stock: Stock, texts: Sequence[str], options: argparse.Namespace
 ) -> dict[int, Any]:
     """What reading documents side by side gains; in the time of this thread."""
     found = {}
@@ -204,7 +204,9 @@ def batches(
     return found
 
 
-def by_workers(reader: HuggingFaceReader, hay: Hay, options: argparse.Namespace) -> dict[str, Any]:
+def by_workers(
+    reader: HuggingFacePassageModel, hay: Hay, options: argparse.Namespace
+) -> dict[str, Any]:
     """Tokens a second of several processes, and of one."""
     folders = [[hay.prose(options.tokens)]]
     folders += [[hay.prose(length) for _ in range(options.documents)] for length in options.short]
@@ -281,7 +283,7 @@ def weigh(text: Path, memory: Path, options: argparse.Namespace) -> dict[str, in
 
 
 def created(
-    reader: HuggingFaceReader, directory: str | Path, options: argparse.Namespace, **more: Any
+    reader: HuggingFacePassageModel, directory: str | Path, options: argparse.Namespace, **more: Any
 ) -> MemoryStore:
     """A new memory of --codec."""
     where = Path(directory) / "m"

@@ -27,7 +27,7 @@ from benchmarks.common.tables import table, tokens_number
 from benchmarks.real.prompting import DTYPES
 from benchmarks.real.stored_once import part
 from memstore.hf.load import load_reader
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 
@@ -47,7 +47,7 @@ def main() -> None:
     options = read_options()
     prepare(options.threads)
     reader = load_reader(options.model, dtype=DTYPES[options.dtype])
-    assert isinstance(reader, HuggingFaceReader)
+    assert isinstance(reader, HuggingFacePassageModel)
     rng = Random(options.seed)
     book = part(options.text, int(options.tokens * _CHARACTERS), options.seed)
     text, names = planted(book, rng)
@@ -105,7 +105,7 @@ def zipf(count: int, exponent: float) -> list[float]:
 
 
 def measure(
-    reader: HuggingFaceReader,
+    reader: HuggingFacePassageModel,
     place: Path,
     text: str,
     asked: list[str],
@@ -146,7 +146,7 @@ def measure(
 
 
 def ask_all(
-    reader: HuggingFaceReader, path: Path, asked: list[str], how: dict[str, Any]
+    reader: HuggingFacePassageModel, path: Path, asked: list[str], how: dict[str, Any]
 ) -> tuple[list[list[int]], list[int], list[int], list[float]]:
     """Of each question the answer's tokens, the passages that were computed and that were read,
     and the processor's seconds.

@@ -34,8 +34,8 @@ from benchmarks.real.memory import Memory
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.real.results import Results, Row
 from memstore.hf.load import load_reader
-from memstore.model.passages.activation_capture import tap
-from memstore.model.passages.repositioned_attention import CompactAttention, read_prefix
+from memstore.model.passages.activation_capture import capture
+from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.model.passages.selectors.passage_choice import Chosen
 from memstore.model.passages.selectors.selector import Gate, confidence, in_range
 from memstore.training.corpus import read_documents
@@ -83,7 +83,7 @@ class Continuation:
 
     @torch.no_grad()
     def _windowed(self, local: list[int], targets: list[int]) -> float:
-        context = CompactAttention(self.reader, read_prefix(self.reader))
+        context = RepositionedAttention(self.reader, read_prefix(self.reader))
         ids = torch.tensor([[*local, *targets[:-1]]], device=self.reader.device)
         states = self.reader.hidden(ids, context.attend)[0, -SEGMENT:]
         return float(cross_entropy(self.reader.logits(states), torch.tensor(targets)))
@@ -100,9 +100,9 @@ class Continuation:
         inside = [at for at, span in enumerate(spans) if span[0] >= after and span[1] <= before]
         first, last = inside[0], inside[-1] + 1
         asking = range(len(local) - min(self.rows, len(local)), len(local))
-        tapped = tap(self.reader, local).part(asking)
+        captured = capture(self.reader, local).part(asking)
         words = self.reader.tokenizer.decode(local[asking.start :])
-        scores = self.reader.selector.scores(tapped, words, self.store, [(number, first, last)])
+        scores = self.reader.selector.scores(captured, words, self.store, [(number, first, last)])
         best = scores.topk(min(self.top_k, len(scores)))
         chosen = best.indices[in_range(best.values, scores, self.score_range)].sort().values
         blocks = [Chosen(number, first + block, float(scores[block])) for block in chosen.tolist()]

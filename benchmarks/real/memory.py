@@ -18,7 +18,7 @@ from benchmarks.real.prompting import Prompted
 from benchmarks.real.results import Row
 from memstore import MemoryStore
 from memstore.disk.format.passage_parts import Keep
-from memstore.model.passages.passage_session import ChoosingSession
+from memstore.model.passages.passage_session import PassageSession
 from memstore.model.passages.selectors.passage_choice import Chosen
 from memstore.model.passages.selectors.selector import confidence
 from memstore.model.texts.source_text import Text
@@ -28,7 +28,7 @@ class Memory(AbstractContextManager["Memory"]):
     """A memory on disk with a plan's documents, and the reader that it belongs to."""
 
     def __init__(self, reader: Any, directory: Path, blocks: Blocks) -> None:
-        """Opens the memory, or begins one. reader: a HuggingFaceReader."""
+        """Opens the memory, or begins one. reader: a HuggingFacePassageModel."""
         self.reader, self.blocks = reader, blocks
         reader.selector = self.seen = _Seen(reader.selector)
         self.directory = directory
@@ -46,7 +46,7 @@ class Memory(AbstractContextManager["Memory"]):
 
     def read_in(self, documents: Iterable[str], keep: Keep = "kv") -> None:
         """Ingest documents that are not there yet, by name; says how fast that was. keep: as
-        HuggingFaceReader.ingest takes it.
+        HuggingFacePassageModel.ingest takes it.
         """
         known = {document.name for document in self.store.ready()}
         missing = [name for name in documents if name not in known]
@@ -163,7 +163,7 @@ class _AsText:
             return {"answered": session.answered, "read": self.memory.names(chosen)}
 
 
-def answer(reader: Any, session: ChoosingSession, question: Question) -> tuple[float, str]:
+def answer(reader: Any, session: PassageSession, question: Question) -> tuple[float, str]:
     """How right a session's answer is, 0..1, and what was generated ("" where it was forced);
     nothing is said where nothing in the memory answers.
     """

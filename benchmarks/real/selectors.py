@@ -35,11 +35,11 @@ from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds
 from benchmarks.real.results import Row
 from memstore.hf.load import load_reader
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.passage_choice import Candidates
 from memstore.model.passages.selectors.selector import GATE_TOGETHER, Gate, Selector, confidence
 from memstore.model.passages.selectors.selector_file import load_selector
@@ -68,29 +68,33 @@ class Read:
     """Documents and questions, each read once for all selectors."""
 
     def __init__(
-        self, reader: HuggingFaceReader, blocks: Blocks, taps: Taps, questions: Sequence[str]
+        self,
+        reader: HuggingFacePassageModel,
+        blocks: Blocks,
+        captures: Captures,
+        questions: Sequence[str],
     ) -> None:
-        self.reader, self.blocks, self.taps = reader, blocks, taps
+        self.reader, self.blocks, self.captures = reader, blocks, captures
         self._walk = subject_of(reader, reader.made_for).walk
-        self._passages: dict[str, list[Tapped]] = {}
+        self._passages: dict[str, list[Captured]] = {}
         asked = [reader.turn_ids(question, first=True) for question in questions]
-        shown = self._walk([ids for ids, _ in asked], taps)
+        shown = self._walk([ids for ids, _ in asked], captures)
         self._questions = {
             question: one.part(words)
             for question, one, (_, words) in zip(questions, shown, asked, strict=True)
         }
 
-    def passages(self, document: str) -> list[Tapped]:
+    def passages(self, document: str) -> list[Captured]:
         if document not in self._passages:
             text = self.blocks.documents[document]
             ids = [one.ids.tolist() for one in passages_of(self.reader, [text])]
-            seconds, found = timed(lambda: self._walk(ids, self.taps))
+            seconds, found = timed(lambda: self._walk(ids, self.captures))
             tokens = sum(map(len, ids))
             print(f"{document}: {len(ids)} passages, {tokens / seconds:.0f} tokens/s", flush=True)
             self._passages[document] = found
         return self._passages[document]
 
-    def question(self, text: str) -> Tapped:
+    def question(self, text: str) -> Captured:
         return self._questions[text]
 
 
@@ -102,14 +106,14 @@ class Chosen:
         self._haystacks: dict[tuple[str, ...], Haystack] = {}
 
     def scores(self, question: Question) -> np.ndarray:
-        haystack, tapped = self._haystack(question.documents), self.read.question(question.text)
-        scores = self.selector.scores(tapped, question.text, haystack, haystack.scope)
+        haystack, captured = self._haystack(question.documents), self.read.question(question.text)
+        scores = self.selector.scores(captured, question.text, haystack, haystack.scope)
         return scores.numpy()
 
     def together(self, question: Question, scores: np.ndarray) -> float | None:
         """What the best passages cover together, for the gate."""
-        haystack, tapped = self._haystack(question.documents), self.read.question(question.text)
-        asked = self.selector, tapped, haystack, haystack.scope
+        haystack, captured = self._haystack(question.documents), self.read.question(question.text)
+        asked = self.selector, captured, haystack, haystack.scope
         found = Candidates(torch.from_numpy(scores), *asked, GATE_TOGETHER, lambda *place: place)
         return found.together
 
@@ -149,7 +153,7 @@ def main() -> None:
 def run(given: argparse.Namespace) -> list[Row]:
     """Where the right passage of each question stands, for every way of choosing."""
     reader = load_reader(given.model, dtype=DTYPES[given.dtype])
-    assert isinstance(reader, HuggingFaceReader)
+    assert isinstance(reader, HuggingFacePassageModel)
     trials = {given.length: given.questions}
     texts = list(read_documents(given.text))
     plan = build(offsets(reader.tokenizer), texts, [given.length], trials, given.seed)
@@ -157,13 +161,13 @@ def run(given: argparse.Namespace) -> list[Row]:
     known: dict[str, Adaptation] = {"as shipped": reader.adaptation}
     for path in given.selectors:
         known[path.stem] = load_selector(path, reader.made_for, reader.rotate)
-    taps = [adaptation.selector.taps for adaptation in known.values()]
+    captures = [adaptation.selector.captures for adaptation in known.values()]
     read = Read(
         reader,
         blocks,
-        Taps(
-            tuple(sorted({layer for each in taps for layer in each.states})),
-            tuple(sorted({layer for each in taps for layer in each.heads})),
+        Captures(
+            tuple(sorted({layer for each in captures for layer in each.states})),
+            tuple(sorted({layer for each in captures for layer in each.heads})),
         ),
         [question.text for question in plan.questions],
     )

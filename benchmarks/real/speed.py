@@ -50,8 +50,8 @@ from memstore import MemoryStore
 from memstore.disk.format.block_words import BlockWords
 from memstore.hf.load import load_reader
 from memstore.index.late_interaction import INT8_STEPS
-from memstore.model.passages.activation_capture import tap
-from memstore.model.passages.passage_session import ChoosingSession
+from memstore.model.passages.activation_capture import capture
+from memstore.model.passages.passage_session import PassageSession
 from memstore.training.corpus import read_documents
 
 CHUNK = 512  # tokens that the stock model reads at once
@@ -65,8 +65,8 @@ class Asked:
         self.memory, self.reader = memory, memory.reader
         self.document, self.settings = document, settings
 
-    def session(self, retrieve: bool = True) -> ChoosingSession:
-        session: ChoosingSession = self.reader.session(
+    def session(self, retrieve: bool = True) -> PassageSession:
+        session: PassageSession = self.reader.session(
             self.memory.store, [self.document], retrieve=retrieve, **self.settings
         )
         return session
@@ -97,7 +97,7 @@ class Asked:
         """What a question to the first token is made of, each to be done by itself."""
         reader = self.reader
         ids, words = reader.turn_ids(QUESTION, first=True)
-        tapped = tap(reader, ids).part(words)
+        captured = capture(reader, ids).part(words)
         document = self.memory.store.document(self.document)
         scope = [(document.id, 0, document.blocks)]
         with self.session() as reading:
@@ -114,9 +114,9 @@ class Asked:
 
         return {
             "a session": lambda: self.session().close(),
-            "the question to the tap": lambda: tap(reader, ids),
+            "the question to the tap": lambda: capture(reader, ids),
             "its blocks' scores": lambda: reader.selector.scores(
-                tapped, QUESTION, self.memory.store, scope
+                captured, QUESTION, self.memory.store, scope
             ),
             f"a session that reads {len(chosen)} blocks": only_read,
             "the same, and the question through all layers": walk,
@@ -292,8 +292,8 @@ def choice_of(memory: Memory, hay: Hay, tokens: int) -> Callable[[], Any]:
             found.words.add(number, 0, BlockWords.of(words))
     scope = [(number, 0, count) for number, count in enumerate(counts)]
     ids, words = reader.turn_ids(QUESTION, first=True)
-    tapped = tap(reader, ids).part(words)
-    return lambda: reader.selector.scores(tapped, QUESTION, found, scope)
+    captured = capture(reader, ids).part(words)
+    return lambda: reader.selector.scores(captured, QUESTION, found, scope)
 
 
 def opened(options: argparse.Namespace, directory: Path) -> float:

@@ -22,7 +22,7 @@ from benchmarks.common.tables import table, tokens_number
 from benchmarks.real.prompting import DTYPES
 from memstore.disk.format.document import Document
 from memstore.hf.load import load_reader
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.training.corpus import read_documents
@@ -72,7 +72,7 @@ def part(texts: list[str], characters: int, seed: int) -> str:
 
 
 def measure(
-    reader: HuggingFaceReader, place: Path, text: str, codec: str, seed: int
+    reader: HuggingFacePassageModel, place: Path, text: str, codec: str, seed: int
 ) -> dict[str, dict[str, Any]]:
     """Tokens, processor's seconds and bytes of each way of reading."""
     form, rows = reader.keeps, dict[str, dict[str, Any]]()

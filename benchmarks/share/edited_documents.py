@@ -26,7 +26,7 @@ from benchmarks.real.stored_once import CHANGED, part
 from benchmarks.share.many_documents import Requests
 from memstore.disk.format.passage_parts import Keep
 from memstore.hf.load import load_reader
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 
@@ -76,7 +76,7 @@ def read_options() -> argparse.Namespace:
 class Steps:
     """Publications of a memory's documents, one after the other."""
 
-    def __init__(self, reader: HuggingFaceReader, place: Path, codec: str) -> None:
+    def __init__(self, reader: HuggingFacePassageModel, place: Path, codec: str) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
         self._reader, self._place = reader, place
         self._store = MemoryStore.create(

@@ -8,8 +8,8 @@ layers, the logits, and the choice of the next token on the host.
 none     the model with its open chunk only
 full     plain attention over a cache of as many tokens as the memory has, or as fit the device if
          those are fewer: scaled_dot_product_attention over keys and values that lie ready
-memory   a ScratchSession over a MemoryStore of --tokens tokens: landmark keys of every block are in
-         the index on the device, and are all searched. `first` reads tokens that were not seen
+memory   a LandmarkSession over a MemoryStore of --tokens tokens: landmark keys of every block are
+         in the index on the device, and are all searched. `first` reads tokens that were not seen
          before, so units come from the tiers below; `again` reads the same tokens in a new session,
          which wants the same units and finds them in the device tier, as far as that kept them.
 

@@ -8,11 +8,11 @@ import torch
 
 from memstore import LandmarkModel, MemoryStore
 from memstore.devices import fast_dtype
-from memstore.model.landmark.landmark_session import ScratchSession
+from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.training.objectives import encode_windows
 
 
-class Forgetful(ScratchSession):
+class Forgetful(LandmarkSession):
     """A session that keeps only the blocks that the next chunk attends to: the chunked forward
     pass, with nothing stored.
     """

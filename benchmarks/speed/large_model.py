@@ -13,7 +13,7 @@ from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED
 from memstore.model.landmark.config import PRESETS, ModelConfig
 from memstore.model.landmark.landmark_model import LandmarkModel
-from memstore.model.landmark.landmark_session import ScratchSession
+from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.model.landmark.transformer import Transformer
 from memstore.store.memory_store import MemoryStore
 
@@ -124,7 +124,7 @@ class Steps:
 
     def run(self, ids: list[int], name: str = "") -> float:
         """Seconds a token of ids behind their first PROMPT, read one by one in a new session."""
-        with ScratchSession(self.model, self.model.lookup, self.store, self.documents) as session:
+        with LandmarkSession(self.model, self.model.lookup, self.store, self.documents) as session:
             session.feed(ids[:PROMPT])
             tiers, lookups = self.store.tier_stats(), session.attention.lookups.done
             wait(self.model.device)

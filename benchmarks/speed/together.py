@@ -26,7 +26,7 @@ from benchmarks.common.timing import interleaved, paired_ratio, timed
 from memstore import MemoryStore
 from memstore.cli.readers import reader_for_command
 from memstore.model.batched_forward import read_pending
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.training.corpus import read_documents
 
@@ -34,7 +34,10 @@ BEGUN = 4  # tokens of an answer before it is timed
 
 
 def measure(
-    reader: Verbs, store: MemoryStore, prompts: Sequence[Sequence[int]], options: argparse.Namespace
+    reader: ModelAPI,
+    store: MemoryStore,
+    prompts: Sequence[Sequence[int]],
+    options: argparse.Namespace,
 ) -> dict[str, list[float]]:
     """Tokens a second of all sessions, by how they are read, of every repeat."""
 

@@ -13,7 +13,7 @@ from memstore.cli.terminal import console
 
 if TYPE_CHECKING:
     from memstore.model.landmark.landmark_model import LandmarkModel
-    from memstore.model.model_api import Verbs
+    from memstore.model.model_api import ModelAPI
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ def adapt(
 
 
 def _selector(
-    reader: "Verbs", model: str, texts: list[str], how: AdaptSettings, *, as_json: bool
+    reader: "ModelAPI", model: str, texts: list[str], how: AdaptSettings, *, as_json: bool
 ) -> None:
     """Make a selector for a Hugging Face model, and say what held-out questions say of it."""
     from memstore.hf.known_selectors import made_here
     from memstore.hf.load import load_reader
-    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.hf.weights import cache_directory
     from memstore.model.passages.selectors.selector_file import save_selector
     from memstore.training.selectors.calibrate_reading import calibrate_reading
@@ -95,7 +95,7 @@ def _selector(
     from memstore.training.selectors.make_selector import adapt as run
     from memstore.training.selectors.passage_subject import subject_of
 
-    assert isinstance(reader, HuggingFaceReader)  # others take no selector, and were refused
+    assert isinstance(reader, HuggingFacePassageModel)  # others take no selector, and were refused
     subject = subject_of(reader, reader.made_for)
     work = cache_directory() / "adapting" / subject.made_for.weights
     options = AdaptOptions(
@@ -106,7 +106,7 @@ def _selector(
     )
     adaptation = run(subject, texts, work, train=how.train, options=options, report=console.note)
     with_it = load_reader(model, adaptation=adaptation)
-    assert isinstance(with_it, HuggingFaceReader)
+    assert isinstance(with_it, HuggingFacePassageModel)
     adaptation = calibrate_reading(
         with_it,
         adaptation,

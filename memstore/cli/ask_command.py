@@ -25,7 +25,7 @@ from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memstore.model.answer import Answer
-    from memstore.model.model_api import Verbs
+    from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
 
 
@@ -197,7 +197,7 @@ def _answered(question: str, ask: Callable[..., "Answer"], *, quiet: bool) -> di
 @contextmanager
 def _opened(
     path: str, model: str | None, opening: Opening
-) -> Iterator[tuple["Verbs", "MemoryStore"]]:
+) -> Iterator[tuple["ModelAPI", "MemoryStore"]]:
     """The model, and a memory of its own. It is only read, but for what a passage model computes,
     which a memory with a budget stores behind the answer.
     """

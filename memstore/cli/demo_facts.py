@@ -20,9 +20,9 @@ from memstore.cli.readers import reader_for_command
 from memstore.cli.terminal import console
 from memstore.disk.format.document import SOURCE, Document
 from memstore.errors import DocumentExists, MemstoreError
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.landmark_model import LandmarkModel
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.training.recipes.facts import Fact
@@ -44,7 +44,7 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
     """
     seed = SystemRandom().randrange(10**6) if options.seed is None else options.seed
     reader = reader_for_command(options.model)
-    primed = isinstance(reader, LandmarkVerbs)  # it answers in the words that it was trained with
+    primed = isinstance(reader, LandmarkAPI)  # it answers in the words that it was trained with
     written, hidden = _hidden(reader, options, seed)
     if not primed:
         hidden = [each._replace(question=_as_typed(each.fact)) for each in hidden]
@@ -90,7 +90,7 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
     }
 
 
-def _hidden(reader: Verbs, options: DemoOptions, seed: int) -> tuple[str, list[Hidden]]:
+def _hidden(reader: ModelAPI, options: DemoOptions, seed: int) -> tuple[str, list[Hidden]]:
     """The text with its facts, and these."""
     most = TOKENS if isinstance(reader, LandmarkModel) else FEWER_TOKENS
     tokens = options.tokens or (most if options.text is None else None)
@@ -98,7 +98,7 @@ def _hidden(reader: Verbs, options: DemoOptions, seed: int) -> tuple[str, list[H
     return hide(Random(seed + 1), plain, draw_facts(Random(seed), options.questions))
 
 
-def _ingested(reader: Verbs, store: Path, written: str) -> tuple[Document, int]:
+def _ingested(reader: ModelAPI, store: Path, written: str) -> tuple[Document, int]:
     """The document in a memory, and the bytes of its file."""
     with _memory(store, reader) as memory, console.reading("reading") as show:
         _check_ours(memory)
@@ -153,7 +153,7 @@ def print_demo(result: dict[str, Any]) -> None:
 # The memory and the new process
 
 
-def _memory(path: Path, reader: Verbs) -> MemoryStore:
+def _memory(path: Path, reader: ModelAPI) -> MemoryStore:
     if (path / "data.mdb").exists():
         return MemoryStore.open(path, reader.signature)
     return MemoryStore.create(path, reader.signature, codec=reader.codec, selector=reader.keeps)

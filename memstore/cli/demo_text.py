@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from memstore.errors import InvalidInput
 from memstore.model.landmark.byte_tokenizer import Tokenizer
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.training.recipes.facts import (
     Fact,
@@ -90,7 +90,7 @@ def read_text(path: Path | None) -> Iterator[str]:
     return python_text() if path is None else Text(path).pieces()
 
 
-def cut(reader: Verbs, pieces: Iterator[str], tokens: int | None) -> str:
+def cut(reader: ModelAPI, pieces: Iterator[str], tokens: int | None) -> str:
     """The beginning of a text, about `tokens` long, to the end of a line."""
     taken: list[str] = []
     left = tokens

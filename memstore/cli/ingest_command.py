@@ -17,7 +17,7 @@ from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 
 if TYPE_CHECKING:
-    from memstore.model.model_api import Verbs
+    from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import OpenOptions
 
@@ -151,7 +151,7 @@ def index(
 
 
 def _open_or_create(
-    path: Path, reader: "Verbs", how: HowRead, tiers: "OpenOptions", *, make: bool
+    path: Path, reader: "ModelAPI", how: HowRead, tiers: "OpenOptions", *, make: bool
 ) -> "MemoryStore | None":
     """The memory; None where there is none and none is to be made."""
     from memstore.store.memory_store import MemoryStore

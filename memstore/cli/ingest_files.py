@@ -20,9 +20,8 @@ from memstore.errors import DocumentExists, InvalidInput, InvalidWeights, Memsto
 if TYPE_CHECKING:
     from memstore.disk.format.document import Document
     from memstore.documents.folder import File, Files, Source
-    from memstore.model.document_ingest import IngestProgress
-    from memstore.model.model_api import Verbs
-    from memstore.model.passages.worker_pool import Workers
+    from memstore.model.document_ingest import IngestProgress, IngestWorkers
+    from memstore.model.model_api import ModelAPI
     from memstore.model.texts.source_text import Text
     from memstore.store.memory_store import MemoryStore
     from memstore.store.size_estimate import SizeEstimate
@@ -59,12 +58,12 @@ class Reading(Closing):
 
     def __init__(
         self,
-        reader: "Verbs",
+        reader: "ModelAPI",
         open_memory: "Callable[[bool], MemoryStore | None]",
         mode: "Mode",
         lookup: dict[str, Any],
         *,
-        workers: "Workers | None" = None,
+        workers: "IngestWorkers | None" = None,
         quiet: bool,
     ) -> None:
         """open_memory: whether it may be made -> the memory, or None; workers: compute beside this
@@ -250,7 +249,7 @@ class Reading(Closing):
 
 
 def _ingest_one(
-    reader: "Verbs",
+    reader: "ModelAPI",
     memory: "MemoryStore",
     text: "Text",
     mode: "Mode",

@@ -1,1 +1,1 @@
-"""Any Hugging Face decoder as a reader: the only room that imports transformers."""
+"""Any Hugging Face decoder as a model adapter: the only room that imports transformers."""

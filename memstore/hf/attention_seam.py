@@ -2,7 +2,7 @@
 position, and what they attend to is the caller's.
 
 A model that was attached behaves as before, token for token, unless a forward is given a
-`WalkCache`: its rotation and its attention then belong to that walk.
+`ForwardCache`: its rotation and its attention then belong to that forward pass.
 """
 
 import functools
@@ -19,10 +19,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from memstore.errors import InvalidInput, InvalidWeights
-from memstore.model.adapter import Attend, Enter, LayerForm
+from memstore.model.adapter import Attend, AttentionSpec, Enter
 
 _PREFIX = "memstore_"  # before the name of the attention that a model had
-_active = threading.local()  # .walk: the cache of the forward that this thread is in
+_active = threading.local()  # .cache: the cache of the forward that this thread is in
 # what an attention function may be told beside q, k, v and the mask, and what becomes of it
 _HANDLED = {"scaling", "dropout", "sliding_window", "softcap"}
 _HARMLESS = {
@@ -41,17 +41,17 @@ _HARMLESS = {
 }
 
 
-class WalkCache(Cache):
+class ForwardCache(Cache):
     """Given to a forward as its cache, it takes the keys and values of every layer, and says what
     their queries attend to.
     """
 
     def __init__(self, attend: Attend) -> None:
-        """attend: as Reader.hidden takes it."""
+        """attend: as ModelAdapter.hidden takes it."""
         super().__init__(layers=[])
         self.attend = attend
         self.length = 0  # tokens that came before, as the model's own code is told
-        self.forms: dict[int, LayerForm] = {}  # of the layers that were walked through
+        self.forms: dict[int, AttentionSpec] = {}  # of the layers that were gone through
         self.enter: Enter | None = None
         self.stop: int | None = None  # the layer at whose beginning to end
         self.blank = False  # rotation makes nought of what it turns: shows what it does turn
@@ -90,11 +90,11 @@ class WalkCache(Cache):
 
 
 class _Stopped(Exception):
-    """A walk has come as far as it was asked to."""
+    """A forward pass has come as far as it was asked to."""
 
 
-def _walk() -> WalkCache | None:
-    return getattr(_active, "walk", None)
+def _current() -> ForwardCache | None:
+    return getattr(_active, "cache", None)
 
 
 def decoder_of(model: nn.Module) -> nn.Module:
@@ -114,7 +114,7 @@ def decoder_of(model: nn.Module) -> nn.Module:
 
 
 class _Rotary(nn.Module):
-    """A model's rotary embedding, that turns nothing during a walk."""
+    """A model's rotary embedding, that turns nothing in a forward pass of ours."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -122,10 +122,10 @@ class _Rotary(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cos, sin = self.original(*args, **kwargs)
-        walk = _walk()
-        if walk is None:
+        cache = _current()
+        if cache is None:
             return cos, sin
-        still = torch.zeros_like if walk.blank else torch.ones_like
+        still = torch.zeros_like if cache.blank else torch.ones_like
         return still(cos), torch.zeros_like(sin)
 
     def __getattr__(self, name: str) -> Any:
@@ -136,9 +136,9 @@ class _Rotary(nn.Module):
 
 
 def attach(model: nn.Module) -> nn.Module:
-    """Have a model's attention ask who walks; returns its stack of decoder layers. Its weights and
-    what it computes by itself stay as they are. Raises InvalidWeights for a model whose code has no
-    such place.
+    """Have a model's attention ask whose forward pass it is; returns its stack of decoder layers.
+    Its weights and what it computes by itself stay as they are. Raises InvalidWeights for a model
+    whose code has no such place.
     """
     decoder = decoder_of(model)
     if isinstance(decoder.rotary_emb, _Rotary):
@@ -165,25 +165,25 @@ def attach(model: nn.Module) -> nn.Module:
 
 
 def _begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    given = (each for each in (*args, *kwargs.values()) if isinstance(each, WalkCache))
-    _active.walk = next(given, None)
+    given = (each for each in (*args, *kwargs.values()) if isinstance(each, ForwardCache))
+    _active.cache = next(given, None)
 
 
 def _end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    walk, _active.walk = _walk(), None
-    if walk is not None and output is not None:
-        walk.stepped(output.last_hidden_state.shape[1])
+    cache, _active.cache = _current(), None
+    if cache is not None and output is not None:
+        cache.stepped(output.last_hidden_state.shape[1])
 
 
 def _entering(layer: int) -> Callable[..., None]:
     def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        walk = _walk()
-        if walk is None:
+        cache = _current()
+        if cache is None:
             return
         states = args[0] if args else kwargs["hidden_states"]
-        if walk.enter is not None:
-            walk.enter(layer, states)
-        if walk.stop == layer:
+        if cache.enter is not None:
+            cache.enter(layer, states)
+        if cache.stop == layer:
             raise _Stopped
 
     return entering
@@ -195,8 +195,8 @@ def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **told: Any
     ) -> tuple[Tensor, Tensor | None]:
-        walk = _walk()
-        if walk is None:
+        cache = _current()
+        if cache is None:
             eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
             function = ALL_ATTENTION_FUNCTIONS.get_interface(former, cast(Any, eager))
             return cast(Any, function(module, query, key, value, mask, **told))
@@ -212,31 +212,31 @@ def _attention(former: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
             )
         layer = cast(int, module.layer_idx)
         scale = told.get("scaling")
-        walk.forms[layer] = LayerForm(
+        cache.forms[layer] = AttentionSpec(
             query.shape[-1] ** -0.5 if scale is None else float(scale),
             told.get("sliding_window"),
             told.get("softcap"),
         )
-        return walk.attend(layer, query, key, value).transpose(1, 2), None
+        return cache.attend(layer, query, key, value).transpose(1, 2), None
 
     return attention
 
 
 def _mask(former: str) -> Callable[..., Any]:
-    """What makes the mask of attention of this name: none for a walk."""
+    """What makes the mask of attention of this name: none for a pass of ours."""
 
     def mask(*args: Any, **kwargs: Any) -> Any:
-        if _walk() is not None:
+        if _current() is not None:
             return None
         return ALL_MASK_ATTENTION_FUNCTIONS[former](*args, **kwargs)
 
     return mask
 
 
-def walk(
+def run_layers(
     decoder: nn.Module,
     given: Tensor,
-    cache: WalkCache,
+    cache: ForwardCache,
     *,
     layers: int | None = None,
     enter: Enter | None = None,

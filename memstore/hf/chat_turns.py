@@ -4,8 +4,8 @@ one.
 
 from typing import Any
 
+from memstore.hf.checks.trial import rendered
 from memstore.hf.tokenizer import OffsetTokenizer
-from memstore.hf.trial import rendered
 
 _FIRST, _SAID, _NEXT = "Qfirst0", "Qsaid0", "Qnext0"  # stand for texts in a template
 # which those of Llama write where they know of no clock; what a template begins with is a memory's

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from memstore.errors import InvalidWeights
-from memstore.hf.attention_seam import WalkCache, attach, walk
+from memstore.hf.attention_seam import ForwardCache, attach, run_layers
 from memstore.hf.model_rotary import ModelRotary
-from memstore.model.adapter import Attend, Enter, LayerForm
+from memstore.model.adapter import Attend, AttentionSpec, Enter
 
 _PROBE_TOKENS = 12
 # by how much logits may differ, of the largest: in float32, and in half precision
@@ -19,7 +19,7 @@ _TOLERANCE, _ROUGH = 1e-4, 0.05
 
 
 class AttachedDecoder:
-    """A model as it is, walked through with an attention of the caller's."""
+    """A model as it is, run with an attention of the caller's."""
 
     def __init__(self, model: Any) -> None:
         """Raises InvalidWeights for an architecture whose attention cannot be given from
@@ -30,7 +30,7 @@ class AttachedDecoder:
         self.name = type(model).__name__
         self._stack = attach(model)
         self._head: nn.Module = model.get_output_embeddings()
-        self.forms: Sequence[LayerForm] = ()
+        self.forms: Sequence[AttentionSpec] = ()
         self.heads, self.kv_heads, self.head_dim = 0, 0, 0
         self.rotary = ModelRotary(self._stack, self.config, self._probe())
 
@@ -54,8 +54,8 @@ class AttachedDecoder:
         layers: int | None = None,
         enter: Enter | None = None,
     ) -> Tensor:
-        """As Reader.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
-        return walk(self._stack, given, WalkCache(attend), layers=layers, enter=enter)
+        """As ModelAdapter.hidden; given: ids [B, T], or embeddings [B, T, hidden_size]."""
+        return run_layers(self._stack, given, ForwardCache(attend), layers=layers, enter=enter)
 
     def logits(self, states: Tensor) -> Tensor:
         """States [.., hidden_size] -> float32 [.., vocabulary], as the model's own code makes
@@ -82,11 +82,11 @@ class AttachedDecoder:
             turned.append(not bool(q[..., 0].any()))
             return torch.zeros_like(q)
 
-        cache = WalkCache(attend)
+        cache = ForwardCache(attend)
         cache.blank = True
         try:
             with torch.no_grad():
-                walk(self._stack, self._text(), cache)
+                run_layers(self._stack, self._text(), cache)
         except (RuntimeError, IndexError, TypeError, AttributeError) as error:
             raise InvalidWeights(
                 f"{self.name} attends in a way that is not known here ({error}); it cannot be "

@@ -1,5 +1,5 @@
-"""A landmark-trained Hugging Face decoder as a reader: every token and head looks blocks up by
-itself.
+"""A landmark-trained Hugging Face decoder as a model adapter: every token and head looks blocks up
+by itself.
 """
 
 from functools import cached_property
@@ -14,11 +14,11 @@ from memstore.hf.model_rotary import rope_of
 from memstore.hf.tokenizer import LandmarkTokenizer
 from memstore.hf.weights import digest_of
 from memstore.model.adapter import Attend, Enter
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 
 
-class LandmarkDecoderReader(LandmarkVerbs):
-    """A LandmarkReader over a LandmarkDecoder and a transformers tokenizer, with the verbs."""
+class HuggingFaceLandmarkModel(LandmarkAPI):
+    """A LandmarkAdapter over a LandmarkDecoder and a transformers tokenizer, with the verbs."""
 
     cmt_values = None
 
@@ -31,7 +31,7 @@ class LandmarkDecoderReader(LandmarkVerbs):
         self.decoder = decoder.requires_grad_(False).eval()
         self.shape, self.lookup, self.rope = decoder.shape, decoder.lookup, decoder.rope
         self.landmark_id = decoder.landmark_id
-        self.tokenizer = LandmarkTokenizer(tokenizer, decoder.landmark_id)
+        self.tokenizer: LandmarkTokenizer = LandmarkTokenizer(tokenizer, decoder.landmark_id)
         self._weights = weights or digest_of(decoder)
         with torch.no_grad():
             self.cmt_keys = decoder.cmt_keys()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memstore.errors import InvalidWeights
 from memstore.hf.decoder import AttachedDecoder
-from memstore.hf.landmark_spec import LandmarkForm
+from memstore.hf.landmark_spec import LandmarkSpec
 from memstore.kernels.api import local_attention
 from memstore.model.adapter import Attend, Enter, Shape
 from memstore.model.rotary import Rope
@@ -24,7 +24,7 @@ class LandmarkDecoder(nn.Module):
     """
 
     def __init__(
-        self, model: Any, form: LandmarkForm, rows: Mapping[str, Tensor] | None = None
+        self, model: Any, form: LandmarkSpec, rows: Mapping[str, Tensor] | None = None
     ) -> None:
         """rows: embeddings of "landmark" and, with a gate, "cmt", [hidden_size]; None to begin with
         the mean of the vocabulary's.
@@ -66,14 +66,14 @@ class LandmarkDecoder(nn.Module):
     def hidden(
         self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
     ) -> Tensor:
-        """As Reader.hidden; ids: of the vocabulary, or `landmark_id`."""
+        """As ModelAdapter.hidden; ids: of the vocabulary, or `landmark_id`."""
         is_landmark = ids == self.landmark_id
         embedded = self.model.get_input_embeddings()(ids.masked_fill(is_landmark, 0))
         row = self.rows["landmark"].to(embedded.dtype)
         embedded = torch.where(is_landmark[..., None], row, embedded)
-        return self._walk(embedded, attend, layers=layers, enter=enter)
+        return self._run(embedded, attend, layers=layers, enter=enter)
 
-    def _walk(self, embedded: Tensor, attend: Attend, **options: Any) -> Tensor:
+    def _run(self, embedded: Tensor, attend: Attend, **options: Any) -> Tensor:
         def scaled(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             scale = self._scales[layer_idx]
             return attend(layer_idx, q if scale == 1 else q * scale, k, v)
@@ -81,7 +81,7 @@ class LandmarkDecoder(nn.Module):
         return self.attached.hidden(embedded, scaled, **options)
 
     def logits(self, states: Tensor) -> Tensor:
-        """As Reader.logits: the landmark is none of them."""
+        """As ModelAdapter.logits: the landmark is none of them."""
         return self.attached.logits(states)
 
     def cmt_keys(self) -> list[Tensor] | None:
@@ -96,11 +96,11 @@ class LandmarkDecoder(nn.Module):
             keys.append(self.rope.rotate(k, *self.rope.angles(-1, 0, k))[0, :, 0])
             return torch.zeros_like(q)
 
-        self._walk(self.rows["cmt"].to(self.dtype)[None, None], attend)
+        self._run(self.rows["cmt"].to(self.dtype)[None, None], attend)
         return keys
 
 
-def _shape(attached: AttachedDecoder, form: LandmarkForm) -> Shape:
+def _shape(attached: AttachedDecoder, form: LandmarkSpec) -> Shape:
     """The sizes of a decoder that reads so. Raises InvalidWeights where it cannot."""
     layers, name = attached.num_layers, attached.name
     reach = (form.top_k + form.chunk_blocks + 1) * form.stride

@@ -26,7 +26,7 @@ _Size = Annotated[int, Meta(ge=1, le=1024)]
 
 
 @dataclass(frozen=True)
-class LandmarkForm:
+class LandmarkSpec:
     """How a Hugging Face decoder reads with landmarks; fixed when it is trained, but for the
     settings of a lookup.
     """
@@ -61,10 +61,10 @@ class LandmarkForm:
 
 class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[1]
-    form: LandmarkForm
+    form: LandmarkSpec
 
 
-def save_landmarks(form: LandmarkForm, rows: Mapping[str, Tensor], directory: Path) -> None:
+def save_landmarks(form: LandmarkSpec, rows: Mapping[str, Tensor], directory: Path) -> None:
     """Write the file, whole. rows: "landmark" and, with a gate, "cmt", [hidden_size]. Raises
     OSError.
     """
@@ -74,7 +74,7 @@ def save_landmarks(form: LandmarkForm, rows: Mapping[str, Tensor], directory: Pa
         file.write(save(tensors, {_KEY: header}))
 
 
-def load_landmarks(directory: Path, hidden_size: int) -> tuple[LandmarkForm, dict[str, Tensor]]:
+def load_landmarks(directory: Path, hidden_size: int) -> tuple[LandmarkSpec, dict[str, Tensor]]:
     """What `save_landmarks` wrote. Raises InvalidWeights for a file that is damaged, or of a model
     of another width.
     """

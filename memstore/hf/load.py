@@ -1,4 +1,6 @@
-"""Readers by name: a model of a package, a local directory or GGUF file, or a name on the hub."""
+"""Model adapters by name: a model of a package, a local directory or GGUF file, or a name on the
+hub.
+"""
 
 import importlib.util
 import os
@@ -12,17 +14,17 @@ from torch import nn
 
 from memstore.devices import fast_dtype, usable_device
 from memstore.errors import InvalidConfig, InvalidInput, InvalidWeights, MemstoreError
-from memstore.hf.configuration import building_within, check_sizes
-from memstore.hf.gguf_header import check_gguf
-from memstore.hf.landmark_adapter import LandmarkDecoderReader
+from memstore.hf.checks.configuration import building_within, check_sizes
+from memstore.hf.checks.gguf_header import check_gguf
+from memstore.hf.checks.staging import LOADED, TOKENIZER, staged, staged_alone
+from memstore.hf.checks.trial import Trial, trying
+from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
 from memstore.hf.landmark_decoder import LandmarkDecoder
 from memstore.hf.landmark_spec import FILE, load_landmarks
-from memstore.hf.models_by_name import PACKAGED
+from memstore.hf.needed import PACKAGED
 from memstore.hf.new_directory import new_directory
-from memstore.hf.passage_adapter import HuggingFaceReader
-from memstore.hf.staging import LOADED, TOKENIZER, staged, staged_alone
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.tokenizer import without_panics
-from memstore.hf.trial import Trial, trying
 from memstore.hf.weights import cache_directory, digest_of, remember, remembered
 from memstore.model.passages.selectors.adaptation import Adaptation
 
@@ -38,7 +40,7 @@ def load_reader(
     device: str = "cpu",
     dtype: torch.dtype | None = None,
     adaptation: Adaptation | None = None,
-) -> HuggingFaceReader | LandmarkDecoderReader:
+) -> HuggingFacePassageModel | HuggingFaceLandmarkModel:
     """A reader over a Hugging Face decoder: one that chooses blocks once for a question, or, of a
     directory that `memstore train --model` wrote, one whose every token and head looks them up.
 
@@ -56,7 +58,7 @@ def load_reader(
 
 def _loaded(
     name: str | Path, place: torch.device, dtype: torch.dtype | None, adaptation: Adaptation | None
-) -> HuggingFaceReader | LandmarkDecoderReader:
+) -> HuggingFacePassageModel | HuggingFaceLandmarkModel:
     model, tokenizer, directory = load_stock(name)
     files = sorted(directory.glob("*.safetensors"))
     read: nn.Module = model
@@ -74,8 +76,8 @@ def _loaded(
         remember(files, digest)
     read.to(place, fast_dtype(place) if dtype is None else dtype)
     if isinstance(read, LandmarkDecoder):
-        return LandmarkDecoderReader(read, tokenizer, weights=digest)
-    reader = HuggingFaceReader(model, tokenizer, adaptation, weights=digest)
+        return HuggingFaceLandmarkModel(read, tokenizer, weights=digest)
+    reader = HuggingFacePassageModel(model, tokenizer, adaptation, weights=digest)
     if adaptation is None:
         of = (str(reader.dtype).removeprefix("torch."), reader.signature.digest.hex())
         reader.worker = (
@@ -165,14 +167,16 @@ def _whole(loaded: Any, name: str | Path) -> Any:
     return model
 
 
-def wrap(model: Any, tokenizer: Any, adaptation: Adaptation | None = None) -> HuggingFaceReader:
+def wrap(
+    model: Any, tokenizer: Any, adaptation: Adaptation | None = None
+) -> HuggingFacePassageModel:
     """A reader over a transformers model and tokenizer that are loaded already; the model's
     weights, and what it computes without a memory, stay as they are.
 
     adaptation: as for load_reader. Raises InvalidWeights for a model that cannot be given a memory.
     """
     digest = digest_of(model)
-    return HuggingFaceReader(model, tokenizer, adaptation, weights=digest)
+    return HuggingFacePassageModel(model, tokenizer, adaptation, weights=digest)
 
 
 def _directory(name: str | Path) -> Path | str:

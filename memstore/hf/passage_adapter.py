@@ -1,4 +1,4 @@
-"""A Hugging Face decoder as a reader: its own code computes, its attention is given from
+"""A Hugging Face decoder as a model adapter: its own code computes, its attention is given from
 outside.
 """
 
@@ -14,14 +14,14 @@ from memstore.hf.chat_turns import Turns
 from memstore.hf.decoder import AttachedDecoder
 from memstore.hf.known_selectors import adaptation_of
 from memstore.hf.model_rotary import rope_of
-from memstore.hf.recall import Recall
+from memstore.hf.recall import Recall, behind_prefix
 from memstore.hf.tokenizer import OffsetTokenizer
 from memstore.hf.weights import digest_of
-from memstore.model.adapter import Attend, Enter, LayerForm, Shape
+from memstore.model.adapter import Attend, AttentionSpec, Enter, Shape
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.passage_api import ChoosingVerbs
+from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_encoding import check_storable
-from memstore.model.passages.repositioned_attention import CompactAttention
+from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.selector_file import MadeFor
 from memstore.store.memory_store import MemoryStore
@@ -29,8 +29,8 @@ from memstore.store.memory_store import MemoryStore
 LONGEST = 128  # tokens of a passage, and of the slots that hold one
 
 
-class HuggingFaceReader(ChoosingVerbs):
-    """A ChoosingReader over a transformers model; the model stays as it is for everybody else."""
+class HuggingFacePassageModel(PassageAPI):
+    """A PassageModel over a transformers model; the model stays as it is for everybody else."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class HuggingFaceReader(ChoosingVerbs):
         self.model = model
         self._decoder = decoder = AttachedDecoder(model)
         self._weights = weights or digest_of(model)
-        self.tokenizer = OffsetTokenizer(tokenizer)
+        self.tokenizer: OffsetTokenizer = OffsetTokenizer(tokenizer)
         self._turns = Turns(tokenizer, self.tokenizer)
         self.prefix_ids = self._turns.prefix
         self.tokenizer.check_known(decoder.config.vocab_size, self.prefix_ids)
-        self.forms: Sequence[LayerForm] = decoder.forms
+        self.forms: Sequence[AttentionSpec] = decoder.forms
         layers = decoder.num_layers
         self.made_for = MadeFor(
             decoder.config.hidden_size,
@@ -85,7 +85,7 @@ class HuggingFaceReader(ChoosingVerbs):
             old_block_distance=None,
             kv_dtype=kv_dtype,
         )
-        decoder.compare(self._provable(CompactAttention(self, []).attend))
+        decoder.compare(self._provable(RepositionedAttention(self, []).attend))
 
     def _provable(self, attend: Attend) -> Attend:
         """The same for a model whose keys and values can be stored; else it raises InvalidWeights
@@ -127,10 +127,6 @@ class HuggingFaceReader(ChoosingVerbs):
     def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
         return self._turns.of(question, first=first)
 
-    def last_words(self, local: list[int]) -> range:
-        """Which ids of a prompt behind the prefix are the question's own words."""
-        return self._turns.last_words(local)
-
     def recall(
         self,
         store: MemoryStore,
@@ -145,7 +141,9 @@ class HuggingFaceReader(ChoosingVerbs):
         documents: to choose from; None for every ready one. lookup: LookupSettings that shall
         differ. Raises InvalidInput for a batch, or a prompt with another beginning.
         """
-        return Recall(self, store, input_ids, documents, **lookup)
+        local = behind_prefix(input_ids, self.prefix_ids)
+        session = self.session(store, documents, **lookup)
+        return Recall(self.model, session, local, self._turns.last_words(local))
 
     def ends_turn(self, token: int) -> bool:
         return token in self._turns.ends

@@ -15,7 +15,7 @@ import torch
 
 from memstore.errors import MemstoreError, WrongModel
 from memstore.hf.load import load_reader
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.passage_records import compute
 from memstore.model.passages.worker_messages import Asked, Told, receive, send
 
@@ -40,7 +40,7 @@ def main() -> None:
     torch.set_num_threads(int(threads))
     reader = load_reader(directory, dtype=getattr(torch, dtype))
     found = reader.signature.digest.hex(), None if reader.keeps is None else reader.keeps.digest
-    if found != (signature, selector) or not isinstance(reader, HuggingFaceReader):
+    if found != (signature, selector) or not isinstance(reader, HuggingFacePassageModel):
         raise WrongModel(f"{directory} was changed since it was loaded; try again")
     send(told, Told())
     while True:

@@ -2,18 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from memstore.errors import InvalidInput
-from memstore.hf.attention_seam import WalkCache, cache_argument
-from memstore.model.passages.passage_session import ChoosingSession
-from memstore.store.memory_store import MemoryStore
-
-if TYPE_CHECKING:
-    from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.attention_seam import ForwardCache, cache_argument
+from memstore.model.passages.passage_session import PassageSession
 
 
 class Recall(AbstractContextManager["Recall"]):
@@ -22,40 +18,41 @@ class Recall(AbstractContextManager["Recall"]):
     """
 
     def __init__(
-        self,
-        reader: "HuggingFaceReader",
-        store: MemoryStore,
-        input_ids: Tensor | Sequence[int],
-        documents: Sequence[str] | None,
-        **lookup: Any,
+        self, model: Any, session: PassageSession, local: Sequence[int], words: range
     ) -> None:
-        """Use HuggingFaceReader.recall."""
-        ids = _one_prompt(input_ids)
-        prefix = reader.prefix_ids
-        if ids[: len(prefix)] != prefix:
-            raise InvalidInput(
-                "the prompt does not begin as the memory's texts do (the chat template's "
-                "beginning, with its own system prompt); put another system prompt into the "
-                "question"
-            )
-        local = ids[len(prefix) :]
-        if not local:
-            raise InvalidInput("the prompt has nothing behind the chat template's beginning")
-        self.session: ChoosingSession = reader.session(store, documents, **lookup)
-        words = reader.last_words(local)
-        question = reader.tokenizer.decode(local[words.start : words.stop])
-        self.session.choose(question, local, words)
-        self.session.settle()
-        given = torch.tensor([local], device=reader.device)
-        self.cache: WalkCache = WalkCache(self.session.attend)
+        """Use HuggingFacePassageModel.recall. local: the prompt behind the prefix, of which `words`
+        are the question's own; session: closed with this.
+        """
+        self.session = session
+        question = session.reader.tokenizer.decode(local[words.start : words.stop])
+        session.choose(question, local, words)
+        session.settle()
+        given = torch.tensor([list(local)], device=session.reader.device)
+        self.cache: ForwardCache = ForwardCache(session.attend)
         self.inputs = {
             "input_ids": given,
             "attention_mask": torch.ones_like(given),
-            **cache_argument(reader.model, self.cache),
+            **cache_argument(model, self.cache),
         }
 
     def __exit__(self, *args: object) -> None:
         self.session.close()
+
+
+def behind_prefix(input_ids: Tensor | Sequence[int], prefix: Sequence[int]) -> list[int]:
+    """The ids of one prompt that stand behind the prefix. Raises InvalidInput for a batch, or a
+    prompt with another beginning.
+    """
+    ids = _one_prompt(input_ids)
+    if ids[: len(prefix)] != prefix:
+        raise InvalidInput(
+            "the prompt does not begin as the memory's texts do (the chat template's beginning, "
+            "with its own system prompt); put another system prompt into the question"
+        )
+    local = ids[len(prefix) :]
+    if not local:
+        raise InvalidInput("the prompt has nothing behind the chat template's beginning")
+    return local
 
 
 def _one_prompt(input_ids: Tensor | Sequence[int]) -> list[int]:

@@ -10,7 +10,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from memstore.integrations.opened import Opened, label
 
 if TYPE_CHECKING:
-    from memstore.model.model_api import Verbs
+    from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
 
 
@@ -23,7 +23,7 @@ class MemstoreRetriever(BaseRetriever):
     def __init__(
         self,
         store: "MemoryStore | Path | str",
-        reader: "Verbs | Path | str | None" = None,
+        reader: "ModelAPI | Path | str | None" = None,
         *,
         documents: Sequence[str] | None = None,
         similarity_top_k: int = 4,

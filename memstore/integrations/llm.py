@@ -16,7 +16,7 @@ from memstore.errors import MemstoreError
 from memstore.integrations.opened import Opened, label, text_of
 
 if TYPE_CHECKING:
-    from memstore.model.model_api import Chat
+    from memstore.model.chat_session import Chat
 
 _STORE, _READER = "MEMSTORE_STORE", "MEMSTORE_MODEL"
 
@@ -83,7 +83,7 @@ class MemstoreModel(llm.Model):
         before.
         """
         from memstore.model.answer import Collector
-        from memstore.model.model_api import Chat
+        from memstore.model.chat_session import Chat
 
         earlier = conversation.responses if conversation else []
         lookup = (options.store, options.reader, options.documents, options.top_k)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memstore.model.answer import Source
-    from memstore.model.model_api import Verbs
+    from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
 
 
@@ -19,21 +19,21 @@ class Opened:
     """A memory of a directory that is only read; or one that is open already, with its reader."""
 
     def __init__(
-        self, store: "MemoryStore | Path | str", reader: "Verbs | Path | str | None" = None
+        self, store: "MemoryStore | Path | str", reader: "ModelAPI | Path | str | None" = None
     ) -> None:
         """reader: what reads the memory, or its name (None: the model that ships)."""
         self._given, self._named = store, reader
-        self._found: tuple[Verbs, MemoryStore] | None = None
+        self._found: tuple[ModelAPI, MemoryStore] | None = None
         self._opening = threading.Lock()
 
-    def get(self) -> "tuple[Verbs, MemoryStore]":
+    def get(self) -> "tuple[ModelAPI, MemoryStore]":
         """The reader and the memory. Raises what loading a model and MemoryStore.open raise."""
         with self._opening:
             if self._found is None:
                 self._found = self._open()
             return self._found
 
-    def _open(self) -> "tuple[Verbs, MemoryStore]":
+    def _open(self) -> "tuple[ModelAPI, MemoryStore]":
         from memstore.store.memory_store import MemoryStore
 
         named = self._named
@@ -45,7 +45,7 @@ class Opened:
         return reader, store
 
     def search(self, phrase: str, documents: Sequence[str] | None, top_k: int) -> "list[Source]":
-        """The passages where most of a phrase is found: see Verbs.search."""
+        """The passages where most of a phrase is found: see ModelAPI.search."""
         reader, store = self.get()
         return reader.search(phrase, store, documents=documents, top_k=top_k)
 
@@ -56,7 +56,7 @@ def label(source: "Source") -> str:
     return f"{source.document}[{first}-{end}]"
 
 
-def text_of(reader: "Verbs", store: "MemoryStore", name: str) -> str:
+def text_of(reader: "ModelAPI", store: "MemoryStore", name: str) -> str:
     """A document as it was read. Raises DocumentNotFound, InvalidInput (only partly read)."""
     from memstore.model.texts.document_text import document_text
 
@@ -65,7 +65,7 @@ def text_of(reader: "Verbs", store: "MemoryStore", name: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _reader(name: str | Path | None) -> "Verbs":
+def _reader(name: str | Path | None) -> "ModelAPI":
     from memstore.hf.models_by_name import reader_named
 
     return reader_named(name)

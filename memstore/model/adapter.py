@@ -1,12 +1,9 @@
-"""What a reader is: all that sessions, ingest, search and index-building know of a model.
+"""What a model adapter is: all that sessions, ingest, search and index-building know of a model."""
 
-The landmark model that ships is one. Another decoder becomes one by fulfilling `Reader`; nothing
-below asks which it is.
-"""
-
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,9 +11,6 @@ from torch import Tensor
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.signature import Signature
 from memstore.model.lookup_settings import AnswerSettings, LookupSettings
-from memstore.model.passages.selectors.selector import Gate, Selector
-from memstore.model.rotary import Rope
-from memstore.model.texts.passage_context import Context
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Called once a layer with (layer_idx, q [B, H, T, D], k and v [B, Hkv, T, D]), position-free;
@@ -27,14 +21,14 @@ Enter = Callable[[int, Tensor], None]
 
 
 class Enough(Exception):
-    """Raised by an Attend that has seen what it wanted: nothing more is computed, and Reader.hidden
-    lets it through.
+    """Raised by an Attend that has seen what it wanted: nothing more is computed, and
+    ModelAdapter.hidden lets it through.
     """
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a reader, and where its memory is."""
+    """The sizes of a model, and where its memory is."""
 
     num_layers: int
     memory_layers: tuple[int, ...]  # layers that look up old blocks, and whose landmarks are kept
@@ -82,7 +76,7 @@ class TextTokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class LayerForm:
+class AttentionSpec:
     """How a layer attends, beside its keys: scores are scale * q.k, cap * tanh(scores / cap) where
     there is a softcap; keys `window` or more positions before a query are out of its reach.
     """
@@ -92,7 +86,7 @@ class LayerForm:
     softcap: float | None = None
 
 
-class Reader(Protocol):
+class ModelAdapter(ABC):
     """A decoder with rotary positions whose attention is given from outside."""
 
     shape: Shape
@@ -102,23 +96,28 @@ class Reader(Protocol):
     tokenizer: TextTokenizer
 
     @property
+    @abstractmethod
     def signature(self) -> Signature:
-        """What ties a memory to this reader."""
+        """What ties a memory to this model."""
 
     @property
+    @abstractmethod
     def keeps(self) -> IndexSpec | None:
         """What its memories keep to be found by; None for trained landmarks in every memory
         layer.
         """
 
     @property
+    @abstractmethod
     def device(self) -> torch.device:
         """Where it computes."""
 
     @property
+    @abstractmethod
     def dtype(self) -> torch.dtype:
         """Of its states, queries, keys and values."""
 
+    @abstractmethod
     def hidden(
         self, ids: Tensor, attend: Attend, *, layers: int | None = None, enter: Enter | None = None
     ) -> Tensor:
@@ -126,63 +125,8 @@ class Reader(Protocol):
         hidden_size], after all of them those that `logits` takes.
         """
 
+    @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
         """States [n, hidden_size] -> float32 or wider [n, vocabulary]; what is no text (the
         landmark) has a large negative number.
-        """
-
-
-class LandmarkReader(Reader, Protocol):
-    """A reader whose every token and head looks blocks up by trained landmark keys."""
-
-    rope: Rope
-    # by layer [Hkv, D], the context miss token's key at position -1, whose share of attention is
-    # the gate; None for a reader without a gate
-    cmt_keys: Sequence[Tensor] | None
-    # [L, H, D], what rows that skip their lookup get in its place; None = what they would have
-    # given to memory goes to what they have seen
-    cmt_values: Tensor | None
-    landmark_id: int  # read after every block_size content tokens: its key is the landmark key
-
-    def question_ids(self, question: str) -> list[int]:
-        """A question as it is read: as typed, or in a template."""
-
-
-class ChoosingReader(Reader, Protocol):
-    """A reader whose blocks are passages: chosen once for a question, by a selector, and read by
-    every memory layer where a prompt would have them. Its `attend` gets keys without position; they
-    are stored so. shape.block_size is the most tokens that a passage has.
-    """
-
-    selector: Selector
-    gate: Gate | None  # says whether anything in a memory answers; None = it always may
-    prefix_ids: list[int]  # what every text and every question begins with (attention sinks)
-    separator_ids: list[int]  # between what is read of a memory and the local text
-    forms: Sequence[LayerForm]
-    passage_tokens: int  # that passages are filled up to
-    context: Context  # what is read in front of each
-
-    def rotate(self, layer: int, x: Tensor, positions: Tensor) -> Tensor:
-        """Queries or keys [B, H, T, D] of a layer, turned to positions [T]."""
-
-    def turn_ids(self, question: str, *, first: bool) -> tuple[list[int], range]:
-        """A question as the next turn of a conversation, behind the prefix if it is the first; and
-        which of these ids are the question's own words.
-        """
-
-    def ends_turn(self, token: int) -> bool:
-        """Does an answer end with this token?"""
-
-
-@runtime_checkable
-class Foreseeing(Protocol):
-    """A reader that can also tell, while a layer runs, what the next one will ask for; without it
-    nothing is read ahead.
-    """
-
-    def foresee(
-        self, layer_idx: int, states: Tensor, attended: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v of layer_idx + 1, position-free, if layer_idx, which began with states [B, T,
-        hidden_size], attended to `attended` [B, H, T, D].
         """

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from memstore.disk.format.document import Document
-from memstore.model.adapter import Reader
-from memstore.model.landmark.attention.block_requests import Read
+from memstore.model.adapter import ModelAdapter
+from memstore.model.reads import Read
 from memstore.model.texts.excerpts import shown_text
 from memstore.store.memory_store import MemoryStore
 
@@ -41,7 +41,7 @@ class Source:
     @classmethod
     def of(
         cls,
-        reader: Reader,
+        reader: ModelAdapter,
         store: MemoryStore,
         document: Document,
         block: int,
@@ -146,7 +146,7 @@ class Collector:
 
     def sources(
         self,
-        reader: Reader,
+        reader: ModelAdapter,
         store: MemoryStore,
         most: int,
         same: Mapping[tuple[int, int], Sequence[tuple[int, int]]] | None = None,

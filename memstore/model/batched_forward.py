@@ -1,4 +1,4 @@
-"""Tokens of several sessions of one reader, read in one walk through its layers.
+"""Batched decode: tokens of several sessions of one model, read in one forward pass.
 
 What a decoder multiplies by its weights it multiplies once for all of them; attention and memory
 stay each session's own. Sums over more rows may be rounded otherwise, so that an answer whose next
@@ -14,33 +14,33 @@ import torch
 from torch import Tensor
 
 from memstore.errors import MemstoreError
-from memstore.model.adapter import Reader
+from memstore.model.adapter import ModelAdapter
 from memstore.model.generation import Around, Continuation, Continued
 
 
-class Shared(Continued, Protocol):
-    """A session whose tokens can be read in a walk with others': Session, ChoosingSession."""
+class BatchedSession(Continued, Protocol):
+    """A session whose tokens can be read in a forward pass with others'."""
 
     @property
-    def reader(self) -> Reader:
-        """Whose layers are walked through."""
+    def reader(self) -> ModelAdapter:
+        """Whose layers they go through."""
 
     def begin_token(self) -> bool:
         """Make room for a token; False where it has to be read alone, by `feed`."""
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As Reader.hidden takes it, of this session's row."""
+        """As ModelAdapter.hidden takes it, of this session's row."""
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
-        """As Reader.hidden takes it, of this session's row."""
+        """As ModelAdapter.hidden takes it, of this session's row."""
 
     def end_token(self, token: int) -> None:
         """The token was read."""
 
 
 @torch.no_grad()
-def feed_together(
-    sessions: Sequence[Shared], tokens: Sequence[int], around: Sequence[Around] = ()
+def feed_batch(
+    sessions: Sequence[BatchedSession], tokens: Sequence[int], around: Sequence[Around] = ()
 ) -> list[Tensor | MemstoreError]:
     """Read one token into each of some sessions of one reader -> of each the state [hidden_size]
     behind it, as session.feed([token])[-1], or what that would have raised.
@@ -53,7 +53,7 @@ def feed_together(
     ]
     sharing = [step for step in steps if step.begins()]
     if len(sharing) > 1:
-        _walk(sharing)
+        _forward(sharing)
     for step in steps:
         if step.found is None:
             step.alone()
@@ -64,13 +64,13 @@ def feed_together(
 class _Step:
     """A token of one session. found: the state behind it, or why there is none."""
 
-    session: Shared
+    session: BatchedSession
     token: int
     around: Around = nullcontext
     found: Tensor | MemstoreError | None = None
 
     def begins(self) -> bool:
-        """Make room; whether the token may share a walk."""
+        """Make room; whether the token may share a forward pass."""
         with self._own():
             return self.session.begin_token()
         return False
@@ -95,7 +95,7 @@ class _Step:
             self.found = error
 
 
-def _walk(steps: Sequence[_Step]) -> None:
+def _forward(steps: Sequence[_Step]) -> None:
     """One token of each. A session that fails goes along with zeros in its row, and the others do
     not notice.
     """
@@ -127,10 +127,10 @@ def read_pending(continuations: Sequence[Continuation]) -> None:
     ready = [(one, token) for one in continuations if (token := one.pending) is not None]
     if not ready:
         return
-    sessions: list[Shared] = [one.session for one, _ in ready]  # type: ignore[misc]
+    sessions: list[BatchedSession] = [one.session for one, _ in ready]  # type: ignore[misc]
     tokens, around = [token for _, token in ready], [one.around for one, _ in ready]
     try:
-        found = feed_together(sessions, tokens, around)
+        found = feed_batch(sessions, tokens, around)
     except Exception as error:
         for one, _ in ready:
             one.fail(error)

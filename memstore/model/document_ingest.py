@@ -1,26 +1,24 @@
-"""Reading a document into a memory: text to tokens to chunks to committed blocks, resumable and in
-constant memory.
+"""What the ingest of a document is, whatever model reads it: how far it is, how large the document
+will be, and what its row says.
 """
 
-import time
-from collections.abc import Callable, Generator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from memstore.closing import Closing
 from memstore.disk.format.citations import append_places, pack_places, unpack_places
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.errors import MemoryLocked, ReadOnlyMemory, StorageFull
-from memstore.freed_memory import return_freed_memory
 from memstore.model.adapter import TextTokenizer
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.size_estimate import SizeEstimate
 from memstore.store.write.admission import Mode
 from memstore.store.write.writer import DocumentWriter
-
-_FREED_EVERY = 1024  # tokens after which freed memory goes back to the system
 
 
 @dataclass(frozen=True)
@@ -51,15 +49,12 @@ OnForecast = Callable[[SizeEstimate], None]
 """Told what a document will be, before any of it is read."""
 
 
-class ChunkReader(Protocol):
-    """Reads a document's chunks, in order, and gives their blocks to its writer."""
+class IngestWorkers(Closing, ABC):
+    """Processes that compute what an ingest needs, for one document after the other."""
 
-    chunk_tokens: int  # of a whole chunk
-
-    def chunk(self, ids: list[int], characters: int) -> None:
-        """Read and stage one chunk, before which the document has so many characters; the last one
-        of a document may be shorter.
-        """
+    @abstractmethod
+    def expect(self, texts: Iterable[Text]) -> None:
+        """Which texts will be read in next, the same objects in the same order."""
 
 
 def finish(ingesting: Ingesting, progress: OnProgress | None = None) -> Document:
@@ -72,68 +67,6 @@ def finish(ingesting: Ingesting, progress: OnProgress | None = None) -> Document
                 return end.value
             if progress is not None:
                 progress(state)
-
-
-def ingest(
-    store: MemoryStore,
-    text: Text,
-    tokenizer: TextTokenizer,
-    settings: IngestSettings,
-    begin: Callable[[DocumentWriter], ChunkReader],
-    *,
-    mode: Mode = "new",
-    expect: OnForecast | None = None,
-) -> Ingesting:
-    """Read a text into the store under text.name, chunk by chunk; the finished document is returned
-    (docs/method.md section 6).
-
-    begin: makes what reads chunks, behind what the writer has already. A document already there
-    with the same content is returned as it is; one whose ingest was interrupted is resumed. Raises
-    InvalidInput for a text that cannot be read, or that changes meanwhile: then the document stays
-    unfinished; StorageFull before anything is read, if there is no room for it (where a codec
-    compresses and nobody knows how well, after the first commit).
-    """
-    text.check()
-    about = about_tokens(text, tokenizer)
-    writer, foreseen = begin_document(store, text, tokenizer, settings, mode, about=about)
-    if writer is None:
-        return described(store, text)
-    with writer:
-        foreseen.tell(expect)
-        began = time.perf_counter()
-        reader = begin(writer)
-        number, resumed, base = writer.document.id, writer.tokens, writer.base_tokens
-        characters = _characters_before(store, tokenizer, number, resumed)
-        total = text.characters + _characters_before(store, tokenizer, number, base)
-        first = characters
-
-        def read(ids: list[int]) -> IngestProgress:
-            nonlocal characters
-            reader.chunk(ids, characters)
-            if writer.tokens % _FREED_EVERY < len(ids):
-                return_freed_memory()
-            characters += tokenizer.characters(ids)
-            seconds = time.perf_counter() - began
-            left = seconds * (total - characters) / max(1, characters - first)
-            foreseen.look_again(writer.document.tokens > resumed)
-            return IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
-
-        # An append reads again what stood behind the last full chunk, then the new text; a resumed
-        # ingest skips what it has.
-        pending = writer.replaced_tokens().ids.tolist()
-        skip = max(0, resumed - base)
-        for ids in tokenizer.encode_stream(text.pieces()):
-            dropped = min(skip, len(ids))
-            skip -= dropped
-            pending.extend(ids[dropped:])
-            done = 0
-            while len(pending) - done > reader.chunk_tokens:
-                yield read(pending[done : done + reader.chunk_tokens])
-                done += reader.chunk_tokens
-            del pending[:done]
-        if pending:
-            yield read(pending)
-        return writer.finish()
 
 
 class Foreseen:
@@ -228,22 +161,15 @@ def described(store: MemoryStore, text: Text) -> Document:
         return document  # it can be asked as it is
 
 
-def about_tokens(text: Text, tokenizer: TextTokenizer) -> int:
-    """How many tokens a text has, about, by passages of it."""
-    sample = text.sample
-    tokens = sum(len(tokenizer.encode(passage)) for passage in sample)
-    return -(-tokens * text.characters // sum(map(len, sample)))
-
-
 def characters_of(store: MemoryStore, tokenizer: TextTokenizer, document: Document) -> int:
     """How many characters a document has."""
     if document.settings.passage_tokens is None:
-        return _characters_before(store, tokenizer, document.id, document.tokens)
+        return characters_before(store, tokenizer, document.id, document.tokens)
     last = store.passages(document.id, document.blocks - 1) if document.blocks else []
     return sum(one.start + one.characters for one in last) + len(store.tail(document.id))
 
 
-def _characters_before(
+def characters_before(
     store: MemoryStore, tokenizer: TextTokenizer, document: int, token: int
 ) -> int:
     """Characters of a landmark model's document before one of its tokens (or before its end)."""

@@ -1,4 +1,4 @@
-"""The next tokens of a session, one by one."""
+"""Generation: the next tokens of a session, one by one."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from memstore.errors import InvalidInput
 from memstore.model.lookup_settings import check_sampling
 
 Around = Callable[[], AbstractContextManager[None]]
-"""Entered for what a walk that sessions share does for one of them alone."""
+"""Entered for what a forward pass that sessions share does for one of them alone."""
 
 
 class Continued(Protocol):

@@ -7,12 +7,15 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args
 
 from memstore.errors import InvalidInput
-from memstore.model.cutoffs import check_cutoffs
 
 Granularity = Literal["per_token_per_head", "per_token", "per_head", "shared"]
 GRANULARITIES = get_args(Granularity)
 
 
+TIERS = ("host", "local", "disk", "remote")
+"""What a cutoff may be given of, the fastest first: main memory (a device's too), the local cache
+of a published memory, the directory, and what is farther away.
+"""
 _WHOLE = ("top_k", "chunk_blocks", "own_blocks", "local_tokens")
 _ANY = ("own_blocks",)  # of these, None is a choice
 _SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take
@@ -96,6 +99,30 @@ class LookupSettings:
     def changed(self, **settings: Any) -> "LookupSettings":
         """These with others in their place; None leaves one as it is. Raises InvalidInput."""
         return _changed(self, settings, LOOKUP_SETTINGS)
+
+
+def check_cutoffs(cutoffs: Mapping[str, float]) -> None:
+    """Raises InvalidInput for cutoffs by tier that cannot be meant."""
+    unknown = sorted(set(cutoffs) - set(TIERS))
+    if unknown:
+        raise InvalidInput(
+            f"cmt_cutoff has no tier {unknown[0]!r}; give it for some of {', '.join(TIERS)}"
+        )
+    if "host" not in cutoffs:
+        raise InvalidInput("cmt_cutoff by tier needs one for host, below which nothing is read")
+    given = [cutoffs[tier] for tier in TIERS if tier in cutoffs]
+    if given != sorted(given):
+        raise InvalidInput(
+            f"cmt_cutoff must not fall from one tier to a slower one: {dict(cutoffs)}"
+        )
+
+
+def cutoff_of(cutoffs: Mapping[str, float], tier: str) -> float:
+    """The least gate of a row that waits for a tier: its own, or of the next faster one that has
+    one.
+    """
+    place = TIERS.index(tier) if tier in TIERS else 0
+    return max(cutoffs[faster] for faster in TIERS[: place + 1] if faster in cutoffs)
 
 
 LOOKUP_SETTINGS = tuple(field.name for field in fields(LookupSettings))

@@ -1,8 +1,4 @@
-"""Rotary positions (RoPE), and where memory's blocks stand: stingy slots or one fixed distance
-(docs/method.md section 4).
-"""
-
-from dataclasses import dataclass
+"""Rotary positions (RoPE)."""
 
 import torch
 from torch import Tensor
@@ -86,29 +82,3 @@ class Rope:
         if self.interleaved:
             return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         return x.roll(x.shape[-1] // 2, -1)
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The slots before a chunk for a memory of `blocks` blocks, the last `recent` of them recent
-    (docs/method.md section 4).
-
-    size: prefix slots of block_size + 1 positions each; the chunk starts behind them. Stingy
-    mapping gives old blocks slots from the left; a fixed distance gives them none. Chosen recent
-    blocks take the right-most slots in order.
-    """
-
-    blocks: int
-    recent: int
-    size: int
-
-    @classmethod
-    def of(cls, blocks: int, own: int, top_k: int, fixed: bool) -> "Prefix":
-        """The prefix for `blocks` blocks of which the last `own` are the session's own."""
-        recent = min(own, top_k)
-        return cls(blocks, recent, recent if fixed else min(blocks, top_k + 1))
-
-    @property
-    def old(self) -> int:
-        """How many blocks are old."""
-        return self.blocks - self.recent

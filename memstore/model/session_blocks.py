@@ -1,13 +1,8 @@
 """The blocks that a session may read: attached documents and its own text, oldest first."""
 
-from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import accumulate
 
-import torch
-from torch import Tensor
-
-from memstore.model.rotary import Prefix
+from memstore.store.memory_store import MemoryStore
 
 Run = tuple[int, int, int]
 """Blocks first .. end of a document: (document, first, end)."""
@@ -48,41 +43,33 @@ class SessionBlocks:
         return tuple(kept)
 
 
-class Candidates:
-    """The blocks that a chunk may read, as they are when it begins; a candidate is a block's
-    number, 0 = the oldest.
-
-    prefix: where they stand; documents: how many are blocks of attached documents, the oldest; old:
-    runs of the old ones; fading: what is added to the scores of old ones for their age, [old], or
-    None. Attached documents have no age. That of an own block is how many came after it, itself
-    included; the recent ones are top_k or younger.
+class OwnBlocks:
+    """Own blocks of a session beside attached documents: half of the host tier's budget at most;
+    beyond that the oldest are let go, and length is never an error.
     """
 
     def __init__(
-        self,
-        blocks: SessionBlocks,
-        *,
-        top_k: int,
-        fixed: bool,
-        recency: float,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, store: MemoryStore, documents: list[tuple[int, int]], per_block: int, least: int = 0
     ) -> None:
-        self.prefix = Prefix.of(blocks.count, blocks.own, top_k, fixed)
-        self.documents = blocks.count - blocks.own
-        self.old = blocks.runs(self.prefix.old)
-        self._runs = blocks.runs(self.prefix.blocks)
-        lengths = [end - first for _, first, end in self._runs]
-        self._starts = [0, *accumulate(lengths)][: len(lengths)]
-        self.fading: Tensor | None = None
-        old_own = self.prefix.old - self.documents
-        if recency and old_own > 0:
-            age = torch.arange(blocks.own, blocks.own - old_own, -1, dtype=dtype)
-            fading = -recency * (age / top_k).log()
-            self.fading = torch.nn.functional.pad(fading, (self.prefix.old - old_own, 0)).to(device)
+        """documents: attached ones, as (id, blocks). per_block: units of a block; least: blocks
+        that are held whatever the budget says.
+        """
+        self.scratch = store.session_document()
+        self.blocks = SessionBlocks(documents, own_document=self.scratch.document)
+        self.most = max(least, store.tiers.host.capacity // (2 * per_block))
 
-    def locate(self, candidate: int) -> tuple[int, int]:
-        """(document, block) of a candidate."""
-        run = bisect_right(self._starts, candidate) - 1
-        document, first, _ = self._runs[run]
-        return document, first + candidate - self._starts[run]
+    @property
+    def document(self) -> int:
+        """The number under which they are read and searched."""
+        return self.scratch.document
+
+    def make_room(self, count: int) -> None:
+        """Let the oldest go, for so many more."""
+        surplus = self.blocks.own + count - self.most
+        if surplus > 0:
+            self.blocks.own_first += surplus
+            self.scratch.trim(self.blocks.own_first)
+
+    def close(self) -> None:
+        """Let them all go."""
+        self.scratch.close()

@@ -5,7 +5,7 @@ what the server stores.
 import time
 from pathlib import Path
 
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.serve.answering.answers import Answers
 from memstore.serve.answering.batched_decode import decode_batch
 from memstore.serve.answering.warm_sessions import WarmSessions
@@ -35,7 +35,7 @@ class Service:
 
     def __init__(
         self,
-        reader: Verbs,
+        reader: ModelAPI,
         store: MemoryStore,
         settings: ServeSettings | None = None,
         *,

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from memstore.errors import InvalidInput
 from memstore.kernels.api import LocalAttention
-from memstore.model.landmark.landmark_api import LandmarkVerbs
-from memstore.model.landmark.landmark_session import ScratchSession
+from memstore.model.landmark.landmark_api import LandmarkAPI
+from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.store.memory_store import MemoryStore
 
 _BELOW = 0.3  # the gate of rows that are measured
@@ -25,7 +25,7 @@ _TRIES = 50  # places that may lie too near the end of a text
 
 
 def measure_cmt_values(
-    model: LandmarkVerbs,
+    model: LandmarkAPI,
     texts: Sequence[str],
     *,
     places: int,
@@ -61,7 +61,7 @@ def measure_cmt_values(
 class _Passages:
     """Places of texts, as token ids."""
 
-    def __init__(self, model: LandmarkVerbs, texts: Sequence[str], tokens: int, seed: int) -> None:
+    def __init__(self, model: LandmarkAPI, texts: Sequence[str], tokens: int, seed: int) -> None:
         self._model, self._tokens = model, tokens
         self._characters = tokens * _CHARACTERS
         self._texts = [
@@ -88,7 +88,7 @@ class _Passages:
 class _Sums:
     """Of rows with a low gate, by layer and head: what they took from memory, and how much."""
 
-    def __init__(self, model: LandmarkVerbs) -> None:
+    def __init__(self, model: LandmarkAPI) -> None:
         shape = model.shape
         heads = (shape.num_layers, shape.num_heads)
         self._model = model
@@ -105,7 +105,7 @@ class _Sums:
         """As an Observer."""
 
     @torch.no_grad()
-    def read(self, session: ScratchSession, ids: Sequence[int]) -> None:
+    def read(self, session: LandmarkSession, ids: Sequence[int]) -> None:
         """Add a chunk that the session reads from its memory."""
         attention = session.attention
         attention.retrieve, attention.observer = True, self

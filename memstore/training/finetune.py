@@ -79,7 +79,7 @@ class HuggingFaceModel:
         check_transformers()
         from memstore.hf.landmark_decoder import LandmarkDecoder
         from memstore.hf.landmark_save import Saver
-        from memstore.hf.landmark_spec import FILE, LandmarkForm, load_landmarks
+        from memstore.hf.landmark_spec import FILE, LandmarkSpec, load_landmarks
         from memstore.hf.load import load_stock
         from memstore.hf.lora import add_adapters
         from memstore.hf.tokenizer import LandmarkTokenizer
@@ -89,7 +89,7 @@ class HuggingFaceModel:
         digest = digest_of(model)
         self._saver = Saver(model, tokenizer)
         model.float()
-        form, rows = LandmarkForm(block_size=chosen.block_size or _BLOCK_SIZE), None
+        form, rows = LandmarkSpec(block_size=chosen.block_size or _BLOCK_SIZE), None
         if (directory / FILE).is_file():
             form, rows = load_landmarks(directory, model.config.get_text_config().hidden_size)
             if chosen.block_size not in (None, form.block_size):

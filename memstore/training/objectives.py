@@ -34,7 +34,7 @@ class Trainee(Protocol):
         """
 
     def hidden(self, ids: Tensor, attend: Attend) -> Tensor:
-        """As Reader.hidden."""
+        """As ModelAdapter.hidden."""
 
     def logits(self, hidden: Tensor, /) -> Tensor:
         """States [n, hidden_size] -> next-token logits [n, vocabulary]."""

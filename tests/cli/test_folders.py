@@ -272,10 +272,10 @@ def test_patterns_and_standard_input_are_read(notes: Path, tmp_path: Path) -> No
     assert none.status == 1 and "matches no file" in lines(none)[0]
     piped = run("ingest", "-", "--store", store, "--name", "talk", stdin="What was said. " * 3)
     assert piped.status == 0 and "talk: read" in piped.out
-    page = made.html([Section(1, "Said", ["What was said."])])
+    page = made.html([Section(1, "Detokenizer", ["What was said."])])
     assert run("ingest", "-", "--store", store, stdin=page).status == 0
     with MemoryStore.open(store, read_only=True) as memory:
-        assert memory.document("stdin").places.at(0, 4) == "Said"
+        assert memory.document("stdin").places.at(0, 4) == "Detokenizer"
     refused(run("ingest", "-", "--store", store, stdin=PNG), "standard input is a picture")
     refused(run("ingest", "-", "--store", store, stdin=b""), "standard input is empty")
     refused(run("ingest", notes, "-r", "--append", "--store", store), "folders", status=2)

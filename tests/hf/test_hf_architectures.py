@@ -13,7 +13,7 @@ from support.tiny_decoder import decoder, tokenizer
 
 pytest.importorskip("transformers")
 
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.selectors.adaptation import UNADAPTED
 from memstore.model.passages.selectors.passage_choice import Chosen
 
@@ -70,7 +70,7 @@ def prompted(reader, store, blocks, question, *, chained=False):
 
 
 def stored(model, directory, adaptation=SEPARATOR, **reading):
-    reader = HuggingFaceReader(model, tokenizer(), adaptation, **reading)
+    reader = HuggingFacePassageModel(model, tokenizer(), adaptation, **reading)
     store = MemoryStore.create(
         directory / "m", reader.signature, selector=reader.keeps, codec="zstd"
     )
@@ -123,7 +123,7 @@ def test_a_passage_is_read_as_if_it_stood_in_the_prompt(kind, tmp_path):
 )
 def test_refuses_by_name_what_cannot_have_a_memory(kind, changed, why):
     with pytest.raises(InvalidWeights, match=why):
-        HuggingFaceReader(decoder(kind, **changed), tokenizer(), UNADAPTED)
+        HuggingFacePassageModel(decoder(kind, **changed), tokenizer(), UNADAPTED)
 
 
 def test_half_precision_reads_as_the_stock_model_does_to_its_rounding(tmp_path):

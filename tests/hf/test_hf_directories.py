@@ -20,10 +20,10 @@ pytest.importorskip("transformers")
 
 from memstore.errors import InvalidWeights, MemstoreError
 from memstore.hf.chat_turns import Turns
+from memstore.hf.checks.trial import rendered
 from memstore.hf.load import load_reader, load_stock
 from memstore.hf.models_by_name import reader_named
 from memstore.hf.tokenizer import OffsetTokenizer
-from memstore.hf.trial import rendered
 
 Change = dict[str, Any]
 
@@ -254,7 +254,7 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range
 def test_a_chat_template_has_a_budget(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = tokenizer()
     made.chat_template = template
-    monkeypatch.setattr("memstore.hf.trial.SECONDS", {"template": 1})
+    monkeypatch.setattr("memstore.hf.checks.trial.SECONDS", {"template": 1})
     assert "chat template" in refusal(lambda: Turns(made, OffsetTokenizer(made)))
 
 

@@ -19,9 +19,9 @@ from memstore.block import BlockKey
 from memstore.cli.main import app
 from memstore.hf.chat_turns import Turns
 from memstore.hf.load import load_reader, wrap
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.hf.tokenizer import OffsetTokenizer
-from memstore.model.passages.repositioned_attention import CompactAttention
+from memstore.model.passages.repositioned_attention import RepositionedAttention
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.pointer_heads import PointerHeads
 from memstore.model.passages.selectors.selector import Gate
@@ -42,7 +42,7 @@ QUESTION = "What number has the copper anchor of the orchard?"
 
 
 def reader_of(model=None, *, chat=True, **adapted):
-    made = HuggingFaceReader(
+    made = HuggingFacePassageModel(
         decoder("llama") if model is None else model,
         tokenizer(chat),
         Adaptation(Words(), **{"top_k": 1, **adapted}),
@@ -360,11 +360,11 @@ def test_what_is_remembered_may_change_under_a_local_text(reader):
     q, k, v = (text(heads, 4) for heads in (shape.num_heads, *2 * [shape.num_kv_heads]))
     last = [half[:, :, 3:] for half in (q, k, v)]
     before = [half[:, :, :3] for half in (q, k, v)]
-    changed = CompactAttention(reader, [beginning] * shape.num_layers)
+    changed = RepositionedAttention(reader, [beginning] * shape.num_layers)
     changed.remember(1, *first)
     changed.attend(1, *before)
     changed.remember(1, *second)
-    fresh = CompactAttention(reader, [beginning] * shape.num_layers)
+    fresh = RepositionedAttention(reader, [beginning] * shape.num_layers)
     fresh.remember(1, *second)
     fresh.attend(1, *before)
     assert torch.allclose(changed.attend(1, *last), fresh.attend(1, *last), atol=1e-6)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from memstore.disk.format.signature import Signature
 from memstore.kernels import api
-from memstore.model.landmark.attention.block_requests import Read
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
 from memstore.model.lookup_settings import GRANULARITIES
+from memstore.model.reads import Read
 from memstore.model.rotary import Rope
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore

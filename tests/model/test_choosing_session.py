@@ -11,9 +11,13 @@ from memstore.store.memory_store import MemoryStore
 pytest.importorskip("transformers")
 
 from memstore.block import BlockKey
-from memstore.model.passages.activation_capture import TapWalk, tap
+from memstore.model.passages.activation_capture import CapturingForward, capture
 from memstore.model.passages.passage_encoding import encode
-from memstore.model.passages.repositioned_attention import CompactAttention, computed, read_prefix
+from memstore.model.passages.repositioned_attention import (
+    RepositionedAttention,
+    computed,
+    read_prefix,
+)
 from memstore.model.passages.selectors.passage_choice import Chosen
 from memstore.model.passages.selectors.selector import Gate
 from support.passage_reader import GONE, QUESTION, WINDOW, memory, reader_of
@@ -66,7 +70,7 @@ def test_until_the_window_overflows_all_of_the_text_is_local(reader, tmp_path):
 def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
     """Oracle: the keys and values that are left, attended to in a fresh context."""
     beginning = read_prefix(reader)
-    rolling = CompactAttention(reader, beginning)
+    rolling = RepositionedAttention(reader, beginning)
     kept = {}
 
     def keeping(layer, q, k, v):
@@ -82,7 +86,7 @@ def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
             reader.hidden(torch.tensor([filler(piece, seed=piece)]), keeping)
         gone = rolling.let_go(GONE)
         assert rolling.local == 131 - GONE
-        fresh = CompactAttention(reader, beginning)
+        fresh = RepositionedAttention(reader, beginning)
         fresh.remember(1, *remembered)
         for layer, (k, v) in kept.items():
             for taken, all_of_it in zip(gone[layer], (k, v)):
@@ -98,8 +102,8 @@ def test_what_leaves_moves_the_rest_up_and_nothing_else(reader):
 
 def test_a_walk_in_parts_shows_what_a_whole_one_does(pointing):
     ids = filler(150)
-    whole = tap(pointing, ids)
-    walk = TapWalk(pointing, WINDOW)
+    whole = capture(pointing, ids)
+    walk = CapturingForward(pointing, WINDOW)
     first = walk.read(ids[:90])
     walk.fork().read(filler(50, seed=1))  # another text, that this one does not see
     for layer, q in whole.q.items():
@@ -116,9 +120,9 @@ def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(pointing, tm
         def __getattr__(self, name):
             return getattr(selector, name)
 
-        def scores(self, tapped, *given):
-            seen.append(tapped)
-            return selector.scores(tapped, *given)
+        def scores(self, captured, *given):
+            seen.append(captured)
+            return selector.scores(captured, *given)
 
     with memory(pointing, tmp_path) as store:
         pointing.selector = Watched()
@@ -128,7 +132,7 @@ def test_a_later_turn_is_scored_as_if_all_before_it_were_read_again(pointing, tm
                 for question in ("Where is the red kettle?", "And the grey ladder?", QUESTION):
                     ids, words = pointing.turn_ids(question, first=not read)
                     state = session.ask(question, lambda: None)
-                    whole = tap(pointing, read + ids)
+                    whole = capture(pointing, read + ids)
                     asked = whole.part(range(len(read) + words.start, len(read) + words.stop))
                     assert seen[-1].ids == asked.ids
                     for layer, q in asked.q.items():
@@ -228,7 +232,7 @@ def test_passages_and_what_separates_them_from_the_text_stand_as_in_a_prompt(sep
         chosen = [Chosen(document.id, block) for block in (0, 2)]
         stored = {layer: [kept(store, layer, one) for one in chosen] for layer in range(4)}
         lengths = [len(one.ids) for one in store.passages("inventory")]
-        expected = CompactAttention(reader, read_prefix(reader))
+        expected = RepositionedAttention(reader, read_prefix(reader))
         for layer, parts in stored.items():
             k, v = (
                 torch.cat([half[:, : lengths[one.block]] for half, one in zip(halves, chosen)], 1)

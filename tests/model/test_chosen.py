@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.selectors.captured_activations import Tapped
+from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.passage_choice import Candidates
 from memstore.model.passages.selectors.selector import Gate
 
@@ -20,13 +20,13 @@ def candidates(adds: list[list[float]] | None, scores: Tensor = SCORES) -> Candi
     """The best four; adds: of these, best first."""
     asked: list[Any] = []
 
-    def adding(tapped: Tapped, store: Any, scope: Any) -> Tensor | None:
+    def adding(captured: Captured, store: Any, scope: Any) -> Tensor | None:
         asked.extend(scope)
         return None if adds is None else torch.tensor(adds)
 
     selector: Any = SimpleNamespace(adds=adding)
-    tapped = Tapped([], {})
-    found = Candidates(scores, selector, tapped, selector, SCOPE, 4, lambda *place: place)
+    captured = Captured([], {})
+    found = Candidates(scores, selector, captured, selector, SCOPE, 4, lambda *place: place)
     assert asked == [(document, block, block + 1) for document, block in BEST]
     return found
 
@@ -56,7 +56,13 @@ def test_one_text_is_a_candidate_once_at_its_last_place_and_names_all() -> None:
     text = {(7, 0): "same", (7, 2): "same", (9, 2): "another"}
     selector: Any = SimpleNamespace(adds=lambda *asked: None)
     found = Candidates(
-        scores, selector, Tapped([], {}), selector, SCOPE, 4, lambda *place: text.get(place, place)
+        scores,
+        selector,
+        Captured([], {}),
+        selector,
+        SCOPE,
+        4,
+        lambda *place: text.get(place, place),
     )
     meant = found.meant(LookupSettings(score_range=None), parts=False)
     assert places(meant) == [(7, 2), (7, 4), (7, 5), (9, 2)]

@@ -10,20 +10,20 @@ from support.tiny_decoder import decoder, tokenizer
 pytest.importorskip("transformers")
 
 from memstore.errors import InvalidWeights
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.passage_encoding import encode, fitting
-from memstore.model.passages.repositioned_attention import CompactAttention, read_prefix
+from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.pointer_heads import PointerHeads
 
 
 def reader_of(dtype=torch.float32, **options):
-    made = HuggingFaceReader(decoder("llama").to(dtype), tokenizer(), **options)
+    made = HuggingFacePassageModel(decoder("llama").to(dtype), tokenizer(), **options)
     shape = made.shape
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
     heads = PointerHeads([(2, 1)], sizes, made.rotate)
     adaptation = Adaptation(heads, read_from=1)
-    return HuggingFaceReader(made.model, tokenizer(), adaptation, **options)
+    return HuggingFacePassageModel(made.model, tokenizer(), adaptation, **options)
 
 
 def passages(count, seed=0):
@@ -38,12 +38,12 @@ def test_bits_do_not_depend_on_what_is_computed_beside_them(dtype):
     together = list(encode(reader, some))
     for number in (0, 17, 59):
         (alone,) = encode(reader, [some[number]])
-        assert alone.tapped.ids == some[number] == together[number].tapped.ids
+        assert alone.captured.ids == some[number] == together[number].captured.ids
         # no layer reads what is below the last three
         for one, other in zip(alone[:2], together[number][:2]):
             assert one.shape == (3, 2, len(some[number]), 16) and torch.equal(one, other)
         (q, k), (other_q, other_k) = (
-            (one.tapped.q[2], one.tapped.k[2]) for one in (alone, together[number])
+            (one.captured.q[2], one.captured.k[2]) for one in (alone, together[number])
         )
         assert torch.equal(q, other_q) and torch.equal(k, other_k)
 
@@ -53,7 +53,7 @@ def test_they_are_those_of_the_passage_behind_the_prefix():
     for ids in passages(5, seed=3):
         (found,) = encode(reader, [ids])
         kept = {}
-        context = CompactAttention(reader, read_prefix(reader))
+        context = RepositionedAttention(reader, read_prefix(reader))
 
         def attend(layer, q, k, v, context=context, kept=kept):
             kept[layer] = k[0], v[0]
@@ -70,7 +70,7 @@ def test_as_far_as_the_selector_looks_and_no_further():
     reader, some = reader_of(), passages(4)
     for whole, part in zip(encode(reader, some), encode(reader, some, layers=3)):
         assert not len(part.k) and not len(part.v)
-        torch.testing.assert_close(part.tapped.k[2], whole.tapped.k[2])
+        torch.testing.assert_close(part.captured.k[2], whole.captured.k[2])
 
 
 def test_what_the_stored_dtype_cannot_hold_is_refused():
@@ -92,7 +92,7 @@ def test_few_are_taken_ahead_of_an_endless_stream_and_they_come_in_order():
             taken += 1
 
     for number, found in enumerate(islice(encode(reader, endless()), 100)):
-        assert found.tapped.ids == some[number % len(some)]
+        assert found.captured.ids == some[number % len(some)]
         assert taken - number <= 32
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memstore.errors import InvalidInput, WrongModel
-from memstore.model.adapter import Foreseeing
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.store.memory_store import MemoryStore
 from support.tiny_model import text, tiny_model
 from support.toy_reader import BLOCK, LETTERS, ToyReader
@@ -64,8 +64,9 @@ def test_reading_on_in_chunks_equals_reading_at_once_for_another_reader(tmp_path
 
 def test_a_reader_that_foresees_nothing_answers_the_same_with_prefetch(tmp_path: Path) -> None:
     reader = ToyReader()
-    assert not isinstance(reader, Foreseeing)
-    assert isinstance(tiny_model(tmp_path / "model"), Foreseeing)
+    other = tiny_model(tmp_path / "model")
+    assert type(reader).next_projections is LandmarkAdapter.next_projections
+    assert type(other).next_projections is not LandmarkAdapter.next_projections
     with MemoryStore.create(tmp_path / "m", reader.signature) as store:
         reader.ingest(BODY, store, name="book")
     answers = []

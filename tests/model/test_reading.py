@@ -6,7 +6,7 @@ import pytest
 
 import memstore
 from memstore.model.answer import Collector
-from memstore.model.landmark.attention.block_requests import Read
+from memstore.model.reads import Read
 from memstore.serve.answering.trace import BLOCKS, OF_TOKEN, Trace
 from memstore.serve.answering.trace_report import passage, pieces, report, sources, unit_bytes
 from memstore.store.memory_store import MemoryStore
@@ -226,11 +226,11 @@ FACT = "The copper anchor of the orchard weighs ninety pounds. "
 @pytest.fixture(scope="module")
 def choosing(tmp_path_factory):
     pytest.importorskip("transformers")
-    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.selectors.adaptation import Adaptation
     from memstore.model.passages.selectors.selector_sum import Words
 
-    made = HuggingFaceReader(
+    made = HuggingFacePassageModel(
         decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3, score_range=None, chained=False)
     )
     path = tmp_path_factory.mktemp("choosing") / "m"

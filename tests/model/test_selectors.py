@@ -12,7 +12,7 @@ from torch import Tensor
 from memstore.errors import InvalidConfig, InvalidWeights
 from memstore.hf.known_selectors import SHIPPED
 from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.learned_selector import Learned, Projection, rooted
 from memstore.model.passages.selectors.pointer_heads import DISTANCE, PointerHeads
 from memstore.model.passages.selectors.selector import (
@@ -63,9 +63,9 @@ def pointers() -> PointerHeads:
     return PointerHeads([(1, 3), (1, 2), (2, 0)], (4, 2, 6), rotate)
 
 
-def tapped(tokens: int, seed: int = 1) -> Tapped:
+def captured(tokens: int, seed: int = 1) -> Captured:
     draw = torch.Generator().manual_seed(seed)
-    return Tapped(
+    return Captured(
         torch.randint(0, VOCABULARY, (tokens,), generator=draw).tolist(),
         {2: 3 * torch.randn(tokens, HIDDEN, generator=draw)},
         {layer: torch.randn(4, tokens, 6, generator=draw) for layer in (1, 2)},
@@ -73,10 +73,10 @@ def tapped(tokens: int, seed: int = 1) -> Tapped:
     )
 
 
-def haystack(selector, documents: int = 3, blocks: int = 5) -> tuple[Haystack, list[Tapped]]:
+def haystack(selector, documents: int = 3, blocks: int = 5) -> tuple[Haystack, list[Captured]]:
     held, shown = Haystack(selector.form), []
     for number in range(documents):
-        shown.append(tapped(blocks * BLOCK, seed=10 + number))
+        shown.append(captured(blocks * BLOCK, seed=10 + number))
         texts = [f"block {number} {i} apple{number}{i}" for i in range(blocks)]
         parts = [shown[-1].part(range(i, i + BLOCK)) for i in range(0, blocks * BLOCK, BLOCK)]
         kept = [one for part in parts if (one := selector.landmarks(part)) is not None]
@@ -88,7 +88,7 @@ def test_learned_scores_are_late_interaction_of_projected_states() -> None:
     weights = projection()
     selector = Learned(2, weights)
     held, documents = haystack(selector)
-    question = tapped(5, seed=99)
+    question = captured(5, seed=99)
 
     def units(states: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
         z = ((rooted(states) - mean) / deviation) @ weights.projection
@@ -119,7 +119,7 @@ def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
     selector = Learned(2, alike)
     held, documents = haystack(selector)
     states, scope = documents[1].states[2], [(1, 1, 2), (1, 4, 5), (1, 2, 3)]
-    asked = Tapped([1, 2, 3], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2, 4 * BLOCK + 3]]})
+    asked = Captured([1, 2, 3], {2: states[[1 * BLOCK + 1, 1 * BLOCK + 2, 4 * BLOCK + 3]]})
     adds = selector.adds(asked, held, scope)
     scores = selector.scores(asked, "", held, scope)
     torch.testing.assert_close(adds.sum(1), scores)  # a block's score is what its rows add
@@ -132,12 +132,12 @@ def test_a_learned_score_is_what_the_rows_of_the_question_add() -> None:
 
 
 def test_learned_landmarks_do_not_depend_on_the_scale_of_states_or_where_tokens_stand() -> None:
-    selector, shown = Learned(2, projection()), tapped(9)
+    selector, shown = Learned(2, projection()), captured(9)
     whole = selector.landmarks(shown)
     assert whole.dtype == torch.int8 and whole.shape == (9, 1, WIDTH)
     scaled = replace(shown, states={2: shown.states[2] * 7})
     assert (selector.landmarks(scaled) - whole).abs().max() <= 1
-    part = Tapped(shown.ids[4:], {2: shown.states[2][4:]})
+    part = Captured(shown.ids[4:], {2: shown.states[2][4:]})
     assert torch.equal(selector.landmarks(part), whole[4:])
 
 
@@ -153,7 +153,7 @@ def test_a_selector_has_another_digest_once_its_landmarks_are_others_and_only_th
 def test_pointer_heads_sum_softmaxes_over_blocks_of_the_best_key_at_a_fixed_distance() -> None:
     selector = pointers()
     held, documents = haystack(selector)
-    question = tapped(5, seed=99)
+    question = captured(5, seed=99)
     expected = torch.zeros(15)
     for layer, head, kv in ((1, 3, 1), (1, 2, 1), (2, 0, 0)):
         q = rotate(layer, question.q[layer][head], torch.full((5,), DISTANCE))
@@ -168,8 +168,8 @@ def test_pointer_heads_sum_softmaxes_over_blocks_of_the_best_key_at_a_fixed_dist
 
 
 def test_pointer_landmarks_are_keys_rotated_from_the_passages_first_token_on() -> None:
-    selector, shown = pointers(), tapped(11)
-    assert selector.form.heads == 2 and selector.taps == Taps(heads=(1, 2))
+    selector, shown = pointers(), captured(11)
+    assert selector.form.heads == 2 and selector.captures == Captures(heads=(1, 2))
     whole = selector.landmarks(shown)
     assert torch.equal(selector.landmarks(shown.part(range(6))), whole[:6])
     k = rotate(1, shown.k[1][1], torch.arange(11)).half()
@@ -178,7 +178,7 @@ def test_pointer_landmarks_are_keys_rotated_from_the_passages_first_token_on() -
 
 def test_words_find_the_block_that_shares_a_rare_word() -> None:
     held, _ = haystack(Words())
-    scores = Words().scores(tapped(2), "Where is APPLE13?", held, held.scope)
+    scores = Words().scores(captured(2), "Where is APPLE13?", held, held.scope)
     assert int(scores.argmax()) == 8
     assert float(scores.sum()) == pytest.approx(float(scores.max()))
 
@@ -186,9 +186,9 @@ def test_words_find_the_block_that_shares_a_rare_word() -> None:
 def test_a_sum_adds_standardised_scores_and_keeps_what_its_parts_keep() -> None:
     learned = Learned(2, projection())
     both = Sum([(learned, 1.0), (Words(), 0.3)])
-    assert both.form.words and both.form.heads == 1 and both.taps == learned.taps
+    assert both.form.words and both.form.heads == 1 and both.captures == learned.captures
     held, _ = haystack(both)
-    question = tapped(5, seed=99)
+    question = captured(5, seed=99)
     parts = [
         selector.scores(question, "apple21", held, held.scope) for selector in (learned, Words())
     ]
@@ -201,7 +201,7 @@ def test_a_sum_where_no_word_is_shared_is_its_other_part() -> None:
     learned = Learned(2, projection())
     both = Sum([(learned, 1.0), (Words(), 0.3)])
     held, _ = haystack(both)
-    question = tapped(5, seed=99)
+    question = captured(5, seed=99)
     found = both.scores(question, "nothing like it", held, held.scope)
     torch.testing.assert_close(found, learned.scores(question, "", held, held.scope))
 
@@ -249,7 +249,7 @@ def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:
     assert loaded.selector.form == made.selector.form
     assert replace(loaded, selector=made.selector) == made
     held, _ = haystack(loaded.selector)
-    question = tapped(4, seed=5)
+    question = captured(4, seed=5)
     assert torch.equal(
         loaded.selector.scores(question, "apple10", held, held.scope),
         made.selector.scores(question, "apple10", held, held.scope),

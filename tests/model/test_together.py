@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memstore.errors import DocumentNotFound, InvalidInput
-from memstore.model.batched_forward import feed_together, read_pending
+from memstore.model.batched_forward import feed_batch, read_pending
 from memstore.model.generation import Continuation
 from memstore.store.memory_store import MemoryStore
 from support.passage_reader import QUESTION, reader_of
@@ -50,7 +50,7 @@ def test_tokens_read_together_leave_the_states_and_the_text_that_each_reads_alon
     sharing, _ = begun(reader, store)
     for row in rows.tolist():  # over the ends of blocks, and of chunks
         expected = [session.feed([token])[-1] for session, token in zip(alone, row)]
-        for state, expects in zip(feed_together(sharing, row), expected):
+        for state, expects in zip(feed_batch(sharing, row), expected):
             torch.testing.assert_close(state, expects, atol=2e-5, rtol=2e-5)
     for one, other in zip(alone, sharing):
         assert one.lookups == other.lookups and one.read_tokens == other.read_tokens

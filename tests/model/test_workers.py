@@ -26,7 +26,7 @@ from memstore import MemoryStore, load_model, load_reader, wrap
 from memstore.disk.lmdb.transaction import TABLES
 from memstore.errors import InvalidInput, InvalidWeights, MemstoreError, WrongModel
 from memstore.hf.known_selectors import made_here
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import worker_pool as by_workers
 from memstore.model.passages.passage_records import compute
 from memstore.model.passages.selectors.adaptation import Adaptation
@@ -49,7 +49,7 @@ def prose(sentences: int, seed: int = 0) -> str:
 
 
 BOOK = prose(260)
-Other = Callable[[HuggingFaceReader, MemoryStore, "Workers | int"], None]
+Other = Callable[[HuggingFacePassageModel, MemoryStore, "Workers | int"], None]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSTORE_CACHE", str(path / "cache"))
         plain = load_reader(path / "model", dtype=torch.float32)
-        assert isinstance(plain, HuggingFaceReader)
+        assert isinstance(plain, HuggingFacePassageModel)
         shape = plain.shape
         heads = PointerHeads(
             [(1, 0)], (shape.num_heads, shape.num_kv_heads, shape.head_dim), plain.rotate
@@ -75,14 +75,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def reader(directory: Path) -> HuggingFaceReader:
+def reader(directory: Path) -> HuggingFacePassageModel:
     loaded = load_reader(directory)
-    assert isinstance(loaded, HuggingFaceReader) and loaded.keeps.heads and loaded.keeps.words
+    assert isinstance(loaded, HuggingFacePassageModel) and loaded.keeps.heads and loaded.keeps.words
     return loaded
 
 
 @pytest.fixture(scope="module")
-def crews(reader: HuggingFaceReader) -> "Iterator[dict[int, Workers | int]]":
+def crews(reader: HuggingFacePassageModel) -> "Iterator[dict[int, Workers | int]]":
     """Workers by their number, that have begun."""
     with reader.workers(2) as two, reader.workers(3) as three:
         two.start()
@@ -90,7 +90,7 @@ def crews(reader: HuggingFaceReader) -> "Iterator[dict[int, Workers | int]]":
         yield {1: 1, 2: two, 3: three}
 
 
-def create(reader: HuggingFaceReader, path: Path, codec: str = "int8") -> MemoryStore:
+def create(reader: HuggingFacePassageModel, path: Path, codec: str = "int8") -> MemoryStore:
     return MemoryStore.create(path, reader.signature, codec=codec, selector=reader.keeps)
 
 
@@ -109,27 +109,27 @@ def content(store: MemoryStore) -> dict[str, Any]:
     return told
 
 
-def plain(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+def plain(reader: HuggingFacePassageModel, store: MemoryStore, crew: "Workers | int") -> None:
     reader.ingest(BOOK, store, name="book", workers=crew)
 
 
-def text_alone(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+def text_alone(reader: HuggingFacePassageModel, store: MemoryStore, crew: "Workers | int") -> None:
     reader.ingest(BOOK, store, name="book", workers=crew, keep="text")
     reader.ingest(BOOK + prose(40, 1), store, name="more", workers=crew)
 
 
-def replaced(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+def replaced(reader: HuggingFacePassageModel, store: MemoryStore, crew: "Workers | int") -> None:
     reader.ingest(BOOK, store, name="book", workers=crew)
     edited = BOOK.replace("number 50.", "number fifty.").replace("number 90.", "no number.")
     reader.ingest(edited, store, name="book", workers=crew, mode="replace")
 
 
-def appended(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+def appended(reader: HuggingFacePassageModel, store: MemoryStore, crew: "Workers | int") -> None:
     reader.ingest(BOOK, store, name="book", workers=crew)
     reader.ingest(prose(70, 2), store, name="book", workers=crew, mode="append")
 
 
-def resumed(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+def resumed(reader: HuggingFacePassageModel, store: MemoryStore, crew: "Workers | int") -> None:
     for _ in range(2):
         steps = reader.ingesting(BOOK, store, name="book", workers=crew)
         for _ in range(2):
@@ -138,7 +138,7 @@ def resumed(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int"
     reader.ingest(BOOK, store, name="book", workers=crew)
 
 
-def several(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int") -> None:
+def several(reader: HuggingFacePassageModel, store: MemoryStore, crew: "Workers | int") -> None:
     texts = [Text(prose(5, seed % 9), f"{seed}") for seed in range(12)]  # three of them twice
     if isinstance(crew, Workers):
         crew.expect([Text(prose(4, 20), "does not come"), *texts[1:7], texts[9], *texts[7:9]])
@@ -148,7 +148,7 @@ def several(reader: HuggingFaceReader, store: MemoryStore, crew: "Workers | int"
 
 @pytest.mark.parametrize("way", [plain, text_alone, replaced, appended, resumed, several])
 def test_what_is_stored_does_not_depend_on_how_many_read(
-    reader: HuggingFaceReader, crews: "dict[int, Workers | int]", tmp_path: Path, way: Other
+    reader: HuggingFacePassageModel, crews: "dict[int, Workers | int]", tmp_path: Path, way: Other
 ) -> None:
     found = []
     for number, crew in crews.items():
@@ -174,7 +174,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_read_in_as_by_one_process(
-    reader: HuggingFaceReader, directory: Path, folder: Path, tmp_path: Path
+    reader: HuggingFacePassageModel, directory: Path, folder: Path, tmp_path: Path
 ) -> None:
     found, edited = [], folder / "03.txt"
     for number in (1, 2, 3):
@@ -196,12 +196,12 @@ def test_a_folder_is_read_in_as_by_one_process(
 
 
 def test_documents_that_come_fill_a_forward_pass(
-    reader: HuggingFaceReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reader: HuggingFacePassageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [Text(prose(1, seed), f"{seed}") for seed in range(20)]
     passes: list[int] = []
 
-    def counted(reader: HuggingFaceReader, passages: Any, layers: Any) -> Any:
+    def counted(reader: HuggingFacePassageModel, passages: Any, layers: Any) -> Any:
         passes.append(len(passages))
         return compute(reader, passages, layers)
 
@@ -214,22 +214,22 @@ def test_documents_that_come_fill_a_forward_pass(
 
 
 def test_a_file_that_changed_since_it_was_looked_at_is_read_anew(
-    reader: HuggingFaceReader,
+    reader: HuggingFacePassageModel,
     directory: Path,
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ingest, looked_at = HuggingFaceReader.ingest, folder / "04.txt"
+    ingest, looked_at = HuggingFacePassageModel.ingest, folder / "04.txt"
     text = looked_at.read_text().replace("number", "letter")
 
-    def change(self: HuggingFaceReader, source: Text, *args: Any, **more: Any) -> Any:
+    def change(self: HuggingFacePassageModel, source: Text, *args: Any, **more: Any) -> Any:
         document = ingest(self, source, *args, **more)
         if source.name == "01.txt":
             looked_at.write_text(text)
         return document
 
-    monkeypatch.setattr(HuggingFaceReader, "ingest", change)
+    monkeypatch.setattr(HuggingFacePassageModel, "ingest", change)
     memory = ("--store", tmp_path / "m", "--model", directory)
     run("ingest", folder, "--recursive", "--workers", 2, *memory)
     with MemoryStore.open(tmp_path / "m", reader.signature) as store:
@@ -238,7 +238,7 @@ def test_a_file_that_changed_since_it_was_looked_at_is_read_anew(
 
 
 def test_whoever_cannot_be_helped_is_told_in_one_line(
-    reader: HuggingFaceReader, directory: Path, tmp_path: Path
+    reader: HuggingFacePassageModel, directory: Path, tmp_path: Path
 ) -> None:
     book = tmp_path / "book.txt"
     book.write_text(STORY)
@@ -318,7 +318,7 @@ def test_what_a_worker_raises_is_raised(directory: Path, tmp_path: Path) -> None
 @pytest.mark.skipif(not TELLS_CHILDREN, reason="the system does not tell which processes there are")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_that_is_killed_ends_the_ingest_which_goes_on_later(
-    reader: HuggingFaceReader, tmp_path: Path, number: signal.Signals
+    reader: HuggingFacePassageModel, tmp_path: Path, number: signal.Signals
 ) -> None:
     before = set(children_of(os.getpid()))
     with create(reader, tmp_path / "m") as store:

@@ -335,11 +335,11 @@ def test_a_server_with_keys_asks_for_one(open_page, tmp_path):
 
 def test_a_reader_that_chooses_shows_its_candidates_and_is_stopped(open_page, tmp_path):
     pytest.importorskip("transformers")
-    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.selectors.adaptation import Adaptation
     from memstore.model.passages.selectors.selector_sum import Words
 
-    reader = HuggingFaceReader(
+    reader = HuggingFacePassageModel(
         decoder("llama"), tokenizer(), Adaptation(Words(), top_k=2, score_range=None)
     )
     fact = "The copper anchor of the orchard weighs ninety pounds. "

@@ -160,12 +160,12 @@ def selectors(made: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["words", "both"])
 def test_a_choosing_reader_answers_the_same(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("transformers")
-    from memstore.hf.passage_adapter import HuggingFaceReader
+    from memstore.hf.passage_adapter import HuggingFacePassageModel
     from memstore.model.passages.selectors.adaptation import Adaptation
     from memstore.model.passages.selectors.selector_sum import Words
     from support.tiny_decoder import decoder, tokenizer
 
-    reader = HuggingFaceReader(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3))
+    reader = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=3))
     reader.selector = selectors(reader)[kind]
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as directory:
         for seed, name in enumerate(("kettle", "ladder")):

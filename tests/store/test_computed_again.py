@@ -27,7 +27,7 @@ pytest.importorskip("transformers")
 
 from memstore import load_model
 from memstore.cli.main import app
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages import passage_records as stack
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.passage_choice import Chosen
@@ -44,7 +44,7 @@ FLIPS = int(os.environ.get("MEMSTORE_FLIPS", "40"))
 QUESTION = "What number has the copper anchor of the orchard?"
 
 
-def pointing(reader: HuggingFaceReader) -> Adaptation:
+def pointing(reader: HuggingFacePassageModel) -> Adaptation:
     shape = reader.shape
     heads = PointerHeads(
         [(1, 0)], (shape.num_heads, shape.num_kv_heads, shape.head_dim), reader.rotate
@@ -53,13 +53,13 @@ def pointing(reader: HuggingFaceReader) -> Adaptation:
 
 
 @pytest.fixture(scope="module")
-def reader() -> HuggingFaceReader:
+def reader() -> HuggingFacePassageModel:
     model = decoder("llama")
-    plain = HuggingFaceReader(model, tokenizer(), Adaptation(Words()), kv_dtype=torch.float32)
-    return HuggingFaceReader(model, tokenizer(), pointing(plain), kv_dtype=torch.float32)
+    plain = HuggingFacePassageModel(model, tokenizer(), Adaptation(Words()), kv_dtype=torch.float32)
+    return HuggingFacePassageModel(model, tokenizer(), pointing(plain), kv_dtype=torch.float32)
 
 
-def create(reader: HuggingFaceReader, path: Path, **options) -> MemoryStore:
+def create(reader: HuggingFacePassageModel, path: Path, **options) -> MemoryStore:
     how = {"codec": "raw", **options}
     return MemoryStore.create(path, reader.signature, selector=reader.keeps, **how)
 
@@ -380,7 +380,7 @@ def test_what_is_damaged_of_a_published_passage_is_computed_and_said(
 
 
 def test_text_alone_needs_no_selector_that_looks_at_states(tmp_path) -> None:
-    words = HuggingFaceReader(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=1))
+    words = HuggingFacePassageModel(decoder("llama"), tokenizer(), Adaptation(Words(), top_k=1))
     with create(words, tmp_path / "text") as text, create(words, tmp_path / "kept") as kept:
         words.ingest(TEXT, text, name="list", keep="text")
         words.ingest(TEXT, kept, name="list")

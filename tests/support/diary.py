@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.store.memory_store import MemoryStore
 
 DIARY = """We reached the valley late in the evening, and the old man at the gate let us in without
@@ -21,7 +21,7 @@ Straße, naïve, 東京 and 🙂 are written here so that letters beyond the fir
 QUESTION, ANSWER = "What is the combination of the lime barn?", "4467"
 
 
-def write_diary(path: Path, reader: Verbs) -> Path:
+def write_diary(path: Path, reader: ModelAPI) -> Path:
     """Make the memory of "diary" and "letter" in a directory that is not there yet."""
     with MemoryStore.create(path, reader.signature) as store:
         for name, text in (("diary", DIARY), ("letter", LETTER)):

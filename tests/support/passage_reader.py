@@ -1,6 +1,6 @@
 """A tiny passage model and a memory of an inventory."""
 
-from memstore.hf.passage_adapter import HuggingFaceReader
+from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.model.passages.selectors.pointer_heads import PointerHeads
 from memstore.model.passages.selectors.selector_sum import Sum, Words
@@ -15,7 +15,7 @@ DOCUMENT = KETTLE * 8 + LADDER * 8
 
 def reader_of(pointing=False, **adapted):
     """A window of 256 tokens; found by words, or by words and pointer heads."""
-    made = HuggingFaceReader(
+    made = HuggingFacePassageModel(
         decoder("llama"), tokenizer(), Adaptation(Words(), **{"top_k": 1, **adapted})
     )
     if pointing:

@@ -11,7 +11,7 @@ import httpx2
 import uvicorn
 
 from memstore import MemoryStore, load_model
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.serve.api_keys import Keys
 from memstore.serve.http.run import configured
 from memstore.serve.service import Service
@@ -49,7 +49,7 @@ def serving(
     directory: Path,
     settings: ServeSettings | None = None,
     *,
-    model: Verbs | None = None,
+    model: ModelAPI | None = None,
     keys: Keys | None = None,
     diary: bool = True,
 ) -> Iterator[Served]:
@@ -73,7 +73,7 @@ def serving(
 @contextmanager
 def serving_store(
     store: MemoryStore,
-    model: Verbs,
+    model: ModelAPI,
     settings: ServeSettings | None = None,
     *,
     keys: Keys | None = None,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memstore.disk.format.signature import Signature
 from memstore.model.adapter import Attend, Enter, Shape
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.rotary import Rope
 
@@ -37,7 +37,7 @@ class Letters:
         return self.decode(ids)
 
 
-class ToyReader(LandmarkVerbs):
+class ToyReader(LandmarkAPI):
     """Linear layers of random weights around the attention that it is given."""
 
     landmark_id = len(LETTERS)

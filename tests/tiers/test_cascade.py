@@ -13,7 +13,7 @@ from memstore.block import BlockKey
 from memstore.disk.tables.catalog import Catalog
 from memstore.errors import BudgetExceeded, DocumentNotFound, InvalidConfig, InvalidInput
 from memstore.model.landmark.landmark_model import LandmarkModel
-from memstore.model.landmark.landmark_session import ScratchSession
+from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.cascade import Cascade
 from memstore.tiers.lease import UnitSource
@@ -175,7 +175,7 @@ def test_a_memory_over_a_given_source_reads_from_it_what_a_memory_on_disk_reads(
         read = [(document.id, document.blocks)]
 
         def states(store: MemoryStore) -> torch.Tensor:
-            with ScratchSession(model, model.lookup, store, read) as session:
+            with LandmarkSession(model, model.lookup, store, read) as session:
                 return session.feed(model.tokenizer.encode(text(20, seed=4)))
 
         budgets = {"host_budget": 400 * TINY_BYTES, "device_budget": 300 * TINY_BYTES}

@@ -20,7 +20,7 @@ from memstore.hf.load import load_reader
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.passages.cutting.passage_cutting import Passages
 from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.learned_selector import Learned
 from memstore.model.passages.selectors.pointer_heads import PointerHeads
 from memstore.model.passages.selectors.selector import GATE_BLOCKS
@@ -88,20 +88,22 @@ class Walker:
         self.pointing = torch.randn(vocabulary, DIM, generator=draw) * 3
         self.rows = 0
 
-    def __call__(self, rows: Sequence[Sequence[int]], taps: Taps) -> list[Tapped]:
+    def __call__(self, rows: Sequence[Sequence[int]], captures: Captures) -> list[Captured]:
         self.rows += len(rows)
         shown = []
         for ids in rows:
             e = self.embedding[torch.tensor(list(ids))]
             x = e + 0.5 * e.roll(1, 0) + 0.2 * e.roll(2, 0)
-            tapped = Tapped(list(ids), {layer: x * (layer + 1) for layer in taps.states})
-            for layer in taps.heads:
+            captured = Captured(list(ids), {layer: x * (layer + 1) for layer in captures.states})
+            for layer in captures.heads:
                 draw = torch.Generator().manual_seed(layer)
-                tapped.q[layer] = torch.randn(HEADS, len(ids), DIM, generator=draw)
-                tapped.k[layer] = torch.randn(KV_HEADS, len(ids), DIM, generator=draw)
+                captured.q[layer] = torch.randn(HEADS, len(ids), DIM, generator=draw)
+                captured.k[layer] = torch.randn(KV_HEADS, len(ids), DIM, generator=draw)
                 if layer == 1:
-                    tapped.q[layer][3] = tapped.k[layer][1] = self.pointing[torch.tensor(list(ids))]
-            shown.append(tapped)
+                    captured.q[layer][3] = captured.k[layer][1] = self.pointing[
+                        torch.tensor(list(ids))
+                    ]
+            shown.append(captured)
         return shown
 
 
@@ -218,7 +220,7 @@ def test_what_answers_the_same_as_the_right_passage_counts_neither_way(write: Wr
     key = next(question for question in first.questions if question.key)
     again = replace(key, passage=0, touched=(0, 1))
     windows[1] = Window(second.text, second.passages, (*second.questions, again))
-    found = sought(windows, lambda window, place: Tapped([window, place]))
+    found = sought(windows, lambda window, place: Captured([window, place]))
     asked = [one for one in found if one.text == key.text and one.kind == key.kind]
     before = firsts(windows)[1]
     assert before == len(first.passages)
@@ -244,7 +246,7 @@ def test_what_is_trained_scores_passages_as_the_selector_that_comes_of_it(
     shown = [states.shown(number) for number in range(len(lengths))]
     add(haystack, selector, subject.tokenizer, shown)
     for question, scores in zip(sought(windows, states.question), trained, strict=True):
-        found = selector.scores(question.tapped, question.text, haystack, haystack.scope)
+        found = selector.scores(question.captured, question.text, haystack, haystack.scope)
         torch.testing.assert_close(found, scores.detach(), atol=0.02, rtol=0)  # int8
 
 
@@ -347,7 +349,7 @@ def test_a_haystack_tells_how_its_best_score_rises_where_nothing_answers() -> No
     selector: Any = SimpleNamespace(scores=lambda *_: torch.arange(64) / 64, adds=lambda *_: None)
     haystack = Haystack(Words.form)
     haystack.add([9] * 64, None, [[]] * 64)
-    question = Sought("literal", "", Tapped([], {}), right=(0,))
+    question = Sought("literal", "", Captured([], {}), right=(0,))
     found = measure(selector, haystack, [question])[0]
     of_eighths = (8 + 16 + 24 + 32 + 40 + 48 + 56 + 63) / 8
     assert found.growth == pytest.approx((63 - of_eighths) / 64 / 3)

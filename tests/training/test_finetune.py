@@ -28,9 +28,9 @@ from support.tiny_decoder import decoder, tokenizer
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from memstore.hf.landmark_adapter import LandmarkDecoderReader
+from memstore.hf.landmark_adapter import HuggingFaceLandmarkModel
 from memstore.hf.landmark_decoder import LandmarkDecoder
-from memstore.hf.landmark_spec import FILE, LandmarkForm
+from memstore.hf.landmark_spec import FILE, LandmarkSpec
 from memstore.hf.load import load_reader
 
 SIZE = 8
@@ -58,7 +58,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def landmark_decoder(kind: str = "llama", **form: Any) -> LandmarkDecoder:
     """Random weights, and two embeddings that no token has."""
     model = decoder(kind.partition(",")[0], **KINDS[kind])
-    chosen = LandmarkForm(
+    chosen = LandmarkSpec(
         **{"block_size": SIZE, "top_k": 6, "cmt_cutoff": 0.0, "kv_dtype": "float32", **form}
     )
     generator = torch.Generator().manual_seed(3)
@@ -103,7 +103,7 @@ def test_a_question_to_a_stored_memory_equals_the_training_forward(
 ) -> None:
     """Every block is retrieved. Both texts are stored by `ingest`, in one chunk each."""
     built = landmark_decoder(kind, cmt=cmt)
-    reader = LandmarkDecoderReader(built, tokenizer())
+    reader = HuggingFaceLandmarkModel(built, tokenizer())
     texts = [reader.tokenizer.decode(some_ids(60, seed)) for seed in (1, 2)]
     question = some_ids(2 * SIZE, 9)
     with MemoryStore.create(tmp_path / "m", reader.signature) as store:
@@ -140,7 +140,7 @@ def test_what_cannot_attend_by_landmarks_is_refused_by_name(
     kind: str, changed: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(InvalidWeights, match=why):
-        LandmarkDecoder(decoder(kind, **changed), LandmarkForm())
+        LandmarkDecoder(decoder(kind, **changed), LandmarkSpec())
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def test_the_directory_reads_as_the_model_that_was_trained(
 ) -> None:
     trained = tuned(tmp_path / "run", book, base, rank)
     loaded = load_reader(tmp_path / "run", dtype=torch.float32)
-    assert isinstance(loaded, LandmarkDecoderReader)
+    assert isinstance(loaded, HuggingFaceLandmarkModel)
     before = load_file(base / "model.safetensors")
     after = load_file(tmp_path / "run" / "model.safetensors")
     assert before.keys() == after.keys()  # merged: what transformers knows, and no more
@@ -271,7 +271,7 @@ def test_the_command_trains_what_ask_then_reads_with(
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["out"] == str(run)
     reader = reader_for_command(str(run))
-    assert isinstance(reader, LandmarkDecoderReader) and reader.shape.block_size == 8
+    assert isinstance(reader, HuggingFaceLandmarkModel) and reader.shape.block_size == 8
     with MemoryStore.create(tmp_path / "m", reader.signature, selector=reader.keeps) as store:
         reader.ingest("The number of the red lantern is 4711. " * 8, store, name="a")
         answer = reader.ask("What is the number of the red lantern?", store, max_new_tokens=3)

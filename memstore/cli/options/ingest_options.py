@@ -10,7 +10,7 @@ from memstore.cli.options.command_options import Model, ScoreRange, TopK, parse_
 
 if TYPE_CHECKING:
     from memstore.documents.folder import Files
-    from memstore.model.model_api import Verbs
+    from memstore.model.model_api import ModelAPI
     from memstore.store.write.admission import Mode
 
 
@@ -139,7 +139,7 @@ class HowRead:
         """What becomes of a document that is there already."""
         return "append" if self.append else "replace" if self.replace else "new"
 
-    def lookup(self, reader: "Verbs") -> dict[str, Any]:
+    def lookup(self, reader: "ModelAPI") -> dict[str, Any]:
         """How a model looks up while it reads. Raises InvalidConfig for a setting out of range."""
         settings: dict[str, Any] = {
             "top_k": self.top_k,

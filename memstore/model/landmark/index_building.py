@@ -6,8 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from memstore.model.adapter import LandmarkReader
-from memstore.model.landmark.landmark_session import ScratchSession
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter
+from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.store.memory_store import MemoryStore
 
 _STRETCHES = 8  # of the memory's text, each read by a session of its own
@@ -20,7 +20,7 @@ _OF = ("red fox", "old bridge", "silver lamp", "north gate", "small ship", "ston
 
 
 def build_index(
-    reader: LandmarkReader, store: MemoryStore, progress: Callable[[int, int], None] | None = None
+    reader: LandmarkAdapter, store: MemoryStore, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, Any]:
     """Sample queries, then build and save the store's index; returns what was built (see
     MemoryStore.build_index).
@@ -44,7 +44,7 @@ def build_index(
         for _ in range(_STRETCHES):
             document = rng.choices(ready, [document.tokens for document in ready])[0]
             first = rng.randrange(max(1, document.tokens - _TOKENS))
-            with ScratchSession(reader, reader.lookup, store, attached) as session:
+            with LandmarkSession(reader, reader.lookup, store, attached) as session:
                 session.feed(store.tokens(document.id, first, first + _TOKENS).ids.tolist())
                 for _ in range(_QUESTIONS):
                     what = f"the {rng.choice(_ASKED)} of the {rng.choice(_OF)}"

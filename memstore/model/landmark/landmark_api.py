@@ -1,27 +1,27 @@
-"""The verbs of a reader whose every token and head looks blocks up by trained landmark keys."""
+"""The API of a landmark model, whose every token and head looks blocks up."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from memstore.errors import InvalidInput
-from memstore.model.adapter import LandmarkReader
 from memstore.model.answer import Found
 from memstore.model.document_ingest import Ingesting, OnForecast
-from memstore.model.landmark.attention.block_requests import OnRead
 from memstore.model.landmark.index_building import build_index
 from memstore.model.landmark.landmark_ingest import ingest_by_landmarks
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.model.landmark.landmark_search import search_blocks
-from memstore.model.landmark.landmark_session import ScratchSession
+from memstore.model.landmark.landmark_session import LandmarkSession
 from memstore.model.lookup_settings import AnswerSettings
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
+from memstore.model.reads import OnRead
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 
 
-class LandmarkVerbs(Verbs, LandmarkReader):
-    """Verbs, by MemoryAttention in every layer."""
+class LandmarkAPI(ModelAPI, LandmarkAdapter):
+    """The API by MemoryAttention in every layer."""
 
     answering = AnswerSettings()
     codec = "zstd"
@@ -40,7 +40,7 @@ class LandmarkVerbs(Verbs, LandmarkReader):
         expect: OnForecast | None = None,
         **lookup: Any,
     ) -> Ingesting:
-        """As Verbs.ingesting. retrieve: attend to retrieved blocks while reading instead of the
+        """As ModelAPI.ingesting. retrieve: attend to retrieved blocks while reading instead of the
         latest ones (slower, for perplexity). keep: "kv", workers: 1; blocks depend on each other,
         and are computed once, one after the other.
         """
@@ -77,11 +77,11 @@ class LandmarkVerbs(Verbs, LandmarkReader):
         on_read: OnRead | None = None,
         read_all_rows: bool = False,
         **lookup: Any,
-    ) -> ScratchSession:
-        """As Verbs.session. read_all_rows: on_read is told what every row reads."""
+    ) -> LandmarkSession:
+        """As ModelAPI.session. read_all_rows: on_read is told what every row reads."""
         wanted = store.ready(documents)
         there = store.attached(wanted) if retrieve else wanted
-        session = ScratchSession(
+        session = LandmarkSession(
             self,
             self.lookup.changed(**lookup),
             store,
@@ -96,8 +96,8 @@ class LandmarkVerbs(Verbs, LandmarkReader):
     def ranked(
         self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
     ) -> Iterator[Found]:
-        """As Verbs.ranked; shortlist: blocks that the landmark keys choose to be compared with the
-        phrase word by word.
+        """As ModelAPI.ranked; shortlist: blocks that the landmark keys choose to be compared with
+        the phrase word by word.
         """
         ids = self.tokenizer.encode(" " + phrase.strip())  # the words as they stand inside a text
         return search_blocks(self, store, scope, ids, shortlist)

@@ -1,14 +1,22 @@
-"""Reading a document by a reader of trained landmarks: a session whose own blocks are the
-document's.
-"""
+"""Ingest by a landmark model: a session whose own blocks are the document's."""
 
+import time
 from dataclasses import replace
 
 from memstore.disk.format.document import IngestSettings
-from memstore.model.adapter import LandmarkReader
-from memstore.model.document_ingest import Ingesting, OnForecast, ingest
+from memstore.freed_memory import return_freed_memory
+from memstore.model.adapter import TextTokenizer
+from memstore.model.document_ingest import (
+    Ingesting,
+    IngestProgress,
+    OnForecast,
+    begin_document,
+    characters_before,
+    described,
+)
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
-from memstore.model.landmark.landmark_session import Session
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter
+from memstore.model.landmark.landmark_session import ChunkSession
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.session_blocks import SessionBlocks
 from memstore.model.texts.source_text import Text
@@ -16,9 +24,11 @@ from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 from memstore.store.write.writer import DocumentWriter
 
+_FREED_EVERY = 1024  # tokens after which freed memory goes back to the system
+
 
 def ingest_by_landmarks(
-    reader: LandmarkReader,
+    reader: LandmarkAdapter,
     settings: LookupSettings,
     store: MemoryStore,
     text: Text,
@@ -27,18 +37,64 @@ def ingest_by_landmarks(
     retrieve: bool = False,
     expect: OnForecast | None = None,
 ) -> Ingesting:
-    """`document_ingest.ingest` with this reader; retrieve: attend to retrieved blocks while
-    reading, instead of the latest ones.
+    """Read a text into the store under text.name, chunk by chunk, resumable and in constant memory;
+    the finished document is returned (docs/method.md section 6).
+
+    retrieve: attend to retrieved blocks while reading, instead of the latest ones. A document
+    already there with the same content is returned as it is; one whose ingest was interrupted is
+    resumed. Raises InvalidInput for a text that cannot be read, or that changes meanwhile: then the
+    document stays unfinished; StorageFull before anything is read, if there is no room for it
+    (where a codec compresses and nobody knows how well, after the first commit).
     """
-    return ingest(
-        store,
-        text,
-        reader.tokenizer,
-        _stored_settings(settings, retrieve),
-        lambda writer: _DocumentSession(reader, settings, store, writer, retrieve),
-        mode=mode,
-        expect=expect,
-    )
+    text.check()
+    tokenizer = reader.tokenizer
+    about, stored = about_tokens(text, tokenizer), _stored_settings(settings, retrieve)
+    writer, foreseen = begin_document(store, text, tokenizer, stored, mode, about=about)
+    if writer is None:
+        return described(store, text)
+    with writer:
+        foreseen.tell(expect)
+        began = time.perf_counter()
+        session = _DocumentSession(reader, settings, store, writer, retrieve)
+        number, resumed, base = writer.document.id, writer.tokens, writer.base_tokens
+        characters = characters_before(store, tokenizer, number, resumed)
+        total = text.characters + characters_before(store, tokenizer, number, base)
+        first = characters
+
+        def read(ids: list[int]) -> IngestProgress:
+            nonlocal characters
+            session.chunk(ids, characters)
+            if writer.tokens % _FREED_EVERY < len(ids):
+                return_freed_memory()
+            characters += tokenizer.characters(ids)
+            seconds = time.perf_counter() - began
+            left = seconds * (total - characters) / max(1, characters - first)
+            foreseen.look_again(writer.document.tokens > resumed)
+            return IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
+
+        # An append reads again what stood behind the last full chunk, then the new text; a resumed
+        # ingest skips what it has.
+        pending = writer.replaced_tokens().ids.tolist()
+        skip = max(0, resumed - base)
+        for ids in tokenizer.encode_stream(text.pieces()):
+            dropped = min(skip, len(ids))
+            skip -= dropped
+            pending.extend(ids[dropped:])
+            done = 0
+            while len(pending) - done > session.chunk_tokens:
+                yield read(pending[done : done + session.chunk_tokens])
+                done += session.chunk_tokens
+            del pending[:done]
+        if pending:
+            yield read(pending)
+        return writer.finish()
+
+
+def about_tokens(text: Text, tokenizer: TextTokenizer) -> int:
+    """How many tokens a text has, about, by passages of it."""
+    sample = text.sample
+    tokens = sum(len(tokenizer.encode(passage)) for passage in sample)
+    return -(-tokens * text.characters // sum(map(len, sample)))
 
 
 def _stored_settings(settings: LookupSettings, retrieve: bool) -> IngestSettings:
@@ -61,7 +117,7 @@ class _DocumentSession:
 
     def __init__(
         self,
-        reader: LandmarkReader,
+        reader: LandmarkAdapter,
         settings: LookupSettings,
         store: MemoryStore,
         writer: DocumentWriter,
@@ -71,7 +127,7 @@ class _DocumentSession:
         blocks = SessionBlocks(own_document=writer.document.id, own_end=writer.blocks)
         self._chunk: tuple[list[int], int] = [], 0
         self._last_length: int | None = None
-        self._session = Session(reader, settings, store, blocks, self._keep, retrieve=retrieve)
+        self._session = ChunkSession(reader, settings, store, blocks, self._keep, retrieve=retrieve)
         self._session.attention.cmt_values = None  # what is stored does not depend on them
         self.chunk_tokens = self._session.chunk_tokens
         if writer.blocks:
@@ -81,7 +137,9 @@ class _DocumentSession:
             attention.start_chunk()
 
     def chunk(self, ids: list[int], characters: int) -> None:
-        """As ChunkReader.chunk; a shorter last one is closed by a landmark."""
+        """Read and stage a chunk, before which the document has so many characters; a shorter last
+        one is closed by a landmark.
+        """
         self._chunk = ids, characters
         self._session.feed(ids)
         self._last_length = self._session.close_block() or None

@@ -1,4 +1,4 @@
-"""The reader that ships: a landmark-attention transformer with its tokenizer."""
+"""The model that ships: a landmark-attention transformer with its tokenizer."""
 
 import os
 from functools import cached_property
@@ -16,14 +16,14 @@ from memstore.model.adapter import Attend, Enter
 from memstore.model.landmark.byte_tokenizer import Tokenizer
 from memstore.model.landmark.checkpoint import SHIPPED, SHIPPED_NAME, load_checkpoint, signature_of
 from memstore.model.landmark.config import ModelConfig
-from memstore.model.landmark.landmark_api import LandmarkVerbs
+from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.transformer import Transformer
 
 _SMALL = 20_000_000  # parameters
 
 
-class LandmarkModel(LandmarkVerbs):
-    """A LandmarkReader over a transformer and its tokenizer, with the verbs."""
+class LandmarkModel(LandmarkAPI):
+    """A transformer and its tokenizer, with the API."""
 
     def __init__(self, transformer: Transformer, tokenizer: Tokenizer) -> None:
         config = transformer.config
@@ -53,10 +53,10 @@ class LandmarkModel(LandmarkVerbs):
     ) -> Tensor:
         return self.transformer.hidden(ids, attend, layers=layers, enter=enter)
 
-    def foresee(
+    def next_projections(
         self, layer_idx: int, states: Tensor, attended: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.transformer.foresee(layer_idx, states, attended)
+        return self.transformer.next_projections(layer_idx, states, attended)
 
     def logits(self, states: Tensor) -> Tensor:
         logits = accumulate(self.transformer.logits(states))  # float16 has no NEG

@@ -18,9 +18,9 @@ from memstore.errors import BudgetExceeded
 from memstore.index import Hits
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
-from memstore.model.adapter import LandmarkReader
 from memstore.model.answer import Found
-from memstore.model.rotary import Prefix
+from memstore.model.landmark.attention.candidates import Prefix
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.store.memory_store import MemoryStore
 
 _HITS_OF_EVERY_HEAD = 64  # landmark keys taken a (token, head), to see which heads point sharply
@@ -46,7 +46,7 @@ class _Looks:
 
 @torch.no_grad()
 def search_blocks(
-    reader: LandmarkReader,
+    reader: LandmarkAdapter,
     store: MemoryStore,
     documents: Sequence[tuple[int, int]],
     ids: Sequence[int],
@@ -84,7 +84,7 @@ def search_blocks(
     )
 
 
-def _look(reader: LandmarkReader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
+def _look(reader: LandmarkAdapter, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
     """What every memory layer looks for with each token of a phrase that was read without any
     memory.
 
@@ -103,7 +103,7 @@ def _look(reader: LandmarkReader, ids: Sequence[int], blocks: int) -> dict[int, 
     }
 
 
-def _look_piece(reader: LandmarkReader, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
+def _look_piece(reader: LandmarkAdapter, ids: Sequence[int], blocks: int) -> dict[int, _Looks]:
     shape, rope, cmt_keys, looks = reader.shape, reader.rope, reader.cmt_keys, {}
     sequence: list[int] = []
     rows = []

@@ -1,5 +1,5 @@
-"""A session: tokens go in chunk by chunk, attend to the chunk and to memory, and finished blocks
-become memory themselves.
+"""A session of a landmark model: tokens go in chunk by chunk, attend to the chunk and to memory,
+and finished blocks become memory themselves.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,15 +9,14 @@ from torch import Tensor
 
 from memstore.closing import Closing
 from memstore.errors import BudgetExceeded, InvalidConfig
-from memstore.model.adapter import Foreseeing, LandmarkReader
 from memstore.model.generation import Continuation
-from memstore.model.landmark.attention.block_requests import Lookups, OnRead
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
-from memstore.model.landmark.attention.speculative_prefetch import Lookahead
+from memstore.model.landmark.attention.speculative_prefetch import SpeculativePrefetch
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.session_passages import OwnBlocks
-from memstore.model.session_blocks import SessionBlocks
+from memstore.model.reads import Lookups, OnRead
+from memstore.model.session_blocks import OwnBlocks, SessionBlocks
 from memstore.store.memory_store import MemoryStore
 
 Keep = Callable[[FinishedBlocks], None]
@@ -26,7 +25,7 @@ them from then on.
 """
 
 
-class Session:
+class ChunkSession:
     """An open chunk, the blocks before it, and how lookups are made.
 
     `feed` takes content tokens; landmarks are inserted after every block_size of them.
@@ -34,7 +33,7 @@ class Session:
 
     def __init__(
         self,
-        reader: LandmarkReader,
+        reader: LandmarkAdapter,
         settings: LookupSettings,
         store: MemoryStore,
         blocks: SessionBlocks,
@@ -80,9 +79,11 @@ class Session:
             dtype=reader.dtype,
             device=reader.device,
         )
-        self._lookahead: Lookahead | None = None
-        if store.predictor != "off" and retrieve and isinstance(reader, Foreseeing):
-            self._lookahead = self.attention.observer = Lookahead(reader, self.attention, store)
+        self._prefetch: SpeculativePrefetch | None = None
+        if store.predictor != "off" and retrieve:
+            self._prefetch = self.attention.observer = SpeculativePrefetch(
+                reader, self.attention, store
+            )
         self.content = 0  # content tokens in the open chunk
         self.read_tokens = 0
 
@@ -95,7 +96,7 @@ class Session:
 
     @property
     def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-        """As AskingSession.same: none, since a block holds what follows from all before it."""
+        """As AskSession.same: none, since a block holds what follows from all before it."""
         return {}
 
     @property
@@ -185,7 +186,7 @@ class Session:
             self, state, max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
         )
 
-    # One token, in a walk that other sessions' tokens share: memstore.model.batched_forward
+    # One token, in a forward pass that other sessions' tokens share: memstore.model.batched_forward
 
     @torch.no_grad()
     def begin_token(self) -> bool:
@@ -197,16 +198,16 @@ class Session:
         return (self.content + 1) % self.reader.shape.block_size != 0
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What Reader.hidden takes: the open chunk goes on, and attends to memory."""
+        """What ModelAdapter.hidden takes: the open chunk goes on, and attends to memory."""
         return self.attention.attend(layer_idx, q, k, v)
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """A layer begins with these states [1, T, hidden_size]."""
-        if self._lookahead is not None:
-            self._lookahead.enter(layer_idx, states)
+        if self._prefetch is not None:
+            self._prefetch.enter(layer_idx, states)
 
     def end_token(self, token: int) -> None:
-        """The walk is done."""
+        """The forward pass is done."""
         self.content += 1
         self.read_tokens += 1
         self.attention.chunk.advance(1)
@@ -219,7 +220,7 @@ class Session:
         return self.reader.logits(states)
 
 
-class ScratchSession(Session, Closing):
+class LandmarkSession(ChunkSession, Closing):
     """A session that asks: its own blocks live pinned in the host tier until it is closed, at most
     half of the budget.
 
@@ -228,7 +229,7 @@ class ScratchSession(Session, Closing):
 
     def __init__(
         self,
-        reader: LandmarkReader,
+        reader: LandmarkAdapter,
         settings: LookupSettings,
         store: MemoryStore,
         documents: list[tuple[int, int]],
@@ -237,7 +238,7 @@ class ScratchSession(Session, Closing):
         on_read: OnRead | None = None,
         read_all_rows: bool = False,
     ) -> None:
-        """documents: attached ones, as (id, blocks). Otherwise as Session."""
+        """documents: attached ones, as (id, blocks). Otherwise as ChunkSession."""
         per_block = reader.shape.num_layers * reader.shape.num_kv_heads
         least = settings.chunk_blocks + settings.top_k
         self._own = OwnBlocks(store, documents, per_block, least)
@@ -270,7 +271,7 @@ class ScratchSession(Session, Closing):
         return self.feed(ids[-1:])[-1]
 
     def tell(self, question: str, answer: str) -> int:
-        """As AskingSession.tell."""
+        """As AskSession.tell."""
         reader = self.reader
         ids = [*reader.question_ids(question), *reader.tokenizer.encode(answer)]
         self.feed(ids)

@@ -123,7 +123,9 @@ class Transformer(nn.Module):
             x = block(x, lambda q, k, v, layer=layer: attend(layer, q, k, v))
         return self.norm(x) if layers in (None, len(self.blocks)) else x
 
-    def foresee(self, layer_idx: int, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def next_projections(
+        self, layer_idx: int, x: Tensor, attended: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of the layer after layer_idx, if that one began with x [B, T, hidden] and
         attended to `attended` [B, H, T, D].
         """

@@ -1,32 +1,35 @@
-"""Text as a selector sees it: read without memory, through the layers that it looks at."""
+"""Capturing the activations that a selector looks at: text is read without memory, up to its
+layers.
+"""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from memstore.model.adapter import Attend, ChoosingReader, Enter
-from memstore.model.passages.repositioned_attention import CompactAttention, read_prefix
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.adapter import Attend, Enter
+from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 
 STEP = 256  # tokens of a longer text that are read at once
 
 
-class TapWalk:
+class CapturingForward:
     """A text behind the reader's prefix that is read on, token by token; of what was read long ago
     no more is held than `most` tokens.
     """
 
-    def __init__(self, reader: ChoosingReader, most: int | None = None) -> None:
+    def __init__(self, reader: PassageModel, most: int | None = None) -> None:
         """most: None for the whole text."""
         self._reader, self._most = reader, most
-        self._attention = CompactAttention(reader, read_prefix(reader))
+        self._attention = RepositionedAttention(reader, read_prefix(reader))
 
     @torch.no_grad()
-    def read(self, ids: Sequence[int]) -> Tapped:
+    def read(self, ids: Sequence[int]) -> Captured:
         """Read tokens; what they show."""
-        if not self._reader.selector.taps.layers or not ids:
-            return Tapped(list(ids))
+        if not self._reader.selector.captures.layers or not ids:
+            return Captured(list(ids))
         if self._most is None:
             return self._read(ids)
         parts = []
@@ -34,21 +37,21 @@ class TapWalk:
             held = self._attention.local
             self._attention.let_go(min(held, max(0, held + len(piece) - self._most)))
             parts.append(self._read(piece))
-        return Tapped.joined(parts)
+        return Captured.joined(parts)
 
-    def fork(self) -> "TapWalk":
-        """Another walk, that has read the same."""
-        other = TapWalk(self._reader, self._most)
+    def fork(self) -> "CapturingForward":
+        """Another forward pass, that has read the same."""
+        other = CapturingForward(self._reader, self._most)
         other._attention = self._attention.fork()
         return other
 
-    def _read(self, ids: Sequence[int]) -> Tapped:
-        taps = self._reader.selector.taps
-        tapped, attend, enter = tapping(ids, taps, self._attention.attend)
+    def _read(self, ids: Sequence[int]) -> Captured:
+        captures = self._reader.selector.captures
+        captured, attend, enter = capturing(ids, captures, self._attention.attend)
         given = torch.tensor([list(ids)], device=self._reader.device)
-        states = self._reader.hidden(given, attend, layers=taps.layers, enter=enter)
-        enter(taps.layers, states)
-        return tapped
+        states = self._reader.hidden(given, attend, layers=captures.layers, enter=enter)
+        enter(captures.layers, states)
+        return captured
 
 
 def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
@@ -61,20 +64,22 @@ def pieces(ids: Sequence[int], held: int, most: int) -> list[Sequence[int]]:
     return [ids[at : at + step] for at in range(0, len(ids), step)]
 
 
-def tap(reader: ChoosingReader, ids: Sequence[int]) -> Tapped:
+def capture(reader: PassageModel, ids: Sequence[int]) -> Captured:
     """What the reader's selector needs to see of ids that stand behind the prefix."""
-    return TapWalk(reader).read(ids)
+    return CapturingForward(reader).read(ids)
 
 
-def tapping(ids: Sequence[int], taps: Taps, attend: Attend) -> tuple[Tapped, Attend, Enter]:
-    """What a walk of these ids will have shown, and the `attend` and `enter` that show it."""
-    tapped = Tapped(list(ids))
+def capturing(
+    ids: Sequence[int], captures: Captures, attend: Attend
+) -> tuple[Captured, Attend, Enter]:
+    """What a forward pass of these ids shows, and the `attend` and `enter` that capture it."""
+    captured = Captured(list(ids))
 
     def attending(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        tapped.keep_heads(taps, layer_idx, q, k)
+        captured.keep_heads(captures, layer_idx, q, k)
         return attend(layer_idx, q, k, v)
 
     def enter(layer_idx: int, states: Tensor) -> None:
-        tapped.keep_states(taps, layer_idx, states)
+        captured.keep_states(captures, layer_idx, states)
 
-    return tapped, attending, enter
+    return captured, attending, enter

@@ -1,36 +1,36 @@
-"""The local text of a session: its ids, and how its selector sees what is asked in it."""
+"""The dialogue buffer of a session: ids of its local text, and what its selector sees."""
 
 from collections.abc import Sequence
 
-from memstore.model.adapter import ChoosingReader
-from memstore.model.passages.activation_capture import TapWalk
-from memstore.model.passages.selectors.captured_activations import Tapped
+from memstore.model.passages.activation_capture import CapturingForward
+from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.selectors.captured_activations import Captured
 
 _FURTHER = 64  # tokens that are looked through for the end of a sentence
 
 
-class LocalText:
+class DialogueBuffer:
     """Ids behind the prefix; the selector reads them without memory when that is first needed,
     every token once.
     """
 
-    def __init__(self, reader: ChoosingReader, most: int) -> None:
+    def __init__(self, reader: PassageModel, most: int) -> None:
         """most: tokens that are held at most."""
         self.ids: list[int] = []  # that have not left, oldest first
         self.tokens = 0  # read so far, with those that left
         self._reader = reader
-        self._walk = TapWalk(reader, most)
-        self._seen = 0  # of `ids`, how many the walk has read
-        self._ahead: tuple[list[int], TapWalk] | None = None
+        self._forward = CapturingForward(reader, most)
+        self._seen = 0  # of `ids`, how many that has read
+        self._ahead: tuple[list[int], CapturingForward] | None = None
 
-    def look_ahead(self, ids: Sequence[int], words: range) -> Tapped:
+    def look_ahead(self, ids: Sequence[int], words: range) -> Captured:
         """What the words of a turn show that is about to be read."""
         if self._seen < len(self.ids):
-            self._walk.read(self.ids[self._seen :])
+            self._forward.read(self.ids[self._seen :])
             self._seen = len(self.ids)
-        walk = self._walk.fork()
-        shown = walk.read(ids)
-        self._ahead = list(ids), walk
+        forward = self._forward.fork()
+        shown = forward.read(ids)
+        self._ahead = list(ids), forward
         return shown.part(words)
 
     def extend(self, ids: Sequence[int]) -> None:
@@ -39,7 +39,7 @@ class LocalText:
         self.ids.extend(ids)
         self.tokens += len(ids)
         if ahead is not None and ahead[0] == list(ids):
-            self._walk, self._seen = ahead[1], len(self.ids)
+            self._forward, self._seen = ahead[1], len(self.ids)
 
     def sentences(self, least: int) -> int:
         """How many of the oldest tokens, at least so many, are whole sentences; `least` where no

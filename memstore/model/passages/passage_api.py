@@ -1,4 +1,4 @@
-"""What a passage model can do with a memory: it chooses passages once for a question."""
+"""The API of a passage model, which chooses passages once for a question."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -11,28 +11,28 @@ import torch
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
-from memstore.model.adapter import ChoosingReader
 from memstore.model.answer import Found
 from memstore.model.document_ingest import Ingesting, OnForecast
-from memstore.model.landmark.attention.block_requests import OnRead
 from memstore.model.lookup_settings import AnswerSettings
-from memstore.model.model_api import Verbs
-from memstore.model.passages.activation_capture import tap
+from memstore.model.model_api import ModelAPI
+from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.passage_ingest import find_again, ingest_passages
-from memstore.model.passages.passage_session import ChoosingSession
+from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.passage_session import PassageSession
 from memstore.model.passages.worker_pool import Workers
+from memstore.model.reads import OnRead
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.admission import Mode
 
 
-class ChoosingVerbs(Verbs, ChoosingReader):
-    """Verbs, by a selector and CompactAttention in every layer."""
+class PassageAPI(ModelAPI, PassageModel):
+    """The API by a selector and RepositionedAttention in every layer."""
 
     answering = AnswerSettings(max_new_tokens=64, until_sentence=False)
     codec = "int8"  # the answers are the same: docs/models-results.md
     # the module that computes passages of this model in another process, and its arguments (see
-    # passages.worker); None where no other can load it
+    # passages.worker_process); None where no other can load it
     worker: Sequence[str] | None = None
 
     @property
@@ -52,8 +52,8 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         expect: OnForecast | None = None,
         **lookup: Any,
     ) -> Ingesting:
-        """As Verbs.ingesting; none of the settings changes what is stored. keep: "text" stores no
-        keys and values: those of a passage that a question needs are computed then. workers: how
+        """As ModelAPI.ingesting; none of the settings changes what is stored. keep: "text" stores
+        no keys and values: those of a passage that a question needs are computed then. workers: how
         many processes compute, this one among them; or what `workers` gave, for several documents.
         Raises InvalidInput for chunk_blocks: passages are read each alone; and what `workers`
         raises.
@@ -132,12 +132,12 @@ class ChoosingVerbs(Verbs, ChoosingReader):
         retrieve: bool = True,
         on_read: OnRead | None = None,
         **lookup: Any,
-    ) -> ChoosingSession:
-        """As Verbs.session."""
+    ) -> PassageSession:
+        """As ModelAPI.session."""
         self._check(store)
         wanted = store.ready(documents)
         there = store.attached(wanted) if retrieve else wanted
-        session = ChoosingSession(
+        session = PassageSession(
             self,
             self.lookup.changed(**lookup),
             store,
@@ -151,12 +151,12 @@ class ChoosingVerbs(Verbs, ChoosingReader):
     def ranked(
         self, phrase: str, store: MemoryStore, scope: Sequence[tuple[int, int]], shortlist: int
     ) -> Iterator[Found]:
-        """As Verbs.ranked, by the selector's scores."""
+        """As ModelAPI.ranked, by the selector's scores."""
         self._check(store)
         runs = [(document, 0, blocks) for document, blocks in scope if blocks]
         ids, words = self.turn_ids(phrase, first=True)
-        tapped = tap(self, ids).part(words)
-        scores = self.selector.scores(tapped, phrase, store, runs)
+        captured = capture(self, ids).part(words)
+        scores = self.selector.scores(captured, phrase, store, runs)
         places = [(document, block) for document, _, end in runs for block in range(end)]
         best = torch.sort(scores, descending=True, stable=True)
         for score, place in zip(best.values.tolist(), best.indices.tolist()):

@@ -1,4 +1,4 @@
-"""Passages to keys and values: each computed alone behind the reader's prefix, many in a forward
+"""Passages to keys and values: each computed alone behind the model's prefix, many in a forward
 pass.
 
 What is computed of a passage follows from the model and the passage's tokens alone, whatever stands
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from memstore.errors import InvalidWeights
-from memstore.model.adapter import ChoosingReader, Enough
+from memstore.model.adapter import Enough
 from memstore.model.passages.cpu_products import fast_products
+from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import KeysValues, attention, read_prefix
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.store.write.chunk import finite
 
 _TOKENS = 256  # of a pass: as fast as more on a CPU, and a short document fills few for nothing
@@ -30,29 +31,29 @@ class Encoded(NamedTuple):
     """A passage as it is stored.
 
     k, v: [memory layers, Hkv, n, D] in the KV dtype, k without position; of no layers where the
-    pass ended before. tapped: what it shows to the selector.
+    pass ended before. captured: what it shows to the selector.
     """
 
     k: Tensor
     v: Tensor
-    tapped: Tapped
+    captured: Captured
 
 
 def encode(
-    reader: ChoosingReader,
+    reader: PassageModel,
     passages: Iterable[Sequence[int]],
     *,
     layers: int | None = None,
-    taps: Taps | None = None,
+    captures: Captures | None = None,
 ) -> Iterator[Encoded]:
     """Of each of these passages (ids, none of them empty) what is stored, in their order; layers:
-    go through the first ones only (None = all), for the selector's sake. taps: what is shown; None
-    = what the reader's selector needs.
+    go through the first ones only (None = all), for the selector's sake. captures: what is shown;
+    None = what the reader's selector needs.
 
     Some of `passages` are taken ahead, and held until those before them are there. Raises
     InvalidWeights for keys or values that the KV dtype cannot hold.
     """
-    walk = _Walk(reader, layers, reader.selector.taps if taps is None else taps)
+    forward = _Forward(reader, layers, reader.selector.captures if captures is None else captures)
     coming = iter(passages)
     waiting: deque[_Waiting] = deque()
     while True:
@@ -61,8 +62,8 @@ def encode(
             return
         if waiting[0].encoded is None:
             missing = [one for one in waiting if one.encoded is None]
-            some = [missing[at] for at in fitting([len(one.ids) for one in missing], walk.size)]
-            for one, encoded in zip(some, walk.encode([one.ids for one in some])):
+            some = [missing[at] for at in fitting([len(one.ids) for one in missing], forward.size)]
+            for one, encoded in zip(some, forward.encode([one.ids for one in some])):
                 one.encoded = encoded
         done = waiting.popleft().encoded
         assert done is not None
@@ -75,7 +76,7 @@ class _Waiting:
     encoded: Encoded | None = None
 
 
-def pass_tokens(reader: ChoosingReader) -> int:
+def pass_tokens(reader: PassageModel) -> int:
     """How many tokens a pass has; no passage has more."""
     return max(_TOKENS, reader.shape.block_size)
 
@@ -102,12 +103,12 @@ def check_storable(halves: Sequence[Tensor]) -> None:
         )
 
 
-class _Walk:
-    """Computes passages, a pass at a time; layers, taps: as in encode."""
+class _Forward:
+    """Computes passages, a pass at a time; layers, captures: as in encode."""
 
-    def __init__(self, reader: ChoosingReader, layers: int | None, taps: Taps) -> None:
+    def __init__(self, reader: PassageModel, layers: int | None, captures: Captures) -> None:
         self.size = pass_tokens(reader)
-        self._reader, self._layers, self._taps = reader, layers, taps
+        self._reader, self._layers, self._captures = reader, layers, captures
         self._prefix = _rotated(reader, read_prefix(reader))
 
     @torch.no_grad()
@@ -119,7 +120,7 @@ class _Walk:
         given[0, : len(together)] = together
         stored = reader.shape.memory_layers if self._layers is None else ()
         lengths = list(map(len, passages))
-        one = _Pass(reader, self._prefix, lengths, self.size, stored, self._taps)
+        one = _Pass(reader, self._prefix, lengths, self.size, stored, self._captures)
         try:
             with fast_products(device, reader.dtype):
                 last = reader.hidden(
@@ -130,7 +131,7 @@ class _Walk:
             pass
         k, v = one.stored()
         return [
-            Encoded(k[:, :, at], v[:, :, at], one.tapped(ids, at))
+            Encoded(k[:, :, at], v[:, :, at], one.captured(ids, at))
             for ids, at in zip(passages, one.spans)
         ]
 
@@ -140,17 +141,17 @@ class _Pass:
 
     def __init__(
         self,
-        reader: ChoosingReader,
+        reader: PassageModel,
         prefix: Sequence[KeysValues],
         lengths: Sequence[int],
         size: int,
         stored: Sequence[int],
-        taps: Taps,
+        captures: Captures,
     ) -> None:
         """prefix: rotated. lengths: tokens of each passage; they may leave some of `size` free.
         stored: layers whose keys and values are kept.
         """
-        self._reader, self._prefix, self._taps, shape = reader, prefix, taps, reader.shape
+        self._reader, self._prefix, self._captures, shape = reader, prefix, captures, reader.shape
         self._first = first = prefix[0][0].shape[2] if prefix else 0
         self.spans = [slice(end - n, end) for n, end in zip(lengths, accumulate(lengths))]
         positions, seen = torch.zeros(size, dtype=torch.int64), list[Tensor]()
@@ -171,21 +172,21 @@ class _Pass:
 
     def enter(self, layer_idx: int, states: Tensor) -> None:
         """states [1, T, hidden_size]."""
-        if layer_idx in self._taps.states:
+        if layer_idx in self._captures.states:
             self._states[layer_idx] = states[0]
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [1, H, T, D], k and v [1, Hkv, T, D], position-free -> [1, H, T, D], 0 behind the last
         passage. Raises Enough in the last layer.
         """
-        reader, taps = self._reader, self._taps
-        if layer_idx in taps.heads:
+        reader, captures = self._reader, self._captures
+        if layer_idx in captures.heads:
             self._heads[layer_idx] = q[0], k[0]
         if layer_idx in self._numbers:
             number = self._numbers[layer_idx]
             self._k[number], self._v[number] = k[0], v[0]
         end = reader.shape.num_layers
-        if layer_idx == end - 1 and end not in taps.states:
+        if layer_idx == end - 1 and end not in captures.states:
             raise Enough
         turned = reader.rotate(layer_idx, torch.cat((q, k), 1), self._positions)
         q, k = turned.split((q.shape[1], k.shape[1]), 1)
@@ -220,9 +221,9 @@ class _Pass:
         check_storable([k, v])
         return k, v
 
-    def tapped(self, ids: Sequence[int], at: slice) -> Tapped:
+    def captured(self, ids: Sequence[int], at: slice) -> Captured:
         """What the passage of these ids shows."""
-        return Tapped(
+        return Captured(
             list(ids),
             {layer: states[at] for layer, states in self._states.items()},
             {layer: q[:, at] for layer, (q, _) in self._heads.items()},
@@ -230,7 +231,7 @@ class _Pass:
         )
 
 
-def _rotated(reader: ChoosingReader, prefix: Sequence[KeysValues]) -> list[KeysValues]:
+def _rotated(reader: PassageModel, prefix: Sequence[KeysValues]) -> list[KeysValues]:
     """K and V [1, Hkv, P, D] of every layer, K at its positions, in the reader's dtype."""
     rotated = []
     for layer, (k, v) in enumerate(prefix):

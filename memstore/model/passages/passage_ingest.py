@@ -1,4 +1,4 @@
-"""Reading a document in as passages: text to passages to keys and values to committed blocks."""
+"""Ingest by a passage model: text to passages to keys and values to committed blocks."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,6 @@ from memstore.disk.format.citations import Place
 from memstore.disk.format.document import Document, IngestSettings
 from memstore.disk.format.passage_parts import Keep, Passage
 from memstore.freed_memory import return_freed_memory
-from memstore.model.adapter import ChoosingReader
 from memstore.model.document_ingest import (
     Ingesting,
     IngestProgress,
@@ -22,6 +21,7 @@ from memstore.model.document_ingest import (
 )
 from memstore.model.passages.cutting.passage_cutting import Passages
 from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_records import (
     Computed,
     compute,
@@ -41,7 +41,7 @@ _LOOKED_UP = 64  # passages that are looked up together
 
 
 def ingest_passages(
-    reader: ChoosingReader,
+    reader: PassageModel,
     store: MemoryStore,
     text: Text,
     *,
@@ -53,7 +53,8 @@ def ingest_passages(
     """Read a text into the store under text.name, passage by passage; the finished document is
     returned. keep: keys and values of its passages, or their text alone, of which a question
     computes those that it needs. workers: compute beside this process; what is stored is the same.
-    Raises what memstore.model.document_ingest.ingest raises, and what Workers.compute does.
+    Raises InvalidInput for a text that cannot be read, StorageFull before anything is read, and
+    what Workers.compute raises.
 
     A document already there with the same content is returned as it is; one whose ingest was
     interrupted goes on behind the passages that are stored. An appended text begins a passage.
@@ -85,7 +86,7 @@ def ingest_passages(
         # an append takes the last passage away, to be stored again in front of what follows
         passages = chain(writer.replaced_passages(), cutting)
         coming, ahead = tee(_looked_up(writer, (one for one in passages if one.end > first)))
-        through = reader.selector.taps.layers if keep == "text" else None
+        through = reader.selector.captures.layers if keep == "text" else None
         missing = (one.ids.tolist() for one, known in ahead if _missing(known, keep))
         if workers is None or through == 0:  # words alone are no work
             computed = compute(reader, missing, through)
@@ -128,7 +129,7 @@ def _missing(known: Known | None, keep: Keep) -> bool:
 
 
 def _kept(
-    reader: ChoosingReader, store: MemoryStore, text: Text
+    reader: PassageModel, store: MemoryStore, text: Text
 ) -> Iterator[tuple[Passage, Keep | None]]:
     """Passages of a text that is not read in yet, and what is kept of each already, as far as that
     can be told: where it is appended to another, it may be cut in another way.
@@ -139,7 +140,7 @@ def _kept(
 
 
 def _lacking(
-    reader: ChoosingReader, store: MemoryStore, keep: Keep, text: Text
+    reader: PassageModel, store: MemoryStore, keep: Keep, text: Text
 ) -> Iterator[list[int]]:
     """Of a text that is not read in yet the passages that will have to be computed."""
     for one, kept in _kept(reader, store, text):
@@ -163,24 +164,24 @@ def _landmarks(
     return torch.cat(kept) if kept else None
 
 
-def _about_tokens(reader: ChoosingReader, text: Text) -> int:
+def _about_tokens(reader: PassageModel, text: Text) -> int:
     """How many tokens the passages of a text have, about, contexts included."""
     tokens = sum(len(one.ids) for one in passages_of(reader, text.sample))
     return -(-tokens * text.characters // sum(map(len, text.sample)))
 
 
-def _stored_tokens(reader: ChoosingReader, store: MemoryStore, text: Text) -> int:
+def _stored_tokens(reader: PassageModel, store: MemoryStore, text: Text) -> int:
     """How many tokens of a text are of passages whose keys and values are stored."""
     return sum(len(one.ids) for one, kept in _kept(reader, store, text) if kept == "kv")
 
 
-def settings_of(reader: ChoosingReader) -> IngestSettings:
+def settings_of(reader: PassageModel) -> IngestSettings:
     """How the reader has its passages made."""
     return IngestSettings(passage_tokens=reader.passage_tokens, context=reader.context)
 
 
 def passages_of(
-    reader: ChoosingReader,
+    reader: PassageModel,
     pieces: Iterable[str],
     places: Sequence[Place] = (),
     *,
@@ -202,12 +203,12 @@ def passages_of(
 
 
 def find_again(
-    reader: ChoosingReader, store: MemoryStore, document: Document
+    reader: PassageModel, store: MemoryStore, document: Document
 ) -> Iterator[tuple[int, Tensor | None, list[list[tuple[int, int]]] | None]]:
     """What the reader's selector keeps of a stored document: pieces (first block, landmarks, words)
     one after the other. Its passages are read again, through the layers that the selector needs.
     """
-    layers = reader.selector.taps.layers
+    layers = reader.selector.captures.layers
     for first in range(0, document.blocks, _AT_ONCE):
         passages = store.passages(document.id, first, first + _AT_ONCE)
         landmarks = None

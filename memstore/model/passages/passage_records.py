@@ -1,4 +1,4 @@
-"""What is stored of several passages, as the store takes it."""
+"""Records of several passages, as the store takes them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from memstore.disk.format.passage_parts import Passage
-from memstore.model.adapter import ChoosingReader, TextTokenizer
 from memstore.model.passages.passage_encoding import Encoded, encode
+from memstore.model.passages.passage_protocol import PassageModel
 
 
 class Computed(NamedTuple):
@@ -22,7 +22,7 @@ class Computed(NamedTuple):
 
 
 def compute(
-    reader: ChoosingReader, passages: Iterable[Sequence[int]], layers: int | None = None
+    reader: PassageModel, passages: Iterable[Sequence[int]], layers: int | None = None
 ) -> Iterator[Computed]:
     """What is stored of each of these passages (ids), by `encode`; raises what that raises."""
     for one in encode(reader, passages, layers=layers):
@@ -30,7 +30,7 @@ def compute(
 
 
 def padded(
-    reader: ChoosingReader, encoded: Sequence[Encoded | Computed]
+    reader: PassageModel, encoded: Sequence[Encoded | Computed]
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """K and V of every memory layer, [n, Hkv, block_size, D]; the rows behind a passage are 0."""
     layers = reader.shape.memory_layers
@@ -45,20 +45,15 @@ def padded(
     return dict(zip(layers, zip(k, v)))
 
 
-def landmarks_of(reader: ChoosingReader, encoded: Sequence[Encoded]) -> Tensor | None:
+def landmarks_of(reader: PassageModel, encoded: Sequence[Encoded]) -> Tensor | None:
     """The token landmarks that the reader's selector keeps, [tokens of all, heads, width]."""
-    found = [reader.selector.landmarks(one.tapped) for one in encoded]
+    found = [reader.selector.landmarks(one.captured) for one in encoded]
     kept = [landmarks for landmarks in found if landmarks is not None]
     return torch.cat(kept) if kept else None
 
 
 def words_of(
-    reader: ChoosingReader, passages: Sequence[Passage]
+    reader: PassageModel, passages: Sequence[Passage]
 ) -> list[list[tuple[int, int]]] | None:
     """What the reader's selector keeps of the words of passages."""
     return reader.selector.words([reader.tokenizer.decode(one.ids.tolist()) for one in passages])
-
-
-def own_text(tokenizer: TextTokenizer, passage: Passage) -> str:
-    """The text of a passage, without the context in front."""
-    return tokenizer.decode(passage.ids[passage.lead :].tolist()).strip()

@@ -19,22 +19,22 @@ from memstore.errors import (
     MissingBlock,
     StoreUnavailable,
 )
-from memstore.model.adapter import ChoosingReader
 from memstore.model.generation import Continuation
-from memstore.model.landmark.attention.block_requests import Lookups, OnRead, Read
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.activation_capture import STEP, pieces
-from memstore.model.passages.dialogue_buffer import LocalText
+from memstore.model.passages.dialogue_buffer import DialogueBuffer
 from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import (
-    CompactAttention,
     KeysValues,
+    RepositionedAttention,
     computed,
     read_prefix,
 )
-from memstore.model.passages.selectors.captured_activations import Tapped
+from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.passage_choice import Candidates, Chosen
 from memstore.model.passages.session_passages import OwnPassages
+from memstore.model.reads import Lookups, OnRead, Read
 from memstore.model.session_blocks import Run
 from memstore.store.memory_store import MemoryStore
 from memstore.store.write.chunk import finite
@@ -48,7 +48,7 @@ class _Taken:
     tiers: dict[int, list[str]]  # by layer, where each of its heads was
 
 
-class ChoosingSession(Closing):
+class PassageSession(Closing):
     """Local text behind the reader's prefix, and the passages that it reads now.
 
     Prefix, passages in the order of the text, the separator, and the local text stand as they would
@@ -58,7 +58,7 @@ class ChoosingSession(Closing):
 
     def __init__(
         self,
-        reader: ChoosingReader,
+        reader: PassageModel,
         settings: LookupSettings,
         store: MemoryStore,
         documents: Sequence[tuple[int, int]],
@@ -86,8 +86,8 @@ class ChoosingSession(Closing):
         self.absent: set[int] = set()  # documents left out, or blocks of them: not to be had
         self._retrieve, self._on_read = retrieve, on_read
         told = None if on_read is None else self._told
-        self._attention = CompactAttention(reader, read_prefix(reader), told)
-        self._local = LocalText(reader, settings.local_tokens)
+        self._attention = RepositionedAttention(reader, read_prefix(reader), told)
+        self._local = DialogueBuffer(reader, settings.local_tokens)
         self._own = OwnPassages(reader, store, list(documents), self._block_units)
         if settings.own_blocks is not None:
             self._own.most = min(self._own.most, settings.own_blocks)
@@ -119,7 +119,7 @@ class ChoosingSession(Closing):
         return self.feed(ids)[-1]
 
     def tell(self, question: str, answer: str) -> int:
-        """As AskingSession.tell."""
+        """As AskSession.tell."""
         ids, _ = self.reader.turn_ids(question, first=not self._local.tokens)
         ids = [*ids, *self.reader.tokenizer.encode(answer)]
         self.feed(ids)
@@ -170,7 +170,7 @@ class ChoosingSession(Closing):
             self._own.add(ids)
 
     def attend(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What Reader.hidden takes: the local text goes on, and attends to what is read."""
+        """What ModelAdapter.hidden takes: the local text goes on, and attends to what is read."""
         return self._attention.attend(layer_idx, q, k, v)
 
     @torch.no_grad()
@@ -200,10 +200,10 @@ class ChoosingSession(Closing):
             end=self.reader.ends_turn,
         )
 
-    # One token, in a walk that other sessions' tokens share: memstore.model.batched_forward
+    # One token, in a forward pass that other sessions' tokens share: memstore.model.batched_forward
 
     def begin_token(self) -> bool:
-        """Make room for a token, which may always share a walk."""
+        """Make room for a token, which may always share a forward pass."""
         self._make_room(1)
         return not self._behind
 
@@ -211,7 +211,7 @@ class ChoosingSession(Closing):
         """A layer begins: nothing is done ahead."""
 
     def end_token(self, token: int) -> None:
-        """The walk is done."""
+        """The forward pass is done."""
         self._local.extend([token])
         self.read_tokens += 1
 
@@ -223,18 +223,18 @@ class ChoosingSession(Closing):
         question: as typed; ids: of the turn, `words` those of the question itself. The local turns
         before it are read with it, memory never is. Nothing is read where nothing answers.
         """
-        tapped = self._local.look_ahead(ids, words)
-        found = self._choose(tapped, question)
+        captured = self._local.look_ahead(ids, words)
+        found = self._choose(captured, question)
         self.answered = found is not None
         self.read(found or [])
         return self.chosen
 
-    def _choose(self, tapped: Tapped, question: str) -> list[Chosen] | None:
+    def _choose(self, captured: Captured, question: str) -> list[Chosen] | None:
         """The passages that are meant; None where nothing answers."""
         selector, scope, gate = self.reader.selector, self._scope, self.reader.gate
-        scores = selector.scores(tapped, question, self.store, scope)
+        scores = selector.scores(captured, question, self.store, scope)
         best = Candidates(
-            scores, selector, tapped, self.store, scope, self.settings.top_k, self._content
+            scores, selector, captured, self.store, scope, self.settings.top_k, self._content
         )
         self.candidates = best
         alone = gate is None or gate.answers(scores)
@@ -300,7 +300,7 @@ class ChoosingSession(Closing):
         behind, self._behind = self._behind, []
         if not behind:
             return
-        context = CompactAttention(self.reader, self._attention.prefix)
+        context = RepositionedAttention(self.reader, self._attention.prefix)
         for layer, halves in self._kept.items():
             context.remember(layer, *halves)
         began = time.perf_counter()
@@ -499,7 +499,7 @@ class ChoosingSession(Closing):
 
     @property
     def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-        """As AskingSession.same."""
+        """As AskSession.same."""
         return {(one.document, one.block): one.same for one in self.chosen if one.same}
 
     @property
@@ -511,4 +511,4 @@ class ChoosingSession(Closing):
         """Let go of what is read and of the session's own passages; the documents stay."""
         self.chosen, self.candidates, self._kept = [], None, {}
         self._own.close()
-        self._attention = CompactAttention(self.reader, self._attention.prefix)
+        self._attention = RepositionedAttention(self.reader, self._attention.prefix)

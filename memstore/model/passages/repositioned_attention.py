@@ -1,5 +1,5 @@
-"""Attention at the positions of a prompt: the prefix, what is read of a memory, and the local text,
-one after the other, under one ordinary softmax.
+"""Repositioned attention, at the positions of a prompt: the prefix, what is read of a memory, and
+the local text, one after the other, under one ordinary softmax.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from memstore.model.adapter import ChoosingReader, LayerForm
+from memstore.model.adapter import AttentionSpec
+from memstore.model.passages.passage_protocol import PassageModel
 
 KeysValues = tuple[Tensor, Tensor]
 """k and v [Hkv, n, D], position-free."""
@@ -33,14 +34,14 @@ class _Layer:
 
 
 @dataclass
-class CompactAttention:
+class RepositionedAttention:
     """What one text attends to: the reader's prefix at 0 .. P - 1, m remembered tokens from P
     on, and its own from P + m on. No room is left between them: that loses answers.
 
-    `attend` is what Reader.hidden takes; of one row and one thread.
+    `attend` is what ModelAdapter.hidden takes; of one row and one thread.
     """
 
-    reader: ChoosingReader
+    reader: PassageModel
     prefix: Sequence[KeysValues]  # of every layer; empty ones where there is none
     observe: Observe | None = None  # asked of the last row of every step
     # of the next step so many tokens, its first, are remembered ones that no memory holds; there
@@ -114,7 +115,7 @@ class CompactAttention:
         layer.length -= tokens
         return gone
 
-    def fork(self) -> "CompactAttention":
+    def fork(self) -> "RepositionedAttention":
         """Another one that attends to the same, until it is given more."""
         other = replace(self, _layers={})
         for index, layer in self._layers.items():
@@ -174,7 +175,7 @@ def _put(held: Tensor, at: int, more: Tensor) -> Tensor:
     return held
 
 
-def _weights(q: Tensor, k: Tensor, form: LayerForm, mask: Tensor | None) -> Tensor:
+def _weights(q: Tensor, k: Tensor, form: AttentionSpec, mask: Tensor | None) -> Tensor:
     """Attention [B, H, T, S] of q [B, H, T, D] to k [B, Hkv, S, D]."""
     batch, heads, rows, dim = q.shape
     grouped = q.reshape(batch, k.shape[1], -1, dim)
@@ -186,7 +187,7 @@ def _weights(q: Tensor, k: Tensor, form: LayerForm, mask: Tensor | None) -> Tens
     return scores.float().softmax(-1).to(q.dtype)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, form: LayerForm, mask: Tensor | None) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, form: AttentionSpec, mask: Tensor | None) -> Tensor:
     """Grouped attention of rotated q [B, H, T, D] to k, v [B, Hkv, S, D] -> [B, H, T, D]; mask:
     bool [T, S], what each row sees; None = everything.
     """
@@ -200,23 +201,23 @@ class _Known(NamedTuple):
     prefix: Sequence[KeysValues]
 
 
-_known: WeakKeyDictionary[ChoosingReader, _Known] = WeakKeyDictionary()
+_known: WeakKeyDictionary[PassageModel, _Known] = WeakKeyDictionary()
 
 
-def read_prefix(reader: ChoosingReader) -> Sequence[KeysValues]:
+def read_prefix(reader: PassageModel) -> Sequence[KeysValues]:
     """The keys and values of the reader's prefix in every layer; no pairs without a prefix. They
     are computed once for a device and a dtype, and are not to be written to.
     """
     state = (*reader.prefix_ids, reader.device, reader.dtype)
     known = _known.get(reader)
     if known is None or known.state != state:
-        keys_values = computed(CompactAttention(reader, []), reader.prefix_ids)
+        keys_values = computed(RepositionedAttention(reader, []), reader.prefix_ids)
         known = _known[reader] = _Known(state, keys_values)
     return known.prefix
 
 
 @torch.no_grad()
-def computed(context: CompactAttention, ids: Sequence[int]) -> Sequence[KeysValues]:
+def computed(context: RepositionedAttention, ids: Sequence[int]) -> Sequence[KeysValues]:
     """The keys and values in every layer of tokens that are read on in a context; no pairs without
     tokens.
     """

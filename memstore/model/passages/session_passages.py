@@ -1,45 +1,13 @@
-"""The blocks of a session's own text: in main memory, pinned there until the session is closed."""
+"""Passages of what has left a session's dialogue buffer, pinned in main memory until it ends."""
 
 from collections.abc import Sequence
 
-from memstore.model.adapter import ChoosingReader
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
+from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_records import landmarks_of, padded, words_of
-from memstore.model.session_blocks import SessionBlocks
+from memstore.model.session_blocks import OwnBlocks
 from memstore.store.memory_store import MemoryStore
-
-
-class OwnBlocks:
-    """Own blocks of a session beside attached documents: half of the host tier's budget at most;
-    beyond that the oldest are let go, and length is never an error.
-    """
-
-    def __init__(
-        self, store: MemoryStore, documents: list[tuple[int, int]], per_block: int, least: int = 0
-    ) -> None:
-        """documents: attached ones, as (id, blocks). per_block: units of a block; least: blocks
-        that are held whatever the budget says.
-        """
-        self.scratch = store.session_document()
-        self.blocks = SessionBlocks(documents, own_document=self.scratch.document)
-        self.most = max(least, store.tiers.host.capacity // (2 * per_block))
-
-    @property
-    def document(self) -> int:
-        """The number under which they are read and searched."""
-        return self.scratch.document
-
-    def make_room(self, count: int) -> None:
-        """Let the oldest go, for so many more."""
-        surplus = self.blocks.own + count - self.most
-        if surplus > 0:
-            self.blocks.own_first += surplus
-            self.scratch.trim(self.blocks.own_first)
-
-    def close(self) -> None:
-        """Let them all go."""
-        self.scratch.close()
 
 
 class OwnPassages(OwnBlocks):
@@ -49,7 +17,7 @@ class OwnPassages(OwnBlocks):
 
     def __init__(
         self,
-        reader: ChoosingReader,
+        reader: PassageModel,
         store: MemoryStore,
         documents: list[tuple[int, int]],
         per_block: int,

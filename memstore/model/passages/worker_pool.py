@@ -14,10 +14,10 @@ from itertools import islice
 
 import torch
 
-from memstore.closing import Closing
 from memstore.errors import MemstoreError
-from memstore.model.adapter import ChoosingReader
+from memstore.model.document_ingest import IngestWorkers
 from memstore.model.passages.passage_encoding import AHEAD, fitting, pass_tokens
+from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.passage_records import Computed, compute
 from memstore.model.passages.worker_process import Worker
 from memstore.model.texts.source_text import Text
@@ -37,12 +37,12 @@ class _Passage:
     computed: Computed | None = None
 
 
-class Workers(Closing):
+class Workers(IngestWorkers):
     """Processes of one machine that compute passages for documents which are read in one after the
     other; a context manager that ends them. Of one thread.
     """
 
-    def __init__(self, reader: ChoosingReader, command: Sequence[str], number: int) -> None:
+    def __init__(self, reader: PassageModel, command: Sequence[str], number: int) -> None:
         """command: of a worker, without the number of its threads, its last argument. number: of
         processes, this one among them, which share the threads that torch has here. They begin
         when there is something to compute.

@@ -1,4 +1,4 @@
-"""The text of an answer while it is generated: what of it can be sent already."""
+"""The incremental detokenizer: what of an answer's text can be sent while it is generated."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from memstore.model.adapter import TextTokenizer
 from memstore.model.generation import ends_sentence
 
 
-class Said:
+class Detokenizer:
     """The text so far of tokens that are generated one by one, without the space around it.
 
     What may still turn out to be cut off (a character's first bytes, space at the end, a full stop

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from memstore.disk.format.document import Document
+from memstore.disk.format.passage_parts import Passage
 from memstore.model.adapter import TextTokenizer
-from memstore.model.passages.passage_records import own_text
 from memstore.store.memory_store import MemoryStore
 
 _CUT = 3  # tokens at most in which a character ends that began before them
@@ -76,3 +76,8 @@ def _of_grid(
         text = tokenizer.whole_characters(ids[at:to], ids[to : to + _CUT])
         yield BlockText(block, start, text, tokenizer.characters(ids[at:to]))
         start += tokenizer.characters(ids[at:to])
+
+
+def own_text(tokenizer: TextTokenizer, passage: Passage) -> str:
+    """The text of a passage, without the context in front."""
+    return tokenizer.decode(passage.ids[passage.lead :].tolist()).strip()

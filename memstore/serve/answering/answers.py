@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from memstore.errors import DocumentNotFound
 from memstore.model.answer import Source
 from memstore.model.generation import Continuation
-from memstore.model.model_api import Verbs
-from memstore.model.texts.detokenizer import Said
+from memstore.model.model_api import ModelAPI
+from memstore.model.texts.detokenizer import Detokenizer
 from memstore.serve.answering import trace_report
 from memstore.serve.answering.long_prompts import Plan
 from memstore.serve.answering.sampling import Sampling
@@ -150,7 +150,7 @@ class Answer(Iterator[str]):
 
     def _generate(
         self, warm: WarmSession, state: "Tensor", until: float
-    ) -> Generator[str, None, Said]:
+    ) -> Generator[str, None, Detokenizer]:
         """The pieces of the text but the last; what holds that one. until: of time.perf_counter,
         when the answer ends where it is.
         """
@@ -183,7 +183,7 @@ class Answer(Iterator[str]):
         outcome.finish_reason = "length" if cut and not detokenizer.ended else "stop"
         return detokenizer
 
-    def _keep(self, warm: WarmSession, detokenizer: Said, read: int) -> None:
+    def _keep(self, warm: WarmSession, detokenizer: Detokenizer, read: int) -> None:
         """Store the turn, and have the session wait for the next one where it read all of this.
         read: how many tokens the session had read before the answer.
         """
@@ -207,7 +207,7 @@ class Answers:
 
     def __init__(
         self,
-        reader: Verbs,
+        reader: ModelAPI,
         sessions: WarmSessions,
         conversations: Conversations,
         worker: Worker,

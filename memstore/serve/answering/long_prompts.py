@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memstore.disk.format.document import PROMPT
-from memstore.model.adapter import Reader
+from memstore.model.adapter import ModelAdapter
 from memstore.model.texts.source_text import Text
 from memstore.serve.api_errors import ApiError
 from memstore.serve.state.turns import Turn, keys_of
@@ -36,7 +36,9 @@ class Plan:
 class Window:
     """How much of a conversation is read as one prompt."""
 
-    def __init__(self, reader: Reader, tokens: int | None, *, most: int | None = None) -> None:
+    def __init__(
+        self, reader: ModelAdapter, tokens: int | None, *, most: int | None = None
+    ) -> None:
         """tokens: None for what the reader reads at once. most: tokens of a text, where what does
         not fit into the window cannot become a document: a conversation is then read text by text,
         however long it is; None: it can.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memstore.model.adapter import TextTokenizer
-from memstore.model.texts.detokenizer import Said
+from memstore.model.texts.detokenizer import Detokenizer
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Sampling:
     sentence: bool = False
     raw: bool = False
 
-    def detokenizer(self, tokenizer: TextTokenizer) -> Said:
+    def detokenizer(self, tokenizer: TextTokenizer) -> Detokenizer:
         """What makes text of the answer's tokens as they come, and knows where it ends."""
-        return Said(tokenizer, stop=self.stop, sentence=self.sentence, raw=self.raw)
+        return Detokenizer(tokenizer, stop=self.stop, sentence=self.sentence, raw=self.raw)
 
 
 def stop_texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from memstore.model.adapter import Reader
-from memstore.model.landmark.attention.block_requests import Read
-from memstore.model.model_api import AskingSession
+from memstore.model.adapter import ModelAdapter
+from memstore.model.ask_session import AskSession
+from memstore.model.reads import Read
 from memstore.tiers.stats import COUNTS
 
 OF_TOKEN = 6  # blocks that are told of a token, the ones most read
@@ -56,7 +56,7 @@ class Trace:
     session, used by one thread at a time.
     """
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: ModelAdapter) -> None:
         shape = reader.shape
         self.reader = reader
         self.layers: tuple[int, ...] = shape.memory_layers
@@ -83,7 +83,7 @@ class Trace:
         self._reads: list[Read] = []
         self._layer = -1
 
-    def begin(self, session: AskingSession) -> None:
+    def begin(self, session: AskSession) -> None:
         """A question begins; what the one before it read is forgotten."""
         self._clear()
         self._session, self._on = session, False
@@ -91,7 +91,7 @@ class Trace:
         self._lookups = session.lookups.done, session.lookups.skipped
 
     def start(self) -> None:
-        """What is read from now on is read for the answer's first token: what AskingSession.ask
+        """What is read from now on is read for the answer's first token: what AskSession.ask
         calls.
         """
         self._forget_step()

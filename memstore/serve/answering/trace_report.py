@@ -12,10 +12,10 @@ from typing import Any
 
 from memstore.disk.format.document import Document
 from memstore.errors import DocumentNotFound
-from memstore.model.adapter import Reader
+from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Source
-from memstore.model.model_api import AskingSession
-from memstore.model.passages.passage_session import ChoosingSession
+from memstore.model.ask_session import AskSession
+from memstore.model.passages.passage_session import PassageSession
 from memstore.model.texts.document_text import block_texts
 from memstore.serve.answering.trace import BlockRead, Place, TokenRead, Trace
 from memstore.store.memory_store import MemoryStore
@@ -29,7 +29,7 @@ MayRead = Callable[[str], bool]
 
 def report(
     trace: Trace,
-    session: AskingSession,
+    session: AskSession,
     *,
     text: str | None = None,
     most: int = 12,
@@ -75,7 +75,7 @@ def report(
     }
 
 
-def absent(session: AskingSession, may_read: MayRead) -> list[str]:
+def absent(session: AskSession, may_read: MayRead) -> list[str]:
     """Documents of a published memory that could not be had, they or blocks of them."""
     if not session.absent:
         return []
@@ -91,7 +91,7 @@ def sources(trace: Trace, store: MemoryStore, most: int) -> list[Source]:
 
 
 def passage(
-    reader: Reader, store: MemoryStore, name: str, first: int, end: int
+    reader: ModelAdapter, store: MemoryStore, name: str, first: int, end: int
 ) -> list[dict[str, Any]]:
     """Blocks first .. end - 1 of a document, fewer at its end: {"block", "span", "text"} each, the
     texts one after the other. Raises DocumentNotFound, CorruptMemory.
@@ -107,13 +107,13 @@ def passage(
     ]
 
 
-def unit_bytes(reader: Reader) -> int:
+def unit_bytes(reader: ModelAdapter) -> int:
     """Decoded bytes of a unit: keys and values of a block of one KV head."""
     shape = reader.shape
     return 2 * shape.block_size * shape.head_dim * shape.kv_dtype.itemsize
 
 
-def pieces(reader: Reader, tokens: Sequence[int]) -> list[str]:
+def pieces(reader: ModelAdapter, tokens: Sequence[int]) -> list[str]:
     """The text that begins in each token; together they are the text of all."""
     whole = reader.tokenizer.whole_characters
     return [
@@ -125,7 +125,7 @@ def pieces(reader: Reader, tokens: Sequence[int]) -> list[str]:
 class _Known:
     """The documents that may be shown, by their id."""
 
-    def __init__(self, reader: Reader, store: MemoryStore, may_read: MayRead) -> None:
+    def __init__(self, reader: ModelAdapter, store: MemoryStore, may_read: MayRead) -> None:
         self._reader, self._store = reader, store
         self._documents: dict[int, Document] = {
             document.id: document for document in store.documents() if may_read(document.name)
@@ -204,11 +204,11 @@ def _attention(trace: Trace, tokens: Sequence[TokenRead]) -> dict[str, Any]:
     }
 
 
-def _choice(trace: Trace, session: AskingSession, known: _Known) -> dict[str, Any] | None:
+def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] | None:
     """The last choice of a session that chooses once for a question: its best candidates and what
     was chosen, in the order of the scores, with how much each layer took of it.
     """
-    if not isinstance(session, ChoosingSession) or session.candidates is None:
+    if not isinstance(session, PassageSession) or session.candidates is None:
         return None
     candidates, gate = session.candidates, session.reader.gate
     chosen = {(block.document, block.block): block for block in session.chosen}

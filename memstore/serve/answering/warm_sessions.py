@@ -9,7 +9,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from memstore.errors import BudgetExceeded
-from memstore.model.model_api import AskingSession, Verbs
+from memstore.model.ask_session import AskSession
+from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.serve.answering.long_prompts import Plan, Window
 from memstore.serve.answering.trace import Trace
@@ -26,7 +27,7 @@ class WarmSession:
     all.
     """
 
-    session: AskingSession
+    session: AskSession
     trace: Trace
     owner: str
     scope: tuple[int, ...]
@@ -55,7 +56,7 @@ class WarmSessions:
     """The sessions that are warm, and how others are opened."""
 
     def __init__(
-        self, reader: Verbs, store: MemoryStore, settings: ServeSettings, *, most_bytes: int
+        self, reader: ModelAPI, store: MemoryStore, settings: ServeSettings, *, most_bytes: int
     ) -> None:
         """most_bytes: that one document of a prompt may take."""
         self._reader, self._store, self._settings = reader, store, settings
@@ -221,7 +222,7 @@ class WarmSessions:
     def _opened(self, owner: str, documents: Sequence[str], scope: tuple[int, ...]) -> WarmSession:
         trace = Trace(self._reader)
 
-        def opened() -> AskingSession:
+        def opened() -> AskSession:
             return self._reader.session(
                 self._store, documents, on_read=trace, own_blocks=self._own_blocks
             )

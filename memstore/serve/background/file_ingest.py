@@ -22,7 +22,7 @@ from memstore.errors import (
     MemstoreError,
 )
 from memstore.model.document_ingest import Ingesting, IngestProgress
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.serve.answering.jobs import Job
 from memstore.serve.answering.worker import Worker
@@ -49,7 +49,7 @@ class FileIngest:
 
     def __init__(
         self,
-        reader: Verbs,
+        reader: ModelAPI,
         store: MemoryStore,
         uploads: Uploads,
         backfill: Backfill,

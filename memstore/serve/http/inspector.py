@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from memstore import __version__
 from memstore.disk.format.document import Document, is_of_prompt
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.serve.answering.trace_report import passage
 from memstore.serve.api_errors import not_found
 from memstore.serve.api_keys import Access
@@ -75,7 +75,7 @@ class Inspected:
     """What the inspector shows. model: its name; upload_bytes: of the largest upload."""
 
     model: str
-    reader: Verbs
+    reader: ModelAPI
     store: MemoryStore
     documents: DocumentAccess
     ingest: FileIngest

@@ -15,7 +15,7 @@ from memstore.disk.format.document import Document, is_of_prompt
 from memstore.errors import InvalidInput
 from memstore.model.answer import Source
 from memstore.model.document_ingest import Ingesting, IngestProgress
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.model.texts.source_text import Text
 from memstore.serve.answering.answers import Answers, Question
 from memstore.serve.answering.jobs import Job
@@ -52,7 +52,7 @@ class MemoryTools:
     an answer.
     """
 
-    reader: Verbs
+    reader: ModelAPI
     store: MemoryStore
     worker: Worker
     answers: Answers

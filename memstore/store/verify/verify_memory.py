@@ -81,7 +81,7 @@ def verify_memory(path: Path | str, *, repair: bool = False) -> Report:
 
 
 @dataclass
-class _Walk:
+class _Forward:
     """What a walk has met."""
 
     records: int = 0
@@ -138,9 +138,9 @@ def _salvage(children: "_Children", path: Path) -> list[Problem]:
     return []
 
 
-def _walk_in_children(children: "_Children", path: Path) -> _Walk:
+def _walk_in_children(children: "_Children", path: Path) -> _Forward:
     """Walk, again from the next document whenever a child dies."""
-    walk = _Walk()
+    walk = _Forward()
     skip: list[int] = []
     while True:
         reading: dict[str, Any] | None = None

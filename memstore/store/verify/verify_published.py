@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from memstore.errors import CorruptMemory, MemstoreError, ObjectNotFound, StoreUnavailable
 from memstore.share.format.document_pages import Entry
-from memstore.share.format.published import Published
 from memstore.share.format.pieces import Piece
+from memstore.share.format.published import Published
 from memstore.share.format.segments import FOLDER, read_footer
 from memstore.share.objects.open_object_store import open_object_store
 from memstore.store.transfer.document_parts import Head, check_parts

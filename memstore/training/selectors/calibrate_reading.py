@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from memstore.disk.format.passage_parts import Passage
-from memstore.model.passages.passage_api import ChoosingVerbs
+from memstore.model.passages.passage_api import PassageAPI
 from memstore.model.passages.passage_ingest import passages_of
 from memstore.model.passages.selectors.adaptation import Adaptation
 from memstore.store.memory_store import MemoryStore
@@ -38,7 +38,7 @@ class Answers:
 
 
 def calibrate_reading(
-    reader: ChoosingVerbs,
+    reader: PassageAPI,
     adaptation: Adaptation,
     texts: Sequence[str],
     *,
@@ -83,7 +83,7 @@ def calibrate_reading(
 
 @torch.no_grad()
 def _answers(
-    reader: ChoosingVerbs, store: MemoryStore, asked: Sequence[Fact], score_range: float
+    reader: PassageAPI, store: MemoryStore, asked: Sequence[Fact], score_range: float
 ) -> Answers:
     right, passages = 0, 0
     for fact in asked:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstore.model.passages.selectors.captured_activations import Taps
+from memstore.model.passages.selectors.captured_activations import Captures
 from memstore.model.passages.selectors.pointer_heads import DISTANCE, Rotate
 from memstore.training.selectors.states import Walk
 from memstore.training.selectors.windows import Question, Window, firsts
@@ -39,21 +39,21 @@ def rank_heads(
 
     Memory: the keys of all windows in float16. report: told (windows read, of how many).
     """
-    taps = Taps(heads=tuple(range(layers)))
-    keys: dict[int, list[Tensor]] = {layer: [] for layer in taps.heads}
-    queries: dict[int, list[Tensor]] = {layer: [] for layer in taps.heads}
+    captures = Captures(heads=tuple(range(layers)))
+    keys: dict[int, list[Tensor]] = {layer: [] for layer in captures.heads}
+    queries: dict[int, list[Tensor]] = {layer: [] for layer in captures.heads}
     asked: list[tuple[int, Question]] = []
     for number, (window, before) in enumerate(zip(windows, firsts(windows), strict=True)):
-        for passage in walk(window.passages, taps):
+        for passage in walk(window.passages, captures):
             offsets = torch.arange(len(passage.ids))
-            for layer in taps.heads:
+            for layer in captures.heads:
                 k = passage.k[layer]
                 keys[layer].append(rotate(layer, k, offsets.to(k.device)).half().cpu())
         questions = [question for question in window.questions if question.kind in kinds]
-        rows = walk([question.lead + question.ids for question in questions], taps)
+        rows = walk([question.lead + question.ids for question in questions], captures)
         for question, row in zip(questions, rows, strict=True):
             positions = torch.full((len(question.ids),), DISTANCE)
-            for layer in taps.heads:
+            for layer in captures.heads:
                 own = row.q[layer][:, len(question.lead) :]
                 queries[layer].append(rotate(layer, own, positions.to(own.device)).half().cpu())
             asked.append((before, question))
@@ -61,7 +61,7 @@ def rank_heads(
             report(number + 1, len(windows))
     same = _same(asked)
     ranked = []
-    for layer in taps.heads:
+    for layer in captures.heads:
         shares = _shares(queries.pop(layer), keys.pop(layer))
         for head in range(shares.shape[0]):
             found = [

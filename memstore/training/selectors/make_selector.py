@@ -13,7 +13,7 @@ import torch
 
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.selectors.adaptation import Adaptation
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.pointer_heads import PointerHeads, Rotate
 from memstore.model.passages.selectors.selector import Selector
 from memstore.model.passages.selectors.selector_file import MadeFor
@@ -158,14 +158,16 @@ class _Making:
                 f"layer {head.layer} head {head.head}: reciprocal rank {head.reciprocal_rank:.2f}"
             )
         shape = (made_for.num_heads, made_for.num_kv_heads, made_for.head_dim)
-        taps = Taps(heads=tuple(sorted({head.layer for head in best})))
+        captures = Captures(heads=tuple(sorted({head.layer for head in best})))
         shown = [
-            passage for window in self.against for passage in self.model.walk(window.passages, taps)
+            passage
+            for window in self.against
+            for passage in self.model.walk(window.passages, captures)
         ]
 
-        def of_question(window: int, place: int) -> Tapped:
+        def of_question(window: int, place: int) -> Captured:
             question = self.against[window].questions[place]
-            shown = self.model.walk([question.lead + question.ids], taps)[0]
+            shown = self.model.walk([question.lead + question.ids], captures)[0]
             return shown.part(range(len(question.lead), len(shown.ids)))
 
         asked = sought(self.against, of_question)
@@ -201,10 +203,10 @@ def _mean(outcomes: Sequence[Outcome]) -> float:
     return sum(shares) / len(shares)
 
 
-def sought(windows: Sequence[Window], tapped: Callable[[int, int], Tapped]) -> list[Sought]:
+def sought(windows: Sequence[Window], captured: Callable[[int, int], Captured]) -> list[Sought]:
     """The questions of windows, with the passages that answer, those of all windows counted on.
 
-    tapped: of (window, number of the question in it), what was shown of its own words.
+    captured: of (window, number of the question in it), what was shown of its own words.
     """
     same: dict[str, set[int]] = {}
     found = []
@@ -213,7 +215,7 @@ def sought(windows: Sequence[Window], tapped: Callable[[int, int], Tapped]) -> l
             right = tuple(before + passage for passage in question.touched)
             if question.key:
                 same.setdefault(question.key, set()).update(right)
-            found.append((question, right, tapped(number, place)))
+            found.append((question, right, captured(number, place)))
     return [
         Sought(
             question.kind,
@@ -227,7 +229,7 @@ def sought(windows: Sequence[Window], tapped: Callable[[int, int], Tapped]) -> l
 
 
 def add(
-    haystack: Haystack, selector: Selector, tokenizer: TextTokenizer, passages: Sequence[Tapped]
+    haystack: Haystack, selector: Selector, tokenizer: TextTokenizer, passages: Sequence[Captured]
 ) -> None:
     """One more document, of these passages, with what the selector keeps of them."""
     kept = [found for one in passages if (found := selector.landmarks(one)) is not None]

@@ -15,7 +15,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.scope import Scope
 from memstore.index.word_index import WordIndex
-from memstore.model.passages.selectors.captured_activations import Tapped
+from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.passage_choice import Candidates
 from memstore.model.passages.selectors.selector import GATE_TOGETHER, Gate, Selector, confidence
 
@@ -65,13 +65,13 @@ class Haystack:
 class Sought:
     """A question to measure with.
 
-    tapped: of the user's words. right: passages, numbered over the whole haystack, that answer;
+    captured: of the user's words. right: passages, numbered over the whole haystack, that answer;
     others: passages that answer it as well and count neither way.
     """
 
     kind: str
     text: str
-    tapped: Tapped
+    captured: Captured
     right: tuple[int, ...]
     others: frozenset[int] = frozenset()
 
@@ -94,8 +94,8 @@ def measure(selector: Selector, haystack: Haystack, questions: Sequence[Sought])
     """Ask every question of the whole haystack."""
     found = []
     for question in questions:
-        asked = selector, question.tapped, haystack, haystack.scope
-        scores = selector.scores(question.tapped, question.text, haystack, haystack.scope)
+        asked = selector, question.captured, haystack, haystack.scope
+        scores = selector.scores(question.captured, question.text, haystack, haystack.scope)
         together = Candidates(scores, *asked, GATE_TOGETHER, lambda *place: place).together
         right = list(question.right)
         skipped = torch.zeros(len(scores), dtype=torch.bool)

@@ -5,24 +5,26 @@ its prefix, as it reads passages.
 from collections.abc import Sequence
 
 from memstore.disk.format.passage_parts import Passage
-from memstore.model.adapter import ChoosingReader
 from memstore.model.passages.passage_encoding import encode
 from memstore.model.passages.passage_ingest import passages_of
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.selector_file import MadeFor
 from memstore.training.selectors.make_selector import Subject
 
 
-def subject_of(reader: ChoosingReader, made_for: MadeFor) -> Subject:
+def subject_of(reader: PassageModel, made_for: MadeFor) -> Subject:
     """The reader, ready to be adapted. made_for: its sizes."""
 
     def cut(text: str) -> list[Passage]:
         return list(passages_of(reader, [text]))
 
-    def walk(rows: Sequence[Sequence[int]], taps: Taps) -> list[Tapped]:
+    def walk(rows: Sequence[Sequence[int]], captures: Captures) -> list[Captured]:
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))  # fuller passes
-        read = encode(reader, (rows[row] for row in order), layers=taps.layers, taps=taps)
-        shown = dict(zip(order, (one.tapped for one in read), strict=True))
+        read = encode(
+            reader, (rows[row] for row in order), layers=captures.layers, captures=captures
+        )
+        shown = dict(zip(order, (one.captured for one in read), strict=True))
         return [shown[row] for row in range(len(rows))]
 
     return Subject(made_for, reader.tokenizer, cut, walk, reader.rotate, reader.passage_tokens)

@@ -14,12 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.learned_selector import rooted
 from memstore.training.selectors.windows import Question, Window, firsts
 
-Walk = Callable[[Sequence[Sequence[int]], Taps], list[Tapped]]
-"""Reads rows of ids, each after the prefix alone, and shows what `Taps` names of each row."""
+Walk = Callable[[Sequence[Sequence[int]], Captures], list[Captured]]
+"""Reads rows of ids, each after the prefix alone, and shows what `Captures` names of each row."""
 
 _PIECE = 16  # windows of a file
 
@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class States:
-    """States, root mean square 1, that enter the layers tapped.
+    """States, root mean square 1, that enter the layers captured.
 
     ids: [N], of all passages, one passage after another; ends: [P], where each passage ends in
     them. passages: by layer, float16 [N, hidden]. rows: by layer, float16 [R, hidden], those of the
@@ -54,17 +54,17 @@ class States:
     row_ids: Tensor
     asked: tuple[Asked, ...]
 
-    def question(self, window: int, place: int) -> Tapped:
+    def question(self, window: int, place: int) -> Captured:
         """What was shown of a window's question number `place`, of its own words."""
         asked = [one for one in self.asked if one.window == window][place]
         rows = {layer: states[asked.first : asked.end] for layer, states in self.rows.items()}
-        return Tapped(list(asked.question.ids), rows)
+        return Captured(list(asked.question.ids), rows)
 
-    def shown(self, passage: int) -> Tapped:
+    def shown(self, passage: int) -> Captured:
         """What was shown of a passage."""
         at = self._place(passage)
         states = {layer: states[at] for layer, states in self.passages.items()}
-        return Tapped(self.ids[at].tolist(), states)
+        return Captured(self.ids[at].tolist(), states)
 
     def passage(self, layer: int, passage: int) -> Tensor:
         """The states float16 [n, hidden] of a passage."""
@@ -127,7 +127,7 @@ def _walk_piece(piece: Sequence[Window], walk: Walk, layers: tuple[int, ...]) ->
     passages = [ids for window in piece for ids in window.passages]
     questions = [question for window in piece for question in window.questions]
     rows = [*passages, *(question.lead + question.ids for question in questions)]
-    shown = walk(rows, Taps(states=layers))
+    shown = walk(rows, Captures(states=layers))
     tensors = {}
     for layer in layers:
         states = [rooted(one.states[layer]).half() for one in shown]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from memstore.kernels.api import NEG
 from memstore.model.adapter import Shape
+from memstore.model.landmark.attention.candidates import Candidates
 from memstore.model.landmark.attention.open_chunk import OpenChunk
 from memstore.model.landmark.attention.selection import (
     Selection,
@@ -18,7 +19,6 @@ from memstore.model.landmark.attention.selection import (
     superseding,
 )
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.session_blocks import Candidates
 from memstore.store.memory_store import MemoryStore
 
 

@@ -1,5 +1,5 @@
-"""The units of a layer step: the distinct ones among what rows chose, leased together, and what was
-read of them.
+"""Block requests of a layer step: the KV blocks of heads that rows chose, the distinct ones leased
+together, and what was read of them.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
+from memstore.model.reads import Read
 from memstore.tiers.lease import Lease
 
 _FEW = 256  # units of a step that are looked up without tensors
@@ -18,35 +19,7 @@ Locate = Callable[[int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Read:
-    """One unit read by the last row of a step: its attention mass, and the tier that had it."""
-
-    layer: int
-    head: int
-    document: int
-    block: int
-    mass: float
-    tier: str
-
-
-OnRead = Callable[[list[Read]], None]
-"""Told the units that a row of a step has read."""
-
-
-@dataclass
-class Lookups:
-    """Lookups done, and skipped: of (token, head, layer) because the gate was below the cutoff; of
-    questions, by a reader that chooses once for each. left: units that were chosen and not waited
-    for (a cutoff by tier).
-    """
-
-    done: int = 0
-    skipped: int = 0
-    left: int = 0
-
-
-@dataclass(frozen=True)
-class Wanted:
+class BlockRequest:
     """What rows chose: candidates [h, T or 1, K] (-1 = none) of a layer's query heads from
     first_head on, `group` of them to a KV head.
     """
@@ -56,13 +29,13 @@ class Wanted:
     first_head: int
     group: int
 
-    def part(self, rows: slice) -> "Wanted":
+    def part(self, rows: slice) -> "BlockRequest":
         """The same of some rows."""
-        return Wanted(self.layer, self.candidates[:, rows], self.first_head, self.group)
+        return BlockRequest(self.layer, self.candidates[:, rows], self.first_head, self.group)
 
 
-def lease_units(
-    lease: Callable[[list[BlockKey]], Lease], wanted: Wanted, locate: Locate
+def lease_requested(
+    lease: Callable[[list[BlockKey]], Lease], wanted: BlockRequest, locate: Locate
 ) -> tuple[Lease, Tensor]:
     """A lease on the distinct units that are wanted, and their slots in the candidates' shape (-1 =
     none).
@@ -90,7 +63,7 @@ def lease_units(
 
 
 def _lease_few(
-    lease: Callable[[list[BlockKey]], Lease], wanted: Wanted, locate: Locate
+    lease: Callable[[list[BlockKey]], Lease], wanted: BlockRequest, locate: Locate
 ) -> tuple[Lease, Tensor]:
     """The same without tensors: a decoding step has few units, and every call costs more than the
     units do.
@@ -117,10 +90,10 @@ def _lease_few(
     return leased, slots.view(candidates.shape)
 
 
-def units_read(
-    wanted: Wanted, row: int, mass: Tensor, slots: Tensor, lease: Lease, locate: Locate
+def requested_reads(
+    wanted: BlockRequest, row: int, mass: Tensor, slots: Tensor, lease: Lease, locate: Locate
 ) -> list[Read]:
-    """What one row read: mass [h, T, K] by row, slots as `lease_units` gave them."""
+    """What one row read: mass [h, T, K] by row, slots as `lease_requested` gave them."""
     own = min(row, wanted.candidates.shape[1] - 1)
     chosen = zip(wanted.candidates[:, own].tolist(), mass[:, row].tolist(), slots[:, own].tolist())
     return [

@@ -1,5 +1,5 @@
-"""Blocks that a row does not wait for: those in tiers that its gate is too low for, and those that
-cannot be had (docs/share.md). What is left is attended to.
+"""The latency-aware gate, of blocks that a row does not wait for: those in tiers that its gate is
+too low for, and those that cannot be had (docs/share.md). What is left is attended to.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from memstore.block import BlockKey
 from memstore.kernels.api import LocalAttention
-from memstore.model.cutoffs import cutoff_of
-from memstore.model.landmark.attention.block_requests import Locate, Wanted
+from memstore.model.landmark.attention.block_requests import BlockRequest, Locate
+from memstore.model.lookup_settings import cutoff_of
 
 Nearest = Callable[[Sequence[BlockKey]], list[str]]
 """The name of the fastest tier that has each of some units."""
@@ -32,8 +32,12 @@ def close_rows(local: LocalAttention, kept: Tensor, values: Tensor | None = None
 
 
 def within_reach(
-    wanted: Wanted, gate: Tensor, cutoffs: Mapping[str, float], locate: Locate, nearest: Nearest
-) -> tuple[Wanted, int]:
+    wanted: BlockRequest,
+    gate: Tensor,
+    cutoffs: Mapping[str, float],
+    locate: Locate,
+    nearest: Nearest,
+) -> tuple[BlockRequest, int]:
     """Of what rows chose, what is in a tier that the gate of one of them is not too low for; and
     how many units are not waited for. gate: [H, T].
 
@@ -69,8 +73,8 @@ def within_reach(
 
 
 def without_units(
-    wanted: Wanted, units: Collection[tuple[int, int, int, int]], locate: Locate
-) -> Wanted:
+    wanted: BlockRequest, units: Collection[tuple[int, int, int, int]], locate: Locate
+) -> BlockRequest:
     """What rows chose, without some units."""
     group, first = wanted.group, wanted.first_head
     kept = torch.tensor(
@@ -91,8 +95,8 @@ def without_units(
     return _without(wanted, kept)
 
 
-def _without(wanted: Wanted, kept: Tensor) -> Wanted:
-    return Wanted(
+def _without(wanted: BlockRequest, kept: Tensor) -> BlockRequest:
+    return BlockRequest(
         wanted.layer, wanted.candidates.masked_fill(~kept, -1), wanted.first_head, wanted.group
     )
 

@@ -1,8 +1,8 @@
-"""Landmark attention over a chunk and a memory: the seam between a reader and a store, in
+"""Landmark attention over a chunk and a memory: the seam between a model and a store, in
 position-free q, k, v.
 
 One `MemoryAttention` serves one session. A layer step goes: local scores and the gate; a search for
-the rows whose gate is open; a lease on the distinct units found; one attention over chunk and
+the rows whose gate is open; a lease on the distinct KV blocks found; one attention over chunk and
 slots.
 """
 
@@ -20,18 +20,18 @@ from memstore.kernels.api import LocalAttention
 from memstore.model.adapter import Shape
 from memstore.model.landmark.attention.block_lookup import Lookup, OpenRows
 from memstore.model.landmark.attention.block_requests import (
-    Lookups,
-    OnRead,
-    Wanted,
-    lease_units,
-    units_read,
+    BlockRequest,
+    lease_requested,
+    requested_reads,
 )
+from memstore.model.landmark.attention.candidates import Candidates
 from memstore.model.landmark.attention.latency_gate import close_rows, within_reach, without_units
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks, OpenChunk
 from memstore.model.landmark.attention.selection import Selection
 from memstore.model.lookup_settings import LookupSettings
+from memstore.model.reads import Lookups, OnRead
 from memstore.model.rotary import Rope
-from memstore.model.session_blocks import Candidates, SessionBlocks
+from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
 from memstore.tiers.lease import Lease
 
@@ -121,7 +121,7 @@ class MemoryAttention:
         """Append k, v [1, Hkv, T, D] to the layer's chunk and attend with q -> [1, H, T, D]; all
         position-free.
 
-        The caller advances the chunk by T when every layer has attended (`Session` does).
+        The caller advances the chunk by T when every layer has attended (`ChunkSession` does).
         """
         prefix = self.lookup.candidates.prefix
         searched = self.retrieve and layer_idx in self.shape.memory_layers
@@ -136,7 +136,7 @@ class MemoryAttention:
             return local.output
         return self._attend_memory(layer_idx, rotated, local, opened, searched)
 
-    def guess(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> list[BlockKey]:
+    def predicted_blocks(self, layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> list[BlockKey]:
         """The old units that `attend` would read with these q, k, v, block by block; nothing is
         kept or counted.
 
@@ -249,7 +249,7 @@ class MemoryAttention:
             prefix = self.lookup.candidates.prefix
             recent = torch.arange(prefix.old, prefix.blocks, device=rotated.device)
             chosen = Selection(recent.expand(rotated.shape[2], 1, -1), None)
-        wanted = Wanted(layer_idx, chosen.candidates, 0, self.shape.group)
+        wanted = BlockRequest(layer_idx, chosen.candidates, 0, self.shape.group)
         cutoffs = self.lookup.settings.cutoffs
         if search and cutoffs is not None and self.cmt_keys is not None:
             locate = self.lookup.candidates.locate
@@ -279,7 +279,7 @@ class MemoryAttention:
 
     def _attend_units(
         self,
-        wanted: Wanted,
+        wanted: BlockRequest,
         rotated: Tensor,
         local: LocalAttention,
         places: Tensor,
@@ -293,7 +293,7 @@ class MemoryAttention:
         """
         locate = self.lookup.candidates.locate
         try:
-            lease, slots = lease_units(self._lease, wanted, locate)
+            lease, slots = lease_requested(self._lease, wanted, locate)
         except BlocksUnavailable as error:
             if not self.store.allow_partial:
                 raise
@@ -338,7 +338,7 @@ class MemoryAttention:
             if self.on_read is not None and mass is not None:
                 rows = mass.shape[2]
                 for row in range(0 if self.read_all_rows else rows - 1, rows):
-                    reads = units_read(wanted, row, mass[0], slots, lease, locate)
+                    reads = requested_reads(wanted, row, mass[0], slots, lease, locate)
                     if reads:
                         self.on_read(reads)
         return output
@@ -355,7 +355,7 @@ def _reads(candidates: Tensor, local: LocalAttention) -> Tensor:
     return (candidates >= 0).any(-1).expand(local.gate.shape[1:])
 
 
-def _only(chosen: Selection, wanted: Wanted) -> Selection:
+def _only(chosen: Selection, wanted: BlockRequest) -> Selection:
     """A choice without what is not wanted, oldest first."""
     candidates = wanted.candidates
     last = torch.iinfo(torch.int64).max

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from memstore.model.adapter import Shape
-from memstore.model.rotary import Prefix, Rope
+from memstore.model.landmark.attention.candidates import Prefix
+from memstore.model.rotary import Rope
 
 FinishedBlocks = dict[int, tuple[Tensor, Tensor, Tensor]]
 """Finished blocks of each layer in stored form: k and v [n, Hkv, block_size, D], landmark keys [n,

@@ -1,4 +1,4 @@
-"""Predicting what the next lookup will read, so that it is on its way before it asks.
+"""Speculative prefetch: what the next lookup will read is on its way before it asks.
 
 Layer n's state without its memory, taken through the rest of layer n and the projections of layer
 n + 1, gives nearly the queries that layer n + 1 will search with (measured on the first weights
@@ -14,20 +14,22 @@ from torch import Tensor
 
 from memstore.errors import MemstoreError
 from memstore.kernels.api import LocalAttention
-from memstore.model.adapter import Foreseeing
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter
 from memstore.store.memory_store import MemoryStore
 
 # steps in which nothing was missed or predicted to be, after which predicting pauses until a miss
 _PATIENCE = 2
 
 
-class Lookahead:
+class SpeculativePrefetch:
     """Predicts for one session; its methods are called from within a step, in the order of
     layers.
     """
 
-    def __init__(self, reader: Foreseeing, attention: MemoryAttention, store: MemoryStore) -> None:
+    def __init__(
+        self, reader: LandmarkAdapter, attention: MemoryAttention, store: MemoryStore
+    ) -> None:
         self._reader, self._attention, self._store = reader, attention, store
         self._memory_layers = frozenset(attention.shape.memory_layers)
         self._states: Tensor | None = None
@@ -44,11 +46,13 @@ class Lookahead:
         if self._quiet > _PATIENCE or layer + 1 not in self._memory_layers:
             return
         assert self._states is not None
-        following = self._reader.foresee(layer, self._states, local.output)
-        # Where guessing fails (a document was forgotten), the lookup itself says so, if there is to
-        # be one.
+        following = self._reader.next_projections(layer, self._states, local.output)
+        if following is None:
+            return
+        # Where predicting fails (a document was forgotten), the lookup itself says so, if there is
+        # to be one.
         with suppress(MemstoreError):
-            if self._store.expect(self._attention.guess(layer + 1, *following)):
+            if self._store.expect(self._attention.predicted_blocks(layer + 1, *following)):
                 self._quiet = 0
 
     def missed(self) -> None:

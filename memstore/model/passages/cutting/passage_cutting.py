@@ -9,7 +9,7 @@ from memstore.disk.format.citations import PAGE, Place
 from memstore.disk.format.passage_parts import Passage
 from memstore.model.adapter import TextTokenizer
 from memstore.model.passages.cutting.filling import anchors, fill, prices
-from memstore.model.passages.cutting.measure import Group, Measure
+from memstore.model.passages.cutting.token_counts import Group, Measure
 from memstore.model.texts.passage_context import Context, Contexts
 from memstore.model.texts.sentences import Level, Unit, divide, split
 

@@ -1,4 +1,4 @@
-"""What was found out about a model, so that it can choose and read blocks."""
+"""An adaptation: what was found out about a model, so that it can choose and read passages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

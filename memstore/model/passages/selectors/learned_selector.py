@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.scope import Scope
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.selector import Found
 
 _STEPS = 127  # a landmark is a unit vector times this, in int8
@@ -71,13 +71,13 @@ class Learned:
         return self._form
 
     @property
-    def taps(self) -> Taps:
-        return Taps(states=(self.layer,))
+    def captures(self) -> Captures:
+        return Captures(states=(self.layer,))
 
-    def landmarks(self, tapped: Tapped) -> Tensor:
+    def landmarks(self, captured: Captured) -> Tensor:
         """int8 [T, 1, width]; where the tokens stand does not matter."""
         projection = self.projection
-        x = rooted(tapped.states[self.layer])
+        x = rooted(captured.states[self.layer])
         x = (x - projection.document_mean) / projection.document_deviation
         units = F.normalize(x @ projection.projection, dim=-1)
         return (units * _STEPS).round().to(torch.int8)[:, None].cpu()
@@ -85,21 +85,21 @@ class Learned:
     def words(self, text_of_block: Sequence[str]) -> None:
         return None
 
-    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], between -1 and 1."""
-        rows, weights = self.rows(tapped)
+        rows, weights = self.rows(captured)
         return weights @ store.token_maxima(rows, 0, scope)
 
-    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor:
-        rows, weights = self.rows(tapped)
+    def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor:
+        rows, weights = self.rows(captured)
         return (weights[:, None] * store.token_maxima(rows, 0, scope)).T
 
-    def rows(self, tapped: Tapped) -> tuple[Tensor, Tensor]:
+    def rows(self, captured: Captured) -> tuple[Tensor, Tensor]:
         """The question's unit vectors [T, width] and their weights [T], which sum to 1."""
         projection = self.projection
-        x = rooted(tapped.states[self.layer])
+        x = rooted(captured.states[self.layer])
         x = (x - projection.question_mean) / projection.question_deviation
-        rare = projection.idf[torch.as_tensor(tapped.ids)].float().clamp_min(_LEAST_IDF)
+        rare = projection.idf[torch.as_tensor(captured.ids)].float().clamp_min(_LEAST_IDF)
         weights = (x @ projection.attend + rare.log()).softmax(0)
         return F.normalize(x @ projection.projection, dim=-1), weights
 

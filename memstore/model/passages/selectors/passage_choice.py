@@ -8,7 +8,7 @@ from torch import Tensor
 
 from memstore.index.scope import Scope
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.selectors.captured_activations import Tapped
+from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.selector import (
     GATE_TOGETHER,
     Found,
@@ -42,17 +42,17 @@ class Candidates:
         self,
         scores: Tensor,
         selector: Selector,
-        tapped: Tapped,
+        captured: Captured,
         store: Found,
         scope: Scope,
         k: int,
         content: Content,
     ) -> None:
-        """scores: [blocks of the scope]; tapped: what was asked with; k: how many at most."""
+        """scores: [blocks of the scope]; captured: what was asked with; k: how many at most."""
         self.scores, self._scope = scores, scope
         self._best = self._distinct(k, content)
         runs = [(one.document, one.block, one.block + 1) for one in self._best]
-        self._covers = selector.adds(tapped, store, runs)
+        self._covers = selector.adds(captured, store, runs)
 
     def _distinct(self, k: int, content: Content) -> list[Chosen]:
         """The best k different ones, best first. What has the same text has the same score."""

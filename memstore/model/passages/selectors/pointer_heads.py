@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.scope import Scope
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.selector import Found
 
 Rotate = Callable[[int, Tensor, Tensor], Tensor]
@@ -53,27 +53,27 @@ class PointerHeads:
         return self._form
 
     @property
-    def taps(self) -> Taps:
-        return Taps(heads=tuple(sorted({layer for layer, _ in self.heads})))
+    def captures(self) -> Captures:
+        return Captures(heads=tuple(sorted({layer for layer, _ in self.heads})))
 
-    def landmarks(self, tapped: Tapped) -> Tensor:
+    def landmarks(self, captured: Captured) -> Tensor:
         """float16 [T, KV heads kept, D], rotated by the token's offset in its passage."""
-        offsets = torch.arange(len(tapped.ids))
+        offsets = torch.arange(len(captured.ids))
         kept = []
         for layer, head in self._kept:
-            k = tapped.k[layer][head]
+            k = captured.k[layer][head]
             kept.append(self._rotate(layer, k, offsets.to(k.device)).half())
         return torch.stack(kept, dim=1).cpu()
 
     def words(self, text_of_block: Sequence[str]) -> None:
         return None
 
-    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], shares of 1."""
-        positions = torch.full((len(tapped.ids),), DISTANCE)
+        positions = torch.full((len(captured.ids),), DISTANCE)
         total: Tensor | None = None
         for layer, head in self.heads:
-            q = tapped.q[layer][head]
+            q = captured.q[layer][head]
             q = self._rotate(layer, q, positions.to(q.device)).float().cpu()
             number = self._kept[layer, head // self._group]
             found = store.token_maxima(q * self._width**-0.5, number, scope)
@@ -82,5 +82,5 @@ class PointerHeads:
         assert total is not None
         return total
 
-    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+    def adds(self, captured: Captured, store: Found, scope: Scope) -> None:
         return None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memstore.disk.format.index_spec import IndexSpec
 from memstore.index.scope import Scope
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 
 GATE_BLOCKS = 512
 """Among so many blocks a Gate's `least` holds: 32K tokens."""
@@ -44,21 +44,21 @@ class Selector(Protocol):
         """What a memory keeps for it."""
 
     @property
-    def taps(self) -> Taps:
-        """What walks have to show."""
+    def captures(self) -> Captures:
+        """What forward passes have to capture."""
 
-    def landmarks(self, tapped: Tapped) -> Tensor | None:
+    def landmarks(self, captured: Captured) -> Tensor | None:
         """Of a passage [T, heads, width] in the form's dtype, or None where it keeps none."""
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
         """Of each block its words and how often they are in it, or None where it needs none."""
 
-    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
-        """float32 [blocks of the scope], higher = read it. tapped: the tokens of the user's words
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
+        """float32 [blocks of the scope], higher = read it. captured: the tokens of the user's words
         alone; question: these words.
         """
 
-    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor | None:
+    def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
         """float32 [blocks of the scope, rows]: what each row of the question adds to a block's
         score; None where that is not known.
         """

@@ -11,7 +11,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.errors import InvalidConfig
 from memstore.index import word_index as index_words
 from memstore.index.scope import Scope
-from memstore.model.passages.selectors.captured_activations import Tapped, Taps
+from memstore.model.passages.selectors.captured_activations import Captured, Captures
 from memstore.model.passages.selectors.selector import Found, Selector, standardise
 
 
@@ -19,20 +19,20 @@ class Words:
     """BM25: the blocks that share rare words with the question."""
 
     form = IndexSpec("words", "bm25", 0, 0, "int8", words=True)
-    taps = Taps()
+    captures = Captures()
 
-    def landmarks(self, tapped: Tapped) -> None:
+    def landmarks(self, captured: Captured) -> None:
         return None
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]]:
         return [index_words.count(text) for text in text_of_block]
 
-    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         """float32 [blocks of the scope], 0 where no word is shared."""
         asked: Mapping[int, float] = dict.fromkeys(index_words.split(question), 1.0)
         return store.word_scores(asked, scope)
 
-    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> None:
+    def adds(self, captured: Captured, store: Found, scope: Scope) -> None:
         return None
 
 
@@ -71,15 +71,15 @@ class Sum:
         return self._form
 
     @property
-    def taps(self) -> Taps:
-        every = [selector.taps for selector, _ in self.parts]
-        return Taps(
-            tuple(sorted({layer for taps in every for layer in taps.states})),
-            tuple(sorted({layer for taps in every for layer in taps.heads})),
+    def captures(self) -> Captures:
+        every = [selector.captures for selector, _ in self.parts]
+        return Captures(
+            tuple(sorted({layer for captures in every for layer in captures.states})),
+            tuple(sorted({layer for captures in every for layer in captures.heads})),
         )
 
-    def landmarks(self, tapped: Tapped) -> Tensor | None:
-        return self._keeping.landmarks(tapped)
+    def landmarks(self, captured: Captured) -> Tensor | None:
+        return self._keeping.landmarks(captured)
 
     def words(self, text_of_block: Sequence[str]) -> list[list[tuple[int, int]]] | None:
         for selector, _ in self.parts:
@@ -87,14 +87,14 @@ class Sum:
                 return selector.words(text_of_block)
         return None
 
-    def scores(self, tapped: Tapped, question: str, store: Found, scope: Scope) -> Tensor:
+    def scores(self, captured: Captured, question: str, store: Found, scope: Scope) -> Tensor:
         (first, own), *others = self.parts
-        scores = first.scores(tapped, question, store, scope)
+        scores = first.scores(captured, question, store, scope)
         unit = scores.std(correction=0) / own
         for selector, weight in others:
-            added = standardise(selector.scores(tapped, question, store, scope))
+            added = standardise(selector.scores(captured, question, store, scope))
             scores = scores + weight * unit * added
         return scores
 
-    def adds(self, tapped: Tapped, store: Found, scope: Scope) -> Tensor | None:
-        return self._keeping.adds(tapped, store, scope)
+    def adds(self, captured: Captured, store: Found, scope: Scope) -> Tensor | None:
+        return self._keeping.adds(captured, store, scope)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.serve.answering.answers import Answers, Question
 from memstore.serve.answering.long_prompts import Window
 from memstore.serve.answering.sampling import Sampling, stop_texts
@@ -27,7 +27,7 @@ class Backend:
     """What the endpoints that generate have of a server. most_tokens: of one answer."""
 
     model: ServedModel
-    reader: Verbs
+    reader: ModelAPI
     documents: DocumentAccess
     conversations: Conversations
     window: Window

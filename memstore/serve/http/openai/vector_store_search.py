@@ -13,7 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from memstore.errors import DocumentNotFound
 from memstore.model.answer import Matches, Source
-from memstore.model.model_api import Verbs
+from memstore.model.model_api import ModelAPI
 from memstore.serve.answering.worker import Worker
 from memstore.serve.api_errors import unsupported
 from memstore.serve.api_keys import Access
@@ -43,7 +43,7 @@ class Search(Strict):
     rewrite_query: bool | None = None
 
 
-def router(stores: VectorStores, reader: Verbs, store: MemoryStore, worker: Worker) -> APIRouter:
+def router(stores: VectorStores, reader: ModelAPI, store: MemoryStore, worker: Worker) -> APIRouter:
     """The route. reader, store: of what is searched, by the worker."""
     routes = APIRouter()
 
@@ -120,7 +120,11 @@ def _files(stores: VectorStores, id_: str, access: Access, asked: Search) -> dic
 
 
 def _searching(
-    reader: Verbs, store: MemoryStore, phrases: Sequence[str], documents: Sequence[str], most: int
+    reader: ModelAPI,
+    store: MemoryStore,
+    phrases: Sequence[str],
+    documents: Sequence[str],
+    most: int,
 ) -> Iterator[Matches[Source]]:
     """The passages most like a phrase, best first, each once: after each of the phrases,
     a step on the model's thread.
@@ -139,9 +143,9 @@ def _searching(
 
 
 def _search(
-    reader: Verbs, store: MemoryStore, phrase: str, documents: Sequence[str], most: int
+    reader: ModelAPI, store: MemoryStore, phrase: str, documents: Sequence[str], most: int
 ) -> Matches[Source]:
-    """As Verbs.search, of those documents that are still there."""
+    """As ModelAPI.search, of those documents that are still there."""
     while there := [name for name in documents if store.has(name)]:
         try:
             return reader.search(phrase, store, documents=there, top_k=most)

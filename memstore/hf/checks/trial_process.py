@@ -1,7 +1,7 @@
 """The process that tries a model's tokenizer or chat template: what is asked comes on stdin, what
 is said of it goes to stdout.
 
-python -m memstore.hf.trial_process tokenizer|template MEMORY SECONDS
+python -m memstore.hf.checks.trial_process tokenizer|template MEMORY SECONDS
 """
 
 import os
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import msgspec
 
-from memstore.hf.trial import TOO_MUCH, Asked, Told
+from memstore.hf.checks.trial import TOO_MUCH, Asked, Told
 
 
 def main() -> None:
@@ -41,10 +41,10 @@ def main() -> None:
 
 def _attempt(what: str) -> Callable[[Asked], Told]:
     if what == "tokenizer":
-        from memstore.hf.tokenizer_file import check_tokenizer
+        from memstore.hf.checks.tokenizer_file import check_tokenizer
 
         return lambda asked: Told(refused=check_tokenizer(asked.tokenizer))
-    from memstore.hf.template import render
+    from memstore.hf.checks.template import render
 
     return render
 

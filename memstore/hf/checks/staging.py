@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from memstore.decode import from_json
 from memstore.errors import InvalidWeights, MemstoreError
-from memstore.hf.configuration import checked_configuration, read_settings
+from memstore.hf.checks.configuration import checked_configuration, read_settings
 from memstore.model.model_files import TOKENIZER_BYTES, Stored, check_file, read_file, stored
 
 TOKENIZER = "tokenizer.json"

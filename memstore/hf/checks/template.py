@@ -10,7 +10,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from memstore.hf.trial import MOST_RENDERED, Asked, Told
+from memstore.hf.checks.trial import MOST_RENDERED, Asked, Told
 
 
 def render(asked: Asked) -> Told:

@@ -109,7 +109,7 @@ def _begin(what: Literal["tokenizer", "template"]) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(
             python_command(
-                "memstore.hf.trial_process", what, str(MEMORY[what]), str(SECONDS[what])
+                "memstore.hf.checks.trial_process", what, str(MEMORY[what]), str(SECONDS[what])
             ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,57 @@
+"""What a session is to who asks: it reads a question and generates what follows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor
+
+from memstore.model.generation import Continuation
+from memstore.model.reads import Lookups
+from memstore.store.memory_store import MemoryStore
+
+
+class AskSession(AbstractContextManager["AskSession"], Protocol):
+    """A session as a chat uses it: LandmarkSession, or PassageSession."""
+
+    store: MemoryStore
+    answered: bool  # False: nothing in the memory answers the last question
+    read_tokens: int  # since it was opened
+
+    @property
+    def same(self) -> Mapping[tuple[int, int], Sequence[tuple[int, int]]]:
+        """Of blocks (document, block) that are read now, others that say the same."""
+
+    @property
+    def absent(self) -> set[int]:
+        """Documents that were left out, or of which blocks were, since they could not be had."""
+
+    @property
+    def lookups(self) -> Lookups:
+        """How often blocks were looked for."""
+
+    def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
+        """Read a question; the state [hidden_size] that its answer begins with. answering: called
+        before that state is computed.
+        """
+
+    def tell(self, question: str, answer: str) -> int:
+        """Read a turn that was said before, without looking up; how many tokens it has."""
+
+    def feed(self, ids: Sequence[int]) -> Tensor:
+        """Read tokens -> states [n, hidden_size]."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Next-token logits [n, vocabulary]."""
+
+    def generate(
+        self,
+        state: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Callable[[int], bool] | None = None,
+    ) -> Continuation:
+        """The tokens that follow `state`."""

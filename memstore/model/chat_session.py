@@ -1,0 +1,88 @@
+"""Questions and answers in one session of a model."""
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+from memstore.errors import InvalidInput
+from memstore.model.adapter import ModelAdapter
+from memstore.model.answer import Answer, Collector
+from memstore.model.ask_session import AskSession
+from memstore.model.generation import ends_sentence
+from memstore.model.texts.detokenizer import Detokenizer
+from memstore.tiers.stats import COUNTS
+
+
+class Chat:
+    """Questions and answers in one session: each sees what was said before, and the same
+    documents.
+    """
+
+    def __init__(self, reader: ModelAdapter, session: AskSession, collector: Collector) -> None:
+        self._reader, self._session, self._collector = reader, session, collector
+
+    def ask(self, question: str, **settings: Any) -> Answer:
+        """Continue the session with a question and generate its answer; settings: of
+        AnswerSettings. Raises InvalidInput.
+        """
+        asking = self.asking(question, **settings)
+        while True:
+            try:
+                next(asking)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+
+    def asking(self, question: str, **settings: Any) -> Generator[str, None, Answer]:
+        """`ask` piece by piece: yields the text as it is generated, and returns the answer."""
+        chosen = self._reader.answering.changed(**settings)
+        check_phrase("question", question)
+        session, store, tokenizer = self._session, self._session.store, self._reader.tokenizer
+        began, tiers = time.perf_counter(), store.tier_stats()
+        lookups = session.lookups
+        done, skipped = lookups.done, lookups.skipped
+        self._collector.stop()
+        state = session.ask(question, self._collector.start)
+        said = Detokenizer(tokenizer, sentence=chosen.until_sentence)
+        first = 0.0
+        silent = chosen.from_memory and not session.answered
+        for token in session.generate(
+            state,
+            0 if silent else chosen.max_new_tokens,
+            temperature=chosen.temperature,
+            seed=chosen.seed,
+            stop=self._ends_answer if chosen.until_sentence else None,
+        ):
+            first = first or time.perf_counter() - began
+            if chosen.on_token is not None:
+                chosen.on_token(tokenizer.decode([token]))
+            if piece := said.add(token):
+                yield piece
+        if rest := said.rest():
+            yield rest
+        after, seconds = store.tier_stats(), time.perf_counter() - began
+        store.store_computed()
+        return Answer(
+            text=said.text,
+            tokens=said.tokens,
+            sources=self._collector.sources(self._reader, store, chosen.max_sources, session.same),
+            lookups={"done": lookups.done - done, "skipped": lookups.skipped - skipped},
+            answered=session.answered,
+            tiers={
+                name: {count: after[name][count] - counts[count] for count in COUNTS}
+                for name, counts in tiers.items()
+            },
+            absent=[row.name for row in store.documents() if row.id in session.absent],
+            seconds=seconds,
+            first_token_seconds=first,
+        )
+
+    def _ends_answer(self, token: int) -> bool:
+        return ends_sentence(self._reader.tokenizer.decode([token]))
+
+
+def check_phrase(what: str, text: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidInput(f"the {what} must be text, is {text!r}")
+    if not text.strip():
+        raise InvalidInput(f"the {what} is empty")
