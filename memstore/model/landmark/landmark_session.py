@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from memstore.closing import Closing
-from memstore.errors import BudgetExceeded, InvalidConfig
+from memstore.errors import BudgetExceeded
+from memstore.model.ask_session import check_device
 from memstore.model.generation import Continuation
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
@@ -49,13 +50,7 @@ class ChunkSession:
         it is on another device.
         """
         shape = reader.shape
-        if store.slot_lengths.device.type != reader.device.type:
-            raise InvalidConfig(
-                f"the model is on {reader.device.type} and the memory's blocks on "
-                f"{store.slot_lengths.device.type}; "
-                f"open the memory with device={str(reader.device)!r}, or load the model with the "
-                "memory's"
-            )
+        check_device(reader.device, store)
         every_head = settings.granularity == "per_token_per_head"
         needed = settings.top_k * (shape.num_heads if every_head else shape.num_kv_heads)
         if needed > store.capacity:
@@ -242,9 +237,7 @@ class LandmarkSession(ChunkSession, Closing):
         """documents: attached ones, as (id, blocks). Otherwise as ChunkSession."""
         per_block = reader.shape.num_layers * reader.shape.num_kv_heads
         least = settings.chunk_blocks + settings.top_k
-        self._own = OwnBlocks(store, documents, per_block, least)
-        if settings.own_blocks is not None:
-            self._own.most = min(self._own.most, settings.own_blocks)
+        self._own = OwnBlocks(store, documents, per_block, least=least, bound=settings.own_blocks)
         try:
             super().__init__(
                 reader,
