@@ -14,7 +14,7 @@ from memstore.model.generation import Continuation
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
 from memstore.model.landmark.attention.speculative_prefetch import SpeculativePrefetch
-from memstore.model.landmark.landmark_protocol import LandmarkAdapter
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter, LandmarkHeads
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.reads import Lookups, OnRead
 from memstore.model.session_blocks import OwnBlocks, SessionBlocks
@@ -41,10 +41,8 @@ class ChunkSession:
         keep: Keep,
         *,
         retrieve: bool = True,
-        on_read: OnRead | None = None,
-        read_all_rows: bool = False,
     ) -> None:
-        """retrieve, on_read, read_all_rows: see MemoryAttention.
+        """retrieve: see MemoryAttention.
 
         Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig if
         it is on another device.
@@ -62,18 +60,7 @@ class ChunkSession:
         self.reader, self.settings, self.store, self.blocks = reader, settings, store, blocks
         self._keep = keep
         self.attention = MemoryAttention(
-            shape,
-            reader.rope,
-            reader.cmt_keys,
-            settings,
-            store,
-            blocks,
-            cmt_values=reader.cmt_values,
-            retrieve=retrieve,
-            on_read=on_read,
-            read_all_rows=read_all_rows,
-            dtype=reader.dtype,
-            device=reader.device,
+            LandmarkHeads.of(reader), settings, store, blocks, retrieve=retrieve
         )
         self._prefetch: SpeculativePrefetch | None = None
         if store.predictor != "off" and retrieve:
@@ -232,7 +219,6 @@ class LandmarkSession(ChunkSession, Closing):
         *,
         retrieve: bool = True,
         on_read: OnRead | None = None,
-        read_all_rows: bool = False,
     ) -> None:
         """documents: attached ones, as (id, blocks). Otherwise as ChunkSession."""
         per_block = reader.shape.num_layers * reader.shape.num_kv_heads
@@ -240,18 +226,12 @@ class LandmarkSession(ChunkSession, Closing):
         self._own = OwnBlocks(store, documents, per_block, least=least, bound=settings.own_blocks)
         try:
             super().__init__(
-                reader,
-                settings,
-                store,
-                self._own.blocks,
-                self._take,
-                retrieve=retrieve,
-                on_read=on_read,
-                read_all_rows=read_all_rows,
+                reader, settings, store, self._own.blocks, self._take, retrieve=retrieve
             )
         except BaseException:
             self._own.close()
             raise
+        self.attention.on_read = on_read
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
         """Read a question; the state [hidden_size] that its answer begins with.
