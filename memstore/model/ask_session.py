@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from memstore.errors import InvalidConfig
 from memstore.model.generation import Continuation
 from memstore.model.reads import Lookups
 from memstore.store.memory_store import MemoryStore
@@ -55,3 +57,13 @@ class AskSession(AbstractContextManager["AskSession"], Protocol):
         stop: Callable[[int], bool] | None = None,
     ) -> Continuation:
         """The tokens that follow `state`."""
+
+
+def check_device(device: torch.device, store: MemoryStore) -> None:
+    """Raises InvalidConfig where the memory's blocks are on another device than the model."""
+    if store.tiers.lengths.device.type != device.type:
+        raise InvalidConfig(
+            f"the model is on {device.type} and the memory's blocks on "
+            f"{store.tiers.lengths.device.type}; open the memory with device={str(device)!r}, or "
+            "load the model with the memory's"
+        )

@@ -16,6 +16,7 @@ from memstore.disk.format.signature import Signature
 from memstore.kernels import api
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.lookup_settings import GRANULARITIES
 from memstore.model.reads import Read
 from memstore.model.rotary import Rope
@@ -74,16 +75,13 @@ class Driver:
         rope = Rope(config.head_dim, config.rope_base, config.rope_interleaved)
         self.reads: list[Read] = []
         self.attention = MemoryAttention(
-            config.shape,
-            rope,
-            cmt_keys,
+            LandmarkHeads(config.shape, rope, cmt_keys, dtype=torch.float64),
             config.lookup,
             self.store,
             self.blocks,
             retrieve=retrieve,
-            on_read=self.reads.extend,
-            dtype=torch.float64,
         )
+        self.attention.on_read = self.reads.extend
         self.rope = rope
 
     def attach(self, layer: int, k: Tensor, v: Tensor) -> None:

@@ -8,6 +8,7 @@ from memstore.disk.format.signature import Signature
 from memstore.kernels.reference_landmark_topk import landmark_topk
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.config import ModelConfig
+from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.landmark.transformer import Transformer
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
@@ -70,15 +71,8 @@ def attach(
 
 
 def session(built: Transformer, store: MemoryStore, blocks: SessionBlocks) -> MemoryAttention:
-    return MemoryAttention(
-        built.config.shape,
-        built.rope,
-        built.cmt_keys(),
-        built.config.lookup,
-        store,
-        blocks,
-        dtype=torch.float64,
-    )
+    heads = LandmarkHeads(built.config.shape, built.rope, built.cmt_keys(), dtype=torch.float64)
+    return MemoryAttention(heads, built.config.lookup, store, blocks)
 
 
 def store_for(config: ModelConfig) -> MemoryStore:

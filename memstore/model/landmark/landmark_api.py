@@ -88,8 +88,8 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
             [(document.id, document.blocks) for document in there],
             retrieve=retrieve,
             on_read=on_read,
-            read_all_rows=read_all_rows,
         )
+        session.attention.read_all_rows = read_all_rows
         session.absent.update({row.id for row in wanted} - {row.id for row in there})
         return session
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from memstore.closing import Closing
-from memstore.errors import BudgetExceeded, InvalidConfig
+from memstore.errors import BudgetExceeded
+from memstore.model.ask_session import check_device
 from memstore.model.generation import Continuation
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
 from memstore.model.landmark.attention.speculative_prefetch import SpeculativePrefetch
-from memstore.model.landmark.landmark_protocol import LandmarkAdapter
+from memstore.model.landmark.landmark_protocol import LandmarkAdapter, LandmarkHeads
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.reads import Lookups, OnRead
 from memstore.model.session_blocks import OwnBlocks, SessionBlocks
@@ -40,22 +41,14 @@ class ChunkSession:
         keep: Keep,
         *,
         retrieve: bool = True,
-        on_read: OnRead | None = None,
-        read_all_rows: bool = False,
     ) -> None:
-        """retrieve, on_read, read_all_rows: see MemoryAttention.
+        """retrieve: see MemoryAttention.
 
         Raises BudgetExceeded if the top tier cannot hold the units of one row, InvalidConfig if
         it is on another device.
         """
         shape = reader.shape
-        if store.tiers.lengths.device.type != reader.device.type:
-            raise InvalidConfig(
-                f"the model is on {reader.device.type} and the memory's blocks on "
-                f"{store.tiers.lengths.device.type}; "
-                f"open the memory with device={str(reader.device)!r}, or load the model with the "
-                "memory's"
-            )
+        check_device(reader.device, store)
         every_head = settings.granularity == "per_token_per_head"
         needed = settings.top_k * (shape.num_heads if every_head else shape.num_kv_heads)
         if needed > store.capacity:
@@ -66,18 +59,7 @@ class ChunkSession:
         self.reader, self.settings, self.store, self.blocks = reader, settings, store, blocks
         self._keep = keep
         self.attention = MemoryAttention(
-            shape,
-            reader.rope,
-            reader.cmt_keys,
-            settings,
-            store,
-            blocks,
-            cmt_values=reader.cmt_values,
-            retrieve=retrieve,
-            on_read=on_read,
-            read_all_rows=read_all_rows,
-            dtype=reader.dtype,
-            device=reader.device,
+            LandmarkHeads.of(reader), settings, store, blocks, retrieve=retrieve
         )
         self._prefetch: SpeculativePrefetch | None = None
         if store.predictor != "off" and retrieve:
@@ -236,28 +218,19 @@ class LandmarkSession(ChunkSession, Closing):
         *,
         retrieve: bool = True,
         on_read: OnRead | None = None,
-        read_all_rows: bool = False,
     ) -> None:
         """documents: attached ones, as (id, blocks). Otherwise as ChunkSession."""
         per_block = reader.shape.num_layers * reader.shape.num_kv_heads
         least = settings.chunk_blocks + settings.top_k
-        self._own = OwnBlocks(store, documents, per_block, least)
-        if settings.own_blocks is not None:
-            self._own.most = min(self._own.most, settings.own_blocks)
+        self._own = OwnBlocks(store, documents, per_block, least=least, bound=settings.own_blocks)
         try:
             super().__init__(
-                reader,
-                settings,
-                store,
-                self._own.blocks,
-                self._take,
-                retrieve=retrieve,
-                on_read=on_read,
-                read_all_rows=read_all_rows,
+                reader, settings, store, self._own.blocks, self._take, retrieve=retrieve
             )
         except BaseException:
             self._own.close()
             raise
+        self.attention.on_read = on_read
 
     def ask(self, question: str, answering: Callable[[], None]) -> Tensor:
         """Read a question; the state [hidden_size] that its answer begins with.

@@ -3,27 +3,19 @@ and every memory layer reads them with the question, where a prompt would have t
 """
 
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from memstore.block import BlockKey
 from memstore.closing import Closing
-from memstore.errors import (
-    BlocksUnavailable,
-    CorruptBlock,
-    InvalidConfig,
-    InvalidInput,
-    MissingBlock,
-    StoreUnavailable,
-)
+from memstore.errors import BlocksUnavailable, InvalidInput
+from memstore.model.ask_session import check_device
 from memstore.model.generation import Continuation
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.activation_capture import STEP, pieces
 from memstore.model.passages.dialogue_buffer import DialogueBuffer
-from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_fetch import Fetched, PassageFetch
 from memstore.model.passages.passage_protocol import PassageModel
 from memstore.model.passages.repositioned_attention import (
     KeysValues,
@@ -34,18 +26,9 @@ from memstore.model.passages.repositioned_attention import (
 from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.passage_choice import Candidates, Chosen
 from memstore.model.passages.session_passages import OwnPassages
-from memstore.model.reads import Lookups, OnRead, Read
+from memstore.model.reads import Lookups, OnRead
 from memstore.model.session_blocks import Run
 from memstore.store.memory_store import MemoryStore
-from memstore.store.write.chunk import finite
-
-
-@dataclass
-class _Taken:
-    """A passage out of the memory."""
-
-    layers: dict[int, KeysValues]
-    tiers: dict[int, list[str]]  # by layer, where each of its heads was
 
 
 class PassageSession(Closing):
@@ -71,12 +54,7 @@ class PassageSession(Closing):
 
         Raises InvalidConfig if the memory's blocks are on another device.
         """
-        if store.tiers.lengths.device.type != reader.device.type:
-            raise InvalidConfig(
-                f"the model is on {reader.device.type} and the memory's blocks on "
-                f"{store.tiers.lengths.device.type}; open the memory with "
-                f"device={str(reader.device)!r}, or load the model with the memory's"
-            )
+        check_device(reader.device, store)
         self.reader, self.settings, self.store = reader, settings, store
         self.lookups = Lookups()
         self.chosen: list[Chosen] = []  # that are read now, in the order of the text
@@ -88,11 +66,9 @@ class PassageSession(Closing):
         told = None if on_read is None else self._told
         self._attention = RepositionedAttention(reader, read_prefix(reader), told)
         self._local = DialogueBuffer(reader, settings.local_tokens)
-        self._own = OwnPassages(reader, store, list(documents), self._block_units)
-        if settings.own_blocks is not None:
-            self._own.most = min(self._own.most, settings.own_blocks)
-        self._lengths: list[int] = []  # of the passages read, in tokens
-        self._tiers: dict[int, list[str]] = {}  # by layer, of each unit read, where it was
+        self._own = OwnPassages(reader, store, list(documents), settings.own_blocks)
+        self._fetch = PassageFetch(reader, store, self._own)
+        self._fetched = Fetched({}, [], {})  # the passages that are read now
         # tokens behind stored passages that are still to be computed, and what is stored of these
         self._behind: list[int] = []
         self._kept: dict[int, KeysValues] = {}
@@ -234,7 +210,7 @@ class PassageSession(Closing):
         selector, scope, gate = self.reader.selector, self._scope, self.reader.gate
         scores = selector.scores(captured, question, self.store, scope)
         best = Candidates(
-            scores, selector, captured, self.store, scope, self.settings.top_k, self._content
+            scores, selector, captured, self.store, scope, self.settings.top_k, self._fetch.content
         )
         self.candidates = best
         alone = gate is None or gate.answers(scores)
@@ -242,12 +218,6 @@ class PassageSession(Closing):
         self.lookups.done += answers
         self.lookups.skipped += not answers
         return best.meant(self.settings, parts=not alone) if answers else None
-
-    def _content(self, document: int, block: int) -> Hashable:
-        if document == self._own.document:
-            return document, block
-        (passage,) = self.store.passages(document, block, block + 1)
-        return passage.ids.tobytes()
 
     def read(self, passages: Sequence[Chosen]) -> None:
         """Read these passages, in this order, from now on; none for reading nothing.
@@ -274,22 +244,21 @@ class PassageSession(Closing):
         chained = self.settings.chained and all(one.document > 0 for one in passages)
         # of what is stored behind the answer every number is as if it had been read in
         compute = not chained or self.store.kv_budget is not None
-        self._tiers = {layer: [] for layer in self.reader.shape.memory_layers}
-        self._lengths = []
-        stored, kept = self._taken(passages[:1] if chained else passages, compute=compute)
+        fetched = self._fetch(passages[:1] if chained else passages, compute=compute)
+        stored = len(fetched.lengths)
+        kept, fetched.layers = fetched.layers, {}
         behind: list[int] = []
         self._first = passages[0] if passages and not stored else None
-        for at, one in enumerate(passages[len(stored) :], len(stored)):
-            ids = self._ids(one, behind=passages[at - 1] if at else None)
+        for at, one in enumerate(passages[stored:], stored):
+            ids = self._fetch.ids(one, behind=passages[at - 1] if at else None)
             behind += ids
-            self._lengths.append(len(ids))
-            for tiers in self._tiers.values():
-                tiers += ["computed"] * self._kv_heads
+            fetched.append_computed(len(ids), self.reader.shape.num_kv_heads)
         if passages:
             behind += self.reader.separator_ids
         for layer in range(self.reader.shape.num_layers):
             self._attention.remember(layer, *kept.get(layer, self._nothing))
-        self.chosen, self._behind, self._kept = list(passages), behind, kept
+        self.chosen, self._fetched = list(passages), fetched
+        self._behind, self._kept = behind, kept
         if self._attention.local:
             self.settle()
 
@@ -313,147 +282,13 @@ class PassageSession(Closing):
             )
         self._kept = {}
 
-    def _taken(
-        self, passages: Sequence[Chosen], *, compute: bool
-    ) -> tuple[Sequence[Chosen], dict[int, KeysValues]]:
-        """Passages, and their keys and values in every memory layer, one passage behind the other:
-        the memory's. What it does not hold, or not whole, is computed as it would be read in;
-        without `compute`, the passages before that are returned.
-        """
-        places = self.store.stored_at([(one.document, one.block) for one in passages])
-        found, damaged, away = self._there(passages, places)
-        missing = [at for at, one in enumerate(found) if one is None]
-        self.store.note_used([place for place, one in zip(places, found) if place and one])
-        if missing:
-            self.store.note_computed(len(missing), damaged=damaged, away=away)
-            if not compute:
-                passages = passages[: missing[0]]
-            ids = [self._ids(passages[at]) for at in missing if compute]
-            layers, tiers = self.reader.shape.memory_layers, ["computed"] * self._kv_heads
-            began = time.perf_counter()
-            for at, made in zip(missing, encode(self.reader, ids)):
-                chosen, seconds = passages[at], time.perf_counter() - began
-                k, v = self.store.take_computed(
-                    chosen.document, chosen.block, made.k, made.v, seconds
-                )
-                found[at] = _Taken(dict(zip(layers, zip(k, v))), dict.fromkeys(layers, tiers))
-                began = time.perf_counter()
-        taken = [one for one in found[: len(passages)] if one is not None]
-        for one in taken:
-            self._lengths.append(next(iter(one.layers.values()))[0].shape[1])
-            for layer in self._tiers:
-                self._tiers[layer] += one.tiers[layer]
-        device = self.reader.device
-        return passages, {
-            layer: (
-                torch.cat([one.layers[layer][0].to(device) for one in taken], 1),
-                torch.cat([one.layers[layer][1].to(device) for one in taken], 1),
-            )
-            for layer in (taken[0].layers if taken else ())
-        }
-
-    def _there(
-        self, passages: Sequence[Chosen], places: Sequence[tuple[int, int] | None]
-    ) -> tuple[list["_Taken | None"], int, int]:
-        """As _leased; and how many passages could not be had, of which the tokens are here. Raises
-        BlocksUnavailable where those are not, either.
-        """
-        try:
-            return *self._leased(places), 0
-        except BlocksUnavailable as error:
-            gone = {(number, block) for number, _, block, _ in error.units}
-            left = [None if place in gone else place for place in places]
-            away = [one for one, place in zip(passages, places) if place in gone]
-            try:
-                for one in away:
-                    self._ids(one)
-            except StoreUnavailable:
-                raise error from None
-            if not away:
-                raise
-        found, damaged, more = self._there(passages, left)
-        return found, damaged, len(away) + more
-
     def _hold_first(self, layers: Sequence[KeysValues], seconds: float) -> None:
         """Have the store hold the passage that was computed first, with what follows it: that is no
-        other than if it had been alone. layers: k and v of all tokens of that pass, which took so
-        many seconds, in every layer.
+        other than if it had been alone. layers: as PassageFetch.hold takes them.
         """
         first, self._first = self._first, None
-        if first is None or not layers:
-            return
-        n, shape = self._lengths[0], self.reader.shape
-        k, v = (
-            torch.stack([layers[layer][half][:, :n] for layer in shape.memory_layers])
-            .to(shape.kv_dtype)
-            .cpu()
-            for half in (0, 1)
-        )
-        if finite((k, v)):
-            share = seconds * n / layers[0][0].shape[1]
-            self.store.take_computed(first.document, first.block, k, v, share)
-
-    def _leased(
-        self, places: Sequence[tuple[int, int] | None]
-    ) -> tuple[list["_Taken | None"], int]:
-        """What the memory holds of passages; None of those that it does not, and how many of these
-        are damaged.
-        """
-        there = [place for place in places if place is not None]
-        try:
-            found = iter(self._lease(there))
-            return [None if place is None else next(found) for place in places], 0
-        except CorruptBlock:
-            if any(place[0] < 0 for place in there):
-                raise
-        each: list[_Taken | None] = []
-        damaged = 0
-        for place in places:
-            try:
-                each += [None] if place is None else self._lease([place])
-            except CorruptBlock as error:
-                each.append(None)
-                damaged += not isinstance(error, MissingBlock)
-        return each, damaged
-
-    def _lease(self, places: Sequence[tuple[int, int]]) -> "list[_Taken]":
-        """The same of passages that are there. Raises CorruptBlock."""
-        shape, heads = self.reader.shape, self._kv_heads
-        layers = shape.memory_layers
-        free = self.store.capacity - self._own.blocks.own * self._block_units  # own ones are pinned
-        at_once = max(1, free // max(1, len(places) * heads))
-        taken = [_Taken({}, {}) for _ in places]
-        for first in range(0, len(layers) if places else 0, at_once):
-            some = layers[first : first + at_once]
-            units = [
-                BlockKey(number, layer, block, head)
-                for layer in some
-                for number, block in places
-                for head in range(heads)
-            ]
-            with self.store.lease(units) as lease:
-                lengths = self.store.tiers.lengths[lease.slots[: len(places) * heads : heads]]
-                size = (len(some), len(places), heads, shape.block_size, shape.head_dim)
-                k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
-                tiers = [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
-            for at, (one, end) in enumerate(zip(taken, lengths.tolist())):
-                for row, layer in enumerate(some):
-                    unit = (row * len(places) + at) * heads
-                    one.layers[layer] = k[row, at, :, :end], v[row, at, :, :end]
-                    one.tiers[layer] = tiers[unit : unit + heads]
-        return taken
-
-    def _ids(self, one: Chosen, *, behind: Chosen | None = None) -> list[int]:
-        """The tokens of a passage; behind the one before it in the text, without the context in
-        front, which would be there twice.
-        """
-        (passage,) = self.store.passages(one.document, one.block, one.block + 1)
-        follows = behind is not None and (behind.document, behind.block + 1) == (
-            one.document,
-            one.block,
-        )
-        ids: list[int] = passage.ids[passage.lead if follows else 0 :].tolist()
-        return ids
+        if first is not None and layers:
+            self._fetch.hold(first, layers, self._fetched.lengths[0], seconds)
 
     @property
     def _nothing(self) -> KeysValues:
@@ -462,40 +297,15 @@ class PassageSession(Closing):
         return none, none
 
     @property
-    def _kv_heads(self) -> int:
-        return self.reader.shape.num_kv_heads
-
-    @property
-    def _block_units(self) -> int:
-        return len(self.reader.shape.memory_layers) * self._kv_heads
-
-    @property
     def _scope(self) -> tuple[Run, ...]:
         """What is chosen from: attached documents, then what left the local text."""
         return self._own.blocks.runs(self._own.blocks.count)
 
     def _told(self, layer_idx: int, weights: Tensor) -> None:
         """Tell what the last row of a step read in a layer: weights [H, m]."""
-        if self._on_read is None or layer_idx not in self._tiers:
-            return
-        weights = weights[:, : sum(self._lengths)]  # the separator stands behind them
-        parts = [part.sum(-1) for part in weights.split(self._lengths, 1)]
-        of_passages = torch.stack(parts, 1).tolist()
-        tiers, group = self._tiers[layer_idx], self.reader.shape.group
-        self._on_read(
-            [
-                Read(
-                    layer_idx,
-                    head,
-                    one.document,
-                    one.block,
-                    part,
-                    tiers[row * self._kv_heads + head // group],
-                )
-                for head, of_head in enumerate(of_passages)
-                for row, (one, part) in enumerate(zip(self.chosen, of_head))
-            ]
-        )
+        if self._on_read is not None and layer_idx in self._fetched.tiers:
+            group = self.reader.shape.group
+            self._on_read(self._fetched.reads(layer_idx, weights, self.chosen, group))
 
     @property
     def same(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:

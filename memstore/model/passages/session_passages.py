@@ -20,9 +20,11 @@ class OwnPassages(OwnBlocks):
         reader: PassageModel,
         store: MemoryStore,
         documents: list[tuple[int, int]],
-        per_block: int,
+        bound: int | None = None,
     ) -> None:
-        super().__init__(store, documents, per_block)
+        """documents, bound: as OwnBlocks takes them."""
+        per_block = len(reader.shape.memory_layers) * reader.shape.num_kv_heads
+        super().__init__(store, documents, per_block, bound=bound)
         self._reader = reader
 
     def add(self, ids: Sequence[int]) -> None:

@@ -6,83 +6,53 @@ the rows whose gate is open; a lease on the distinct KV blocks found; one attent
 slots.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from memstore.block import BlockKey
-from memstore.errors import BlocksUnavailable, BudgetExceeded
 from memstore.kernels import api
 from memstore.kernels.api import LocalAttention
-from memstore.model.adapter import Shape
 from memstore.model.landmark.attention.block_lookup import Lookup, OpenRows
-from memstore.model.landmark.attention.block_requests import (
-    BlockRequest,
-    lease_requested,
-    requested_reads,
-)
+from memstore.model.landmark.attention.block_requests import BlockRequest
 from memstore.model.landmark.attention.candidates import Candidates
-from memstore.model.landmark.attention.latency_gate import close_rows, within_reach, without_units
+from memstore.model.landmark.attention.latency_gate import within_reach
+from memstore.model.landmark.attention.leased_attention import LeasedAttention, rows_reading
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks, OpenChunk
 from memstore.model.landmark.attention.selection import Selection
+from memstore.model.landmark.landmark_protocol import LandmarkHeads
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.reads import Lookups, OnRead
-from memstore.model.rotary import Rope
+from memstore.model.reads import Lookups
 from memstore.model.session_blocks import SessionBlocks
 from memstore.store.memory_store import MemoryStore
-from memstore.tiers.lease import Lease
 
 
-class Observer(Protocol):
-    """Told about every step while it runs (speculative_prefetch.py)."""
-
-    def attended(self, layer: int, local: LocalAttention) -> None:
-        """A layer has attended to its chunk, and will read memory next."""
-
-    def missed(self) -> None:
-        """A lease had to fetch some of its units."""
-
-
-class MemoryAttention:
+class MemoryAttention(LeasedAttention):
     """Attention of one session over its open chunk and its memory."""
 
     def __init__(
         self,
-        shape: Shape,
-        rope: Rope,
-        cmt_keys: Sequence[Tensor] | None,
+        heads: LandmarkHeads,
         settings: LookupSettings,
         store: MemoryStore,
         blocks: SessionBlocks,
         *,
-        cmt_values: Tensor | None = None,
         retrieve: bool = True,
-        on_read: OnRead | None = None,
-        read_all_rows: bool = False,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
     ) -> None:
         """retrieve=False: only the recent blocks are read, nothing is searched, and rows that skip
-        get no cmt_values (the default way to ingest). on_read: told what the last row of every step
-        reads, or all with read_all_rows.
-
-        dtype, device: of the queries, keys and values to come; the store's leases must be there
-        too. Finished blocks have the shape's kv_dtype and are on the CPU.
+        get no cmt_values (the default way to ingest). The store's leases must be on the device of
+        `heads`. Finished blocks have the shape's kv_dtype and are on the CPU.
         """
-        self.shape, self.store, self.blocks = shape, store, blocks
-        self.cmt_keys, self.cmt_values = cmt_keys, cmt_values
-        self.retrieve, self.on_read, self.read_all_rows = retrieve, on_read, read_all_rows
+        super().__init__(heads, store, retrieve=retrieve)
+        self.blocks = blocks
         self.lookups = Lookups()
-        self.observer: Observer | None = None
-        self.absent: set[int] = set()  # documents of which blocks could not be had
-        self._device = torch.device(device)
+        shape, dtype = heads.shape, heads.dtype
+        self._device = torch.device(heads.device)
         self._exact = torch.promote_types(dtype, torch.float32)
         self.chunk = OpenChunk(
             shape,
-            rope,
+            heads.rope,
             blocks=settings.chunk_blocks,
             recent=settings.top_k,
             dtype=dtype,
@@ -92,6 +62,9 @@ class MemoryAttention:
             shape, settings, store, self.chunk, self._candidates(settings), self._exact
         )
         self.start_chunk()
+
+    def locate(self, candidate: int) -> tuple[int, int]:
+        return self.lookup.candidates.locate(candidate)
 
     def _candidates(self, settings: LookupSettings) -> Candidates:
         return Candidates(
@@ -196,16 +169,6 @@ class MemoryAttention:
             local = self._closed(layer_idx, local, opened.rows)
         return local, opened
 
-    def _closed(
-        self, layer_idx: int, local: LocalAttention, kept: Tensor, first_head: int = 0
-    ) -> LocalAttention:
-        """`close_rows` of heads from first_head on, with the layer's values."""
-        values = None
-        if self.cmt_values is not None and self.retrieve:
-            heads = slice(first_head, first_head + kept.shape[0])
-            values = self.cmt_values[layer_idx, heads]
-        return close_rows(local, kept, values)
-
     def _attend_memory(
         self, layer_idx: int, rotated: Tensor, local: LocalAttention, opened: OpenRows, search: bool
     ) -> Tensor:
@@ -252,22 +215,20 @@ class MemoryAttention:
         wanted = BlockRequest(layer_idx, chosen.candidates, 0, self.shape.group)
         cutoffs = self.lookup.settings.cutoffs
         if search and cutoffs is not None and self.cmt_keys is not None:
-            locate = self.lookup.candidates.locate
-            wanted, left = within_reach(
-                wanted, local.gate[0], cutoffs, locate, self.store.tiers.nearest
-            )
+            near_by = self.store.tiers.nearest
+            wanted, left = within_reach(wanted, local.gate[0], cutoffs, self.locate, near_by)
             self.lookups.left += left
             if left:
                 chosen = _only(chosen, wanted)
-                local = self._closed(layer_idx, local, _reads(chosen.candidates, local))
+                local = self._closed(layer_idx, local, rows_reading(chosen.candidates, local))
                 wanted = replace(wanted, candidates=chosen.candidates)
         places, scores = self.lookup.place(layer_idx, chosen, rotated, near)
         of, end = opened.heads[0], opened.heads[-1] + 1
         if end - of == self.shape.num_heads:
-            return self._attend_units(wanted, rotated, local, places, scores, is_last)
+            return self._attend_requested(wanted, rotated, local, places, scores, is_last)
         part = LocalAttention(local.output[:, of:end], local.gate[:, of:end], local.lse[:, of:end])
         output = local.output.clone()
-        output[:, of:end] = self._attend_units(
+        output[:, of:end] = self._attend_requested(
             replace(wanted, candidates=chosen.candidates[of:end], first_head=of),
             rotated[:, :, of:end],
             part,
@@ -276,83 +237,6 @@ class MemoryAttention:
             is_last,
         )
         return output
-
-    def _attend_units(
-        self,
-        wanted: BlockRequest,
-        rotated: Tensor,
-        local: LocalAttention,
-        places: Tensor,
-        scores: Tensor,
-        is_last: bool,
-    ) -> Tensor:
-        """Lease the distinct units and attend; if they exceed the budget, in halves of the rows:
-        slower and right.
-
-        For the heads of `wanted`: rotated [R, 1, h, T, D], places [h, T or 1, K], scores [h, T, K].
-        """
-        locate = self.lookup.candidates.locate
-        try:
-            lease, slots = lease_requested(self._lease, wanted, locate)
-        except BlocksUnavailable as error:
-            if not self.store.allow_partial:
-                raise
-            self.absent |= error.documents
-            wanted = without_units(wanted, error.units, locate)
-            kept = _reads(wanted.candidates, local)
-            local = self._closed(wanted.layer, local, kept, wanted.first_head)
-            return self._attend_units(wanted, rotated, local, places, scores, is_last)
-        except BudgetExceeded:
-            rows = wanted.candidates.shape[1]
-            if rows == 1:
-                raise
-            halves = []
-            for part in (slice(0, rows // 2), slice(rows // 2, rows)):
-                halves.append(
-                    self._attend_units(
-                        wanted.part(part),
-                        rotated[:, :, :, part],
-                        LocalAttention(
-                            local.output[:, :, part], local.gate[:, :, part], local.lse[:, :, part]
-                        ),
-                        places[:, part],
-                        scores[:, part],
-                        is_last and part.stop == rows,
-                    )
-                )
-            return torch.cat(halves, 2)
-        with lease:
-            recording = self.on_read is not None and (is_last or self.read_all_rows)
-            output, mass = api.memory_attention(
-                rotated,
-                lease.k,
-                lease.v,
-                self.store.tiers.lengths,
-                slots[None],
-                places[None],
-                scores[None],
-                local,
-                gated=self.cmt_keys is not None,
-                return_mass=recording,
-            )
-            if self.on_read is not None and mass is not None:
-                rows = mass.shape[2]
-                for row in range(0 if self.read_all_rows else rows - 1, rows):
-                    reads = requested_reads(wanted, row, mass[0], slots, lease, locate)
-                    if reads:
-                        self.on_read(reads)
-        return output
-
-    def _lease(self, units: list[BlockKey]) -> Lease:
-        lease = self.store.lease(units)
-        if self.observer is not None and lease.fetched:
-            self.observer.missed()
-        return lease
-
-
-def _reads(candidates: Tensor, local: LocalAttention) -> Tensor:
-    """Of candidates [H, T or 1, K], the rows [H, T] that read one."""
-    return (candidates >= 0).any(-1).expand(local.gate.shape[1:])
 
 
 def _only(chosen: Selection, wanted: BlockRequest) -> Selection:

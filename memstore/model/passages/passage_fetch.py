@@ -1,0 +1,220 @@
+"""Fetching passages: their keys and values out of a memory, or computed where it has none."""
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memstore.block import BlockKey
+from memstore.errors import BlocksUnavailable, CorruptBlock, MissingBlock, StoreUnavailable
+from memstore.model.passages.passage_encoding import encode
+from memstore.model.passages.passage_protocol import PassageModel
+from memstore.model.passages.repositioned_attention import KeysValues
+from memstore.model.passages.selectors.passage_choice import Chosen
+from memstore.model.passages.session_passages import OwnPassages
+from memstore.model.reads import Read
+from memstore.store.memory_store import MemoryStore
+from memstore.store.write.chunk import finite
+
+
+@dataclass
+class _Taken:
+    """A passage out of the memory."""
+
+    layers: dict[int, KeysValues]
+    tiers: dict[int, list[str]]  # by layer, where each of its heads was
+
+
+@dataclass
+class Fetched:
+    """Passages that are read: their keys and values in every memory layer, one passage behind the
+    other, and the tokens of each; tiers: by memory layer, of each passage and KV head, where it
+    was.
+    """
+
+    layers: dict[int, KeysValues]
+    lengths: list[int]
+    tiers: dict[int, list[str]]
+
+    def append_computed(self, tokens: int, kv_heads: int) -> None:
+        """Behind them stands a passage of so many tokens, computed with what is read next."""
+        self.lengths.append(tokens)
+        for tiers in self.tiers.values():
+            tiers += ["computed"] * kv_heads
+
+    def reads(
+        self, layer_idx: int, weights: Tensor, passages: Sequence[Chosen], group: int
+    ) -> list[Read]:
+        """What a row reads of these passages in a layer: weights [H, m], its attention to them and
+        to what stands behind; group: query heads of a KV head.
+        """
+        weights = weights[:, : sum(self.lengths)]  # the separator stands behind them
+        parts = [part.sum(-1) for part in weights.split(self.lengths, 1)]
+        of_passages = torch.stack(parts, 1).tolist()
+        tiers, kv_heads = self.tiers[layer_idx], weights.shape[0] // group
+        return [
+            Read(
+                layer_idx,
+                head,
+                one.document,
+                one.block,
+                part,
+                tiers[row * kv_heads + head // group],
+            )
+            for head, of_head in enumerate(of_passages)
+            for row, (one, part) in enumerate(zip(passages, of_head))
+        ]
+
+
+class PassageFetch:
+    """Fetches passages for one session."""
+
+    def __init__(self, reader: PassageModel, store: MemoryStore, own: OwnPassages) -> None:
+        """own: the session's own passages, which are pinned in the top tier."""
+        self._reader, self._store, self._own = reader, store, own
+        self._kv_heads = reader.shape.num_kv_heads
+
+    def __call__(self, passages: Sequence[Chosen], *, compute: bool) -> Fetched:
+        """What the memory has of passages. What it does not hold, or not whole, is computed as it
+        would be read in; without `compute`, only the passages before that are returned. Raises
+        BlocksUnavailable, BudgetExceeded, DocumentNotFound, CorruptBlock.
+        """
+        places = self._store.stored_at([(one.document, one.block) for one in passages])
+        found, damaged, away = self._there(passages, places)
+        missing = [at for at, one in enumerate(found) if one is None]
+        self._store.note_used([place for place, one in zip(places, found) if place and one])
+        if missing:
+            self._store.note_computed(len(missing), damaged=damaged, away=away)
+            if not compute:
+                passages = passages[: missing[0]]
+            ids = [self.ids(passages[at]) for at in missing if compute]
+            every, computed = self._reader.shape.memory_layers, ["computed"] * self._kv_heads
+            began = time.perf_counter()
+            for at, made in zip(missing, encode(self._reader, ids)):
+                chosen, seconds = passages[at], time.perf_counter() - began
+                k, v = self._store.take_computed(
+                    chosen.document, chosen.block, made.k, made.v, seconds
+                )
+                found[at] = _Taken(dict(zip(every, zip(k, v))), dict.fromkeys(every, computed))
+                began = time.perf_counter()
+        taken = [one for one in found[: len(passages)] if one is not None]
+        lengths = [next(iter(one.layers.values()))[0].shape[1] for one in taken]
+        device = self._reader.device
+        layers = {
+            layer: (
+                torch.cat([one.layers[layer][0].to(device) for one in taken], 1),
+                torch.cat([one.layers[layer][1].to(device) for one in taken], 1),
+            )
+            for layer in (taken[0].layers if taken else ())
+        }
+        tiers = {
+            layer: [tier for one in taken for tier in one.tiers[layer]]
+            for layer in self._reader.shape.memory_layers
+        }
+        return Fetched(layers, lengths, tiers)
+
+    def _there(
+        self, passages: Sequence[Chosen], places: Sequence[tuple[int, int] | None]
+    ) -> tuple[list[_Taken | None], int, int]:
+        """As _leased; and how many passages could not be had, of which the tokens are here. Raises
+        BlocksUnavailable where those are not, either.
+        """
+        try:
+            return *self._leased(places), 0
+        except BlocksUnavailable as error:
+            gone = {(number, block) for number, _, block, _ in error.units}
+            left = [None if place in gone else place for place in places]
+            away = [one for one, place in zip(passages, places) if place in gone]
+            try:
+                for one in away:
+                    self.ids(one)
+            except StoreUnavailable:
+                raise error from None
+            if not away:
+                raise
+        found, damaged, more = self._there(passages, left)
+        return found, damaged, len(away) + more
+
+    def _leased(self, places: Sequence[tuple[int, int] | None]) -> tuple[list[_Taken | None], int]:
+        """What the memory holds of passages; None of those that it does not, and how many of these
+        are damaged.
+        """
+        there = [place for place in places if place is not None]
+        try:
+            found = iter(self._lease(there))
+            return [None if place is None else next(found) for place in places], 0
+        except CorruptBlock:
+            if any(place[0] < 0 for place in there):
+                raise
+        each: list[_Taken | None] = []
+        damaged = 0
+        for place in places:
+            try:
+                each += [None] if place is None else self._lease([place])
+            except CorruptBlock as error:
+                each.append(None)
+                damaged += not isinstance(error, MissingBlock)
+        return each, damaged
+
+    def _lease(self, places: Sequence[tuple[int, int]]) -> list[_Taken]:
+        """The same of passages that are there. Raises CorruptBlock."""
+        shape, heads = self._reader.shape, self._kv_heads
+        layers = shape.memory_layers
+        free = self._store.capacity - self._own.pinned
+        at_once = max(1, free // max(1, len(places) * heads))
+        taken = [_Taken({}, {}) for _ in places]
+        for first in range(0, len(layers) if places else 0, at_once):
+            some = layers[first : first + at_once]
+            units = [
+                BlockKey(number, layer, block, head)
+                for layer in some
+                for number, block in places
+                for head in range(heads)
+            ]
+            with self._store.lease(units) as lease:
+                lengths = self._store.tiers.lengths[lease.slots[: len(places) * heads : heads]]
+                size = (len(some), len(places), heads, shape.block_size, shape.head_dim)
+                k, v = (half.index_select(0, lease.slots).view(size) for half in (lease.k, lease.v))
+                tiers = [lease.fetched.get(slot, lease.tier) for slot in lease.slots.tolist()]
+            for at, (one, end) in enumerate(zip(taken, lengths.tolist())):
+                for row, layer in enumerate(some):
+                    unit = (row * len(places) + at) * heads
+                    one.layers[layer] = k[row, at, :, :end], v[row, at, :, :end]
+                    one.tiers[layer] = tiers[unit : unit + heads]
+        return taken
+
+    def ids(self, one: Chosen, *, behind: Chosen | None = None) -> list[int]:
+        """The tokens of a passage; behind the one before it in the text, without the context in
+        front, which would be there twice.
+        """
+        (passage,) = self._store.passages(one.document, one.block, one.block + 1)
+        follows = behind is not None and (behind.document, behind.block + 1) == (
+            one.document,
+            one.block,
+        )
+        ids: list[int] = passage.ids[passage.lead if follows else 0 :].tolist()
+        return ids
+
+    def content(self, document: int, block: int) -> Hashable:
+        """What stands in a passage: equal for passages of the same tokens."""
+        if document == self._own.document:
+            return document, block
+        (passage,) = self._store.passages(document, block, block + 1)
+        return passage.ids.tobytes()
+
+    def hold(self, one: Chosen, layers: Sequence[KeysValues], n: int, seconds: float) -> None:
+        """Have the store hold a passage of n tokens that was computed as if it stood alone. layers:
+        k and v in every layer of a pass that begins with it, which took so many seconds.
+        """
+        shape = self._reader.shape
+        k, v = (
+            torch.stack([layers[layer][half][:, :n] for layer in shape.memory_layers])
+            .to(shape.kv_dtype)
+            .cpu()
+            for half in (0, 1)
+        )
+        if finite((k, v)):
+            share = seconds * n / layers[0][0].shape[1]
+            self._store.take_computed(one.document, one.block, k, v, share)
