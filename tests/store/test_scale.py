@@ -15,6 +15,7 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
+from memstore.disk.tables.run_table import RunTable
 from memstore.disk.tables.changes import Changes, read_changes
 from memstore.errors import DocumentNotFound
 from memstore.store.memory_store import MemoryStore
@@ -53,7 +54,7 @@ def opened(path: Path, **options: bool) -> MemoryStore:
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the rows and the documents' landmark keys that are read from now on."""
     counts: Counter[str] = Counter()
-    all_rows, row, landmarks = Catalog.documents, Catalog.row, Catalog.landmarks
+    all_rows, row, landmarks = Catalog.documents, Catalog.row, RunTable.values
 
     def documents(self: Catalog, txn: Transaction) -> list[Document]:
         found = all_rows(self, txn)
@@ -64,13 +65,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["rows"] += 1
         return row(self, txn, document)
 
-    def keys(self: Catalog, txn: Transaction, document: int | None = None) -> Iterator[object]:
+    def keys(self: RunTable, txn: Transaction, document: int) -> Iterator[object]:
         counts["landmarks"] += 1
         return landmarks(self, txn, document)
 
     monkeypatch.setattr(Catalog, "documents", documents)
     monkeypatch.setattr(Catalog, "row", one_row)
-    monkeypatch.setattr(Catalog, "landmarks", keys)
+    monkeypatch.setattr(RunTable, "values", keys)
     return counts
 
 

@@ -148,7 +148,7 @@ def test_closed_store_says_so(path: Path) -> None:
     store = MemoryStore.create(path, SIGNATURE)
     store.close()
     store.close()
-    for call in (store.documents, store.scratch, lambda: store.lease([]), store.stats):
+    for call in (store.documents, store.session_document, lambda: store.lease([]), store.stats):
         with pytest.raises(MemoryClosed):
             call()
 
