@@ -10,6 +10,7 @@ from memstore.model.document_ingest import (
     Ingesting,
     IngestProgress,
     OnForecast,
+    SizeEstimate,
     begin_document,
     characters_before,
     described,
@@ -49,11 +50,12 @@ def ingest_by_landmarks(
     text.check()
     tokenizer = reader.tokenizer
     about, stored = about_tokens(text, tokenizer), _stored_settings(settings, retrieve)
-    writer, foreseen = begin_document(store, text, tokenizer, stored, mode, about=about)
+    estimate = SizeEstimate(store, text, stored, mode, about)
+    writer = begin_document(store, text, tokenizer, stored, mode)
     if writer is None:
         return described(store, text)
     with writer:
-        foreseen.tell(expect)
+        estimate.tell(expect)
         began = time.perf_counter()
         session = _DocumentSession(reader, settings, store, writer, retrieve)
         number, resumed, base = writer.document.id, writer.tokens, writer.base_tokens
@@ -69,7 +71,7 @@ def ingest_by_landmarks(
             characters += tokenizer.characters(ids)
             seconds = time.perf_counter() - began
             left = seconds * (total - characters) / max(1, characters - first)
-            foreseen.look_again(writer.document.tokens > resumed)
+            estimate.look_again(writer.document.tokens > resumed)
             return IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
 
         # An append reads again what stood behind the last full chunk, then the new text; a resumed
