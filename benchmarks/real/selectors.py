@@ -14,6 +14,7 @@ selectors look at. A selector that is named "as shipped" is told with other weig
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,9 +114,9 @@ class Chosen:
     def together(self, question: Question, scores: np.ndarray) -> float | None:
         """What the best passages cover together, for the gate."""
         haystack, captured = self._haystack(question.documents), self.read.question(question.text)
-        asked = self.selector, captured, haystack, haystack.scope
-        found = Candidates(torch.from_numpy(scores), *asked, GATE_TOGETHER, lambda *place: place)
-        return found.together
+        adds = partial(self.selector.adds, captured, haystack)
+        given = torch.from_numpy(scores), haystack.scope, GATE_TOGETHER
+        return Candidates(*given, adds, lambda *place: place).together
 
     def _haystack(self, documents: tuple[str, ...]) -> Haystack:
         if documents not in self._haystacks:

@@ -45,7 +45,7 @@ Ingesting = Generator[IngestProgress, None, Document]
 """An ingest chunk by chunk: tells how far it is after each, and returns the finished document.
 Closed before its end, it commits what it has, to be resumed.
 """
-OnForecast = Callable[[SizeEstimate], None]
+OnSize = Callable[[SizeEstimate], None]
 """Told what a document will be, before any of it is read."""
 
 
@@ -69,15 +69,34 @@ def finish(ingesting: Ingesting, progress: OnProgress | None = None) -> Document
                 progress(state)
 
 
-class Foreseen:
-    """How large a document will be."""
+class SizeCheck:
+    """How large a document will be: looked up, told, and looked up again while it is written."""
 
-    def __init__(self, look: Callable[[], SizeEstimate | None]) -> None:
-        """look: finds it. Raises StorageFull where there is no room for it."""
-        self._look = look
-        self._forecast = look()
+    def __init__(
+        self,
+        store: MemoryStore,
+        text: Text,
+        settings: IngestSettings,
+        mode: Mode,
+        about: int | None,
+        stored: Callable[[], int] | None = None,
+    ) -> None:
+        """about: how many tokens it has, None where nothing is estimated; stored: counts those that
+        need not be stored again, and is asked where there is no room for all. Raises StorageFull
+        where there is none.
+        """
+        self._look = partial(
+            store.estimate_size,
+            text.name,
+            about or 0,
+            source_hash=text.digest,
+            settings=settings,
+            mode=mode,
+        )
+        self._stored = None if mode == "append" else stored
+        self._forecast = None if about is None else self._found()
 
-    def tell(self, expect: OnForecast | None) -> None:
+    def tell(self, expect: OnSize | None) -> None:
         """Say so, to who wants to know."""
         if self._forecast is not None and expect is not None:
             expect(self._forecast)
@@ -87,52 +106,30 @@ class Foreseen:
         room. Raises StorageFull.
         """
         if committed and self._forecast is not None and self._forecast.most:
-            self._forecast = self._look()
+            self._forecast = self._found()
+
+    def _found(self) -> SizeEstimate | None:
+        try:
+            return self._look()
+        except StorageFull:
+            if self._stored is None:
+                raise
+        return self._look(stored=self._stored())
 
 
 def begin_document(
-    store: MemoryStore,
-    text: Text,
-    tokenizer: TextTokenizer,
-    settings: IngestSettings,
-    mode: Mode,
-    *,
-    about: int | None,
-    stored: Callable[[], int] | None = None,
-) -> tuple[DocumentWriter | None, Foreseen]:
-    """The writer of a text, None where it is there already, and what it will be; about: how many
-    tokens that are, None where nothing is foreseen; stored: counts those that need not be stored
-    again, and is asked where there is no room for all. Raises InvalidInput, StorageFull, and what
-    MemoryStore.write_document raises.
+    store: MemoryStore, text: Text, tokenizer: TextTokenizer, settings: IngestSettings, mode: Mode
+) -> DocumentWriter | None:
+    """The writer of a text, None where it is there already. Raises what MemoryStore.write_document
+    raises.
     """
-
-    def look() -> SizeEstimate | None:
-        if about is None:
-            return None
-        wanted = partial(
-            store.estimate_size,
-            text.name,
-            about,
-            source_hash=text.digest,
-            settings=settings,
-            mode=mode,
-        )
-        try:
-            return wanted()
-        except StorageFull:
-            if stored is None or mode == "append":
-                raise
-        return wanted(stored=stored())
-
-    foreseen = Foreseen(look)
-    writer = store.write_document(
+    return store.write_document(
         text.name,
         source_hash=text.digest,
         settings=settings,
         mode=mode,
         metadata=metadata_of(store, text, tokenizer, mode),
     )
-    return writer, foreseen
 
 
 def metadata_of(

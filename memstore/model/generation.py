@@ -25,6 +25,26 @@ class Continued(Protocol):
         """Next-token logits [n, vocabulary] of states [n, hidden_size]."""
 
 
+class Sampler:
+    """Draws tokens: at temperature 0 the likeliest; otherwise samples, repeatably under `seed`,
+    from the likeliest that together have a probability of top_p. Raises InvalidInput for what is
+    out of range.
+    """
+
+    def __init__(
+        self, temperature: float = 0.0, top_p: float = 1.0, seed: int | None = None
+    ) -> None:
+        check_sampling(temperature, seed)
+        if not 0 < top_p <= 1:
+            raise InvalidInput(f"top_p must lie above 0 and up to 1, is {top_p}")
+        self._temperature, self._top_p = temperature, top_p
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+
+    def draw(self, logits: Tensor) -> int:
+        """A token by its logits [vocabulary]."""
+        return draw(logits, self._temperature, self._generator, self._top_p)
+
+
 class Continuation(Iterator[int]):
     """The tokens that follow a state, each read back into its session once the next one is asked
     for: by `next`, or before it together with those of other sessions (batched_forward.py).
@@ -35,21 +55,12 @@ class Continuation(Iterator[int]):
         session: Continued,
         state: Tensor,
         max_new_tokens: int,
+        sampler: Sampler,
         *,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
         stop: Callable[[int], bool] | None = None,
         end: Callable[[int], bool] | None = None,
     ) -> None:
-        """state: [hidden_size]. temperature 0 is greedy; otherwise samples, repeatably under
-        `seed`, from the likeliest tokens that together have a probability of top_p. stop(token)
-        ends after that token, end(token) before it. Raises InvalidInput for a temperature, seed or
-        top_p out of range.
-        """
-        check_sampling(temperature, seed)
-        if not 0 < top_p <= 1:
-            raise InvalidInput(f"top_p must lie above 0 and up to 1, is {top_p}")
+        """state: [hidden_size]. stop(token) ends after that token, end(token) before it."""
         self.session = session
         self.around: Around = nullcontext
         self._last: int | None = None  # the token that was given and is not read yet
@@ -57,8 +68,7 @@ class Continuation(Iterator[int]):
         self._logits: Tensor | None = None  # of that state, where they are known
         self._failed: Exception | None = None
         self._left = max_new_tokens
-        self._temperature, self._top_p = temperature, top_p
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._sampler = sampler
         self._stop, self._end = stop, end
 
     @property
@@ -102,7 +112,31 @@ class Continuation(Iterator[int]):
         logits = self._logits
         if logits is None:
             logits = self.session.logits(self._state[None])[0]
-        return draw(logits, self._temperature, self._generator, self._top_p)
+        return self._sampler.draw(logits)
+
+
+class Generating(Continued):
+    """A text that is read on and generated."""
+
+    def ends_turn(self, token: int) -> bool:
+        """Does what is generated end before this token?"""
+        return False
+
+    def generate(
+        self,
+        state: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Callable[[int], bool] | None = None,
+    ) -> Continuation:
+        """The tokens that follow `state` [hidden_size], until the turn ends: see Continuation, and
+        Sampler for temperature, top_p and seed.
+        """
+        sampler = Sampler(temperature, top_p, seed)
+        return Continuation(self, state, max_new_tokens, sampler, stop=stop, end=self.ends_turn)
 
 
 def ends_sentence(piece: str) -> bool:

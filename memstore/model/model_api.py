@@ -19,7 +19,7 @@ from memstore.model.adapter import ModelAdapter
 from memstore.model.answer import Answer, Collector, DocumentMatch, Found, Matches, Source
 from memstore.model.ask_session import AskSession
 from memstore.model.chat_session import Chat, check_phrase
-from memstore.model.document_ingest import Ingesting, IngestWorkers, OnForecast, OnProgress, finish
+from memstore.model.document_ingest import Ingesting, IngestWorkers, OnProgress, OnSize, finish
 from memstore.model.lookup_settings import ANSWER_SETTINGS
 from memstore.model.reads import OnRead
 from memstore.model.texts.source_text import Text
@@ -46,7 +46,7 @@ class ModelAPI(ModelAdapter):
         name: str | None = None,
         mode: Mode = "new",
         progress: OnProgress | None = None,
-        expect: OnForecast | None = None,
+        expect: OnSize | None = None,
         **lookup: Any,
     ) -> Document:
         """Read a document (a path, or a text with a name) into the store; idempotent, and resumed
@@ -68,7 +68,7 @@ class ModelAPI(ModelAdapter):
         *,
         name: str | None = None,
         mode: Mode = "new",
-        expect: OnForecast | None = None,
+        expect: OnSize | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """`ingest` one chunk at a time, for who has other work to do between them."""

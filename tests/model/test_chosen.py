@@ -1,13 +1,11 @@
 """Which passages a question reads of those that score best, and what opens the gate."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.selectors.captured_activations import Captured
 from memstore.model.passages.selectors.passage_choice import Candidates
 from memstore.model.passages.selectors.selector import Gate
 
@@ -20,13 +18,11 @@ def candidates(adds: list[list[float]] | None, scores: Tensor = SCORES) -> Candi
     """The best four; adds: of these, best first."""
     asked: list[Any] = []
 
-    def adding(captured: Captured, store: Any, scope: Any) -> Tensor | None:
+    def adding(scope: Any) -> Tensor | None:
         asked.extend(scope)
         return None if adds is None else torch.tensor(adds)
 
-    selector: Any = SimpleNamespace(adds=adding)
-    captured = Captured([], {})
-    found = Candidates(scores, selector, captured, selector, SCOPE, 4, lambda *place: place)
+    found = Candidates(scores, SCOPE, 4, adding, lambda *place: place)
     assert asked == [(document, block, block + 1) for document, block in BEST]
     return found
 
@@ -54,16 +50,7 @@ def test_passages_that_score_nearly_as_high_are_read_in_the_order_of_the_text() 
 def test_one_text_is_a_candidate_once_at_its_last_place_and_names_all() -> None:
     scores = torch.tensor([0.5, 0.1, 0.5, 0.2, 0.5, 0.5, 0.4, 0.3])
     text = {(7, 0): "same", (7, 2): "same", (9, 2): "another"}
-    selector: Any = SimpleNamespace(adds=lambda *asked: None)
-    found = Candidates(
-        scores,
-        selector,
-        Captured([], {}),
-        selector,
-        SCOPE,
-        4,
-        lambda *place: text.get(place, place),
-    )
+    found = Candidates(scores, SCOPE, 4, lambda asked: None, lambda *at: text.get(at, at))
     meant = found.meant(LookupSettings(score_range=None), parts=False)
     assert places(meant) == [(7, 2), (7, 4), (7, 5), (9, 2)]
     assert [one.same for one in meant] == [((7, 0),), (), (), ()]

@@ -15,8 +15,8 @@ import torch
 from memstore.disk.format.document import Document
 from memstore.disk.lmdb.database import Transaction
 from memstore.disk.tables.catalog import Catalog
-from memstore.disk.tables.run_table import RunTable
 from memstore.disk.tables.changes import Changes, read_changes
+from memstore.disk.tables.run_table import RunTable
 from memstore.errors import DocumentNotFound
 from memstore.store.memory_store import MemoryStore
 from support.synthetic_documents import (

@@ -6,7 +6,7 @@ from typing import Any
 
 from memstore.errors import InvalidInput
 from memstore.model.answer import Found
-from memstore.model.document_ingest import Ingesting, OnForecast
+from memstore.model.document_ingest import Ingesting, OnSize
 from memstore.model.landmark.index_building import build_index
 from memstore.model.landmark.landmark_ingest import ingest_by_landmarks
 from memstore.model.landmark.landmark_protocol import LandmarkAdapter
@@ -37,7 +37,7 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
         retrieve: bool = False,
         keep: str = "kv",
         workers: int = 1,
-        expect: OnForecast | None = None,
+        expect: OnSize | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """As ModelAPI.ingesting. retrieve: attend to retrieved blocks while reading instead of the

@@ -9,7 +9,8 @@ from memstore.model.adapter import TextTokenizer
 from memstore.model.document_ingest import (
     Ingesting,
     IngestProgress,
-    OnForecast,
+    OnSize,
+    SizeCheck,
     begin_document,
     characters_before,
     described,
@@ -35,7 +36,7 @@ def ingest_by_landmarks(
     *,
     mode: Mode = "new",
     retrieve: bool = False,
-    expect: OnForecast | None = None,
+    expect: OnSize | None = None,
 ) -> Ingesting:
     """Read a text into the store under text.name, chunk by chunk, resumable and in constant memory;
     the finished document is returned (docs/method.md section 6).
@@ -49,11 +50,12 @@ def ingest_by_landmarks(
     text.check()
     tokenizer = reader.tokenizer
     about, stored = about_tokens(text, tokenizer), _stored_settings(settings, retrieve)
-    writer, foreseen = begin_document(store, text, tokenizer, stored, mode, about=about)
+    size = SizeCheck(store, text, stored, mode, about)
+    writer = begin_document(store, text, tokenizer, stored, mode)
     if writer is None:
         return described(store, text)
     with writer:
-        foreseen.tell(expect)
+        size.tell(expect)
         began = time.perf_counter()
         session = _DocumentSession(reader, settings, store, writer, retrieve)
         number, resumed, base = writer.document.id, writer.tokens, writer.base_tokens
@@ -69,7 +71,7 @@ def ingest_by_landmarks(
             characters += tokenizer.characters(ids)
             seconds = time.perf_counter() - began
             left = seconds * (total - characters) / max(1, characters - first)
-            foreseen.look_again(writer.document.tokens > resumed)
+            size.look_again(writer.document.tokens > resumed)
             return IngestProgress(characters, total, writer.tokens, resumed, seconds, left)
 
         # An append reads again what stood behind the last full chunk, then the new text; a resumed

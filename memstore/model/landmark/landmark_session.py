@@ -10,7 +10,7 @@ from torch import Tensor
 from memstore.closing import Closing
 from memstore.errors import BudgetExceeded
 from memstore.model.ask_session import check_device
-from memstore.model.generation import Continuation
+from memstore.model.generation import Generating
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
 from memstore.model.landmark.attention.speculative_prefetch import SpeculativePrefetch
@@ -26,7 +26,7 @@ them from then on.
 """
 
 
-class ChunkSession:
+class ChunkSession(Generating):
     """An open chunk, the blocks before it, and how lookups are made.
 
     `feed` takes content tokens; landmarks are inserted after every block_size of them.
@@ -152,21 +152,6 @@ class ChunkSession:
             self._forward([self.reader.landmark_id])
             self.content += size - n
         return n
-
-    def generate(
-        self,
-        state: Tensor,
-        max_new_tokens: int,
-        *,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: Callable[[int], bool] | None = None,
-    ) -> Continuation:
-        """The content tokens that follow `state`: see memstore.model.generation."""
-        return Continuation(
-            self, state, max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop
-        )
 
     # One token, in a forward pass that other sessions' tokens share: memstore.model.batched_forward
 

@@ -12,7 +12,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found
-from memstore.model.document_ingest import Ingesting, OnForecast
+from memstore.model.document_ingest import Ingesting, OnSize
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import ModelAPI
 from memstore.model.passages.activation_capture import capture
@@ -49,7 +49,7 @@ class PassageAPI(ModelAPI, PassageModel):
         mode: Mode = "new",
         keep: Keep = "kv",
         workers: int | Workers = 1,
-        expect: OnForecast | None = None,
+        expect: OnSize | None = None,
         **lookup: Any,
     ) -> Ingesting:
         """As ModelAPI.ingesting; none of the settings changes what is stored. keep: "text" stores

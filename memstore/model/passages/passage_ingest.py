@@ -15,7 +15,8 @@ from memstore.freed_memory import return_freed_memory
 from memstore.model.document_ingest import (
     Ingesting,
     IngestProgress,
-    OnForecast,
+    OnSize,
+    SizeCheck,
     begin_document,
     described,
 )
@@ -47,7 +48,7 @@ def ingest_passages(
     *,
     mode: Mode = "new",
     keep: Keep = "kv",
-    expect: OnForecast | None = None,
+    expect: OnSize | None = None,
     workers: Workers | None = None,
 ) -> Ingesting:
     """Read a text into the store under text.name, passage by passage; the finished document is
@@ -61,19 +62,13 @@ def ingest_passages(
     """
     text.check()
     about = None if keep == "text" else _about_tokens(reader, text)  # which takes little room
-    writer, foreseen = begin_document(
-        store,
-        text,
-        reader.tokenizer,
-        settings_of(reader),
-        mode,
-        about=about,
-        stored=lambda: _stored_tokens(reader, store, text),
-    )
+    settings, stored = settings_of(reader), partial(_stored_tokens, reader, store, text)
+    size = SizeCheck(store, text, settings, mode, about, stored)
+    writer = begin_document(store, text, reader.tokenizer, settings, mode)
     if writer is None:
         return described(store, text)
     with writer:
-        foreseen.tell(expect)
+        size.tell(expect)
         began, resumed = time.perf_counter(), writer.tokens
         before, first = writer.base_characters, writer.characters
         cutting = passages_of(
@@ -106,7 +101,7 @@ def ingest_passages(
                 words=words_of(reader, some),
             )
             return_freed_memory()
-            foreseen.look_again(writer.document.tokens > resumed)
+            size.look_again(writer.document.tokens > resumed)
             seconds = time.perf_counter() - began
             done, total = some[-1].end, before + text.characters
             left = seconds * (total - done) / max(1, done - first)

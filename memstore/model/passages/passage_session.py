@@ -4,6 +4,7 @@ and every memory layer reads them with the question, where a prompt would have t
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from memstore.closing import Closing
 from memstore.errors import BlocksUnavailable, InvalidInput
 from memstore.model.ask_session import check_device
-from memstore.model.generation import Continuation
+from memstore.model.generation import Generating
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.activation_capture import STEP, pieces
 from memstore.model.passages.dialogue_buffer import DialogueBuffer
@@ -31,7 +32,7 @@ from memstore.model.session_blocks import Run
 from memstore.store.memory_store import MemoryStore
 
 
-class PassageSession(Closing):
+class PassageSession(Generating, Closing):
     """Local text behind the reader's prefix, and the passages that it reads now.
 
     Prefix, passages in the order of the text, the separator, and the local text stand as they would
@@ -154,27 +155,8 @@ class PassageSession(Closing):
         """Next-token logits [n, vocabulary] of states [n, hidden_size]."""
         return self.reader.logits(states)
 
-    def generate(
-        self,
-        state: Tensor,
-        max_new_tokens: int,
-        *,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop: Callable[[int], bool] | None = None,
-    ) -> Continuation:
-        """The tokens that follow `state`, until the turn ends: see memstore.model.generation."""
-        return Continuation(
-            self,
-            state,
-            max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            stop=stop,
-            end=self.reader.ends_turn,
-        )
+    def ends_turn(self, token: int) -> bool:
+        return self.reader.ends_turn(token)
 
     # One token, in a forward pass that other sessions' tokens share: memstore.model.batched_forward
 
@@ -209,9 +191,8 @@ class PassageSession(Closing):
         """The passages that are meant; None where nothing answers."""
         selector, scope, gate = self.reader.selector, self._scope, self.reader.gate
         scores = selector.scores(captured, question, self.store, scope)
-        best = Candidates(
-            scores, selector, captured, self.store, scope, self.settings.top_k, self._fetch.content
-        )
+        adds = partial(selector.adds, captured, self.store)
+        best = Candidates(scores, scope, self.settings.top_k, adds, self._fetch.content)
         self.candidates = best
         alone = gate is None or gate.answers(scores)
         answers = alone or (gate is not None and gate.answer_together(scores, best.together))

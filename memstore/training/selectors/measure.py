@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,9 +95,10 @@ def measure(selector: Selector, haystack: Haystack, questions: Sequence[Sought])
     """Ask every question of the whole haystack."""
     found = []
     for question in questions:
-        asked = selector, question.captured, haystack, haystack.scope
+        adds = partial(selector.adds, question.captured, haystack)
         scores = selector.scores(question.captured, question.text, haystack, haystack.scope)
-        together = Candidates(scores, *asked, GATE_TOGETHER, lambda *place: place).together
+        best = Candidates(scores, haystack.scope, GATE_TOGETHER, adds, lambda *place: place)
+        together = best.together
         right = list(question.right)
         skipped = torch.zeros(len(scores), dtype=torch.bool)
         skipped[list(question.others)] = True

@@ -8,14 +8,7 @@ from torch import Tensor
 
 from memstore.index.scope import Scope
 from memstore.model.lookup_settings import LookupSettings
-from memstore.model.passages.selectors.captured_activations import Captured
-from memstore.model.passages.selectors.selector import (
-    GATE_TOGETHER,
-    Found,
-    Selector,
-    covered,
-    in_range,
-)
+from memstore.model.passages.selectors.selector import GATE_TOGETHER, covered, in_range
 
 _PART = 0.04  # of a question, which has weight 1, that a block has to add to what better ones cover
 
@@ -41,18 +34,16 @@ class Candidates:
     def __init__(
         self,
         scores: Tensor,
-        selector: Selector,
-        captured: Captured,
-        store: Found,
         scope: Scope,
         k: int,
+        adds: Callable[[Scope], Tensor | None],
         content: Content,
     ) -> None:
-        """scores: [blocks of the scope]; captured: what was asked with; k: how many at most."""
+        """scores: [blocks of the scope]; k: how many at most; adds: Selector.adds of blocks."""
         self.scores, self._scope = scores, scope
         self._best = self._distinct(k, content)
         runs = [(one.document, one.block, one.block + 1) for one in self._best]
-        self._covers = selector.adds(captured, store, runs)
+        self._covers = adds(runs)
 
     def _distinct(self, k: int, content: Content) -> list[Chosen]:
         """The best k different ones, best first. What has the same text has the same score."""
