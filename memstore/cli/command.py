@@ -31,9 +31,8 @@ def command(
     exit status 1.
 
     A parameter that is a dataclass of options (such as Tiers) stands for its fields, and one of
-    these for its own. With --json
-    stdout gets {"error": {"name", "message"}} for a failure. interrupted: what Ctrl-C says (exit
-    status 130).
+    these for its own. With --json stdout gets {"error": {"name", "message"}} for a failure.
+    interrupted: what Ctrl-C says (exit status 130).
     """
 
     def declare(function: Callable[..., None]) -> Command:
