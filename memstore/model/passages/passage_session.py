@@ -237,7 +237,7 @@ class PassageSession(Generating, Closing):
         if passages:
             behind += self.reader.separator_ids
         for layer in range(self.reader.shape.num_layers):
-            self._attention.remember(layer, *kept.get(layer, self._nothing))
+            self._attention.remember(layer, *kept.get(layer, self._attention.nothing))
         self.chosen, self._fetched = list(passages), fetched
         self._behind, self._kept = behind, kept
         if self._attention.local:
@@ -257,7 +257,7 @@ class PassageSession(Generating, Closing):
         made = computed(context, behind)
         self._hold_first(made, time.perf_counter() - began)
         for layer, more in enumerate(made):
-            halves = self._kept.get(layer, self._nothing)
+            halves = self._kept.get(layer, self._attention.nothing)
             self._attention.remember(
                 layer, *(torch.cat((half.to(new), new), 1) for half, new in zip(halves, more))
             )
@@ -270,12 +270,6 @@ class PassageSession(Generating, Closing):
         first, self._first = self._first, None
         if first is not None and layers:
             self._fetch.hold(first, layers, self._fetched.lengths[0], seconds)
-
-    @property
-    def _nothing(self) -> KeysValues:
-        shape, device = self.reader.shape, self.reader.device
-        none = torch.zeros(shape.num_kv_heads, 0, shape.head_dim, device=device)
-        return none, none
 
     @property
     def _scope(self) -> tuple[Run, ...]:

@@ -87,6 +87,13 @@ class RepositionedAttention:
         layer.remembered, layer.length = k.shape[1], layer.k.shape[2]
 
     @property
+    def nothing(self) -> KeysValues:
+        """Of no tokens."""
+        shape = self.reader.shape
+        none = torch.zeros(shape.num_kv_heads, 0, shape.head_dim, device=self.reader.device)
+        return none, none
+
+    @property
     def local(self) -> int:
         """Tokens of local text."""
         for layer in self._layers.values():
