@@ -115,7 +115,7 @@ class Continuation(Iterator[int]):
         return self._sampler.draw(logits)
 
 
-class Generating(Continued):
+class GeneratingSession(Continued):
     """A text that is read on and generated."""
 
     def ends_turn(self, token: int) -> bool:

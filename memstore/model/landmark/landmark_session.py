@@ -10,7 +10,7 @@ from torch import Tensor
 from memstore.closing import Closing
 from memstore.errors import BudgetExceeded
 from memstore.model.ask_session import check_device
-from memstore.model.generation import Generating
+from memstore.model.generation import GeneratingSession
 from memstore.model.landmark.attention.memory_attention import MemoryAttention
 from memstore.model.landmark.attention.open_chunk import FinishedBlocks
 from memstore.model.landmark.attention.speculative_prefetch import SpeculativePrefetch
@@ -26,7 +26,7 @@ them from then on.
 """
 
 
-class ChunkSession(Generating):
+class ChunkSession(GeneratingSession):
     """An open chunk, the blocks before it, and how lookups are made.
 
     `feed` takes content tokens; landmarks are inserted after every block_size of them.

@@ -12,7 +12,7 @@ from torch import Tensor
 from memstore.closing import Closing
 from memstore.errors import BlocksUnavailable, InvalidInput
 from memstore.model.ask_session import check_device
-from memstore.model.generation import Generating
+from memstore.model.generation import GeneratingSession
 from memstore.model.lookup_settings import LookupSettings
 from memstore.model.passages.activation_capture import STEP, pieces
 from memstore.model.passages.dialogue_buffer import DialogueBuffer
@@ -32,7 +32,7 @@ from memstore.model.session_blocks import Run
 from memstore.store.memory_store import MemoryStore
 
 
-class PassageSession(Generating, Closing):
+class PassageSession(GeneratingSession, Closing):
     """Local text behind the reader's prefix, and the passages that it reads now.
 
     Prefix, passages in the order of the text, the separator, and the local text stand as they would
