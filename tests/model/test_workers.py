@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -375,3 +376,23 @@ def test_no_worker_outlives_the_command(
     if number != signal.SIGKILL:
         assert not list(own.iterdir())
     assert whole(tmp_path / "m")
+
+
+@pytest.mark.skipif(not TELLS_CHILDREN, reason="the system does not tell which processes there are")
+def test_an_interrupt_while_they_begin_ends_all_of_them(
+    reader: HuggingFacePassageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = [], threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        begun.append(thread)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        begin(thread)
+
+    before = {*children_of(os.getpid())}
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), reader.workers(4) as workers:
+        workers.start()
+    monkeypatch.undo()
+    assert len(begun) == 2 and {*children_of(os.getpid())} == before

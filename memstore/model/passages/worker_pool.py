@@ -199,6 +199,9 @@ class Workers(IngestWorkers):
 
     def _ask(self, worker: Worker) -> None:
         """On a thread of its own: give a worker what it can compute, until the end."""
+        with self._changed:
+            if self._closed:
+                return
         try:
             worker.wait()
             with self._changed:
@@ -228,7 +231,8 @@ class Workers(IngestWorkers):
         for worker in self._workers:
             worker.end()
         for thread in self._threads:
-            thread.join()
+            with suppress(RuntimeError):  # an interrupted start: it will see that this is closed
+                thread.join()
         for worker in self._workers:
             worker.close()
         if self._torch_threads:
