@@ -59,6 +59,19 @@ class AskSession(AbstractContextManager["AskSession"], Protocol):
         """The tokens that follow `state`."""
 
 
+def attached(
+    store: MemoryStore, names: Sequence[str] | None, *, retrieve: bool
+) -> tuple[list[tuple[int, int]], set[int]]:
+    """The documents that a session is about, as (id, blocks), and the ids of those that it leaves
+    out, since they cannot be had. names: None for all; without `retrieve` none is left out. Raises
+    what MemoryStore.ready and MemoryStore.attached raise.
+    """
+    wanted = store.ready(names)
+    there = store.attached(wanted) if retrieve else wanted
+    absent = {row.id for row in wanted} - {row.id for row in there}
+    return [(row.id, row.blocks) for row in there], absent
+
+
 def check_device(device: torch.device, store: MemoryStore) -> None:
     """Raises InvalidConfig where the memory's blocks are on another device than the model."""
     if store.tiers.lengths.device.type != device.type:

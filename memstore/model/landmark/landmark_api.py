@@ -6,6 +6,7 @@ from typing import Any
 
 from memstore.errors import InvalidInput
 from memstore.model.answer import Found
+from memstore.model.ask_session import attached
 from memstore.model.document_ingest import Ingesting, OnSize
 from memstore.model.landmark.index_building import build_index
 from memstore.model.landmark.landmark_ingest import ingest_by_landmarks
@@ -64,7 +65,7 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
         self, store: MemoryStore, progress: Callable[[int, int], None] | None = None
     ) -> dict[str, Any]:
         """Build and save an approximate index of every document, for the queries of this reader:
-        see model.indexing.
+        see index_building.py.
         """
         return build_index(self, store, progress)
 
@@ -79,18 +80,11 @@ class LandmarkAPI(ModelAPI, LandmarkAdapter):
         **lookup: Any,
     ) -> LandmarkSession:
         """As ModelAPI.session. read_all_rows: on_read is told what every row reads."""
-        wanted = store.ready(documents)
-        there = store.attached(wanted) if retrieve else wanted
-        session = LandmarkSession(
-            self,
-            self.lookup.changed(**lookup),
-            store,
-            [(document.id, document.blocks) for document in there],
-            retrieve=retrieve,
-            on_read=on_read,
-        )
+        there, absent = attached(store, documents, retrieve=retrieve)
+        settings = self.lookup.changed(**lookup)
+        session = LandmarkSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
         session.attention.read_all_rows = read_all_rows
-        session.absent.update({row.id for row in wanted} - {row.id for row in there})
+        session.absent.update(absent)
         return session
 
     def ranked(

@@ -12,6 +12,7 @@ from memstore.disk.format.index_spec import IndexSpec
 from memstore.disk.format.passage_parts import Keep
 from memstore.errors import InvalidInput, WrongModel
 from memstore.model.answer import Found
+from memstore.model.ask_session import attached
 from memstore.model.document_ingest import Ingesting, OnSize
 from memstore.model.lookup_settings import AnswerSettings
 from memstore.model.model_api import ModelAPI
@@ -135,17 +136,10 @@ class PassageAPI(ModelAPI, PassageModel):
     ) -> PassageSession:
         """As ModelAPI.session."""
         self._check(store)
-        wanted = store.ready(documents)
-        there = store.attached(wanted) if retrieve else wanted
-        session = PassageSession(
-            self,
-            self.lookup.changed(**lookup),
-            store,
-            [(document.id, document.blocks) for document in there],
-            retrieve=retrieve,
-            on_read=on_read,
-        )
-        session.absent.update({row.id for row in wanted} - {row.id for row in there})
+        there, absent = attached(store, documents, retrieve=retrieve)
+        settings = self.lookup.changed(**lookup)
+        session = PassageSession(self, settings, store, there, retrieve=retrieve, on_read=on_read)
+        session.absent.update(absent)
         return session
 
     def ranked(

@@ -17,7 +17,7 @@ def _pools() -> dict[str, tuple[str, ...]]:
 
 
 def _pairs(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    return tuple(tuple(word.split("/", 1)) for word in words)  # type: ignore[misc]
+    return tuple((one, other) for one, _, other in (word.partition("/") for word in words))
 
 
 _POOLS = _pools()
