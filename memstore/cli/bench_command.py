@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.options.command_options import Json, MetricsPort, Model, Seed, metrics_served
+from memstore.cli.options.command_options import Json, MetricsPort, Seed, metrics_served
 from memstore.cli.terminal import console
 
 if TYPE_CHECKING:
@@ -85,7 +85,12 @@ class Asking:
         int, typer.Option("--questions", metavar="N", min=1, help="Asked in every run.")
     ] = 10
     seed: Seed = 0
-    model: Model = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", metavar="DIR", help="A landmark model; default: the one that ships."
+        ),
+    ] = None
     trace: Annotated[
         Path | None,
         typer.Option("--trace", metavar="FILE", help="Record one more run here, for --replay."),

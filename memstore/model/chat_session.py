@@ -54,11 +54,11 @@ class Chat:
             stop=self._ends_answer if chosen.until_sentence else None,
         ):
             first = first or time.perf_counter() - began
-            if chosen.on_token is not None:
-                chosen.on_token(tokenizer.decode([token]))
             if piece := said.add(token):
+                chosen.tell(piece)
                 yield piece
         if rest := said.rest():
+            chosen.tell(rest)
             yield rest
         after, seconds = store.tier_stats(), time.perf_counter() - began
         store.store_computed()

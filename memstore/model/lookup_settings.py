@@ -143,12 +143,17 @@ class AnswerSettings:
     # say nothing where a reader that can tell finds that nothing in the memory answers; otherwise
     # the model answers by itself
     from_memory: bool = False
-    on_token: Callable[[str], None] | None = None  # told every piece of text as it is generated
+    on_text: Callable[[str], None] | None = None  # told the text piece by piece, as it comes
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, Integral) or self.max_new_tokens < 1:
             raise InvalidInput(f"max_new_tokens must be at least 1, is {self.max_new_tokens!r}")
         check_sampling(self.temperature, self.seed)
+
+    def tell(self, text: str) -> None:
+        """A piece of the answer has come."""
+        if self.on_text is not None:
+            self.on_text(text)
 
     def changed(self, **settings: Any) -> "AnswerSettings":
         """These with others in their place; None leaves one as it is. Raises InvalidInput."""

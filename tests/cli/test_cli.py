@@ -25,7 +25,7 @@ import torch
 
 import memstore
 from memstore.cli import main as cli
-from memstore.cli.demo_facts import print_demo
+from memstore.cli.demo.planted_facts import print_planted
 from memstore.cli.terminal import console
 from memstore.disk.format.codec import NEW_CODECS
 from memstore.disk.lmdb.database import Database
@@ -650,7 +650,7 @@ def test_demo_asks_a_new_process_and_counts(
     ).json
     assert result["of"] == 3 == len(result["questions"]) and 0 <= result["right"] <= 3
     assert result["questions"][0]["question"] == "What is the pass key? The pass key is"
-    print_demo(result)
+    print_planted(result)
     assert capsys.readouterr().out.splitlines()[-1] == f"facts right: {result['right']} of 3"
     intact(tmp_path / "mem", "demo")
     refused(run("demo", "--text", plain, "--tokens", "5"), "longer")
