@@ -9,6 +9,7 @@ import typer
 
 from memstore.cli.command import command
 from memstore.cli.options.command_options import Json, MetricsPort, Seed, metrics_served
+from memstore.cli.readers import landmark_reader
 from memstore.cli.terminal import console
 
 if TYPE_CHECKING:
@@ -133,13 +134,12 @@ def tiers(*, of: Source, varied: Varied, asking: Asking, as_json: Json = False) 
 def _asked(of: Source, settings: "Settings", asking: Asking) -> dict[str, Any]:
     """What asking a memory, or books, gives."""
     from memstore.cli.bench_tiers import PREDICTORS, books_memory, run_live
-    from memstore.model.landmark.landmark_model import load_model_for_command
     from memstore.tiers.lookup_trace import check_trace
 
     settings.check(PREDICTORS)  # before anything is read
     if asking.trace is not None:
         check_trace(asking.trace)
-    reader = load_model_for_command(asking.model)
+    reader = landmark_reader(of.store, asking.model)
     with ExitStack() as stack:
         metrics = stack.enter_context(metrics_served(asking.metrics_port))
         store = of.store

@@ -125,7 +125,7 @@ def index(
         options["index_recall"] = recall
     began = time.monotonic()
     with (
-        opened(store, by, options) as (reader, memory),
+        opened(store, by, options, read_only=False) as (reader, memory),
         console.working("index", "layers" if reader.keeps is None else "documents") as show,
     ):
         built = reader.build_index(memory, show)

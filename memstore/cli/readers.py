@@ -1,5 +1,6 @@
 """The reader that a command computes with, and the memory that it asks."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from memstore.cli.options.model_options import ModelOptions
 from memstore.cli.terminal import console
-from memstore.errors import MemoryNotFound
+from memstore.errors import InvalidInput, MemoryNotFound
 from memstore.share.publication_options import is_url
 
 if TYPE_CHECKING:
     from memstore.disk.format.signature import Signature
+    from memstore.model.landmark.landmark_model import LandmarkModel
     from memstore.model.model_api import ModelAPI
     from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import OpenOptions
@@ -53,14 +55,14 @@ def reader_for_new(store: Path | str, given: ModelOptions) -> "ModelAPI":
     """The model for a memory that may have to be made: see ModelOptions. Which one it is is said
     where a new memory gets one that was not named.
     """
-    from memstore.hf.models_by_name import default_name, reader_named, reader_of
+    from memstore.hf.models_by_name import MODEL_VARIABLE, default_name, reader_named, reader_of
 
     there = stored(store)
     compute: _Compute = {"device": given.device, "dtype": given.dtype}
     if there is not None:
         return reader_of(there.signature, str(store), given.model, own_process=True, **compute)
     name = given.model or default_name()
-    if given.model is None:
+    if given.model is None and not os.environ.get(MODEL_VARIABLE):
         _say_which(store, name)
     _say_first_use(name)
     return reader_named(name, own_process=True, **compute)
@@ -100,6 +102,24 @@ def opened(
         compute: _Compute = {"device": given.device, "dtype": given.dtype}
         where, name = str(store), given.model
         yield reader_of(memory.signature, where, name, own_process=True, **compute), memory
+
+
+def landmark_reader(store: Path | str | None, name: str | None) -> "LandmarkModel":
+    """A model that `memstore train` wrote or that ships: `name`, else that of the memory in
+    `store`, else $MEMSTORE_MODEL, else the one that ships. Raises InvalidInput for any other.
+    """
+    from memstore.hf.models_by_name import MODEL_VARIABLE, name_of, reader_named
+    from memstore.model.landmark.checkpoint import SHIPPED_NAME
+    from memstore.model.landmark.landmark_model import LandmarkModel
+
+    there = None if store is None else stored(store)
+    if there is not None:
+        name = str(name_of(there.signature, str(store), name))
+    name = name or os.environ.get(MODEL_VARIABLE) or SHIPPED_NAME
+    reader = reader_named(name, own_process=True)
+    if not isinstance(reader, LandmarkModel):
+        raise InvalidInput(f"{name} is no landmark model: name a directory of `memstore train`")
+    return reader
 
 
 def on_device(options: "OpenOptions", given: ModelOptions) -> "OpenOptions":

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from memstore.errors import InvalidInput
 
@@ -126,6 +126,33 @@ def cutoff_of(cutoffs: Mapping[str, float], tier: str) -> float:
 
 
 LOOKUP_SETTINGS = tuple(field.name for field in fields(LookupSettings))
+
+
+class LookupOptions(TypedDict, total=False):
+    """LookupSettings that shall differ from the model's; None leaves one as it is."""
+
+    top_k: int | None
+    score_range: float | None
+    recency: float | None
+    supersede: float | None
+    granularity: Granularity | None
+    cmt_cutoff: float | Mapping[str, float] | None
+    chunk_blocks: int | None
+    own_blocks: int | None
+    local_tokens: int | None
+    chained: bool | None
+
+
+class AskOptions(LookupOptions, total=False):
+    """What `ask` takes beside the question: fields of AnswerSettings and of LookupSettings."""
+
+    max_new_tokens: int | None
+    temperature: float | None
+    seed: int | None
+    until_sentence: bool | None
+    max_sources: int | None
+    from_memory: bool | None
+    on_text: Callable[[str], None] | None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 process.
 """
 
+import os
 import re
 import tempfile
 import time
@@ -19,6 +20,7 @@ from memstore.cli.readers import on_device
 from memstore.cli.terminal import console
 from memstore.disk.format.document import SOURCE, Document
 from memstore.errors import DocumentExists
+from memstore.hf.models_by_name import MODEL_VARIABLE, reader_named
 from memstore.model.landmark.checkpoint import SHIPPED_NAME
 from memstore.model.landmark.landmark_api import LandmarkAPI
 from memstore.model.landmark.landmark_model import LandmarkModel
@@ -44,7 +46,8 @@ def run_planted(options: DemoOptions) -> dict[str, Any]:
     """
     planted = options.planted
     seed = SystemRandom().randrange(10**6) if planted.seed is None else planted.seed
-    by = replace(options.by, model=options.by.model or SHIPPED_NAME)
+    named = options.by.model or os.environ.get(MODEL_VARIABLE) or SHIPPED_NAME
+    by = replace(options.by, model=named)
     reader = _reader(by)
     primed = isinstance(reader, LandmarkAPI)  # it answers in the words that it was trained with
     written, hidden = _hidden(reader, options, seed)
@@ -160,8 +163,6 @@ def print_planted(result: dict[str, Any]) -> None:
 
 
 def _reader(by: ModelOptions) -> ModelAPI:
-    from memstore.hf.models_by_name import reader_named
-
     return reader_named(
         by.model or SHIPPED_NAME, device=by.device, dtype=by.dtype, own_process=True
     )
