@@ -12,7 +12,7 @@ import typer
 
 from memstore.cli.terminal import console
 from memstore.disk.files import NO_SPACE
-from memstore.errors import InvalidInput, MemstoreError, StorageFull
+from memstore.errors import InvalidInput, MemstoreError, StorageFull, WrongModel
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,10 @@ def _fail(error: MemstoreError, as_json: bool) -> NoReturn:
     message = console.one_line(str(error))
     console.note(f"error: {message}")
     if as_json:
-        console.emit({"error": {"name": type(error).__name__, "message": message}})
+        what: dict[str, Any] = {"name": type(error).__name__, "message": message}
+        if isinstance(error, WrongModel):
+            what["differences"] = error.differences
+        console.emit({"error": what})
     raise typer.Exit(1) from None
 
 
