@@ -53,4 +53,4 @@ def test_a_terminal_shows_a_sign_of_life_and_search_how_sure_it_is(tmp_path: Pat
         quiet = shown(arguments, terminal=False)
         assert sign not in quiet[1]
     lines = quiet[0].splitlines()
-    assert lines and all(re.match(r" +\d{1,3}%  book\[", line) for line in lines)
+    assert lines and all(re.match(r"\d\. +\d{1,3}%  book: ", line) for line in lines)

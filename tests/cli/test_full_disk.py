@@ -108,7 +108,7 @@ def test_a_command_without_room_says_so_and_goes_on_when_there_is_some(
 
 
 def listed(memory: Path) -> list[dict[str, object]]:
-    documents: list[dict[str, object]] = run("docs", "--store", memory, "--json").json["documents"]
+    documents: list[dict[str, object]] = run("ls", "--store", memory, "--json").json["documents"]
     return documents
 
 
