@@ -1,9 +1,13 @@
 """The command that serves a memory over HTTP."""
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Annotated, Any
 
 from memstore.cli.command import command
 from memstore.cli.options.command_options import Json, Model, ReadStore
+from memstore.cli.options.config_file import option_file
 from memstore.cli.options.option_groups import Opening
 from memstore.cli.options.serve_options import ServerOptions
 from memstore.cli.readers import reader_for_command
@@ -12,10 +16,17 @@ from memstore.errors import InvalidInput, MemoryNotFound, install_extra
 from memstore.share.publication_options import is_url
 
 
+def _check(values: Mapping[str, Any]) -> None:
+    """Raises InvalidInput for settings that a server would refuse."""
+    of_server = {f.name: values[f.name] for f in fields(ServerOptions) if f.name in values}
+    ServerOptions(**of_server).settings()
+
+
 @command(
     "serve",
-    "memstore serve --store mem",
-    "memstore serve --store mem --host 0.0.0.0 --api-key-file keys.txt --allow-host memory.lan",
+    "memstore serve",
+    "memstore serve --host 0.0.0.0 --api-key-file keys.txt --allow-host memory.lan",
+    "memstore serve --config memory.toml",
     "memstore serve --store s3://team/library --state served --local-cache cache",
     interrupted="stopped in order",
 )
@@ -23,6 +34,7 @@ def serve(
     store: ReadStore,
     model: Model = None,
     *,
+    config: Annotated[Path | None, option_file(_check)] = None,
     server: ServerOptions,
     opening: Opening,
     as_json: Json = False,
