@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from memstore.cli.command import command
 from memstore.cli.options.command_options import Json, Model, ReadStore
 from memstore.cli.options.config_file import option_file
-from memstore.cli.options.option_groups import Opening
+from memstore.cli.options.option_groups import Away, Opening, Tiers
 from memstore.cli.options.serve_options import ServerOptions
 from memstore.cli.readers import reader_for_command
 from memstore.cli.terminal import console
@@ -17,9 +17,20 @@ from memstore.share.publication_options import is_url
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Raises InvalidInput for settings that a server would refuse."""
-    of_server = {f.name: values[f.name] for f in fields(ServerOptions) if f.name in values}
-    ServerOptions(**of_server).settings()
+    """Raises MemstoreError for what a server, or a memory when it is opened, would refuse."""
+    from memstore.index import make_index
+    from memstore.share.publication_options import take_share_options
+    from memstore.tiers.tier_options import check_options
+
+    def of(kind: type) -> dict[str, Any]:
+        return {f.name: values[f.name] for f in fields(kind) if f.name in values}
+
+    ServerOptions(**of(ServerOptions)).settings()
+    options = Opening(Tiers(**of(Tiers)), Away(**of(Away))).options(str(values.get("store")))
+    check_options(options)
+    take_share_options(dict(options))
+    if "index" in options:
+        make_index(options["index"], num_kv_heads=1, head_dim=1)
 
 
 @command(

@@ -690,13 +690,13 @@ def test_demo_replaces_what_it_wrote_itself_and_nobody_elses_document(
     demo = ("demo", "--text", tmp_path / "plain.txt", "--questions", "1", "--store")
     for seed in ("1", "2"):
         assert run(*demo, tmp_path / "mem", "--seed", seed).status == 0
-    docs = ("ls", "--store", tmp_path / "mem", "--json")
+    listed = ("ls", "--store", tmp_path / "mem", "--json")
     for how in ("--append", "--replace"):
         mine = run("ingest", story, "--name", "demo", "--store", tmp_path / "mem", how)
         assert mine.status == 0
-        before = run(*docs).json["documents"]
+        before = run(*listed).json["documents"]
         refused(run(*demo, tmp_path / "mem", "--seed", "3"), "no demonstration of this")
-        assert run(*docs).json["documents"] == before
+        assert run(*listed).json["documents"] == before
 
 
 # What bad input gets

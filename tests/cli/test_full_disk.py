@@ -59,7 +59,7 @@ COMMANDS = {
     "ingest {origin}/other.txt --name story --append --store {memory}": "memory/data.mdb",
     "ingest {origin}/other.txt --name story --replace --store {memory}": "memory/data.mdb",
     "ingest {origin}/story.txt --quota 1GB --store {memory}": "memory/data.mdb",
-    "forget story --store {memory}": "memory/data.mdb",
+    "rm story --store {memory}": "memory/data.mdb",
     "compact --store {memory}": "",
     "index --index faiss-ivf-sq8 --store {memory}": "",
     "export story {disk}/story.memory --store {memory}": "",

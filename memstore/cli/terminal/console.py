@@ -26,7 +26,7 @@ _UNITS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(|[KMGT]I?)B?\s*", re.IGNORECASE)
 _SECONDS_BETWEEN_LINES = 5.0
 _ELSEWHERE = (100, 24)  # columns and lines where stdout is no terminal
-_SHORTEST = 30  # characters of a passage, however narrow the terminal
+_SHORTEST = 30  # characters of a passage or a heading, however narrow the terminal
 # What a terminal obeys instead of showing it (but line breaks and tabs), turns text around, or is
 # half of a pair and cannot be written.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -128,7 +128,7 @@ def print_sources(
     for number, source in enumerate(sources, 1):
         place = one_line(source["document"])
         if source["place"] is not None:
-            place += f", {one_line(source['place'])}"
+            place += f", {shorten(source['place'], max(_SHORTEST, width // 3))}"
         if stats:
             first, end = source["span"]
             tiers = ", ".join(sorted({read["tier"] for read in source["reads"]}))
