@@ -20,7 +20,7 @@ from memstore.cli.options.command_options import (
 )
 from memstore.cli.options.option_groups import Answering, Asked, Lookup, Opening
 from memstore.cli.readers import reader_for_command
-from memstore.cli.terminal import console
+from memstore.cli.terminal import answers, console
 from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from memstore.store.memory_store import MemoryStore
 
 Show = Callable[..., None]
-"""`console.print_answer`, as it was asked for."""
+"""`answers.print_answer`, as it was asked for."""
 
 
 @command(
@@ -57,7 +57,7 @@ def ask(
     questions = [line for line in console.read_lines() if line] if question == "-" else [question]
     if not questions:
         raise InvalidInput("standard input holds no question")
-    show = None if as_json else partial(console.print_answer, stats=asked.stats)
+    show = None if as_json else partial(answers.print_answer, stats=asked.stats)
     began = time.monotonic()
     settings = {"documents": asked.document, **asdict(answering), **asdict(lookup)}
     with _opened(asked.store, asked.model, opening) as (reader, memory):
@@ -90,7 +90,7 @@ def chat(
 
     With --json the whole conversation is printed at its end, as {"answers": [...]}.
     """
-    show = None if as_json else partial(console.print_answer, stats=asked.stats)
+    show = None if as_json else partial(answers.print_answer, stats=asked.stats)
     with (
         metrics_served(metrics_port) as metrics,
         _opened(asked.store, asked.model, opening) as (reader, memory),
@@ -157,14 +157,14 @@ def search(
         settings = {} if shown.shortlist is None else {"shortlist": shown.shortlist}
         with console.waiting("searching"):
             matches = find(phrase, memory, documents=shown.document, top_k=shown.top_k, **settings)
-        score = console.share if reader.keeps is None else console.weight
+        score = answers.share if reader.keeps is None else answers.weight
     found, absent = [asdict(match) for match in matches], list(matches.absent)
     if as_json:
         console.emit({"sources" if shown.by == "passage" else "documents": found, "absent": absent})
     else:
         sources = found if shown.by == "passage" else [match["best"] for match in found]
-        console.print_sources(sources, score=score, stats=shown.stats)
-        console.print_absent(absent)
+        answers.print_sources(sources, score=score, stats=shown.stats)
+        answers.print_absent(absent)
 
 
 def _all_answered(
@@ -173,19 +173,19 @@ def _all_answered(
     """Each of the questions as `_answered` tells it, or with the error that it alone met; an empty
     line after each that is shown.
     """
-    answers = []
+    told = []
     for question in questions:
         try:
-            answers.append(_answered(question, ask, show))
+            told.append(_answered(question, ask, show))
             if show is not None:
                 console.say("")
         except InvalidInput as error:
             message = console.one_line(str(error))
             console.note(f"error: {message}")
-            answers.append(
+            told.append(
                 {"question": question, "error": {"name": type(error).__name__, "message": message}}
             )
-    return answers
+    return told
 
 
 def _end(told: dict[str, Any]) -> None:

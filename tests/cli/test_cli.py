@@ -26,7 +26,7 @@ import torch
 import memstore
 from memstore.cli import main as cli
 from memstore.cli.demo_facts import print_demo
-from memstore.cli.terminal import console
+from memstore.cli.terminal import answers, console
 from memstore.disk.format.codec import NEW_CODECS
 from memstore.disk.lmdb.database import Database
 from memstore.errors import InvalidConfig
@@ -308,7 +308,7 @@ def test_an_empty_answer_says_that_nothing_was_found(
 ) -> None:
     lookups = {"done": 1, "skipped": 0}
     answer = {"text": "", "sources": [], "lookups": lookups, "tiers": {}, "seconds": 1.0}
-    console.print_answer(answer, streamed=streamed)
+    answers.print_answer(answer, streamed=streamed)
     assert capsys.readouterr().out.splitlines()[0] == "(nothing was found)"
 
 
