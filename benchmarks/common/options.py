@@ -9,7 +9,8 @@ import torch
 from benchmarks.baselines.reading import MEMORY, BaselineModel, load_baseline
 from benchmarks.common.tables import tokens_number
 from memstore import LandmarkModel, load_model
-from memstore.cli.readers import reader_for_command
+from memstore.hf.models_by_name import reader_named
+from memstore.model.landmark.checkpoint import SHIPPED_NAME
 from memstore.model.landmark.landmark_api import LandmarkAPI
 
 
@@ -69,7 +70,7 @@ def landmark_reader(name: str | None) -> LandmarkAPI:
     """The model that ships (None), or a directory that `memstore train` wrote, with --model or
     without.
     """
-    reader = reader_for_command(name)
+    reader = reader_named(name or SHIPPED_NAME, own_process=True)
     if not isinstance(reader, LandmarkAPI):
         raise SystemExit(f"{name} is not trained with landmarks: `memstore train --model {name}`")
     return reader

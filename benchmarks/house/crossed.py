@@ -73,7 +73,7 @@ def main() -> None:
             model.ask(_QUESTION, store, max_new_tokens=1)  # what is done once only is done here
             crossed = Crossed()
             crossed.start()
-            model.ask(_QUESTION, store, max_new_tokens=1, on_token=crossed.stop)
+            model.ask(_QUESTION, store, max_new_tokens=1, on_text=crossed.stop)
     print("\n".join(crossed.files))
     print(f"{len(crossed.files)} files before the first token")
 

@@ -1,19 +1,20 @@
 """The commands that change how a memory is found: index, reindex."""
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memstore.cli.command import command
-from memstore.cli.options.command_options import IndexKind, Json, Model, Store
-from memstore.cli.readers import reader_for_command
+from memstore.cli.options.command_options import IndexKind, Json, Store
+from memstore.cli.options.model_options import ModelOptions
+from memstore.cli.readers import opened
 from memstore.cli.terminal import console
 from memstore.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memstore.model.model_api import ModelAPI
+    from memstore.store.memory_store import MemoryStore
     from memstore.store.open_options import OpenOptions
 
 
@@ -27,7 +28,8 @@ def index(
             "--recall", metavar="R", help="Share of the true top blocks to find; default 0.95."
         ),
     ] = None,
-    model: Model = None,
+    *,
+    by: ModelOptions,
     as_json: Json = False,
 ) -> None:
     """Build an approximate index over landmarks.
@@ -41,13 +43,13 @@ def index(
         options["index"] = kind
     if recall is not None:
         options["index_recall"] = recall
-    reader = reader_for_command(model)
-    if reader.keeps is not None:
-        raise InvalidInput(
-            f"this model finds passages by {reader.keeps.name}, which has no landmarks to index; "
-            "`memstore reindex` has a memory found by its present selector"
-        )
-    built = _built(reader, store, options, "layers")
+    with opened(store, by, options, read_only=False) as (reader, memory):
+        if reader.keeps is not None:
+            raise InvalidInput(
+                f"this model finds passages by {reader.keeps.name}, which has no landmarks to "
+                "index; `memstore reindex` has a memory found by its present selector"
+            )
+        built = _built(reader, memory, "layers")
     if as_json:
         console.emit({"store": str(store), "index": built})
         return
@@ -63,36 +65,32 @@ def index(
 
 
 @command("reindex", "memstore reindex --model smollm2")
-def reindex(store: Store, model: Model = None, as_json: Json = False) -> None:
+def reindex(store: Store, *, by: ModelOptions, as_json: Json = False) -> None:
     """Have passages be found by the model's present selector.
 
     For a memory that an older selector wrote: its texts are read again, through the layers that the
     present one needs.
     """
-    reader = reader_for_command(model)
-    if reader.keeps is None:
-        raise InvalidInput(
-            "this model finds blocks by the landmarks it was trained for, and has no selector; "
-            "`memstore index` builds an approximate index over them"
-        )
-    built = _built(reader, store, {}, "documents")
+    with opened(store, by, {}, read_only=False) as (reader, memory):
+        if reader.keeps is None:
+            raise InvalidInput(
+                "this model finds blocks by the landmarks it was trained for, and has no selector; "
+                "`memstore index` builds an approximate index over them"
+            )
+        selector = reader.keeps.name
+        built = _built(reader, memory, "documents")
     if as_json:
         told = {"replaced": built["replaced"], "seconds": built["seconds"]}
-        console.emit({"store": str(store), "selector": reader.keeps.name, **told})
+        console.emit({"store": str(store), "selector": selector, **told})
         return
     how = "is now found" if built["replaced"] else "was found already"
-    console.say(f"the memory {how} by {reader.keeps.name}; {built['seconds']:.1f} s")
+    console.say(f"the memory {how} by {selector}; {built['seconds']:.1f} s")
 
 
-def _built(reader: "ModelAPI", store: Path, options: "OpenOptions", parts: str) -> dict[str, Any]:
+def _built(reader: "ModelAPI", memory: "MemoryStore", parts: str) -> dict[str, Any]:
     """What the model's build_index says of it, and the seconds that it took."""
-    from memstore.store.memory_store import MemoryStore
-
     began = time.monotonic()
-    with (
-        MemoryStore.open(store, reader.signature, **options) as memory,
-        console.working("index", parts) as show,
-    ):
+    with console.working("index", parts) as show:
         built = reader.build_index(memory, show)
     return built | {"seconds": round(time.monotonic() - began, 3)}
 

@@ -11,7 +11,7 @@ from memstore.cli.ingest_files import Reading, checked, text_of
 from memstore.cli.options.command_options import Json, Store
 from memstore.cli.options.ingest_options import HowRead, WhichFiles
 from memstore.cli.options.option_groups import ASK_BUDGET, Tiers
-from memstore.cli.readers import reader_for_command
+from memstore.cli.readers import on_device, reader_for_new
 from memstore.cli.terminal import console
 from memstore.errors import MemoryNotFound
 
@@ -64,10 +64,10 @@ def ingest(
         raise found.refused[0]
     # what cannot be read is refused before a model is loaded
     first = checked(text_of(found.files[0])) if alone else None
-    reader = reader_for_command(how.model)
+    reader = reader_for_new(store, how.by)
     lookup = how.lookup(reader)
     computing = None if how.workers == 1 else reader.workers(how.workers)
-    options = tiers.options(ASK_BUDGET if how.retrieve else INGEST_BUDGET)
+    options = on_device(tiers.options(ASK_BUDGET if how.retrieve else INGEST_BUDGET), how.by)
     reading = Reading(
         reader,
         lambda make: _open_or_create(store, reader, how, options, make=make),
