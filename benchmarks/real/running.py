@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def parser(doc: str | None, lengths: Sequence[str]) -> argparse.ArgumentParser:
     about = "what is read in front of passages; None: what the model's adaptation says"
     add(options, "--context", None, about, choices=CONTEXTS)
     add(options, "--tuned", None, "what --tune of a run of real.recall wrote", type=Path)
+    add(options, "--caution", 1.0, "of the memory: see LookupSettings; the questions are planted")
     add(options, "--asked", None, "of each task's questions at a length at most", type=int)
     add(options, "--full-up-to", "2K", "longest text read whole", type=tokens_number)
     return options
@@ -134,6 +136,7 @@ def _reader(options: argparse.Namespace) -> Any:
     """The model of a run, which puts in front of passages what --context says."""
     reader = load_reader(options.model, dtype=DTYPES[options.dtype])
     reader.context = options.context or reader.context
+    reader.lookup = replace(reader.lookup, caution=options.caution)
     return reader
 
 

@@ -228,6 +228,10 @@ def test_a_gate_opens_for_one_block_or_for_what_the_best_cover_together() -> Non
     assert not gate.answer_together(best, 0.89) and gate.answer_together(best, 0.91)
     assert not gate.answers(torch.zeros(0)) and not gate.answer_together(best, None)
     assert not Gate(0.6, 0.1).answer_together(best, 5.0)  # without a bound of its own it never does
+    assert gate.answers(best, caution=0.9) and not gate.answers(best - 0.07, caution=0.9)
+    assert gate.answer_together(best - 0.2, 0.84, caution=0.9)
+    assert not gate.answer_together(best - 0.2, 0.82, caution=0.9)
+    assert Gate(-0.5).threshold(GATE_BLOCKS, caution=0.5) == -0.5  # of scores below 0, all of it
 
 
 def test_a_file_gives_back_the_selector_that_was_saved(tmp_path: Path) -> None:

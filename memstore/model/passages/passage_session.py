@@ -194,8 +194,11 @@ class PassageSession(GeneratingSession, Closing):
         adds = partial(selector.adds, captured, self.store)
         best = Candidates(scores, scope, self.settings.top_k, adds, self._fetch.content)
         self.candidates = best
-        alone = gate is None or gate.answers(scores)
-        answers = alone or (gate is not None and gate.answer_together(scores, best.together))
+        caution = self.settings.caution
+        alone = gate is None or gate.answers(scores, caution)
+        answers = alone or (
+            gate is not None and gate.answer_together(scores, best.together, caution)
+        )
         self.lookups.done += answers
         self.lookups.skipped += not answers
         return best.meant(self.settings, parts=not alone) if answers else None

@@ -233,10 +233,10 @@ def _choice(trace: Trace, session: AskSession, known: _Known) -> dict[str, Any] 
                 else None,
             }
         )
-    scores = candidates.scores
+    scores, caution = candidates.scores, session.settings.caution
     return {
         "blocks": len(scores),
         "confidence": round(float(scores.max()), 4) if len(scores) else None,
-        "threshold": None if gate is None else round(gate.threshold(len(scores)), 4),
+        "threshold": None if gate is None else round(gate.threshold(len(scores), caution), 4),
         "candidates": rows,
     }

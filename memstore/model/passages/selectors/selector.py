@@ -100,21 +100,22 @@ class Gate:
     growth: float = 0.0
     together: float | None = None
 
-    def threshold(self, blocks: int) -> float:
-        """The confidence that it takes among so many blocks."""
-        return self.least + self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
+    def threshold(self, blocks: int, caution: float = 1.0) -> float:
+        """The confidence that it takes among so many blocks. caution: see LookupSettings."""
+        least = self.least + self.growth * math.log2(max(1, blocks) / GATE_BLOCKS)
+        return least * caution if least > 0 else least
 
-    def answers(self, scores: Tensor) -> bool:
+    def answers(self, scores: Tensor, caution: float = 1.0) -> bool:
         """Does any block of these scores [blocks] answer?"""
-        return confidence(scores) >= self.threshold(len(scores))
+        return confidence(scores) >= self.threshold(len(scores), caution)
 
-    def answer_together(self, scores: Tensor, together: float | None) -> bool:
+    def answer_together(self, scores: Tensor, together: float | None, caution: float = 1.0) -> bool:
         """Do some of these blocks answer a question of several parts together? together: what the
         GATE_TOGETHER best of them cover between them (`covered`); None = it is no such question.
         """
         if together is None or self.together is None:
             return False
-        return together >= self.threshold(len(scores)) + self.together
+        return together >= self.threshold(len(scores), caution) + self.together
 
 
 def confidence(scores: Tensor) -> float:
