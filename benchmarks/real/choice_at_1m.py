@@ -31,14 +31,14 @@ from benchmarks.real.baselines import Chooser, Sentences, Words, minilm
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.hay import Hay
 from benchmarks.real.methods import standing
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Plan, Question
-from benchmarks.real.prompting import DTYPES, counting, tokenizer_of
+from benchmarks.real.prompting import counting, tokenizer_of
 from benchmarks.real.questions import TASKS, build
 from benchmarks.real.recall_tables import finds, refusals
 from benchmarks.real.results import Results, Row
 from benchmarks.real.running import parser, read
 from memstore.disk.format.block_words import BlockWords
-from memstore.hf.load import load_reader
 from memstore.index.late_interaction import LANDMARK_DTYPES, TokenIndex
 from memstore.index.word_index import WordIndex
 from memstore.model.passages.activation_capture import capture
@@ -130,7 +130,7 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     plan = planned(options, work)
     blocks = Blocks(passages(tokenizer_of(options.model)), plan.documents)
-    reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype)
     chosen = Chosen(reader, blocks, work, f"{options.dtype}-{options.seed}")
     choosers: dict[str, Chooser] = {"memory": chosen}
     if "bm25" in options.baselines:

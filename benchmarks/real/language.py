@@ -31,9 +31,9 @@ from benchmarks.common.tables import table, tokens_number, tokens_text
 from benchmarks.real.blocks import Blocks, passages
 from benchmarks.real.hay import Hay, Offsets
 from benchmarks.real.memory import Memory
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.real.results import Results, Row
-from memstore.hf.load import load_reader
 from memstore.model.passages.activation_capture import capture
 from memstore.model.passages.repositioned_attention import RepositionedAttention, read_prefix
 from memstore.model.passages.selectors.passage_choice import Chosen
@@ -128,7 +128,7 @@ def main() -> None:
     texts = book_texts(options, tokens, offsets)
     with tempfile.TemporaryDirectory() as temporary:
         work = options.work or Path(temporary)
-        reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+        reader = passage_model(options.model, options.dtype)
         named = f"language-{options.seed}-{tokens}-{options.dtype}"
         with Memory(
             reader, work / f"memory-{named}", Blocks(passages(reader.tokenizer), texts)

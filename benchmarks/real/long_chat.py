@@ -25,12 +25,12 @@ from benchmarks.common.tables import rate, table, tokens_number
 from benchmarks.common.timing import timed
 from benchmarks.real.hay import Hay
 from benchmarks.real.memory import answer
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.plan import Question
 from benchmarks.real.prompting import DTYPES, counting
 from benchmarks.real.questions import words_of
 from benchmarks.real.results import Results, Row
 from memstore import MemoryStore
-from memstore.hf.load import load_reader
 from memstore.training.corpus import read_documents
 from memstore.training.selectors.questions import Fact, Facts
 
@@ -75,7 +75,7 @@ class Chats:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.reader = load_reader(options.model, dtype=DTYPES[options.dtype])
+        self.reader = passage_model(options.model, options.dtype)
         self.texts = list(read_documents(options.text))
         self.offsets = counting(options.model)
 

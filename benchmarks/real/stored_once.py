@@ -19,9 +19,9 @@ from typing import Any
 from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table, tokens_number
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.prompting import DTYPES
 from memstore.disk.format.document import Document
-from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
@@ -34,7 +34,7 @@ _CHARACTERS = 4.4  # of a token, about
 def main() -> None:
     options = read_options()
     prepare(options.threads)
-    reader = load_reader(str(options.model), dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype)
     text = part(options.text, int(options.tokens * _CHARACTERS), options.seed)
     with tempfile.TemporaryDirectory() as place:
         rows = measure(reader, Path(place), text, options.codec, options.seed)

@@ -21,11 +21,11 @@ from benchmarks.common.options import add, plain_parser, prepare
 from benchmarks.common.results import write
 from benchmarks.common.tables import table
 from benchmarks.common.timing import timed
+from benchmarks.real.passage_model import passage_model
 from benchmarks.real.prompting import DTYPES
 from benchmarks.real.stored_once import CHANGED, part
 from benchmarks.share.many_documents import Requests
 from memstore.disk.format.passage_parts import Keep
-from memstore.hf.load import load_reader
 from memstore.hf.passage_adapter import HuggingFacePassageModel
 from memstore.model.texts.source_text import Text
 from memstore.store.memory_store import MemoryStore
@@ -36,7 +36,7 @@ _CHARACTERS = 4.4  # of a token, about
 def main() -> None:
     options = read_options()
     prepare(options.threads)
-    reader = load_reader(str(options.model), dtype=DTYPES[options.dtype])
+    reader = passage_model(options.model, options.dtype)
     count, characters = options.documents, int(options.tokens * _CHARACTERS)
     text = part(options.text, count * characters, options.seed)
     texts = [text[at * characters : (at + 1) * characters] for at in range(count)]
