@@ -36,11 +36,8 @@ def _stored(catalog: Catalog, document: Document) -> Iterator[Part]:
         for number, value in catalog.parts(txn, document.id):
             yield Tokens(number, bytes(value))
         catalog.check_selector(txn)
-        first = catalog.runs._replace(generation=0)
         for part, first_block, run in catalog.runs.values(txn, document.id):
-            if catalog.selector is not None:
-                part = first.part(catalog.selector.kind(part))
-            yield IndexRun(part, first_block, run)
+            yield IndexRun(catalog.runs.of_first_generation(part), first_block, run)
         if document.of_passages:
             for block, passage in catalog.passages_of(txn, document):
                 for key, data in catalog.blocks.walk(txn, passage.number):
