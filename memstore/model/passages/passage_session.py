@@ -40,6 +40,8 @@ class PassageSession(GeneratingSession, Closing):
     them, with the first turn that is read behind them.
     """
 
+    reader: PassageModel
+
     def __init__(
         self,
         reader: PassageModel,

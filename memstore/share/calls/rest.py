@@ -1,5 +1,5 @@
-"""What did not answer, an object store or a Valkey server, is left alone for a while, so that it does
-not cost every read its timeout.
+"""A store or a server that did not answer is left alone for a while, so that it does not cost every
+read its timeout.
 """
 
 import time

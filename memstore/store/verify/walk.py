@@ -199,7 +199,7 @@ def _read_all(
     for key, data in blocks.walk(txn, number):
         found = txn.view("blocks", record_key(key))
         _expect(found, f"block {key.block}, layer {key.layer}")
-        order.add(Record(key.block, key.layer, found or b""))
+        order.add(Record(key.block, key.layer, bytes(found or b"")))
         records, size = records + 1, size + len(data)
     order.end()
     if size != document.bytes:
