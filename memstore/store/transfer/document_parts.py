@@ -72,8 +72,8 @@ class PartOrder:
 
     def __init__(self, head: Head, blocks: BlockTable, *, unfinished: bool = False) -> None:
         """unfinished: a document that is still being read in may be whole as far as it goes."""
-        signature, document, form = head
-        self._signature, self._runs = signature, RunTable(signature.geometry, form)
+        signature, document, spec = head
+        self._signature, self._runs = signature, RunTable(signature.geometry, spec)
         self._document, self._blocks, self._size = document, blocks, signature.block_size
         layers = {*document.layers_of(signature)}
         ready = document.state == "ready" or unfinished
@@ -82,10 +82,10 @@ class PartOrder:
         self._passages: PassageOrder | None = None
         self._digests: list[Digest] = []  # of its passages
         if document.of_passages:
-            _expect(form is not None, "passages are found by a selector")
+            _expect(spec is not None, "passages are found by a selector")
             self._passages = PassageOrder()
         else:
-            _expect(form is None, "a selector finds passages")
+            _expect(spec is None, "a selector finds passages")
             blocks_ = -(-document.tokens // self._size)
             _expect(document.blocks == blocks_, "its blocks are not counted")
             _expect(document.appended_to <= document.tokens, "more was appended to than there is")

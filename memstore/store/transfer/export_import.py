@@ -55,14 +55,14 @@ def import_document(catalog: Catalog, file: Path, name: str) -> Document:
     """
     database = catalog.database
     head = read_head(file)
-    signature, original, form = head
+    signature, original, spec = head
     differences = catalog.signature.difference(signature)
     if differences:
         raise WrongModel(
             f"{file} was written by another model than {database.path}: {'; '.join(differences)}"
         )
-    if form != catalog.index_spec:
-        here, there = (f.name if f is not None else "none" for f in (catalog.index_spec, form))
+    if spec != catalog.index_spec:
+        here, there = (s.name if s is not None else "none" for s in (catalog.index_spec, spec))
         raise WrongModel(
             f"{file} was written for selector {there}, {database.path} has {here}, or another "
             "state of it; import it into a memory with the same one"
