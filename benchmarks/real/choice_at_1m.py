@@ -70,7 +70,7 @@ class Chosen:
 
     def __init__(self, reader: Any, blocks: Blocks, work: Path, name: str) -> None:
         self.reader, self.blocks, self.work, self.name = reader, blocks, work, name
-        self.found = Found(reader.selector.form)
+        self.found = Found(reader.selector.spec)
         self.numbers: dict[str, int] = {}
         self.walks: list[float] = []
 
@@ -101,9 +101,9 @@ class Chosen:
         one.
         """
         selector = self.reader.selector
-        if not selector.form.heads:
+        if not selector.spec.heads:
             return None
-        file = self.work / f"landmarks-{self.name}-{selector.form.digest[:8]}-{name}.pt"
+        file = self.work / f"landmarks-{self.name}-{selector.spec.digest[:8]}-{name}.pt"
         if not file.exists():
             seconds, landmarks = timed(lambda: self._read(name))
             print(f"  {name}: {len(landmarks[0]) / seconds:.0f} tokens a second", flush=True)
@@ -147,9 +147,9 @@ def main() -> None:
     for name, chooser in choosers.items():
         by = name
         if name == "memory":
-            form = reader.selector.form
+            spec = reader.selector.spec
             cut = f"{reader.passage_tokens}-{reader.context}"
-            by = f"{options.dtype}-{form.name}-{form.digest[:8]}-{cut}"
+            by = f"{options.dtype}-{spec.name}-{spec.digest[:8]}-{cut}"
         results, scopes = Results(work / f"{named}-{by}.jsonl"), set[tuple[str, ...]]()
         for question in asked:
             if (question.name, name) not in results:

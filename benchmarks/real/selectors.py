@@ -120,7 +120,7 @@ class Chosen:
 
     def _haystack(self, documents: tuple[str, ...]) -> Haystack:
         if documents not in self._haystacks:
-            haystack = self._haystacks[documents] = Haystack(self.selector.form)
+            haystack = self._haystacks[documents] = Haystack(self.selector.spec)
             for document in documents:
                 shown = self.read.passages(document)
                 adapt.add(haystack, self.selector, self.read.reader.tokenizer, shown)

@@ -178,7 +178,7 @@ class WrittenDocuments(StoredDocuments):
 
     def replace_selector(
         self,
-        form: IndexSpec,
+        spec: IndexSpec,
         find: "Find",
         progress: Callable[[int, int], None] = lambda done, documents: None,
     ) -> None:
@@ -189,7 +189,7 @@ class WrittenDocuments(StoredDocuments):
         of those that are only partly read. progress: called with (documents done, documents).
 
         Until all of it is there, the memory is searched as before; interrupted, the next call with
-        the same form goes on. Other stores of this memory, in whatever process, are told by
+        the same spec goes on. Other stores of this memory, in whatever process, are told by
         WrongModel to open it anew. Raises InvalidInput (also for a memory without a selector),
         MemoryLocked (a document is being written), StorageFull, ReadOnlyMemory.
         """
@@ -197,7 +197,7 @@ class WrittenDocuments(StoredDocuments):
 
         committed = self._writable()
         with all_written_here(committed, wait=self._wait_for_writer):
-            table = replace_selector(committed.catalog, form, find, progress)
+            table = replace_selector(committed.catalog, spec, find, progress)
             self._selector = committed.catalog.runs = table
             if self._retrieval is not None:
                 self._retrieval.select(table)

@@ -179,7 +179,7 @@ class DocumentWriter(Progress):
         the offset in the block), of which the rows behind a passage's tokens are anything finite,
         and are not stored. given: which m of the n these are of, in order (None: all of them); of
         the others none are stored, but those that are already (`known`). landmarks: [tokens of all
-        n, heads, width] in the dtype of the selector's form; words: of each passage its distinct
+        n, heads, width] in the dtype of the index spec; words: of each passage its distinct
         words (hash, count). They are found and read once the document is ready.
 
         Waits when storage is far behind. Raises what committing raised (StorageFull, ...),
